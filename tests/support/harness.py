@@ -326,12 +326,20 @@ class Harness:
         """Start the part of the controller that needs no machines."""
         return self._start("support.harness:run_job_loop", [], "job-loop", **options)
 
-    def start_worker(self, job: str, **options: Any) -> str:
+    def start_worker(
+        self,
+        job: str,
+        *,
+        name: str | None = None,
+        entry: str = "vcasgd.worker.main:main",
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> str:
         """Start a worker; ``options`` as those of :meth:`_start`."""
-        name = self._new_name()
+        name = name or self._new_name()
         argv = ["--job", job, "--worker", name]
-        env = self.credentials(job, name)
-        self.workers[name] = self._start("vcasgd.worker.main:main", argv, name, env, **options)
+        env = {**self.credentials(job, name), **(env or {})}
+        self.workers[name] = self._start(entry, argv, name, env, **options)
         return name
 
     def bind_workers(self, secret: str) -> None:

@@ -35,6 +35,7 @@ _POOLS: Columns = {
     "POOL": lambda row: row["name"],
     "INSTANCES": lambda row: row.get("instances"),
     "LAUNCHES": lambda row: row.get("launches"),
+    "TRUST": lambda row: row.get("trust"),
     "LABELS": lambda row: ", ".join(row.get("labels") or ()) or None,
     "BLOCKED": lambda row: row.get("reason"),
 }

@@ -20,6 +20,7 @@ def to_row(
     position: int,
     provider: str,
     labels: Iterable[str],
+    trust: str,
     instances: int,
     idle: int,
 ) -> dict[str, Any]:
@@ -33,6 +34,7 @@ def to_row(
         "provider": provider,
         "spot": view.spot,
         "labels": sorted(labels),
+        "trust": trust,
         "blocked_until": view.blocked_until,
         "reason": view.reason,
         "launches": view.launches + sum(each.launches for each in view.markets.values()),

@@ -163,6 +163,9 @@ class PoolSpec(StrictModel):
     max_instances: int | None = Field(default=None, ge=0, le=10_000, strict=True)
     labels: frozenset[Label] = frozenset()
     """Labels of data that this pool is cleared for."""
+    trust: Literal["own", "volunteer"] = Field(
+        default="own", description="volunteer: what its machines send is screened"
+    )
     boot_seconds: float = Field(default=300.0, gt=0, description="time limit for a machine to join")
     max_price_per_hour: float | None = Field(
         default=None, gt=0, description="USD per hour of one machine"
@@ -185,6 +188,13 @@ class PoolSpec(StrictModel):
         # the command line submits jobs for this pool without asking about costs
         if self.name == LOCAL_POOL and self.provider != "local":
             raise ValueError(f"the name {LOCAL_POOL} is reserved for the provider local")
+        return self
+
+    @model_validator(mode="after")
+    def _owners(self) -> PoolSpec:
+        if self.trust == "volunteer" and self.provider not in JOINING_PROVIDERS:
+            # An owner is the token that a machine joined with.
+            raise ValueError("trust: volunteer is for pools whose machines join")
         return self
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from vcasgd.learning.encodings.encoder import payload_formats, step_format
 from vcasgd.learning.encodings.payload import PayloadFormat
 from vcasgd.learning.encodings.steps import PIECE_FLOATS, StepFormat, checksum
 from vcasgd.learning.layout import Layout
-from vcasgd.learning.rules import Context, Rounds, make_rule, merge_integers
+from vcasgd.learning.rules import Context, Payload, Rounds, make_rule, merge_integers
 from vcasgd.learning.rules.rounds import round_weight
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import LARGEST_VALUE
@@ -217,6 +217,24 @@ class ModelState:
         self.batch.members[header.worker] = header
         self._count_applied(entry, header, staleness, keys)
 
+    @property
+    def parameters(self) -> int:
+        """Index in the vector where the running statistics start."""
+        return max(self._config.part.parameters, 0)
+
+    def step_of(self, header: Header) -> Tensor:
+        """Return how the update in :meth:`payload` wants to change the model, float32 [floats].
+
+        Raises :class:`InvalidUpdate`.
+        """
+        payload, out = self.payload(header), torch.empty_like(self.weights)
+        self._format(header).check(payload)
+        for piece in self._format(header).pieces(PIECE_FLOATS):
+            out[piece.start : piece.stop] = piece.decode(payload, self._scratch)
+        start = self.parameters if self._config.rule.payload is Payload.DELTA else 0
+        out[start:] -= self.weights[start:]
+        return out
+
     def _blend_floats(self, header: Header, context: Context) -> None:
         """Decode and blend piece by piece, so that decoded numbers are still in the cache."""
         rule, payload = self._config.rule, self.payload(header)
@@ -225,7 +243,9 @@ class ModelState:
             part = context.piece(piece.start, piece.stop)
             rule.blend(self.weights[piece.start : piece.stop], numbers, part)
 
-    def roll_back(self, weights: Tensor, integers: Tensor, rollbacks: int) -> None:
+    def roll_back(
+        self, weights: Tensor, integers: Tensor, rollbacks: int, restorations: int
+    ) -> None:
         """Continue from an earlier model, float32 [floats] and int64 [k], as a new version.
 
         The applied record stays. The rule's state starts again, because it is the momentum of
@@ -236,7 +256,7 @@ class ModelState:
         for memory in (self.state, self._sum):
             if memory is not None:
                 memory.zero_()
-        self.meta = replace(self.meta, rollbacks=rollbacks)
+        self.meta = replace(self.meta, rollbacks=rollbacks, restorations=restorations)
         self.batch.applied += 1
         self.batch.jumps = True
         self.batch.weight, self.batch.final = 0.0, True

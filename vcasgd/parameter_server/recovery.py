@@ -115,7 +115,53 @@ class Recovery:
         """
         loaded = self._checkpoints.read(tuned.rollback_to)
         stored, weights, _ = loaded.part(self._config.part)
-        model.roll_back(weights, stored.meta.integer_vector(), tuned.rollbacks)
+        model.roll_back(weights, stored.meta.integer_vector(), tuned.rollbacks, tuned.restorations)
+
+    def restore(self, model: ModelState, tuned: Tuned) -> ModelState:
+        """Go back to the model that the controller chose because an owner's work was wrong.
+
+        The applied record goes back, too: all samples since then are open again. Raises as
+        :meth:`roll_back`; the model is then unchanged.
+        """
+        loaded = self._checkpoints.read(tuned.rollback_to)
+        stored, weights, state = loaded.part(self._config.part)
+        meta = replace(
+            stored.meta,
+            version=model.meta.version,
+            totals=replace(stored.meta.totals, rejected=model.meta.totals.rejected),
+            rollbacks=tuned.rollbacks,
+            restorations=tuned.restorations,
+        )
+        restored = ModelState(self._config, Snapshot(meta, stored.record), weights, state)
+        restored.factor = model.factor
+        restored.batch.applied, restored.batch.jumps = 1, True
+        restored.close()
+        self._replace(restored, replace(restored.next_meta(self._token), exact=True))
+        # What was pinned since then is no longer in the model's history.
+        for name in self._snapshots.pins():
+            number = self._config.points.number_of(name)
+            if number is not None and number > restored.point:
+                self._snapshots.unpin(name)
+        self._pins.published(model.meta, {})
+        self._reports.begin(restored)
+        self._reports.reconcile(restored)
+        return restored
+
+    def _replace(self, model: ModelState, meta: Meta) -> bool:
+        """Publish a model in place of an older version."""
+        state = model.state if meta.rule_state else None
+        followed = model.followed if meta.stepped else None
+        replaced = self._snapshots.replace(
+            self._token,
+            meta,
+            model.stored_record(),
+            model.weights,
+            state,
+            followed,
+            first_open=model.record.first_open,
+        )
+        model.published(meta)
+        return replaced
 
     def _report_damaged(self, error: CheckpointDamaged) -> None:
         log.warning("%s", error)

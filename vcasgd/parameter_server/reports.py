@@ -16,6 +16,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Accounts
+from vcasgd.store.ledger.owners import Owners, Suspect
 from vcasgd.store.tensors.snapshot import UpdateTotals
 from vcasgd.store.tensors.updates import UNSIGNED, Header
 
@@ -30,8 +31,9 @@ EVENTS_KEPT = 1000
 #: Partly applied subtasks in a report; usually there is one per worker.
 MOST_PARTLY = 1000
 #: Reasons that do not count against a worker: another worker was faster, an earlier update of the
-#: same subtask was lost, a server lost the payload, or the model went back to an earlier one.
-INNOCENT = frozenset({"duplicate", "out-of-place", "missing", "rolled-back"})
+#: same subtask was lost, a server lost the payload, the model went back to an earlier one, or its
+#: owner is excluded already.
+INNOCENT = frozenset({"duplicate", "out-of-place", "missing", "rolled-back", "suspect"})
 
 
 class Reports:
@@ -56,6 +58,7 @@ class Reports:
     ) -> None:
         self._jobs = Jobs(ledger)
         self._costs = Costs(ledger)
+        self._owners = Owners(ledger)
         self._accounts = Accounts(ledger, job, shard, shards)
         self._prompt_accounts = Accounts(prompt or ledger, job, shard, shards)
         self._shard = shard
@@ -66,6 +69,8 @@ class Reports:
         self._events: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=EVENTS_KEPT)
         #: Workers that get no more work, each with why.
         self._quarantines: deque[tuple[str, str]] = deque(maxlen=EVENTS_KEPT)
+        #: Owners whose work is wrong.
+        self._suspects: deque[tuple[str, Suspect]] = deque(maxlen=EVENTS_KEPT)
         self._unaccounted: list[int] = []
         self._behind = False
         #: True until the ledger has the whole applied record, and True if the last report has it.
@@ -108,6 +113,11 @@ class Reports:
         if len(names) == REJECTIONS_BEFORE_QUARANTINE:
             why = f"{len(names)} updates in a row were rejected, last: {error.reason}"
             self._quarantines.append((worker, why))
+
+    def accuse(self, owner: str, suspect: Suspect) -> None:
+        """Give the workers of an owner no more work."""
+        log.warning("%s: owner %s: %s", self._job, owner, suspect.why)
+        self._suspects.append((owner, suspect))
 
     def _report_unattributed(self, error: InvalidUpdate) -> None:
         """Report an update of an unknown sender, rarely enough not to flood the history."""
@@ -203,6 +213,12 @@ class Reports:
             if self._jobs.quarantine(self._job, worker, why):
                 self.add_event("worker-quarantined", f"{worker}: {why}", worker=worker)
             self._quarantines.popleft()
+        while self._suspects:
+            owner, suspect = self._suspects[0]
+            if self._owners.accuse(self._job, owner, suspect):
+                text = f"owner {owner} gets no more work: {suspect.why}"
+                self.add_event("owner-quarantined", text, owner=owner, why=suspect.why)
+            self._suspects.popleft()
 
     def _send_events(self) -> None:
         while self._events:

@@ -19,12 +19,14 @@ from vcasgd.parameter_server.publish import Publisher
 from vcasgd.parameter_server.recovery import Recovery
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.parameter_server.round_members import RoundMembers
+from vcasgd.parameter_server.strangers import Strangers
 from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.store.acl import worker_key
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import Failure, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.owners import Owners
 from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.tensors.push_slots import PushSlots
 from vcasgd.store.tensors.snapshot import SnapshotView
@@ -105,6 +107,7 @@ class Shard:
             token=token,
             shards=job.facts.shards,
         )
+        self._strangers = Strangers(Owners(prompt or ledger), job.id, number, self._reports)
         self._background = Background[Tuned | None](executor)
         self._model: ModelState | None = None
         #: The last rollback whose model can't be read.
@@ -179,7 +182,7 @@ class Shard:
                 self._publisher.complete(model)
             self._pins.serve(view, model.meta, model.stored_record)
         self._update_slots()
-        self._roll_back(model)
+        model = self._roll_back(model)
         processed = self._collect(model)
         if model.batch.pending and self._round_is_complete(model):
             self._close(model)
@@ -308,23 +311,32 @@ class Shard:
 
     def _use_tuned(self, model: ModelState, tuned: Tuned) -> None:
         self._tuned, model.factor = tuned, tuned.mixing
+        self._strangers.exclude(tuned.suspects)
 
-    def _roll_back(self, model: ModelState) -> None:
-        """Go back to an earlier model if the controller has decided so.
+    def _roll_back(self, model: ModelState) -> ModelState:
+        """Go back to an earlier model if the controller has decided so; return the present one.
 
         A parameter server that lost the rollback, because it was restarted or went back to a
         checkpoint, repeats it. Raises :class:`StorageUnavailable`.
         """
         tuned = self._tuned
         if tuned.rollbacks <= max(model.meta.rollbacks, self._impossible):
-            return
+            return model
         try:
-            self._recovery.roll_back(model, tuned)
+            if tuned.restores:
+                # Updates of an open round stay in the stream, and are refused.
+                self._model = model = self._recovery.restore(model, tuned)
+                self._members.end()
+                self._strangers.restart()
+            else:
+                self._recovery.roll_back(model, tuned)
         except (CheckpointDamaged, NotFound) as error:
-            why = f"training diverged, and the model to go back to can't be read: {error.message}"
+            cause = "an owner's work was wrong" if tuned.restores else "training diverged"
+            why = f"{cause}, and the model to go back to can't be read: {error.message}"
             failure = Failure("parameter server", "rollback", why, "", fatal=True)
             self._jobs.report_failure(self.job, failure)
             self._impossible = tuned.rollbacks
+        return model
 
     def _is_over(self) -> bool:
         try:
@@ -356,6 +368,7 @@ class Shard:
             for chunk in self._reader.receive(header, model.payload(header)):
                 model.inspect(header, chunk, at)
                 at += chunk.nbytes
+            measure, version = self._strangers.check(header, model), model.meta.version
             model.blend(entry.id, header, keys)
             self._members.arrive(header.worker, header.interval_seconds, time.monotonic())
         except InvalidUpdate as error:
@@ -366,6 +379,7 @@ class Shard:
             self._reports.rejected(header, error)
         else:
             self._reports.applied(header.worker)
+            self._strangers.applied(header, measure, version)
 
     def _check_author(self, header: Header) -> None:
         """Check the signature, if workers have keys. Raises :class:`InvalidUpdate`."""

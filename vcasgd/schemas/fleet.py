@@ -89,6 +89,9 @@ class PoolRow(Row):
     spot: bool | None = None
     capacity: int | None = None
     labels: list[str] = Field(default=[], description="Labels of data that the pool may process.")
+    trust: Literal["own", "volunteer"] = Field(
+        default="own", description="`volunteer`: updates of its machines are screened."
+    )
     max_price_per_hour: float | None = None
     offers: list[dict[str, Any]] | None = Field(
         default=None, description="Instance types for sale, by zone."

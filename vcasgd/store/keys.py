@@ -104,7 +104,8 @@ class LedgerKeys:
 
     @property
     def tuning(self) -> str:
-        """Hash: values that the controller tunes from measurements, as JSON."""
+        """Hash: values that the controller tunes from measurements, and ``suspect:<owner>``: why an
+        owner gets no more work; as JSON. Read-only for workers."""
         return self._key("tuning")
 
     @property
@@ -164,6 +165,12 @@ class LedgerKeys:
     def placed(self) -> str:
         """Hash: worker → ``pool|digest of its pass``, written by the controller that starts it."""
         return self._key("placed")
+
+    @property
+    def owners(self) -> str:
+        """Hash: worker → owner of its machine, for machines of volunteers only. Workers can't
+        read it."""
+        return self._key("owners")
 
     @property
     def refused(self) -> str:
@@ -277,6 +284,7 @@ class LedgerKeys:
             self.events,
             self.announced,
             self.tuning,
+            self.owners,
             self.lost,
             self.failures,
             self.vanished,

@@ -13,13 +13,15 @@ from vcasgd.store.tensors.snapshot import RoundFacts
 class Base:
     """Model from which an interval starts: float32 [floats] and int64 [k].
 
-    ``rollbacks`` is the number of times that training diverged and went back before it, and
-    ``round`` describes the round that made the version.
+    ``rollbacks`` is the number of times that training went back before it, of which
+    ``restorations`` don't lower the learning rate, and ``round`` describes the round that made
+    the version.
     """
 
     floats: Tensor
     integers: Tensor
     rollbacks: int = 0
+    restorations: int = 0
     version: int = 0
     round: RoundFacts = field(default_factory=RoundFacts)
 

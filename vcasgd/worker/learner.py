@@ -70,7 +70,7 @@ class Learner:
         self._rates: Rates | None = None
         self._momenta: Momenta | None = None
         #: Rollbacks before the last base.
-        self._rollbacks = 0
+        self._rollbacks = self._divergences = 0
         #: This worker's part in the job's rounds, if the rule has any.
         self._member: Member | None = None
         #: The last two subtasks that were started.
@@ -191,13 +191,14 @@ class Learner:
         # The user's code may change the momentum itself, so it is tuned only on request.
         momenta = Momenta(self._optimizer) if self._spec.tuning.momentum else None
         correction = {"correction": momenta.correction} if momenta else {}
-        factor = learning_rate_factor(self._rollbacks)
+        factor = learning_rate_factor(self._divergences)
         self._rates = Rates(self._task, self._optimizer, factor=factor, **correction)
         self._momenta = momenta
 
-    def _follow_rollback(self, rollbacks: int) -> None:
-        """Keep nothing of the training that diverged, and make smaller steps."""
-        self._rollbacks = rollbacks
+    def _follow_rollback(self, base: Base) -> None:
+        """Keep nothing of the training that went back; make smaller steps if it diverged."""
+        self._rollbacks = base.rollbacks
+        self._divergences = base.rollbacks - base.restorations
         self._local = self._optimizer = None
         self._encoders.clear()
         self.start_subtask()
@@ -250,7 +251,7 @@ class Learner:
         :class:`~vcasgd.errors.UserCodeError`.
         """
         if base.rollbacks != self._rollbacks:
-            self._follow_rollback(base.rollbacks)
+            self._follow_rollback(base)
         assert self._optimizer is not None
         assert self._rates is not None
         rates, plan = self._rates, self.plan

@@ -87,8 +87,8 @@ class ShardClient:
         self._sender = UpdateSender(node, keys, key)
         #: Version and writer of this shard in the training thread's base.
         self.base: tuple[int, int] | None = None
-        #: :attr:`Meta.rollbacks` of that version.
-        self.rollbacks = 0
+        #: :attr:`Meta.rollbacks` and :attr:`Meta.restorations` of that version.
+        self.rollbacks = self.restorations = 0
         #: Why the last request failed; None if it succeeded.
         self.trouble: StoreError | None = None
         self._fetched: Meta | None = None
@@ -258,7 +258,7 @@ class ShardClient:
         assert self._fetched is not None
         meta, self._fetched = self._fetched, None
         self.base = (meta.version, meta.token)
-        self.rollbacks = meta.rollbacks
+        self.rollbacks, self.restorations = meta.rollbacks, meta.restorations
         return meta
 
     def _join_or_request(self, call: Callable[[], Any]) -> Future[Any]:

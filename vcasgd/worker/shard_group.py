@@ -240,6 +240,11 @@ class ShardGroup:
         """The rollbacks before the base, the lowest of all shards; 0 before the first base."""
         return min((client.rollbacks for client in self._clients), default=0)
 
+    @property
+    def restorations(self) -> int:
+        """The restorations before the base, the lowest of all shards; 0 before the first base."""
+        return min((client.restorations for client in self._clients), default=0)
+
     # -- status ------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int | None]:

@@ -235,6 +235,7 @@ class Trainer:
             shards.base,
             shards.base_integers,
             rollbacks=shards.rollbacks,
+            restorations=shards.restorations,
             version=version[0],
             round=shards.base_round,
         )

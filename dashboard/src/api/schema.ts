@@ -2578,6 +2578,13 @@ export interface components {
              * @default []
              */
             labels: string[];
+            /**
+             * Trust
+             * @description `volunteer`: updates of its machines are screened.
+             * @default own
+             * @enum {string}
+             */
+            trust: "own" | "volunteer";
             /** Max Price Per Hour */
             max_price_per_hour: number | null;
             /**

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from vcasgd.controller.fleet.worker_names import instance_of
 from vcasgd.fleet.pools import JOIN, PoolChoice, PoolSpec, pools_of_job
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
@@ -12,6 +13,8 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.clearance import Clearances
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.joined_machines import JoinedMachines
+from vcasgd.store.ledger.owners import Owners
 
 
 def missing_labels(spec: JobSpec, pool: PoolSpec) -> list[str]:
@@ -26,6 +29,8 @@ class ClearancePolicy:
         self._settings = settings
         self._jobs = Jobs(ledger)
         self._clearances = Clearances(ledger)
+        self._machines = JoinedMachines(ledger, settings.lease_seconds)
+        self._owners = Owners(ledger)
         self._published: dict[str, frozenset[str]] | None = None
         self._pools: dict[str, PoolSpec] = {}
 
@@ -61,7 +66,17 @@ class ClearancePolicy:
         )
 
     def place(self, pools: Mapping[str, Mapping[str, str]]) -> None:
-        """Record the pools of each job's workers; call it before the workers are started."""
+        """Record pools and owners of each job's workers; call it before the workers are started."""
+        self._owners.place(
+            {
+                job: {
+                    worker: self._machines.owner(instance_of(worker))
+                    for worker, pool in workers.items()
+                    if pool in self._pools and self._pools[pool].trust == "volunteer"
+                }
+                for job, workers in pools.items()
+            }
+        )
         self._clearances.place_all(
             {
                 job: {

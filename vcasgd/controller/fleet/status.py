@@ -118,6 +118,7 @@ class StatusPublisher:
                 position=position,
                 provider=self._pools.specs[view.name].provider,
                 labels=self._pools.specs[view.name].labels,
+                trust=self._pools.specs[view.name].trust,
                 instances=machines[view.name],
                 idle=warm[view.name],
             )

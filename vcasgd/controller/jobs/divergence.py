@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 from vcasgd.controller.jobs.failures import repeated
-from vcasgd.learning.divergence import MOST_DIVERGENCES, divergences, learning_rate_factor
+from vcasgd.learning.divergence import MOST_DIVERGENCES, divergences
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord
 
 #: Remedy in the reason of a job that diverged.
@@ -51,10 +51,10 @@ def hopeless(job: JobRecord, how: str, models: Sequence[Evaluation]) -> str | No
     if not models:
         return f"{how}; training diverged before its first usable evaluation; {REMEDY}"
     # A worker reported the evaluation's number.
-    times = max(job.tuned.rollbacks - models[0].rollbacks, 0) + 1
+    times = max(job.tuned.divergences - models[0].rollbacks, 0) + 1
     if times < MOST_DIVERGENCES:
         return None
-    rate = learning_rate_factor(job.tuned.rollbacks)
+    rate = job.tuned.learning_rate
     return (
         f"{how}; training diverged {times} times since its best model, of {models[0].place}, to "
         f"which it went back, at last with {rate:.0%} of the learning rate; {REMEDY}"

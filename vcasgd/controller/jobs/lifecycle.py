@@ -13,6 +13,7 @@ from vcasgd.controller.jobs.announcements import Announcements
 from vcasgd.controller.jobs.checkpointing import CheckpointWriter
 from vcasgd.controller.jobs.divergence import REMEDY, diverged, hopeless, models_before
 from vcasgd.controller.jobs.failures import repeated, still_counting
+from vcasgd.controller.jobs.suspects import checkpoint_before, suspect_to_undo
 from vcasgd.errors import SnapshotMissing, SpecError
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.steady_time import steady_time
@@ -22,6 +23,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.evaluations import Evaluations
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.tuning import Tunings
 from vcasgd.store.tensors.model_pins import delete_job
 
 
@@ -43,6 +45,7 @@ class JobLifecycle:
         clock: Callable[[], float] = steady_time,
     ) -> None:
         self._job = job
+        self._ledger = ledger
         self._jobs = Jobs(ledger)
         self._nodes = nodes
         self._clock = clock
@@ -129,6 +132,8 @@ class JobLifecycle:
         how = diverged(job, failures, self._workers(job))
         if how is not None:
             self._go_back(job, how)
+            return
+        if self._undo_suspect(job):
             return
         for evaluation, why in self._endings(job):
             if self._checkpoints.has_model(job, evaluation):
@@ -259,7 +264,32 @@ class JobLifecycle:
             rollbacks=number,
             epoch=model.epoch,
             version=model.version,
-            learning_rate=learning_rate_factor(number),
+            learning_rate=learning_rate_factor(job.tuned.divergences + 1),
+        )
+
+    def _undo_suspect(self, job: JobRecord) -> bool:
+        """Go back to the model before the work of an owner that may be wrong; True if it did so."""
+        due = suspect_to_undo(job)
+        if due is None:
+            return False
+        owner, suspect = due
+        undone = [*job.tuned.undone, owner]
+        name = checkpoint_before(suspect, self._jobs.checkpoints(job.id))
+        if name is None:
+            Tunings(self._ledger, job.id).publish(undone=undone)
+            text = f"no checkpoint is left to undo the work of owner {owner}"
+            self._jobs.event(job.id, "not-rolled-back", text, owner=owner)
+            return False
+        return self._jobs.roll_back(
+            job.id,
+            job.tuned.rollbacks + 1,
+            name,
+            f"the last work of owner {owner} is undone, because {suspect.why}; training went back "
+            f"to checkpoint {name}, and the samples since then are trained again",
+            restorations=job.tuned.restorations + 1,
+            undone=undone,
+            owner=owner,
+            name=name,
         )
 
     def _fail(self, job: JobRecord, why: str, traceback: str | None) -> None:

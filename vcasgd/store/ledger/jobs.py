@@ -255,18 +255,37 @@ class Jobs(EventLog):
         }  # fmt: skip
         self._ledger.hset(LedgerKeys(job).work, mapping=work)
 
-    def roll_back(self, job: str, number: int, checkpoint: str, why: str, **details: Any) -> bool:
+    def roll_back(
+        self,
+        job: str,
+        number: int,
+        checkpoint: str,
+        why: str,
+        *,
+        restorations: int = 0,
+        undone: Sequence[str] | None = None,
+        **details: Any,
+    ) -> bool:
         """Make a job's training go back to a checkpoint, for the ``number``-th time, with an event.
 
-        The parameter servers do this with each model that is not rolled back so often. Returns
+        ``undone``: the owners whose work is undone, so that the samples since then are trained
+        again; ``restorations`` is how often. Without, the samples stay applied. The parameter
+        servers do this with each model that is not rolled back so often. Returns
         False if it is recorded already, or if the job is not running.
         """
         keys = LedgerKeys(job)
         event = event_text("rolled-back", why, details, self._request(job))
+        fields = {"rollback_to": checkpoint, "restores": undone is not None}
+        if undone is not None:
+            fields |= {"restorations": restorations, "undone": list(undone)}
         return bool(
             self._roll_back(
                 keys=[keys.record, keys.tuning, keys.events],
-                args=[number, json.dumps(checkpoint), event],
+                args=[
+                    number,
+                    event,
+                    *_flat({name: json.dumps(each) for name, each in fields.items()}),
+                ],
             )
         )
 

@@ -175,6 +175,11 @@ class JoinedMachines:
         """Return a machine; None if it never joined, has left, or was removed."""
         return _read(JoinedMachine, machine, self._ledger.hget(names.JOINED, machine))
 
+    def owner(self, machine: str) -> str:
+        """Return the token that a machine joined with; its own name if it is gone."""
+        known = self.get(machine)
+        return machine if known is None else known.token
+
     def report(
         self, machine: str, workers: Mapping[str, WorkerReport], *, leaving: bool
     ) -> tuple[list[WorkerOrder], MachineEnd | None]:

@@ -88,9 +88,10 @@ class Meta:
     ``integers`` base64 of int64 counters. ``rule_state`` is True if the update rule has a state,
     float32 [floats] in chunks ``r…``. ``halves`` is True if the vector is split into high and low
     halves (:mod:`vcasgd.store.tensors.bf16_split`), and ``exact`` if the low halves are stored.
-    ``rollbacks`` is the number of times that training diverged and went back to an earlier model.
-    ``stepped`` is True if workers train from another vector than the exact one, float32 [floats] in
-    chunks ``p…`` with this ``checksum``, to which ``steps`` lead from earlier versions
+    ``rollbacks`` is the number of times that training went back to an earlier model, and
+    ``restorations`` how often of these the applied record did, too, because an owner's work was
+    wrong. ``stepped`` is True if workers train from another vector than the exact one, float32
+    [floats] in chunks ``p…`` with this ``checksum``, to which ``steps`` lead from earlier versions
     (:mod:`vcasgd.learning.encodings.steps`).
 
     The field names are part of the stored format.
@@ -108,6 +109,7 @@ class Meta:
     halves: bool = False
     exact: bool = True
     rollbacks: _Count = 0
+    restorations: _Count = 0
     round: RoundFacts = RoundFacts()
     stepped: bool = False
     checksum: Annotated[int, Field(ge=0, lt=2**53)] = 0

@@ -55,6 +55,7 @@ function columns(now: number, spend: Spend | undefined): Column<Pool>[] {
       key: (row) => perHour.get(row.name),
       cell: (row) => usd(perHour.get(row.name)),
     },
+    { name: "Trust", wide: true, cell: (row) => row.trust },
     {
       name: "Labels",
       wide: true,

@@ -1,0 +1,279 @@
+"""Screening of strangers' updates: does an owner's work look like that of the others?
+
+No single update is evidence: honest ones differ in length and direction by far more than an attack
+needs, and late in training they agree with nobody. Over some tens of updates, four numbers do show
+the common attacks, each compared with the same number of the other owners:
+
+- *length*, the mean logarithm of an update's norm, and of its norm per sample: scaled updates are
+  longer by both;
+- *agreement*, the mean cosine with the others' last updates, and *outwardness*, that with the
+  model's distance from where it has lately been. If an owner pushes the model to where the loss is
+  higher, the others push it back: it disagrees, and moves outward, or the
+  others agree with each other. An honest machine can disagree, because its batches are larger, but
+  only while nobody agrees, and then it moves inward;
+- *familiarity*, the part of an update within the span of the others' last updates: noise has none;
+- *repetition*, the part of updates that equal an earlier one of the same owner: replayed ones.
+
+Vectors are compared by random sketches (Charikar 2002), which keep inner products up to about
+1/√:data:`SKETCH`. Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median, stdev
+
+import torch
+from torch import Tensor
+
+#: Elements of a sketch.
+SKETCH = 2048
+#: Updates of an owner that are judged together, and by how many of them judgements are apart.
+WINDOW, STEP = 64, 8
+#: Last updates of an owner that may be wrong once its window looks wrong.
+SUSPECT = 2 * WINDOW
+#: Last updates of all owners that one is compared with, and how many of others are needed.
+RECENT, LEAST_RECENT = 32, 12
+#: Times the others' median length from which a single update is refused.
+FAR_TOO_LONG = 50.0
+#: The same for the mean of a window.
+TOO_LONG = 3.0
+#: Mean cosine with the others that is below anything that honest work shows, standard errors by
+#: which the mean has to be below, and the factor by which it is more negative than the others'.
+OPPOSED, ERRORS, MORE_OPPOSED = -0.15, 4.0, 1.5
+#: Mean cosine of each of the others from which they agree with each other.
+AGREED = 0.1
+#: Updates over which the model's mean is taken.
+LATELY = 128
+#: Part of the others' least familiarity, below which an owner's is noise.
+UNFAMILIAR = 0.25
+#: Relative difference up to which two updates are equal, and the part of repeated updates that is
+#: too large.
+EQUAL, TOO_MANY_EQUAL = 1e-3, 0.5
+#: Part of each row's length that doesn't count as its direction.
+RIDGE = 1e-3
+#: Updates in a mean of which standard errors are computed; consecutive ones aren't independent.
+BLOCK = 4
+#: Owner of all machines of one's own. They are compared with, and never accused.
+OWN = ""
+
+
+class Sketcher:
+    """Random sketches of vectors of one length; workers don't know the ``seed``."""
+
+    def __init__(self, length: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._signs = torch.randint(0, 2, (length,), generator=generator, dtype=torch.int8)
+        self._signs.mul_(2).sub_(1)
+
+    def sketch(self, vector: Tensor) -> Tensor:
+        """Return the sketch, float32 [:data:`SKETCH`], of a float32 vector."""
+        out = torch.zeros(SKETCH)
+        whole = len(vector) // SKETCH * SKETCH
+        signed = vector * self._signs
+        if whole:
+            out += signed[:whole].view(-1, SKETCH).sum(0)
+        out[: len(vector) - whole] += signed[whole:]
+        return out
+
+
+@dataclass(frozen=True)
+class Measure:
+    """An update as it is screened: the norms of its change of the parameters and of the running
+    statistics, its number of samples, and the sketch of its change of the parameters."""
+
+    norm: float
+    drift: float
+    samples: int
+    sketch: Tensor
+    #: Sketch of the model that it is applied to.
+    model: Tensor
+
+    @property
+    def lengths(self) -> tuple[float, ...]:
+        """Logarithms of both norms, and of both norms per sample.
+
+        A machine that trains longer intervals has a larger norm; one that trains shorter ones can
+        have a larger norm per sample, because of its momentum.
+        """
+        norms = [math.log(max(each, 1e-30)) for each in (self.norm, self.drift)]
+        share = math.log(max(self.samples, 1))
+        return (*norms, *(each - share for each in norms))
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """Why an owner's work is wrong, and the version before the first update that may be."""
+
+    why: str
+    version: int
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Numbers of one update; None where there were too few others to compare it with."""
+
+    version: int
+    lengths: tuple[float, ...]
+    repeated: bool
+    agreement: float | None
+    familiarity: float | None
+    outwardness: float
+
+
+@dataclass
+class _OwnerHistory:
+    rows: deque[_Row] = field(default_factory=lambda: deque(maxlen=SUSPECT))
+    measures: deque[Measure] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    count: int = 0
+
+    @property
+    def window(self) -> list[_Row] | None:
+        """The newest updates; None before there are enough."""
+        rows = [each for each in self.rows if each.agreement is not None][-WINDOW:]
+        return rows if len(rows) == WINDOW else None
+
+
+class Screening:
+    """Screening of one shard. Owners are names; :data:`OWN` are the machines of one's own.
+
+    An owner is compared with all others together. That needs two of them, or machines of one's own.
+    """
+
+    def __init__(self) -> None:
+        self._histories: dict[str, _OwnerHistory] = {}
+        self._recent: deque[tuple[str, Measure]] = deque(maxlen=RECENT)
+        #: Mean of the models of the last updates.
+        self._mean: Tensor | None = None
+
+    def refusal(self, owner: str, measure: Measure) -> str | None:
+        """Return why a single update is refused, or None."""
+        others = [each.lengths for other, each in self._recent if other != owner]
+        if owner == OWN or len(others) < LEAST_RECENT or not self._comparable(owner):
+            return None
+        usual = [median(each) for each in zip(*others, strict=True)]
+        factor = _excess(measure.lengths, usual)
+        far = factor > FAR_TOO_LONG
+        return f"the update is {factor:.0f} times as long as those of others" if far else None
+
+    def add(self, owner: str, measure: Measure, version: int) -> Suspicion | None:
+        """Add an applied update, made on ``version``; return what its owner's last ones show."""
+        history = self._histories.setdefault(owner, _OwnerHistory())
+        others = [each.sketch for other, each in self._recent if other != owner]
+        agreement, familiarity = _compared(measure.sketch, others)
+        repeated = _repeats(measure, history.measures)
+        self._mean = measure.model.clone() if self._mean is None else self._mean
+        self._mean.lerp_(measure.model, 1 / LATELY)
+        outward = _cosine(measure.sketch, measure.model - self._mean)
+        history.rows.append(
+            _Row(version, measure.lengths, repeated, agreement, familiarity, outward)
+        )
+        history.measures.append(measure)
+        history.count += 1
+        self._recent.append((owner, measure))
+        if owner == OWN or history.count % STEP or not self._comparable(owner):
+            return None
+        why = self._judge(owner, history)
+        return None if why is None else Suspicion(why, history.rows[0].version)
+
+    def _comparable(self, owner: str) -> bool:
+        others = {name for name, each in self._histories.items() if name != owner and each.window}
+        return OWN in others or len(others) > 1
+
+    def _judge(self, owner: str, history: _OwnerHistory) -> str | None:
+        window = history.window
+        others = [each.window for name, each in self._histories.items() if name != owner]
+        known = [each for each in others if each is not None]
+        if window is None or not known:
+            return None
+        return (
+            _too_long(window, known)
+            or _opposed(window, known)
+            or _unfamiliar(window, known)
+            or _repeating(window, known)
+        )
+
+
+def _too_long(window: list[_Row], others: Iterable[list[_Row]]) -> str | None:
+    most = [max(each) for each in zip(*map(_mean_lengths, others), strict=True)]
+    factor = _excess(_mean_lengths(window), most)
+    if factor > TOO_LONG:
+        return f"its updates are {factor:.1f} times as long as those of any other owner"
+    return None
+
+
+def _mean_lengths(window: list[_Row]) -> list[float]:
+    return [fmean(each) for each in zip(*(row.lengths for row in window), strict=True)]
+
+
+def _excess(lengths: Sequence[float], usual: Sequence[float]) -> float:
+    """Return the factor by which a norm, and that norm per sample, exceed the usual ones."""
+    excess = [one - other for one, other in zip(lengths, usual, strict=True)]
+    kinds = len(excess) // 2
+    return math.exp(max(map(min, excess[:kinds], excess[kinds:])))
+
+
+def _opposed(window: list[_Row], others: Sequence[list[_Row]]) -> str | None:
+    values = [row.agreement or 0.0 for row in window]
+    blocks = [fmean(values[at : at + BLOCK]) for at in range(0, len(values), BLOCK)]
+    mean, error = fmean(blocks), stdev(blocks) / math.sqrt(len(blocks))
+    # The others push back against a hostile owner, so that they oppose it, too, but less.
+    least = min(_mean_agreement(each) for each in others)
+    if mean + ERRORS * error >= OPPOSED or mean >= MORE_OPPOSED * min(least, 0.0):
+        return None
+    outward = _mean_outwardness(window) > max([0.0, *map(_mean_outwardness, others)])
+    if outward or least > AGREED:
+        return f"its updates oppose those of the others, with a mean cosine of {mean:.2f}"
+    return None
+
+
+def _mean_outwardness(window: list[_Row]) -> float:
+    return fmean(row.outwardness for row in window)
+
+
+def _mean_agreement(window: list[_Row]) -> float:
+    return fmean(row.agreement or 0.0 for row in window)
+
+
+def _unfamiliar(window: list[_Row], others: Iterable[list[_Row]]) -> str | None:
+    least = min(fmean(row.familiarity or 0.0 for row in each) for each in others)
+    own = fmean(row.familiarity or 0.0 for row in window)
+    if own < UNFAMILIAR * least:
+        return f"its updates have {own / least:.0%} of what those of the others have in common"
+    return None
+
+
+def _repeating(window: list[_Row], others: Iterable[list[_Row]]) -> str | None:
+    own = fmean(row.repeated for row in window)
+    most = max(fmean(row.repeated for row in each) for each in others)
+    if own > TOO_MANY_EQUAL > 2 * most:
+        return f"{own:.0%} of its updates are equal to earlier ones of its own"
+    return None
+
+
+def _compared(sketch: Tensor, others: list[Tensor]) -> tuple[float | None, float | None]:
+    """Return the cosine with the mean direction of the others, and the part in their span."""
+    if len(others) < LEAST_RECENT:
+        return None, None
+    rows = torch.stack(others)
+    rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    squared = float(sketch @ sketch)
+    along = (rows @ sketch).double()
+    # Updates can be multiples of each other, so the inner products need a small ridge.
+    products = (rows @ rows.T).double() + RIDGE * torch.eye(len(rows), dtype=torch.float64)
+    inside = float(along @ torch.linalg.solve(products, along)) / squared if squared else 1.0
+    return _cosine(sketch, rows.mean(0)), inside
+
+
+def _repeats(measure: Measure, earlier: Iterable[Measure]) -> bool:
+    limit = EQUAL * measure.norm
+    # Nearly all have another norm, which is cheap to compare.
+    alike = (each.sketch for each in earlier if abs(each.norm - measure.norm) <= limit)
+    return any(float((measure.sketch - each).norm()) <= limit for each in alike)
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    return float(one @ other / (one.norm() * other.norm()).clamp_min(1e-30))
