@@ -53,6 +53,8 @@ def make_manager(
         load_state_dict=load or load_state_dict,
         state_dict=state or state_dict,
         min_replica_size=1,
+        # The default gives up a quorum when the lighthouse is away, and waits for a minute.
+        quorum_retries=100,
         use_async_quorum=False,
         timeout=timedelta(seconds=timeout),
         rank=0,
