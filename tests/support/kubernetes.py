@@ -285,7 +285,7 @@ def _real(folder: Path) -> Iterator[KubernetesApi]:
             folder / "apiserver.log"))  # fmt: skip
         certificate = folder / "certificates" / "apiserver.crt"
         await_truth(certificate.exists)
-        api = KubernetesApi(f"https://localhost:{port}", token, folder, certificate)
+        api = KubernetesApi(f"https://127.0.0.1:{port}", token, folder, certificate)
         await_truth(lambda: _answers(lambda: api.call("GET", "/api/v1/namespaces/default")))
         api.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         _allow(api)
