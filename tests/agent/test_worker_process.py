@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vcasgd.agent.environment import visible
 from vcasgd.agent.worker_process import WorkerProcess
 from vcasgd.errors import PackageError
 from vcasgd.schemas.machines import LONGEST_REASON, OrderView
@@ -28,7 +29,8 @@ def no_code(_order: OrderView, _into: Path) -> None:
 
 
 def started(folder: Path, fetch: Callable[[OrderView, Path], None] = no_code) -> WorkerProcess:
-    return WorkerProcess(ORDER, folder, folder, sorted(os.sched_getaffinity(0)), 1.0, fetch)
+    processors = sorted(os.sched_getaffinity(0))
+    return WorkerProcess(ORDER, folder, folder, processors, 1.0, visible(os.environ), fetch)
 
 
 def test_a_worker_that_fails_says_why(tmp_path: Path, eventually: Eventually) -> None:
@@ -69,3 +71,23 @@ def test_a_worker_that_has_not_started_leaves_and_dies_at_once(tmp_path: Path) -
     killed.kill()
 
     assert (leaving.ended, killed.ended) == ("the machine leaves", "it was killed")
+
+
+def test_workers_see_no_variables_of_the_machines_owner() -> None:
+    own = {"PATH": "/bin", "LC_ALL": "C", "AWS_SECRET_ACCESS_KEY": "x", "DATA": "/data",
+           "VCASGD_TOKEN": "x", "PYTHONPATH": "/lib"}  # fmt: skip
+    assert visible(own).keys() == {"PATH", "LC_ALL", "PYTHONPATH"}
+    assert visible(own, ["DATA", "VCASGD_TOKEN"]).keys() == {"PATH", "LC_ALL", "PYTHONPATH", "DATA"}
+    assert visible(own, ordered=True).keys() == own.keys() - {"VCASGD_TOKEN"}
+
+
+def test_variables_reach_the_process_of_a_worker(tmp_path: Path, eventually: Eventually) -> None:
+    worker = started(tmp_path)
+    eventually(lambda: worker.update() or worker._process)
+    assert worker._process is not None
+    names = Path(f"/proc/{worker._process.pid}/environ")
+    found = {each.partition(b"=")[0].decode() for each in names.read_bytes().split(b"\0") if each}
+    assert {"PATH", "VCASGD_LEDGER_URL"} <= found
+    assert not [name for name in found if name.startswith("PYTEST")]
+    worker._process.kill()
+    eventually(lambda: worker.ended is not None)

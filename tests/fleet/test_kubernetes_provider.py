@@ -218,7 +218,7 @@ def test_what_the_api_server_refuses_is_named(
     with pytest.raises(InvalidRequest, match="nodeSelector"):
         wrong.launch("gpu", 1, BOOT, "token-9")
     # The rights of the control plane end at its namespace.
-    with pytest.raises((InvalidRequest, CloudDenied), match="not found|cannot list"):
+    with pytest.raises((InvalidRequest, CloudDenied), match=r"not found|cannot list"):
         provider(template={"namespace": "nowhere"}).launch("gpu", 1, BOOT, "token-9")
     with pytest.raises(NoCapacity):
         provider().launch("gpu", 1, BOOT, "token-9", spot=False)

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -77,6 +77,7 @@ class Agent:
         schedule: Availability,
         silence: StackSilence,
         max_cpu: int | None,
+        environment: Mapping[str, str],
         display: Display,
         interrupts: LeaveSignals,
     ) -> None:
@@ -86,6 +87,7 @@ class Agent:
         self._schedule = schedule
         self._silence = silence
         self._processors = usable_processors(max_cpu)
+        self._environment = environment
         self._display = display
         self._interrupts = interrupts
 
@@ -134,6 +136,7 @@ class Agent:
                     Tunnel(self._gateway, self._token.text, view.services, folder),
                     folder,
                     self._processors,
+                    self._environment,
                     self._schedule.end(_now()),
                     self._silence,
                     self._display,
@@ -166,6 +169,7 @@ class Visit:
         tunnel: Tunnel,
         folder: Path,
         processors: list[int],
+        environment: Mapping[str, str],
         end: datetime | None,
         silence: StackSilence,
         display: Display,
@@ -176,6 +180,7 @@ class Visit:
         self._tunnel = tunnel
         self._folder = folder
         self._processors = processors
+        self._environment = environment
         self._end = end
         self._silence = silence
         self._display = display
@@ -282,6 +287,7 @@ class Visit:
                     self._folder,
                     self._processors,
                     self._view.heartbeat,
+                    self._environment,
                     self._connection.fetch_code,
                 )
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from vcasgd.errors import VcasgdError
@@ -26,8 +26,9 @@ NICENESS = 10
 class WorkerProcess:
     """A worker: first its code is fetched, then its process runs until it ends.
 
-    ``fetch`` gets the code of the job. It runs in a thread; everything else in the main thread,
-    because the worker dies with the thread that starts it.
+    ``environment`` has the variables of this machine that it may see. ``fetch`` gets the code of
+    the job. It runs in a thread; everything else in the main thread, because the worker dies with
+    the thread that starts it.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class WorkerProcess:
         sockets: Path,
         processors: list[int],
         heartbeat: float,
+        environment: Mapping[str, str],
         fetch: Callable[[OrderView, Path], None],
     ) -> None:
         self.order = order
@@ -47,7 +49,7 @@ class WorkerProcess:
         self._log = folder / f"{order.start}.log"
         self._notice = folder / f"{order.start}.notice"
         self._env = {
-            **{name: value for name, value in os.environ.items() if name[:7] != "VCASGD_"},
+            **environment,
             **{name: _local(value, sockets) for name, value in order.env.items()},
             "VCASGD_HEARTBEAT": str(heartbeat),
             "VCASGD_CACHE_DIR": str(folder / "code"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 from vcasgd.agent.agent import Agent, LeaveSignals
 from vcasgd.agent.availability import Availability, Hours, StackSilence, parse_until
 from vcasgd.agent.display import Display
+from vcasgd.agent.environment import visible
 from vcasgd.agent.machine import measure
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.cli.output import err
@@ -46,6 +48,10 @@ def join(
             help="Leave if the stack has not answered for this long, such as 1h.",
         ),
     ] = None,
+    pass_env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Variable of yours that jobs may see. Repeatable."),
+    ] = None,
     instance: Annotated[
         str | None,
         typer.Option(help="Name of this machine, if the stack ordered it.", hidden=True),
@@ -54,7 +60,8 @@ def join(
     """Join a stack elsewhere with this machine, and train for it until Ctrl-C.
 
     Needs only outgoing connections to URL. Ctrl-C pushes the work so far and leaves; a second one
-    leaves at once. Workers have a low priority, and nothing stays on this machine.
+    leaves at once. Workers have a low priority, see no variables of yours but those of the system,
+    and leave nothing on this machine.
     """
     settings = load_settings()
     if token is None and settings.token is None:
@@ -78,6 +85,7 @@ def join(
                 schedule=schedule,
                 silence=StackSilence.parse(give_up),
                 max_cpu=max_cpu,
+                environment=visible(os.environ, pass_env or (), ordered=instance is not None),
                 display=display,
                 interrupts=interrupts,
             ).run()
