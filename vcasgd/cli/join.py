@@ -14,9 +14,10 @@ from vcasgd.agent.availability import Availability, Hours, StackSilence, parse_u
 from vcasgd.agent.display import Display
 from vcasgd.agent.environment import visible
 from vcasgd.agent.machine import measure
+from vcasgd.agent.service import install
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.cli.output import err
-from vcasgd.errors import Unauthorized
+from vcasgd.errors import SpecError, Unauthorized
 from vcasgd.settings import load_settings
 
 
@@ -52,6 +53,10 @@ def join(
         list[str] | None,
         typer.Option(metavar="NAME", help="Variable of yours that jobs may see. Repeatable."),
     ] = None,
+    service: Annotated[
+        bool,
+        typer.Option("--service", help="Write a unit of systemd that joins with these options."),
+    ] = False,
     instance: Annotated[
         str | None,
         typer.Option(help="Name of this machine, if the stack ordered it.", hidden=True),
@@ -73,6 +78,15 @@ def join(
         hours=Hours.parse(hours) if hours else None,
     )
     parsed = JoinToken.parse(text)
+    silence = StackSilence.parse(give_up)
+    if service and until is not None:
+        raise SpecError("a unit starts again after --until", remedy="use --hours", field="until")
+    if service:
+        unit = install(url, text, _options(hours, max_cpu, give_up, pass_env))
+        err.print(f"wrote {unit}; to start it now and at every login, run")
+        err.print(f"  systemctl --user enable --now {unit.name}")
+        err.print("to run it also while you are logged out: loginctl enable-linger")
+        return
     display, interrupts = Display(err), LeaveSignals()
     with interrupts.caught():
         try:
@@ -83,7 +97,7 @@ def join(
                 parsed,
                 replace(measure(max_cpu), instance=instance),
                 schedule=schedule,
-                silence=StackSilence.parse(give_up),
+                silence=silence,
                 max_cpu=max_cpu,
                 environment=visible(os.environ, pass_env or (), ordered=instance is not None),
                 display=display,
@@ -91,3 +105,13 @@ def join(
             ).run()
         finally:
             display.close()
+
+
+def _options(
+    hours: str | None, max_cpu: int | None, give_up: str | None, pass_env: list[str] | None
+) -> list[str]:
+    """Return the options of a unit."""
+    given = {"--hours": hours, "--max-cpu": max_cpu, "--give-up": give_up}
+    pairs = [(name, str(value)) for name, value in given.items() if value is not None]
+    return [part for pair in (*pairs, *(("--pass-env", each) for each in pass_env or ()))
+            for part in pair]  # fmt: skip

@@ -1,0 +1,65 @@
+"""A unit of systemd that joins whenever the machine is on, for the user who runs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vcasgd.certificates import write_private
+from vcasgd.errors import VcasgdError
+
+NAME = "vcasgd-join.service"
+#: Seconds for workers to push what they have; see the agent's own limit.
+_STOP_SECONDS = 60
+_UNIT = """\
+# Written by vcasgd join --service.
+[Unit]
+Description=Train for {url}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+EnvironmentFile={secret}
+ExecStart={command}
+TimeoutStopSec={stop}
+Restart=on-failure
+RestartSec=60
+Nice=10
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def install(url: str, token: str, options: Sequence[str], folder: Path | None = None) -> Path:
+    """Write the unit, which runs ``vcasgd join`` with these options, and return its file.
+
+    ``folder``: that of the user's configuration; None means the usual one. The token is in a file
+    that only the user can read. Raises :class:`~vcasgd.errors.VcasgdError` if a file can't be
+    written.
+    """
+    home = folder or Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    unit, secret = home / "systemd" / "user" / NAME, home / "vcasgd" / "join.env"
+    command = [sys.executable, "-m", "vcasgd.cli", "join", url, *options]
+    text = _UNIT.format(
+        url=url.replace("%", "%%"),
+        secret=str(secret).replace("%", "%%"),
+        command=" ".join(map(_quoted, command)),
+        stop=_STOP_SECONDS,
+    )
+    try:
+        for path in (unit, secret):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_private(secret, f"VCASGD_TOKEN={token}\n".encode())
+        unit.write_text(text)
+    except OSError as error:
+        raise VcasgdError(f"can't write {error.filename}: {error.strerror}") from error
+    return unit
+
+
+def _quoted(argument: str) -> str:
+    """Quote an argument of ExecStart; see systemd.service(5)."""
+    escaped = argument.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped.replace("%", "%%").replace("$", "$$")}"'
