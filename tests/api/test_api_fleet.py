@@ -71,7 +71,7 @@ def test_instances_and_pools_are_those_of_the_controller(api: Api, client: Clien
     pool = {
         "instances": 1, "idle": 0, "launches": 2, "blocked_until": 9.0, "reason": "full",
         "extra": 1, "provider": "local", "spot": True, "capacity": 3, "labels": ["eu-only"],
-        "max_price_per_hour": None, "offers": [], "markets": [],
+        "trust": "own", "max_price_per_hour": None, "offers": [], "markets": [],
     }  # fmt: skip
     api.control.publish({"i-1": MACHINE}, {"local": pool})
 

@@ -156,7 +156,13 @@ def test_a_pool_survives_being_shown() -> None:
         launching=1, reason="why",
     )  # fmt: skip
     row = to_row(
-        view, provider="aws", labels=frozenset({"b", "a"}), instances=1, idle=0, position=0
+        view,
+        provider="aws",
+        labels=frozenset({"b", "a"}),
+        trust="own",
+        instances=1,
+        idle=0,
+        position=0,
     )
 
     again = from_row("east", row)
@@ -186,6 +192,6 @@ def test_where_all_machines_are_in_use_the_plan_is_for_when_they_are_free() -> N
 def test_a_warm_machine_without_work_is_room() -> None:
     view = replace(EAST, capacity=2, quotas={True: 2})
 
-    row = to_row(view, provider="aws", labels=(), instances=2, idle=1, position=0)
+    row = to_row(view, provider="aws", labels=(), trust="own", instances=2, idle=1, position=0)
 
     assert (from_row("east", row).capacity, from_row("east", row).quotas) == (1, {True: 1})

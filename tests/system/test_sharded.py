@@ -299,10 +299,11 @@ def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(
 
     # Given a lost shard, and an empty one whose parameter server is slow to publish again
     sharded.servers[0].freeze()
+    # First, because it would publish again.
+    sharded.servers[2].kill()
     for node in (0, 2):
         sharded.nodes[node].kill()
         sharded.nodes[node].start()
-    sharded.servers[2].kill()
     sharded.start_server(2)
 
     # When the first snapshot is made again
