@@ -27,6 +27,15 @@ def events(training: Training, kind: str) -> list[int]:
     return [each["details"]["shard"] for each in training.harness.events(training.job, kind)]
 
 
+def await_samples_everywhere(training: Training, samples: int) -> None:
+    """Wait until so many samples are applied in each shard; some servers start later than others.
+
+    Without its first update, a shard whose servers are lost begins again.
+    """
+    for shard in SHARDS:
+        training.await_samples(samples, shard=shard)
+
+
 def advance_without(training: Training, node: int, before: int) -> None:
     """Let the other shards advance while a node is down; ``before`` was applied just before."""
     for shard in SHARDS:
@@ -131,7 +140,7 @@ def test_a_tensors_server_killed_in_the_middle_of_a_push(
 ) -> None:
     training = Training(sharded)
     training.start(workers=2)
-    training.await_samples(60)
+    await_samples_everywhere(training, 60)
 
     # When the others have advanced without it
     kill_during_push(training, node, eventually)
@@ -148,7 +157,7 @@ def test_a_tensors_server_killed_in_the_middle_of_a_push(
 def test_a_parameter_server_killed(sharded: Harness, node: int) -> None:
     training = Training(sharded)
     training.start(workers=2)
-    training.await_samples(60)
+    await_samples_everywhere(training, 60)
 
     before = sharded.applied(training.job, node)
     sharded.servers[node].kill()
@@ -165,7 +174,7 @@ def test_buffered_updates_survive_the_loss_of_servers(sharded: Harness) -> None:
     fedbuff = {"rule": "fedbuff", "eta": 7.0, "buffer": 7, "staleness": constant, "codec": "int8"}
     training = Training(sharded, update=fedbuff)
     training.start(workers=2)
-    training.await_samples(60)
+    await_samples_everywhere(training, 60)
     sharded.checkpoint(training.job)
     training.await_more_samples(40)
 
@@ -189,7 +198,7 @@ def test_one_shard_returns_to_a_checkpoint_and_the_others_stay_ahead(
     # Given a checkpoint, and updates after it
     training = Training(sharded, samples=800)
     training.start(workers=2)
-    training.await_samples(60)
+    await_samples_everywhere(training, 60)
     sharded.checkpoint(training.job)
     training.await_more_samples(100)
 
@@ -213,7 +222,7 @@ def test_one_shard_returns_to_a_checkpoint_and_the_others_stay_ahead(
 def test_one_shard_restarts_without_a_checkpoint(sharded: Harness, eventually: Eventually) -> None:
     training = Training(sharded)
     training.start(workers=2)
-    training.await_samples(60)
+    await_samples_everywhere(training, 60)
 
     before = sharded.applied(training.job, 2)
     sharded.nodes[2].kill()
@@ -231,7 +240,7 @@ def test_one_shard_restarts_without_a_checkpoint(sharded: Harness, eventually: E
 def test_all_servers_of_all_nodes_killed_at_once(sharded: Harness, eventually: Eventually) -> None:
     training = Training(sharded)
     training.start(workers=2)
-    training.await_samples(60)
+    await_samples_everywhere(training, 60)
     sharded.checkpoint(training.job)
     training.await_more_samples(40)
 
@@ -277,7 +286,7 @@ def test_a_worker_killed_between_the_pushes_to_two_shards(
 def test_a_slow_node_delays_only_its_shard(sharded: Harness) -> None:
     training = Training(sharded)
     training.start(workers=2)
-    training.await_samples(60)
+    await_samples_everywhere(training, 60)
 
     before = sharded.applied(training.job, 1)
     sharded.nodes[1].process.freeze()
@@ -295,7 +304,7 @@ def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(
     """A first snapshot would replace the model that the other shard's server still has."""
     training = Training(sharded, samples=800)
     training.start(workers=2)
-    training.await_samples(60)
+    await_samples_everywhere(training, 60)
 
     # Given a lost shard, and an empty one whose parameter server is slow to publish again
     sharded.servers[0].freeze()
@@ -326,7 +335,7 @@ def test_a_job_that_lacks_store_nodes_reports_it_and_waits(
 ) -> None:
     training = Training(sharded)
     training.start(workers=1)
-    training.await_samples(60)
+    await_samples_everywhere(training, 60)
     before = sharded.applied(training.job)
     training.worker("worker-1").terminate()
 
