@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.counted_job import CountedJob
+from support.counted_job import CountedJob, training_machines
 from support.kubernetes import NAMESPACE, Kubelet, KubernetesApi, api_server
 from support.ports import free_port
 
@@ -40,8 +40,7 @@ class KubernetesStack:
 
     def trains_on(self, count: int) -> bool:
         """Return True if so many machines run and have a worker."""
-        rows = self.client.instances()
-        return len([row for row in rows if row.joined and row.job]) == count
+        return training_machines(self.client) == count
 
     def drain_one(self, eventually: Eventually) -> None:
         """Drain the node of a machine, and wait until another one has replaced it."""

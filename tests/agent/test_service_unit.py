@@ -26,10 +26,13 @@ def write_unit(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_unit_joins_with_the_given_options(tmp_path: Path) -> None:
-    # Given a folder with a name that needs quotes
-    folder = tmp_path / "100 % $HOME"
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a name that needs quotes."""
+    return tmp_path / "100 % $HOME"
 
+
+def test_unit_joins_with_the_given_options(folder: Path) -> None:
     # When the command has run twice
     write_unit(folder)
     done = write_unit(folder, "--hours", "22-6", "--max-cpu", "2", "--pass-env", "DATA_DIR")
@@ -46,9 +49,13 @@ def test_unit_joins_with_the_given_options(tmp_path: Path) -> None:
     secret = folder / "vcasgd" / "join.env"
     assert secret.read_text() == f"VCASGD_TOKEN={SECRET}\n"
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
-    # And systemd understands it
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("there is no systemd-analyze")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_systemd_understands_the_unit(folder: Path) -> None:
+    assert write_unit(folder, "--hours", "22-6").returncode == 0
+    unit = folder / "systemd" / "user" / "vcasgd-join.service"
+    assert unit.exists()
     checked = subprocess.run(
         ["systemd-analyze", "verify", "--user", str(unit)],
         capture_output=True,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.counted_job import CountedJob
+from support.counted_job import CountedJob, training_machines
 from support.ports import free_port
 from support.slurm import SlurmCluster, SlurmJob, slurm_cluster
 
@@ -51,8 +51,7 @@ class SlurmStack:
 
     def trains_on(self, count: int) -> bool:
         """Return True if so many machines run and have a worker."""
-        rows = self.client.instances()
-        return len([row for row in rows if row.joined and row.job]) == count
+        return training_machines(self.client) == count
 
     def log_of(self, job: SlurmJob) -> str:
         return (self.folder / f"{job.id}.log").read_text()

@@ -15,6 +15,11 @@ from vcasgd.client import Client
 EPOCHS = 2
 
 
+def training_machines(client: Client) -> int:
+    """Return the number of machines that joined and have a worker."""
+    return len([row for row in client.instances() if row.joined and row.job])
+
+
 class CountedJob:
     """A job that counts its samples, and trains until :meth:`finish`."""
 

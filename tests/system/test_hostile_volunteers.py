@@ -13,7 +13,7 @@ from vcasgd.store.ledger.owners import Owners
 
 OWNERS = ("alice", "bob", "carol", "mallory")
 SAMPLES, EPOCHS = 800, 12
-#: What four honest volunteers reach; see the extended test.
+#: Accuracy of a job with four honest volunteers.
 HONEST_ACCURACY = 0.98
 
 

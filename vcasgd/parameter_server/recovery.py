@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from vcasgd.errors import (
     CheckpointDamaged,
@@ -19,7 +20,7 @@ from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.store.ledger.tuning import Tuned
-from vcasgd.store.tensors.snapshot import Meta, Snapshot
+from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ class Recovery:
         self._checkpoints = checkpoints
         self._token = token
         self._shards = shards
-        #: What is published again, and how the server came back, until its answer.
+        #: Description of a model that is being published again, and how the server came back;
+        #: None once the server has answered.
         self._unanswered: tuple[Meta, str] | None = None
         #: True while the model is lost and a worker has been asked to create it again.
         self.awaits_first_snapshot = False
@@ -136,7 +138,9 @@ class Recovery:
         restored.factor = model.factor
         restored.batch.applied, restored.batch.jumps = 1, True
         restored.close()
-        self._replace(restored, replace(restored.next_meta(self._token), exact=True))
+        published = replace(restored.next_meta(self._token), exact=True)
+        self._replace(restored, published)
+        restored.published(published)
         # What was pinned since then is no longer in the model's history.
         for name in self._snapshots.pins():
             number = self._config.points.number_of(name)
@@ -148,20 +152,10 @@ class Recovery:
         return restored
 
     def _replace(self, model: ModelState, meta: Meta) -> bool:
-        """Publish a model in place of an older version."""
-        state = model.state if meta.rule_state else None
-        followed = model.followed if meta.stepped else None
-        replaced = self._snapshots.replace(
-            self._token,
-            meta,
-            model.stored_record(),
-            model.weights,
-            state,
-            followed,
-            first_open=model.record.first_open,
+        """Store a model in place of an older version; return False if there is none."""
+        return self._snapshots.replace(
+            self._token, *_parts(model, meta), first_open=model.record.first_open
         )
-        model.published(meta)
-        return replaced
 
     def _report_damaged(self, error: CheckpointDamaged) -> None:
         log.warning("%s", error)
@@ -178,15 +172,11 @@ class Recovery:
         model.close()
         # The server may have lost the chunks of steps.
         meta = replace(model.next_meta(self._token), exact=True, steps=())
-        record, state = model.stored_record(), model.state if meta.rule_state else None
-        followed = model.followed if meta.stepped else None
-        parts = (meta, record, model.weights, state, followed)
         self._unanswered = meta, "empty" if stored is None else f"with version {stored}"
         if stored is None:
-            done = self._snapshots.install(self._token, *parts, stored=False)
+            done = self._snapshots.install(self._token, *_parts(model, meta), stored=False)
         else:
-            first_open = model.record.first_open
-            done = self._snapshots.replace(self._token, *parts, first_open=first_open)
+            done = self._replace(model, meta)
         if done:
             self._end_republication(model)
 
@@ -220,3 +210,12 @@ class Recovery:
             return  # Training continues without the ledger.
         if newer is not None:
             raise Fenced(f"a parameter server with token {newer} has taken over")
+
+
+def _parts(
+    model: ModelState, meta: Meta
+) -> tuple[Meta, Record, Tensor, Tensor | None, Tensor | None]:
+    """Return what the tensors server stores of a model under a description."""
+    state = model.state if meta.rule_state else None
+    followed = model.followed if meta.stepped else None
+    return meta, model.stored_record(), model.weights, state, followed
