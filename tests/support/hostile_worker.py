@@ -17,6 +17,11 @@ from vcasgd.worker.main import main
 ATTACK, BEGUN = "HOSTILE_ATTACK", "HOSTILE_SINCE"
 
 
+def forged_log(begun: Path) -> Path:
+    """Return the file with a byte for each update that was forged."""
+    return begun.with_suffix(".forged")
+
+
 class Forger:
     """Changes updates, float32 [floats], of a model without running statistics."""
 
@@ -31,6 +36,8 @@ class Forger:
         if not self._begun.exists():
             self._kept = update.clone()
             return update
+        with forged_log(self._begun).open("ab") as log:
+            log.write(b".")
         noise = torch.randn(len(update), generator=self._noise)
         norm = update.norm()
         match self._attack:

@@ -298,20 +298,23 @@ def test_an_empty_tensors_server_gets_model_and_updates_again(
     assert training.repeated_samples() == 0
 
 
-def test_repeated_deaths_of_the_tensors_server_lose_nothing(harness: Harness) -> None:
+def test_repeated_deaths_of_the_tensors_server_lose_nothing(
+    harness: Harness, eventually: Eventually
+) -> None:
     # Given a running job
     training = Training(harness, samples=800)
     training.start(2)
 
     # When the tensors server is killed five times, each time while workers push
-    for _ in range(5):
+    for deaths in range(1, 6):
         training.await_more_samples(training.interval)
         harness.tensors.kill()
         harness.tensors.start()
+        # If it dies during the new publication, the parameter server may report both as one.
+        eventually(lambda n=deaths: len(harness.events(training.job, "republished")) == n)
 
     # Then nothing is lost
     training.finish()
-    assert len(harness.events(training.job, "republished")) == 5
     assert harness.server.alive
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from support.harness import PATIENCE, Harness
-from support.hostile_worker import ATTACK, BEGUN
+from support.hostile_worker import ATTACK, BEGUN, forged_log
 from support.training import TASKS
 from support.waiting import await_truth
 
+from vcasgd.learning.screening import WINDOW
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.owners import Owners
 
@@ -65,6 +66,11 @@ class Volunteers:
         assert done.totals["repeated"] == 0
         return done
 
+    def forged(self) -> int:
+        """Return how many updates the hostile owner has forged."""
+        log = forged_log(self.begun)
+        return log.stat().st_size if log.exists() else 0
+
     def accused(self) -> list[str]:
         events = self.harness.events(self.job, "owner-quarantined")
         return [event["details"]["owner"] for event in events]
@@ -111,6 +117,7 @@ def test_attacks_that_may_not_be_found_cost_no_accuracy(harness: Harness, attack
     volunteers = Volunteers(harness, attack)
     volunteers.attack_at(EPOCHS * SAMPLES // 2)
     done = volunteers.await_success()
+    assert volunteers.accused() == ["mallory"] or volunteers.forged() >= WINDOW
     assert set(volunteers.accused()) <= {"mallory"}
     assert accuracy(done) > HONEST_ACCURACY - 0.01
 
