@@ -37,6 +37,19 @@ def test_workers_train_from_the_same_version(harness: Harness, eventually: Event
     assert totals.staleness_mean < 1
 
 
+def test_exchanges_are_measured_if_a_subtask_is_one_interval(
+    harness: Harness, eventually: Eventually
+) -> None:
+    training = Training(
+        harness, samples=600, subtasks=60, push_every=8, step_seconds=0.01, update=ROUNDS
+    )
+    training.start(2)
+
+    eventually(lambda: harness.snapshots(training.job).read().meta.round.exchange_seconds > 0)
+
+    training.await_end()
+
+
 @pytest.mark.parametrize("killed", ["worker", "parameter-server"])
 def test_a_kill_loses_nothing(harness: Harness, eventually: Eventually, killed: str) -> None:
     training, names = start(harness, 2)

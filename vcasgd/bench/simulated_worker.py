@@ -65,7 +65,7 @@ class SimulatedWorker:
         self.fetched: Fetched | None = None
         #: True if ``fetched`` is meant for the next interval.
         self.prefetched = False
-        #: When the last interval of the subtask ended; None before the first one.
+        #: When the last interval ended; None before the first one.
         self.ended: float | None = None
         #: Seconds per sample of the last interval; None before the first one.
         self._pace: float | None = None

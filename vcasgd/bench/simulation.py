@@ -201,7 +201,6 @@ class Simulation:
         worker.subtask = self._waiting.popleft()
         worker.position = self._pushed.get(worker.subtask, 0)
         worker.learner.start_subtask()
-        worker.ended = None
         return True
 
     def _start_interval(self, worker: SimulatedWorker) -> None:

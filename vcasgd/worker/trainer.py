@@ -105,6 +105,9 @@ class Trainer:
         #: Measured in the last interval; None before the first one.
         self._seconds_per_sample: float | None = None
         self._seconds_per_step: deque[float] = deque(maxlen=SPEED_INTERVALS)
+        #: When the training of the last interval ended. It may have been one of another subtask:
+        #: short subtasks have only one.
+        self._ended: float | None = None
 
     def train(self, lease: Lease, learner: Learner) -> None:
         """Train a subtask from each shard's position to its end.
@@ -122,19 +125,17 @@ class Trainer:
         def reach(position: int) -> int:
             return learner.interval_stop(subtask, position, self._tuned.share)
 
-        # End of the last interval of this subtask; there was none yet.
-        ended: float | None = None
         while (step := next_step(positions, work.size, reach)) is not None:
             self._prepare_interval(work, step)
             if learner.member is not None:
-                if ended is not None:
-                    learner.member.measure_exchange(time.monotonic() - ended)
+                if self._ended is not None:
+                    learner.member.measure_exchange(time.monotonic() - self._ended)
                 learner.member.follow(self._base())
                 self._moments.open(len(positions))
                 self._moments.adopt(learner.member, self._shards.rollbacks)
                 # The local batch may have changed.
                 step = next_step(positions, work.size, reach) or step
-            stop, ended = self._train_interval(work, step)
+            stop = self._train_interval(work, step)
             if learner.member is not None:
                 self._moments.share(learner.member, self._shards.rollbacks)
             for shard in step.shards:
@@ -201,8 +202,8 @@ class Trainer:
 
     # -- an interval -------------------------------------------------------------------------------
 
-    def _train_interval(self, work: _Work, step: Step) -> tuple[int, float]:
-        """Train and push one interval; return where it ends, and when its training did."""
+    def _train_interval(self, work: _Work, step: Step) -> int:
+        """Train and push one interval; return where it ends."""
         status, started = self._status, time.monotonic()
         if self._seconds_per_sample is not None:
             self._shards.prefetch(self._seconds_per_sample * (step.stop - step.start))
@@ -217,15 +218,15 @@ class Trainer:
             on_step=status.on_step,
             asynchrony=self._tuned.asynchrony,
         )
-        ended = time.monotonic()
-        seconds = ended - started
+        self._ended = time.monotonic()
+        seconds = self._ended - started
         self._measure(trained.stop - step.start, trained, seconds)
         if work.learner.member is not None:
             work.learner.member.measure(seconds / max(trained.steps, 1))
         unchanged = torch.equal(trained.integers, base.integers)
         self._push(work, step, trained, "" if unchanged else encode_integers(trained.integers))
         status.unpushed_since = None
-        return trained.stop, ended
+        return trained.stop
 
     def _base(self) -> Base:
         shards = self._shards
