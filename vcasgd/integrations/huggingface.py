@@ -78,9 +78,10 @@ class TrainerTask(Task):
         trainer = self._make_trainer() if self._models else self.trainer
         model: nn.Module = trainer.model.train()
         if trainer.args.gradient_checkpointing:
-            cast("Any", model).gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs
-            )
+            # Newer versions warn of the old name.
+            enable = getattr(model, "activation_checkpointing_enable", None)
+            enable = enable or cast("Any", model).gradient_checkpointing_enable
+            enable(trainer.args.gradient_checkpointing_kwargs)
         self._models.append(model)
         return model
 
