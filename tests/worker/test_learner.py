@@ -321,3 +321,60 @@ def test_facts_without_a_number_of_subtasks_leave_the_specified_one() -> None:
     learner.check_against(facts)
 
     assert learner.plan.subtasks_per_epoch == 2
+
+
+class Drawn(Dataset[Tensor]):
+    """Samples that differ, with noise."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([index + float(torch.rand(()))])
+
+
+class Loaded(Slope):
+    """Records which samples were trained."""
+
+    def __init__(self, workers: int) -> None:
+        self.loader_workers = workers
+        self.trained: list[float] = []
+
+    def dataset(self, split: str) -> Dataset[Tensor]:
+        return Drawn()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.trained += batch.flatten().tolist()
+        return super().loss(model, batch)
+
+
+class TestLoaderProcesses:
+    """Given loader processes, the same samples are trained in the same order."""
+
+    def trained(self, workers: int, *, stop_after: int | None = None) -> list[float]:
+        """Train both subtasks of an epoch in intervals of two steps, if need be with a stop."""
+        task = Loaded(workers)
+        learner = learner_of(task, push_every=2, update={"rule": "async-local-sgd"})
+        base = Base(torch.zeros(1), torch.zeros(0, dtype=torch.int64))
+        try:
+            for subtask in (0, 1):
+                start = 0
+                while start < learner.plan.size(subtask):
+                    stop = learner.interval_stop(subtask, start)
+                    start = learner.train(
+                        *(base, subtask, start, stop),
+                        should_stop=lambda: len(task.trained) == stop_after,
+                        on_step=lambda: None,
+                    ).stop
+        finally:
+            learner.close()
+        return task.trained
+
+    def test_samples_and_order(self) -> None:
+        samples = self.trained(2)
+        assert [int(each) for each in samples] == [int(each) for each in self.trained(0)]
+        assert sorted(int(each) for each in samples) == list(range(40))
+
+    def test_noise_depends_on_the_sample_only(self) -> None:
+        """The number of processes, and a stop inside an interval, change nothing."""
+        assert self.trained(2) == self.trained(1, stop_after=6)

@@ -72,7 +72,15 @@ class ShardedDataset(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples in the order of ``indices``. Each shard is looked up once."""
+        """Return the samples in the order of ``indices``."""
+        return self.convert(self.read(indices))
+
+    def read(self, indices: Sequence[int]) -> list[Sample]:
+        """Return the samples before the ``transform``. Each shard is looked up once.
+
+        A task's loader processes only convert them, because the connections and the cache belong
+        to this process.
+        """
         positions = np.asarray(indices, dtype=np.int64)
         if len(positions) and not 0 <= positions.min() <= positions.max() < len(self):
             raise IndexError(f"an index is not between 0 and {len(self) - 1}")
@@ -81,9 +89,12 @@ class ShardedDataset(Dataset[Any]):
         for shard in np.unique(shards):
             samples = self._cache.get(self.index.shards[shard])
             for place in np.flatnonzero(shards == shard):
-                sample = samples[int(positions[place] - self._starts[shard])]
-                result[place] = self._transform(sample) if self._transform else sample
+                result[place] = samples[int(positions[place] - self._starts[shard])]
         return result
+
+    def convert(self, samples: list[Sample]) -> list[Any]:
+        """Return the samples after the ``transform``."""
+        return [self._transform(each) for each in samples] if self._transform else samples
 
     def will_read(self, indices: NDArray[np.int64]) -> None:
         """Start to fetch the shards of ``indices``, in this order."""

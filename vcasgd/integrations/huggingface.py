@@ -68,6 +68,9 @@ class TrainerTask(Task):
             self.batch_size = trainer.args.train_batch_size
             self.evaluation_batch_size = trainer.args.eval_batch_size
             self.clip_norm = trainer.args.max_grad_norm or None
+            self.loader_workers = trainer.args.dataloader_num_workers
+            self.prefetch_factor = trainer.args.dataloader_prefetch_factor or self.prefetch_factor
+            self.pin_memory = trainer.args.dataloader_pin_memory
         return self._made
 
     # -- model and data ------------------------------------------------------------------------

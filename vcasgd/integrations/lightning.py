@@ -66,6 +66,7 @@ class ModuleTask(Task):
             raise _refused("manual optimization", "the worker makes the steps")
         self._modules.append(module)
         self.batch_size = _batch_size(self._loader("train"))
+        self.use_loader_settings(self._loader("train"))
         self.evaluation_batch_size = _batch_size(self._loader("validation"))
         network: nn.Module = module
         return network

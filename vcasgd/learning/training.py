@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError, VcasgdError
+from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
 from vcasgd.learning.rates import clip
 from vcasgd.task.task import Task, calling_user_code
 
@@ -66,29 +67,52 @@ def set_seed(seed: int, device: torch.device | str) -> None:
         torch.manual_seed(seed)
 
 
+def step_groups(indices: NDArray[np.int64], size: int) -> list[list[int]]:
+    """Return the indices of each local step of ``size`` samples, in the order of ``indices``.
+
+    A single last sample joins the previous step, because BatchNorm can't train on one sample and
+    no sample may be skipped.
+    """
+    cuts = [*range(0, len(indices), size), len(indices)]
+    if len(cuts) > 2 and cuts[-1] - cuts[-2] == 1 < size:
+        del cuts[-2]
+    return [indices[start:stop].tolist() for start, stop in pairwise(cuts)]
+
+
 def batches(
     task: Task, dataset: Dataset[Any], indices: NDArray[np.int64], size: int | None = None
 ) -> Iterator[tuple[Any, int]]:
     """Yield batches of ``size`` samples, by default the task's, in the order of ``indices``.
 
-    Each comes with its number of samples. A data set with ``__getitems__`` gets one call for each
-    batch. A single last sample joins the previous batch, because BatchNorm can't train on one
-    sample and no sample may be skipped. Raises :class:`UserCodeError`.
+    Each comes with its number of samples; see :func:`step_groups`. A data set with
+    ``__getitems__`` gets one call for each batch. Raises :class:`UserCodeError`.
     """
-    size = size or batch_size_of(task)
-    cuts = [*range(0, len(indices), size), len(indices)]
-    if len(cuts) > 2 and cuts[-1] - cuts[-2] == 1 < size:
-        del cuts[-2]
-    groups = [indices[start:stop].tolist() for start, stop in pairwise(cuts)]
-    return _load(task, dataset, groups)
+    return _load(task, dataset, step_groups(indices, size or batch_size_of(task)))
+
+
+def prefetched(
+    processes: LoaderProcesses, wanted: Sequence[Request], ahead: Iterable[Request] = ()
+) -> Iterator[tuple[Any, int]]:
+    """Yield the batches of ``wanted`` with their numbers of samples, loaded by processes.
+
+    They continue with those of ``ahead``. Raises :class:`UserCodeError`.
+    """
+    loading = processes.load(wanted, ahead)
+    for request in wanted:
+        with _user_code("dataset"):
+            batch = next(loading)
+        yield batch, len(request.indices)
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
     """Return a batch with every tensor on ``device``.
 
     Tensors can be in nested lists, tuples, and mappings. Values without a device stay as they are.
+    A tensor in pinned memory is copied while the GPU computes.
     """
-    if hasattr(batch, "to"):  # a tensor, a PackedSequence, a tokenizer's BatchEncoding, …
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if hasattr(batch, "to"):  # a PackedSequence, a tokenizer's BatchEncoding, …
         return batch.to(device)
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
@@ -150,7 +174,7 @@ def evaluate(
     """
     sums: defaultdict[str, float] = defaultdict(float)
     with torch.no_grad(), _evaluation_mode(model):
-        for batch in _evaluation_batches(task, dataset):
+        for batch in _evaluation_batches(task, dataset, device):
             if should_stop():
                 return {}
             for name, value in _metrics(task, model, to_device(batch, device)).items():
@@ -214,14 +238,24 @@ def batch_size_of(task: Task, name: str = "batch_size") -> int:
     return size
 
 
-def _evaluation_batches(task: Task, dataset: Dataset[Any]) -> Iterator[Any]:
+def _evaluation_batches(
+    task: Task, dataset: Dataset[Any], device: torch.device | str
+) -> Iterator[Any]:
     with _user_code("dataset"):
         length = len(dataset)  # type: ignore[arg-type]
     if length == 0:
         raise SpecError("task: the validation data set is empty", field="task")
     size = batch_size_of(task, "evaluation_batch_size")
     groups = [list(range(length)[cut : cut + size]) for cut in range(0, length, size)]
-    return (batch for batch, _ in _load(task, dataset, groups))
+    if not workers_of(task):
+        yield from (batch for batch, _ in _load(task, dataset, groups))
+        return
+    processes = LoaderProcesses(task, dataset, device)
+    try:
+        requests = [Request(group, number) for number, group in enumerate(groups)]
+        yield from (batch for batch, _ in prefetched(processes, requests))
+    finally:
+        processes.close()
 
 
 def _load(task: Task, dataset: Dataset[Any], groups: list[list[int]]) -> Iterator[tuple[Any, int]]:

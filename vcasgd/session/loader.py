@@ -169,7 +169,16 @@ def loader_over(data: Dataset[Any] | DataLoader[Any], batch_size: int | None) ->
     loader = evenly_drawn(data)
     if batch_size in (None, loader.batch_size):
         return loader
-    return DataLoader(dataset, batch_size, shuffle=True, collate_fn=loader.collate_fn)
+    return DataLoader(
+        dataset,
+        batch_size,
+        shuffle=True,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+    )
 
 
 def evenly_drawn(loader: DataLoader[Any]) -> DataLoader[Any]:

@@ -13,9 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from vcasgd.errors import UserCodeError
+from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.learning.training import batches, descend, evaluate, to_device
+from vcasgd.learning.training import descend, evaluate, to_device
 from vcasgd.session.loader import BatchLoader, evenly_drawn, loader_over
 from vcasgd.session.schedules import schedule_of, start_rates
 from vcasgd.session.script import Evaluate, LoopTask, running_script
@@ -100,16 +101,17 @@ class Session:
     ) -> Iterator[Any]:
         """Iterate over batches on the model's device. Call :meth:`step` once for each.
 
-        From a loader, only the data set, batch size, and collate function are used: the session
-        draws its own order and drops no sample. ``batch_size`` defaults to 64. ``epochs`` is the
-        number of passes over the data if the script runs on its own. A job takes the number from
-        ``job.yaml``, and its first call covers all epochs.
+        From a loader, the data set, batch size, collate function, and the settings of its worker
+        processes are used: the session draws its own order and drops no sample. ``batch_size``
+        defaults to 64. ``epochs`` is the number of passes over the data if the script runs on its
+        own. A job takes the number from ``job.yaml``, and its first call covers all epochs.
 
         Raises :class:`SpecError` for a loader that doesn't draw evenly from a map-style data set,
         and :class:`UserCodeError` if a step is missing.
         """
         if isinstance(data, DataLoader):
             dataset = evenly_drawn(data).dataset
+            self._task.use_loader_settings(data)
             batch_size = batch_size or data.batch_size
             collate = collate or data.collate_fn
         else:
@@ -134,6 +136,7 @@ class Session:
         loader = loader_over(data, batch_size)
         assert loader.batch_size is not None, "the loader was checked"
         self._task.set_data(loader.dataset, loader.batch_size, loader.collate_fn)
+        self._task.use_loader_settings(loader)
         return BatchLoader(self._task, self._optimizer, loader, self._script)
 
     def step(self, loss: Tensor) -> None:
@@ -175,15 +178,18 @@ class Session:
         seed = int(torch.randint(2**32, ()))
         plan = EpochPlan(len(dataset), 1, epochs, seed)  # type: ignore[arg-type]
         rates = Rates(self._task, self._optimizer)
+        source = BatchSource(self._task, dataset, device, seed)
         for epoch in range(epochs):
             done = 0
-            order = plan.indices(epoch, 0, plan.samples)
-            for batch, count in batches(self._task, dataset, order):
+            following = (SampleRange(each, 0, plan.samples) for each in range(epoch + 1, epochs))
+            interval = SampleRange(epoch, 0, plan.samples)
+            for batch, count in source.batches(plan, interval, following):
                 rates.follow(plan.progress(epoch, done))
                 yield to_device(batch, device)
                 done += count
             if self._task.has_evaluation:
                 self._evaluate(epoch + 1, device)
+        source.close()
 
     def _evaluate(self, epoch: int, device: torch.device) -> None:
         self.metrics = evaluate(

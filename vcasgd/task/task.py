@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 import vcasgd
 from vcasgd.errors import TaskImportError, UserCodeError
@@ -30,6 +30,14 @@ class Task:
     batch_size: int = 64
     #: Samples in an evaluation step, which needs no gradients.
     evaluation_batch_size: int = 512
+    #: Processes that load batches, as ``num_workers`` of a ``DataLoader``. With 0, the worker does.
+    loader_workers: int = 0
+    #: Batches that each of them loads ahead.
+    prefetch_factor: int = 2
+    #: True if they put batches into pinned memory for a GPU.
+    pin_memory: bool = True
+    #: Function that each of them calls first, with its number.
+    worker_init_fn: Callable[[int], None] | None = None
     #: Largest norm of all gradients together in a local step; larger ones are scaled down to it.
     clip_norm: float | None = None
     #: True if :meth:`loss` also makes the optimizer's step, as the loop of a script can do.
@@ -89,6 +97,13 @@ class Task:
     def collate(self, samples: list[Any]) -> Any:
         """Combine a list of samples into a batch."""
         return default_collate(samples)
+
+    def use_loader_settings(self, loader: DataLoader[Any]) -> None:
+        """Load batches with the processes that a ``DataLoader`` would use."""
+        self.loader_workers = loader.num_workers
+        self.prefetch_factor = loader.prefetch_factor or self.prefetch_factor
+        self.pin_memory = loader.pin_memory or self.pin_memory
+        self.worker_init_fn = loader.worker_init_fn
 
 
 TaskFactory = Callable[[], Task]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.utils.data import Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, VcasgdError
 from vcasgd.learning.adapter import adapter_of
+from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings.encoder import Encoder, codec_of, step_format
 from vcasgd.learning.encodings.payload import EncodedVector
@@ -27,7 +27,6 @@ from vcasgd.learning.shards import Cut, ShardRange, shards_for
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.learning.training import (
     batch_size_of,
-    batches,
     evaluate,
     seed_for,
     set_seed,
@@ -73,8 +72,8 @@ class Learner:
         self._rollbacks = self._divergences = 0
         #: This worker's part in the job's rounds, if the rule has any.
         self._member: Member | None = None
-        #: The last two subtasks that were started.
-        self._started: deque[int] = deque(maxlen=2)
+        #: The ``share`` of the last interval.
+        self._share = 1.0
 
     @property
     def spec(self) -> JobSpec:
@@ -208,6 +207,7 @@ class Learner:
 
         ``share`` in (0, 1] is the fraction of a full interval that this worker makes.
         """
+        self._share = share
         size, batch = self.plan.size(subtask), int(self._task.batch_size)
         if self.member is not None:
             return self.member.interval_stop(position, size)
@@ -256,22 +256,20 @@ class Learner:
         assert self._rates is not None
         rates, plan = self._rates, self.plan
         momentum = self._momenta.follow(asynchrony) if self._momenta is not None else None
-        self._announce(subtask, start)
+        self._source.announce(plan, subtask, start)
         start_from = interval_start(self._rule, self._local, base.floats)
         self._model.load(start_from, base.integers)
         set_seed(seed_for(self._spec.seed, subtask, start), self._device)
-        indices = self.plan.indices(subtask, start, stop)
-        member, size, clip_factor = self.member, None, 1.0
+        interval, member, clip_factor = SampleRange(subtask, start, stop), self.member, 1.0
         if member is not None:
             member.begin()
-            size = member.batch_size(len(indices))
             # The noise of a smaller batch makes its gradient longer.
             clip_factor = member.share**-0.5
-        interval = train(
+        trained = train(
             self._task,
             self._model.module,
             self._optimizer,
-            batches(self._task, self._train_set, indices, size),
+            self._source.batches(plan, interval, self._following(subtask, stop)),
             self._device,
             should_stop=should_stop,
             on_step=on_step,
@@ -279,34 +277,38 @@ class Learner:
             clip_factor=clip_factor,
         )
         update, integers = self._update(base)
-        stop = start + interval.samples
-        return Trained(stop, interval.steps, interval.loss_sum, update, integers, momentum)
+        stop = start + trained.samples
+        return Trained(stop, trained.steps, trained.loss_sum, update, integers, momentum)
 
-    def _announce(self, subtask: int, start: int) -> None:
-        """Announce to the data set which samples it will be asked for, if it has ``will_read``.
+    @cached_property
+    def _source(self) -> BatchSource:
+        spec, device = self._spec, self._device
+        return BatchSource(self._task, self._train_set, device, spec.seed, self._step_size)
 
-        The samples of this subtask come first, then those of the probable next one: workers take
-        turns, so it is as far ahead as this one was.
-        """
-        if subtask in self._started:
-            return
-        self._started.append(subtask)
-        will_read = getattr(self._train_set, "will_read", None)
-        if will_read is None:
-            return
-        plan, ahead = self.plan, subtask + max(1, self._started[-1] - self._started[0])
-        will_read(plan.indices(subtask, start, plan.size(subtask)))
-        if ahead < plan.total_subtasks:
-            will_read(plan.indices(ahead, 0, plan.size(ahead)))
+    def _step_size(self, samples: int) -> int:
+        """Return the samples of each local step in an interval of so many samples."""
+        member = self.member
+        return member.batch_size(samples) if member else batch_size_of(self._task)
+
+    def _following(self, subtask: int, start: int) -> Iterator[SampleRange]:
+        """Yield the intervals that this worker probably trains from a sample of a subtask on."""
+        while subtask < self.plan.total_subtasks:
+            size = self.plan.size(subtask)
+            while start < size:
+                stop = self.interval_stop(subtask, start, self._share)
+                yield SampleRange(subtask, start, stop)
+                start = stop
+            subtask, start = subtask + self._source.turn, 0
+
+    def close(self) -> None:
+        """End the loader processes; training again starts new ones."""
+        if (source := self.__dict__.get("_source")) is not None:
+            source.close()
 
     def reading(self) -> dict[str, float]:
         """Return the data set's counters of its reads; empty if it has none."""
-        counters = getattr(self.__dict__.get("_train_set"), "read_counters", None)
-        try:
-            return dict(counters()) if callable(counters) else {}
-        except Exception:  # noqa: BLE001 - user code
-            # The data set is the user's, and may use this name for something else.
-            return {}
+        source = self.__dict__.get("_source")
+        return source.reading() if source else {}
 
     def _update(self, base: Base) -> tuple[Tensor, Tensor]:
         # New vectors, because pending updates refer to them until they are applied.

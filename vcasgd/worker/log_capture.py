@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections import deque
@@ -32,12 +33,17 @@ class LineCapture:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Capture standard output and standard error, which still get every line."""
+        os.register_at_fork(after_in_child=self._forget)
         before = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = _Tee(before[0], self.add), _Tee(before[1], self.add)
         try:
             yield
         finally:
             sys.stdout, sys.stderr = before
+
+    def _forget(self) -> None:
+        # A thread that isn't in the fork may hold the lock.
+        self._lock = threading.Lock()
 
     def add(self, line: str) -> None:
         with self._lock:

@@ -67,7 +67,8 @@ class Setup:
 
         A script that has ended starts again.
         """
-        if self._script is not None and self._script.ended:
+        if self._script is not None and self._script.ended and self._learner is not None:
+            self._learner.close()
             self._learner = None
         if self._learner is None or not self._shards.is_open:
             self._status.doing = "preparing"
@@ -87,7 +88,9 @@ class Setup:
         return self._learner.reading() if self._learner else {}
 
     def close(self) -> None:
-        """End the user's script, if the task is one."""
+        """End the loader processes, and the user's script, if the task is one."""
+        if self._learner is not None:
+            self._learner.close()
         if self._script is not None:
             self._script.close()
 

@@ -1,0 +1,243 @@
+"""Loader processes: order, seeds, prefetching, and their end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+import vcasgd
+from vcasgd.errors import SpecError, UserCodeError
+from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
+from vcasgd.learning.training import evaluate, prefetched
+
+#: Bound of every wait, in seconds.
+PATIENCE = 20.0
+
+
+class Noisy(Dataset[Tensor]):
+    """A sample is its index, the process that loaded it, and three random numbers."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> Tensor:
+        drawn = [float(torch.rand(())), random.random(), float(np.random.rand())]
+        return torch.tensor([index, os.getpid(), *drawn], dtype=torch.float64)
+
+
+class Augments(vcasgd.Task):
+    loader_workers = 2
+    evaluation_batch_size = 3
+
+    def dataset(self, split: str) -> Dataset[Any]:
+        return Noisy()
+
+    def evaluate(self, model: torch.nn.Module, batch: Tensor) -> dict[str, Tensor]:
+        return {"index": batch[:, 0].sum(), "count": torch.tensor(len(batch))}
+
+
+def requests(*starts: int) -> list[Request]:
+    return [Request([start, start + 1], seed=start) for start in starts]
+
+
+@pytest.fixture
+def processes() -> Iterator[LoaderProcesses]:
+    loader = LoaderProcesses(Augments(), Noisy(), "cpu")
+    yield loader
+    loader.close()
+    assert not own_children()
+
+
+def own_children() -> list[int]:
+    """Return the loader processes of this test; other tests have other children."""
+    children = multiprocessing.active_children()
+    return [each.pid for each in children if each.pid is not None and each.daemon]
+
+
+def loaded(batches: Iterator[Any]) -> Tensor:
+    """Return the columns index and random numbers of all samples."""
+    return torch.cat(list(batches))[:, [0, 2, 3, 4]]
+
+
+def test_batches_come_in_order_from_other_processes(processes: LoaderProcesses) -> None:
+    batch = torch.cat(list(processes.load(requests(6, 2, 8, 4))))
+    assert batch[:, 0].tolist() == [6, 7, 2, 3, 8, 9, 4, 5]
+    pids = set(batch[:, 1].tolist())
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+
+
+def test_random_numbers_depend_on_the_batch_only(processes: LoaderProcesses) -> None:
+    """Given batches that other processes load in another order, they are the same."""
+    first = loaded(processes.load(requests(0, 2, 4)))
+    again = loaded(processes.load(requests(4, 0)))
+    assert torch.equal(first[[4, 5, 0, 1]], again)
+
+
+def test_the_random_state_of_training_stays(processes: LoaderProcesses) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(())
+    torch.manual_seed(3)
+    list(processes.load(requests(0, 2)))
+    assert torch.rand(()) == expected
+
+
+def test_prefetched_batches_are_used(processes: LoaderProcesses) -> None:
+    """The second interval needs no new batch, because all of it is under way."""
+    list(processes.load(requests(0), ahead=requests(2, 4, 6, 8)))
+    sent = list(processes._requests.sent)
+    assert [each.indices[0] for each in sent] == [2, 4, 6, 8][: len(sent)]
+    assert len(sent) == 4
+    second = processes.load(requests(2, 4), ahead=requests(6, 8, 10))
+    assert loaded(second)[:, 0].tolist() == [2, 3, 4, 5]
+
+
+def test_wrong_forecast_is_dropped(processes: LoaderProcesses) -> None:
+    list(processes.load(requests(0), ahead=requests(2, 4, 6)))
+    assert loaded(processes.load(requests(20, 22)))[:, 0].tolist() == [20, 21, 22, 23]
+
+
+def test_forecast_may_change_behind_the_wanted_batches(processes: LoaderProcesses) -> None:
+    list(processes.load(requests(0), ahead=requests(2, 4, 6, 8)))
+    assert loaded(processes.load(requests(2), ahead=requests(30, 32)))[:, 0].tolist() == [2, 3]
+    assert loaded(processes.load(requests(30)))[:, 0].tolist() == [30, 31]
+
+
+def test_stopped_interval_resumes_at_the_next_batch(processes: LoaderProcesses) -> None:
+    """A batch that was loaded but not trained comes again."""
+    interval = processes.load(requests(0, 2, 4, 6, 8))
+    assert next(interval)[:, 0].tolist() == [0, 1]
+    interval.close()
+    assert loaded(processes.load(requests(2, 4)))[:, 0].tolist() == [2, 3, 4, 5]
+
+
+def test_load_after_all_was_loaded(processes: LoaderProcesses) -> None:
+    for start in (0, 2, 4):
+        assert loaded(processes.load(requests(start)))[0, 0] == start
+
+
+class Damaged(Noisy):
+    def __getitem__(self, index: int) -> Tensor:
+        if index == 4:
+            raise ValueError("sample 4 is damaged")
+        return super().__getitem__(index)
+
+
+def test_error_of_the_data_set() -> None:
+    loader = LoaderProcesses(Augments(), Damaged(), "cpu")
+    with pytest.raises(UserCodeError, match="sample 4 is damaged"):
+        list(prefetched(loader, requests(0, 2, 4)))
+    assert loaded(loader.load(requests(6)))[0, 0] == 6
+    loader.close()
+
+
+def test_killed_process(processes: LoaderProcesses) -> None:
+    """Given a process that the system killed, the batch fails and the next one is loaded."""
+    list(processes.load(requests(0)))
+    assert len(own_children()) == 2
+    for pid in own_children():
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="worker"):
+        list(processes.load(requests(2, 4, 6, 8)))
+    assert loaded(processes.load(requests(2)))[0, 0] == 2
+
+
+class Reads(Noisy):
+    """Reads in the worker and converts in a loader process, like ShardedDataset."""
+
+    def read(self, indices: list[int]) -> list[tuple[int, int]]:
+        return [(index, os.getpid()) for index in indices]
+
+    def convert(self, samples: list[tuple[int, int]]) -> list[Tensor]:
+        return [torch.tensor([index, pid, os.getpid()]) for index, pid in samples]
+
+
+def test_data_set_that_reads_in_the_worker() -> None:
+    loader = LoaderProcesses(Augments(), Reads(), "cpu")
+    [batch] = loader.load(requests(2))
+    loader.close()
+    assert batch[:, 0].tolist() == [2, 3]
+    assert set(batch[:, 1].tolist()) == {os.getpid()}
+    assert os.getpid() not in batch[:, 2].tolist()
+
+
+def test_evaluation_uses_them_and_ends_them() -> None:
+    task = Augments()
+    data = torch.utils.data.Subset(Noisy(), range(8))
+    metrics = evaluate(
+        *(task, torch.nn.Identity(), data, "cpu"), should_stop=lambda: False, on_step=lambda: None
+    )
+    assert metrics == {"index": 3.5, "count": 8}
+    assert not own_children()
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "2"])
+def test_invalid_number(value: Any) -> None:
+    task = Augments()
+    task.loader_workers = value
+    with pytest.raises(SpecError, match="loader_workers is"):
+        workers_of(task)
+
+
+HANGS = """
+import os, signal, sys, time, torch, vcasgd
+from vcasgd.learning.loader_processes import LoaderProcesses, Request
+
+signal.signal(signal.SIGTERM, lambda *_: None)  # As a worker does.
+
+class Slow(torch.utils.data.Dataset):
+    def __getitem__(self, index):
+        print(os.getpid(), flush=True)
+        if index:
+            time.sleep(600)
+        return torch.zeros(1)
+
+task = vcasgd.Task()
+task.loader_workers = 2
+loader = LoaderProcesses(task, Slow(), "cpu")
+list(loader.load([Request([0]), Request([0])], [Request([1]), Request([1])]))
+if sys.argv[1] == "close":
+    loader.close()
+    print("closed", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", ["kill", "close"])
+def test_no_process_is_left(tmp_path: Path, end: str) -> None:
+    """Given processes that hang in the data set, they end with the worker, or when it closes."""
+    program = tmp_path / "hangs.py"
+    program.write_text(HANGS)
+    worker = subprocess.Popen(
+        [sys.executable, str(program), end], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert worker.stdout is not None
+        loaders = set()
+        while len(loaders) < 2:
+            loaders.add(int(worker.stdout.readline()))
+        assert all(psutil.pid_exists(pid) for pid in loaders)
+        if end == "kill":
+            worker.kill()
+        deadline = time.monotonic() + PATIENCE
+        while any(map(psutil.pid_exists, loaders)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(map(psutil.pid_exists, loaders))
+    finally:
+        worker.kill()
+        worker.communicate()

@@ -1,0 +1,107 @@
+"""Batches of a learner's push intervals, loaded ahead if the task has loader processes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
+from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.learning.training import batch_size_of, batches, prefetched, seed_for, step_groups
+from vcasgd.task.task import Task
+
+
+@dataclass(frozen=True)
+class SampleRange:
+    """Samples ``[start, stop)`` of a subtask."""
+
+    subtask: int
+    start: int
+    stop: int
+
+
+class BatchSource:
+    """Owner of the loader processes of a task's training set.
+
+    ``step_size(samples)`` returns the samples of each local step in an interval of so many samples;
+    by default, it is the task's batch size.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        dataset: Dataset[Any],
+        device: torch.device | str,
+        seed: int,
+        step_size: Callable[[int], int] | None = None,
+    ) -> None:
+        self._task, self._dataset, self._device, self._seed = task, dataset, device, seed
+        self._step_size = step_size or (lambda _: batch_size_of(task))
+        self._processes: LoaderProcesses | None = None
+        #: The last two subtasks that were started.
+        self._started: deque[int] = deque(maxlen=2)
+
+    @property
+    def turn(self) -> int:
+        """Subtasks from one that this worker leases to its next one: workers take turns."""
+        return max(1, self._started[-1] - self._started[0])
+
+    def announce(self, plan: EpochPlan, subtask: int, start: int) -> None:
+        """Announce to the data set which samples it will be asked for, if it has ``will_read``.
+
+        The samples of this subtask come first, then those of the probable next one, which is as far
+        ahead as this one was.
+        """
+        if subtask in self._started:
+            return
+        self._started.append(subtask)
+        will_read = getattr(self._dataset, "will_read", None)
+        if will_read is None:
+            return
+        ahead = subtask + self.turn
+        will_read(plan.indices(subtask, start, plan.size(subtask)))
+        if ahead < plan.total_subtasks:
+            will_read(plan.indices(ahead, 0, plan.size(ahead)))
+
+    def reading(self) -> dict[str, float]:
+        """Return the data set's counters of its reads; empty if it has none."""
+        counters = getattr(self._dataset, "read_counters", None)
+        try:
+            return dict(counters()) if callable(counters) else {}
+        except Exception:  # noqa: BLE001 - user code
+            # The data set is the user's, and may use this name for something else.
+            return {}
+
+    def batches(
+        self, plan: EpochPlan, interval: SampleRange, following: Iterable[SampleRange]
+    ) -> Iterator[tuple[Any, int]]:
+        """Return the batches of an interval with their numbers of samples.
+
+        Loader processes then continue with those of the ``following`` intervals.
+        """
+        if not workers_of(self._task):
+            indices = plan.indices(interval.subtask, interval.start, interval.stop)
+            size = self._step_size(len(indices))
+            return batches(self._task, self._dataset, indices, size)
+        if self._processes is None:
+            self._processes = LoaderProcesses(self._task, self._dataset, self._device)
+        ahead = (request for each in following for request in self._requests(plan, each))
+        return prefetched(self._processes, list(self._requests(plan, interval)), ahead)
+
+    def _requests(self, plan: EpochPlan, interval: SampleRange) -> Iterator[Request]:
+        indices = plan.indices(interval.subtask, interval.start, interval.stop)
+        start = interval.start
+        for group in step_groups(indices, self._step_size(len(indices))):
+            # A worker that repeats a batch after an eviction draws the same augmentations.
+            yield Request(group, seed_for(self._seed, interval.subtask, start))
+            start += len(group)
+
+    def close(self) -> None:
+        """End the loader processes; the next batch starts new ones."""
+        if self._processes is not None:
+            self._processes.close()
