@@ -25,12 +25,12 @@ MOST_WAITING = window(MemoryLimits(128 * MIB, 0), 2 * MIB, 2 * MIB)
     ("memory", "model", "payload", "share", "places"),
     [
         pytest.param(MemoryLimits(0, 5), MIB, MIB, 1.0, MOST_SLOTS, id="no limit"),
-        # 900 usable, 20 for five readers, 7.5 × 64 for snapshots and moments, 65 per slot
-        pytest.param(MemoryLimits(1000 * MIB, 10), 64 * MIB, 64 * MIB, 1.0, 6, id="one job"),
+        # 900 usable, 20 for five readers, 6.5 × 64 for snapshots and moments, 65 per slot
+        pytest.param(MemoryLimits(1000 * MIB, 10), 64 * MIB, 64 * MIB, 1.0, 7, id="one job"),
         pytest.param(
-            MemoryLimits(1000 * MIB, 10), 64 * MIB, 32 * MIB, 1.0, 12, id="a smaller encoding"
+            MemoryLimits(1000 * MIB, 10), 64 * MIB, 32 * MIB, 1.0, 14, id="a smaller encoding"
         ),
-        pytest.param(MemoryLimits(2000 * MIB, 10), 64 * MIB, 64 * MIB, 0.5, 6, id="two jobs"),
+        pytest.param(MemoryLimits(2000 * MIB, 10), 64 * MIB, 64 * MIB, 0.5, 7, id="two jobs"),
         pytest.param(MemoryLimits(100 * MIB, 10), 64 * MIB, 64 * MIB, 1.0, 1, id="too small"),
         pytest.param(
             MemoryLimits(1000 * MIB, 500), 64 * MIB, 64 * MIB, 1.0, 1, id="many connections"
@@ -93,6 +93,19 @@ class TestPlaces:
         assert world.sender.push(header, 0, payload).accepted, "it is applied"
         assert not held(world)
         world.assert_exact()
+
+    def test_a_large_update_waits_for_the_workers_last_one(
+        self, world: World, places: PushSlots
+    ) -> None:
+        first, _ = world.push(0, 0, 1)
+        header, payload = world.update(0, 1, 2, 1)
+
+        with pytest.raises(StoreFull):
+            world.sender.push(header, 0, payload, [first.update])
+
+        assert len(list(world.tensors.scan_iter(f"{world.keys.prefix}u:*"))) == 1
+        world.shard().turn()
+        assert world.sender.push(header, 0, payload, [first.update]).accepted
 
     def test_a_worker_that_fell_silent_loses_its_place_and_what_it_wrote(
         self, world: World, places: PushSlots, monkeypatch: pytest.MonkeyPatch

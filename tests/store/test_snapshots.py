@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,7 +18,8 @@ from vcasgd.errors import Fenced, SnapshotMissing, StoreError
 from vcasgd.store import bulk_transfer
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.tensors import bf16_split as module
-from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
+from vcasgd.store.tensors import snapshot_store
+from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, outgoing
 from vcasgd.store.tensors.snapshot import (
     Change,
     Record,
@@ -368,6 +369,50 @@ def test_a_reader_starts_again_when_it_was_overtaken(
     assert snapshot.meta.version == 2
     assert values(out) == [2.0]
     assert second.version == 1
+
+
+class TestRoom:
+    """A publication removes the version before the present one while it writes the next one."""
+
+    def test_both_together_take_the_room_of_one(
+        self, snapshots: SnapshotStore, tensors: RedisClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "CHUNK_BYTES", 64)
+        monkeypatch.setattr(snapshot_store, "REMOVED_CHUNKS", 4)
+        first, second = install(snapshots), publish(snapshots, constant(1), 1)
+        most = 0
+
+        def counted(chunks: Iterator[memoryview]) -> Iterator[memoryview]:
+            nonlocal most
+            for chunk in chunks:
+                yield chunk
+                most = max(most, len(key_names(tensors)))
+
+        monkeypatch.setattr(
+            snapshot_store, "outgoing", lambda *args, **how: counted(outgoing(*args, **how))
+        )
+        before = len(key_names(tensors))
+        third = publish(snapshots, constant(2), 2, previous=first)
+
+        assert before <= most <= before + 1
+        assert values(fetch(snapshots)[1]) == [2.0]
+        assert tensors.exists(*snapshots.chunk_keys(second)) == len(snapshots.chunk_keys(second))
+        assert not tensors.exists(*snapshots.chunk_keys(first))
+        assert third.version == 2
+
+    @pytest.mark.parametrize("change", ["failover", "takeover"])
+    def test_nothing_is_removed_if_another_version_may_be_the_present_one(
+        self, snapshots: SnapshotStore, tensors: RedisClient, change: str
+    ) -> None:
+        first = install(snapshots)
+        meta = meta_of(constant(2), 2, 1)
+        base = 0 if change == "takeover" else 1
+        if change == "takeover":
+            snapshots.takeover(2)
+
+        snapshots.write(meta, constant(2), base=base, instead_of=snapshots.chunk_keys(first))
+
+        assert values(fetch(snapshots)[1]) == [0.0]
 
 
 class TestRounded:

@@ -32,11 +32,12 @@ def publish(
 ) -> Meta:
     """Publish a version, as the parameter server does after each batch."""
     meta = meta_of(vector, version, token)
-    snapshots.write(meta, vector)
+    replaced = snapshots.chunk_keys(previous) if previous else []
+    snapshots.write(meta, vector, base=version - 1, instead_of=replaced)
     text = {str(subtask): at for subtask, at in (positions or {}).items()}
     fields = {"version": version, "token": token, "finished": 0, **text}
     change = Change(base=version - 1, fields=fields)
-    snapshots.commit(token, meta, change, snapshots.chunk_keys(previous) if previous else [])
+    snapshots.commit(token, meta, change)
     return meta
 
 

@@ -15,6 +15,7 @@ from support.world import World
 from vcasgd.errors import SnapshotMissing
 from vcasgd.store.connection import connect
 from vcasgd.store.tensors.updates import Header
+from vcasgd.worker import shard_client as module
 from vcasgd.worker.shard_client import ShardClient
 
 Eventually = Callable[..., Any]
@@ -50,6 +51,28 @@ def counts(client: ShardClient, *names: str) -> tuple[int, ...]:
 
 
 class TestSending:
+    def test_a_large_update_waits_in_the_worker_for_the_one_before(
+        self,
+        world: World,
+        client: ShardClient,
+        eventually: Eventually,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(module, "PIPELINED_BYTES", 0)
+        headers = [submit(world, client, 0, start, start + 1) for start in range(3)]
+        shard = world.shard()
+
+        for header in headers[:2]:
+            eventually(world.reader.waiting)
+            (entry,) = world.reader.read(10)
+            assert Header.parse(entry.header).update == header.update
+            assert shard.turn() == 1
+        eventually(world.reader.waiting)
+        submit(world, client, 0, 3, 4)
+        flush(client)
+
+        assert world.reader.waiting() == 2, "a worker that leaves waits for nothing"
+
     def test_updates_are_pushed_in_the_background_and_in_order(
         self, world: World, client: ShardClient
     ) -> None:

@@ -73,10 +73,13 @@ class Publisher:
         unused: list[str] = []
         if batch.applied:
             followed = model.followed if meta.stepped else None
-            self._snapshots.write(meta, model.weights, model.state, followed, batch.step)
+            self._snapshots.write(
+                *(meta, model.weights, model.state, followed, batch.step),
+                base=model.meta.version,
+                instead_of=self._pins.unused_chunks(model.meta),
+            )
             listed = set(self._snapshots.step_keys(meta))
-            unused = self._pins.unused_chunks(model.meta)
-            unused += [key for key in self._snapshots.step_keys(model.meta) if key not in listed]
+            unused = [key for key in self._snapshots.step_keys(model.meta) if key not in listed]
         change = Change(
             base=model.meta.version,
             fields=model.changed_fields(meta),

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import takewhile
 
 from vcasgd.store.tensors.updates import Header, Payload, UpdateStatus
 
@@ -117,6 +118,11 @@ class PendingUpdates:
     def all_sent(self) -> list[PendingUpdate]:
         """Return the updates whose outcome isn't known yet."""
         return [update for update in self._updates if update.state is PushState.SENT]
+
+    def names_before(self, update: PendingUpdate) -> list[str]:
+        """Return the names of own updates that were submitted before one and aren't applied."""
+        before = takewhile(lambda each: each is not update, self._updates)
+        return [each.name for each in before if each.payload is not None]
 
     def reached(self, subtask: int, token: int) -> int:
         """Return the end of the updates made under a lease, in samples; 0 if there are none."""

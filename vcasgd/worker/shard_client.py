@@ -35,7 +35,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.snapshot import Meta
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import Header, Payload, UpdateSender
+from vcasgd.store.tensors.updates import NO_COMMIT, Header, Payload, UpdateSender
 from vcasgd.worker.pending_updates import MAX_UNAPPLIED, PendingUpdate, PendingUpdates, Settled
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,11 @@ RETRY_SECONDS = 0.1
 COMMIT_WAIT_SECONDS = 0.2
 #: A prefetch starts this many times earlier than the duration of the last fetch requires.
 FETCH_MARGIN = 1.5
+#: Size of an update up to which a worker has two in the tensors server at a time, so that the
+#: parameter server can publish more of them together. A larger one waits in the worker, unless the
+#: worker is about to leave: exchanges aren't slower (benchmarks/results/sizing.md), and the tensors
+#: server needs less memory.
+PIPELINED_BYTES = 32 << 20
 #: Fraction of the longest push that still counts after the next one.
 PUSH_DECAY = 0.8
 FLOAT32_BYTES = 4
@@ -96,6 +101,8 @@ class ShardClient:
         #: Makes a prefetch start at once.
         self._hurry = threading.Event()
         self._late = False
+        #: The last commit that the request thread waited for.
+        self._seen = NO_COMMIT
         #: Holds a request that is being made and the few behind it: a request for the state
         #: joins the one that is under way.
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
@@ -104,7 +111,7 @@ class ShardClient:
         #: Guards the pending updates, and is notified when they change.
         self._changed = threading.Condition()
         self._pending = PendingUpdates()
-        self._closed = False
+        self._closed = self._hurries = False
         #: Seconds from the submission of an update until the server had accepted it, for one in
         #: float32, as a worker's last update is. The longest of the last ones.
         self.push_seconds = 0.0
@@ -163,6 +170,7 @@ class ShardClient:
     def flush(self, seconds: float) -> bool:
         """Wait until all updates are in the stream; False if that takes longer than ``seconds``."""
         with self._changed:
+            self._hurries = True
             self._changed.wait_for(
                 lambda: self._pending.next_unsent() is None or self._push_error is not None,
                 timeout=seconds,
@@ -295,7 +303,7 @@ class ShardClient:
     def _check(self, *, patiently: bool = False) -> tuple[int, int]:
         """Settle the sent updates; return the present version and its writer."""
         if patiently and self.full:
-            self._sender.wait_for_commit(COMMIT_WAIT_SECONDS)
+            self._seen = self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, self._seen)
         with self._changed:
             sent = self._pending.all_sent()
         status = self._sender.status(
@@ -341,8 +349,18 @@ class ShardClient:
 
     def _push_all(self) -> None:
         try:
+            seen, held = NO_COMMIT, 0.0
             while (update := self._next_unsent()) is not None:
-                if not self._push(update):
+                try:
+                    self._push(update, held)
+                    held = 0.0
+                except StoreFull:
+                    # The next commit makes room.
+                    began = time.monotonic()
+                    seen = self._wait_for_commit(seen)
+                    held += time.monotonic() - began
+                except TRANSIENT as error:
+                    log.debug("push of subtask %d: %s", update.subtask, error)
                     time.sleep(RETRY_SECONDS)
         except Exception as error:
             log.exception("pushing to shard %d", self.part.shard)
@@ -356,15 +374,27 @@ class ShardClient:
             self._changed.wait_for(lambda: self._closed or self._pending.next_unsent() is not None)
             return None if self._closed else self._pending.next_unsent()
 
-    def _push(self, update: PendingUpdate) -> bool:
-        """Push once; return False if it has to be tried again."""
+    def _wait_for_commit(self, seen: bytes) -> bytes:
+        try:
+            return self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, seen)
+        except TRANSIENT:
+            time.sleep(RETRY_SECONDS)
+            return seen
+
+    def _push(self, update: PendingUpdate, held: float) -> None:
+        """Push once. Raises :data:`TRANSIENT` errors if it has to be tried again.
+
+        ``held`` are the seconds for which the update waited for others to be processed.
+        """
         assert update.header is not None
         assert update.payload is not None
+        with self._changed:
+            alone = len(update.payload) > PIPELINED_BYTES and not self._hurries
+            after = self._pending.names_before(update) if alone else []
         try:
-            pushed = self._sender.push(update.header, update.epoch, update.payload)
-        except TRANSIENT as error:
-            log.debug("push of subtask %d: %s", update.subtask, error)
-            return False
+            pushed = self._sender.push(update.header, update.epoch, update.payload, after)
+        except TRANSIENT:
+            raise
         except Fenced as error:
             log.info("subtask %d: %s", update.subtask, error)
             self._record(lambda pending: pending.discard(update, rework=False))
@@ -373,14 +403,13 @@ class ShardClient:
             self._record(lambda pending: pending.discard(update, rework=True))
         else:
             if pushed.accepted:
-                self._measure(update, len(update.payload))
+                self._measure(update, len(update.payload), held)
                 self._record(lambda pending: pending.on_accepted(update))
             else:
                 self._record(lambda pending: pending.on_refused(update, pushed.position))
-        return True
 
-    def _measure(self, update: PendingUpdate, size: int) -> None:
-        seconds = time.monotonic() - update.submitted_at
+    def _measure(self, update: PendingUpdate, size: int, held: float) -> None:
+        seconds = time.monotonic() - update.submitted_at - held
         whole = seconds * max(1.0, FLOAT32_BYTES * self.part.floats / max(size, 1))
         self.push_seconds = max(whole, PUSH_DECAY * self.push_seconds)
 

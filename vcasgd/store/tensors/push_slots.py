@@ -7,6 +7,7 @@ silent is released, and its payload deleted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vcasgd.store.bulk_transfer import DEPTH
@@ -39,15 +40,15 @@ def window(memory: MemoryLimits, model: int, payload: int, share: float = 1.0) -
     """Return the number of slots for payloads of ``payload`` bytes and a model of ``model`` bytes.
 
     ``share`` is the job's part of the server's memory. Memory is reserved for the present
-    snapshot, the previous one, the next one, the pinned ones, half a model for shared second
-    moments, and for answers to readers. The result is at least 1, so that a job that is too large
-    for its server still makes progress.
+    snapshot, the next one (which takes the place of the previous one), the pinned ones, half a
+    model for shared second moments, and for answers to readers. The result is at least 1, so that
+    a job that is too large for its server still makes progress.
     """
     if not memory.limit:
         return MOST_SLOTS
     # About every second connection fetches snapshots.
     answers = memory.clients // 2 * min(DEPTH * CHUNK_BYTES, model)
-    room = (memory.limit * USABLE - answers) * share - model * (3.5 + MOST_PINS)
+    room = (memory.limit * USABLE - answers) * share - model * (2.5 + MOST_PINS)
     # A chunk that arrives is buffered before it becomes a string.
     slot = payload + min(CHUNK_BYTES, payload)
     return min(MOST_SLOTS, max(1, int(room // max(slot, 1))))
@@ -62,15 +63,17 @@ class PushSlots:
         self._reserve = tensors.script("tensors/reserve")
         self._reap = tensors.script("tensors/reap")
 
-    def take(self, update: str) -> bool:
-        """Take or renew an update's slot for :data:`SLOT_SECONDS`; return False if all are taken.
+    def take(self, update: str, after: Sequence[str] = ()) -> bool:
+        """Take or renew an update's slot for :data:`SLOT_SECONDS`.
 
-        Raises :class:`~vcasgd.errors.SnapshotMissing`, because no server would read the update.
+        Returns False if all slots are taken, or if one of the updates ``after`` which it comes is
+        not processed yet. Raises :class:`~vcasgd.errors.SnapshotMissing`, because no server would
+        read the update.
         """
         return bool(
             self._reserve(
                 keys=[self._keys.places, self._keys.window, self._keys.meta],
-                args=[update, _slot_ms()],
+                args=[update, _slot_ms(), *after],
             )
         )
 

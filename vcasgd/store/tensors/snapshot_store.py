@@ -8,8 +8,9 @@ sees the old snapshot or the new one, never a mixture.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 #: Attempts of a reader, which starts over each time a publication replaces the snapshot.
 READ_ATTEMPTS = 50
 REPLACED_TOO_OFTEN = "the snapshot was replaced faster than it could be read"
+#: Chunks of the previous version that make room for as many of the next one at a time.
+REMOVED_CHUNKS = 16
 #: First letters of the chunks of the rule's state, and of the vector that workers train from if it
 #: is not the exact one.
 STATE, PUBLISHED = "r", "p"
@@ -60,6 +63,7 @@ class SnapshotStore(SnapshotIndex):
         self._replace = acknowledged.script("tensors/replace")
         self._commit = acknowledged.script("tensors/commit")
         self._advance = tensors.script("tensors/advance")
+        self._drop = tensors.script("tensors/drop")
         self._pin = tensors.script("tensors/pin")
 
     # -- reading -------------------------------------------------------------------------------
@@ -174,21 +178,48 @@ class SnapshotStore(SnapshotIndex):
         state: Tensor | None = None,
         published: Tensor | None = None,
         step: memoryview | None = None,
+        *,
+        base: int = 0,
+        instead_of: Sequence[str] = (),
     ) -> None:
         """Write the chunks of a version, which readers do not see before it is committed.
 
         ``state``, if given, is the update rule's; it belongs to ``meta.rule_state``. ``published``
         belongs to ``meta.stepped``, and ``step``, which leads to it, to the last of ``meta.steps``.
+        ``instead_of`` are chunks of the version before ``base``, the present one. They are removed
+        piece by piece, so that both versions together take the room of one.
         """
-        chunks = outgoing(vector, split=meta.halves, exact=meta.exact)
-        self._transfer.store(zip(self._vector_keys(meta), chunks, strict=True))
+        items = [
+            zip(
+                self._vector_keys(meta),
+                outgoing(vector, split=meta.halves, exact=meta.exact),
+                strict=True,
+            )
+        ]
         for beside, name in ((state, STATE), (published, PUBLISHED)):
             if beside is not None:
                 chunks = outgoing(beside, split=False)
-                self._transfer.store(zip(self._keys_beside(meta, name), chunks, strict=True))
+                items.append(zip(self._keys_beside(meta, name), chunks, strict=True))
+        self._transfer.store(self._removing(instead_of, meta.token, base, chain(*items)))
         if step is not None and meta.steps:
             keys = self.step_keys(meta)[-chunk_count(len(step)) :]
             self._transfer.store(zip(keys, chunks_of(step), strict=True))
+
+    def _removing(
+        self, chunks: Sequence[str], token: int, base: int, items: Iterable[tuple[str, memoryview]]
+    ) -> Iterator[tuple[str, memoryview]]:
+        """Yield the items; before each :data:`REMOVED_CHUNKS`, remove as many of the chunks.
+
+        The first items replace the first chunks, so a reader that began earlier stays ahead.
+        """
+        guards, removed = [self._keys.fence, self._keys.applied], 0
+        for index, item in enumerate(items):
+            if index == removed < len(chunks):
+                removed += REMOVED_CHUNKS
+                self._drop(keys=[*guards, *chunks[index:removed]], args=[token, base])
+            yield item
+        if chunks[removed:]:
+            self._drop(keys=[*guards, *chunks[removed:]], args=[token, base])
 
     def complete(self, meta: Meta, vector: Tensor) -> Meta:
         """Add the low halves to a version, and return its new description, to be committed.

@@ -35,6 +35,9 @@ LONGEST_NAME = 64
 #: Reason of the rejection of a header without a valid signature of its worker.
 UNSIGNED = "signature"
 
+#: What :meth:`UpdateSender.wait_for_commit` has seen before its first call.
+NO_COMMIT = b"0-0"
+
 #: Payload of a push: bytes, or a vector that is encoded while it is sent.
 Payload = memoryview | EncodedVector
 
@@ -184,7 +187,6 @@ class UpdateSender:
         self._begin = tensors.script("tensors/begin")
         self._push = tensors.script("tensors/push")
         self._status = tensors.script("tensors/status")
-        self._seen = b"0-0"
 
     def begin(self, subtask: int, epoch: int, size: int, token: int) -> int:
         """Return the sample to train a subtask from, and invalidate its older leases.
@@ -200,16 +202,19 @@ class UpdateSender:
             )
         )
 
-    def push(self, header: Header, epoch: int, payload: Payload) -> PushResult:
+    def push(
+        self, header: Header, epoch: int, payload: Payload, after: Sequence[str] = ()
+    ) -> PushResult:
         """Write the payload, then the entry. You may repeat it with the same header.
 
-        Raises :class:`~vcasgd.errors.Fenced`, :class:`~vcasgd.errors.SnapshotMissing`,
-        :class:`~vcasgd.errors.StoreUnavailable`, :class:`~vcasgd.errors.StoreFull`.
+        Raises :class:`~vcasgd.errors.StoreFull` until the updates named by ``after`` are processed.
+        Also raises :class:`~vcasgd.errors.Fenced`, :class:`~vcasgd.errors.SnapshotMissing`,
+        :class:`~vcasgd.errors.StoreUnavailable`.
         """
         keys = self._keys
         names = payload_keys(keys, header, len(payload))
         digest = xxhash.xxh3_64()
-        self._take_slot(header.update)
+        self._take_slot(header.update, after)
         items = self._renewing_slot(header.update, names, _chunks(payload), digest)
         self._transfer.store(items, expire=PAYLOAD_SECONDS)
         if header.checksum is None:
@@ -243,8 +248,8 @@ class UpdateSender:
             digest.update(chunk)
             yield name, chunk
 
-    def _take_slot(self, update: str) -> None:
-        if not self._slots.take(update):
+    def _take_slot(self, update: str, after: Sequence[str] = ()) -> None:
+        if not self._slots.take(update, after):
             raise StoreFull(
                 "all push slots are taken: the tensors server has no room for another update"
             )
@@ -264,13 +269,17 @@ class UpdateSender:
             (int(version), int(token)), int(safe), [fate.decode() for fate in fates]
         )
 
-    def wait_for_commit(self, seconds: float) -> None:
-        """Wait for the next commit since the last call, for at most ``seconds``."""
+    def wait_for_commit(self, seconds: float, seen: bytes) -> bytes:
+        """Wait for the first commit after ``seen``, for at most ``seconds``.
+
+        ``seen`` is the result of the last call, or :data:`NO_COMMIT`.
+        """
         streams = self._tensors.xread(
-            {self._keys.news: self._seen}, count=1, block=max(1, int(seconds * 1000))
+            {self._keys.news: seen}, count=1, block=max(1, int(seconds * 1000))
         )
         for _stream, entries in streams:
-            self._seen = entries[-1][0]
+            seen = entries[-1][0]
+        return seen
 
 
 class UpdateReader:

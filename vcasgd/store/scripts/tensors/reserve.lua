@@ -1,11 +1,14 @@
 -- Takes or renews the push slot for an update's payload.
 -- KEYS  1 places (push slots)  2 window  3 meta
--- ARGV  1 update  2 duration in ms
--- Returns 1, or 0 if all slots are taken.
+-- ARGV  1 update  2 duration in ms  3… updates that have to be processed before
+-- Returns 1, or 0 if all slots are taken or one of the other updates still has its own.
 -- Includes expect_keys.lua
 expect_keys('places', 'window', 'meta')
 if redis.call('EXISTS', KEYS[3]) == 0 then
   return redis.error_reply('NOSNAPSHOT')
+end
+for i = 3, #ARGV do
+  if redis.call('ZSCORE', KEYS[1], ARGV[i]) then return 0 end
 end
 local time = redis.call('TIME')
 local until_ms = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[2])
