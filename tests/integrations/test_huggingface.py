@@ -47,9 +47,18 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
-def test_local_steps_are_those_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steps", [1, 2])
+def test_local_steps_are_those_of_the_trainer(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     # Given a trainer that takes the samples in order, with warm-up, decay, and clipped gradients
-    task: Any = example(epochs=1)
+    first_task: Any = example(epochs=1)
+
+    def make_trainer() -> Any:
+        trainer = first_task._make_trainer()
+        trainer.args.gradient_accumulation_steps = steps
+        trainer.accelerator.gradient_accumulation_steps = steps
+        return trainer
+
+    task: Any = type(first_task)(make_trainer)
     trainer = task._make_trainer()
     trainer.args.max_steps, trainer.args.max_grad_norm = 8, 0.5
     trainer.args.dataloader_pin_memory = False
@@ -66,12 +75,12 @@ def test_local_steps_are_those_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -
     model.load_state_dict(first)
     optimizer = task.optimizer([each for each in model.parameters() if each.requires_grad])
     rates = Rates(task, optimizer)
-    indices = torch.arange(8 * 16).numpy()
+    indices = torch.arange(8 * 16 * steps).numpy()
     train(
         *(task, model, optimizer, batches(task, task.dataset("train"), indices), "cpu"),
         should_stop=lambda: False,
         on_step=lambda: None,
-        before_step=lambda done: rates.follow(done / (8 * 16)),
+        before_step=lambda done: rates.follow(done / (8 * 16 * steps)),
     )
 
     # Then the models are the same
@@ -96,8 +105,7 @@ def test_the_example_learns_with_two_workers() -> None:
     [
         ("deepspeed", {"stage": 3}, "deepspeed: it shards a model"),
         ("fsdp", True, "fsdp: it shards a model"),
-        ("fp16", True, "fp16: it needs a scaler of gradients; use bf16"),
-        ("gradient_accumulation_steps", 4, "multiply per_device_train_batch_size"),
+        ("torch_compile", True, "torch_compile: the trainer compiles the model only"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(name: str, value: object, reason: str) -> None:

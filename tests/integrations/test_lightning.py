@@ -72,20 +72,26 @@ def one_weight(lightning: ModuleType) -> Any:
     return OneWeight
 
 
-def test_local_steps_are_those_of_lightning(lightning: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [1, 2])
+def test_local_steps_are_those_of_lightning(
+    lightning: ModuleType, tmp_path: Path, steps: int
+) -> None:
     # Given a module that Lightning trains on the samples in order, with clipped gradients
     task: Any = example()
     model = task.model()
     first = {name: each.clone() for name, each in model.state_dict().items()}
     other = task._make()
     other.load_state_dict(first)
-    loader = DataLoader(torch.utils.data.Subset(task.dataset("train"), range(128)), batch_size=32)
+    task.gradient_accumulation_steps = steps
+    samples = torch.utils.data.Subset(task.dataset("train"), range(128))
+    loader = DataLoader(samples, batch_size=32 // steps)
     with warnings.catch_warnings():
         # Lightning advises loader processes, and srun where it is installed.
         warnings.simplefilter("ignore")
         trainer = lightning.Trainer(
             max_epochs=1,
             gradient_clip_val=0.5,
+            accumulate_grad_batches=steps,
             accelerator="cpu",
             default_root_dir=tmp_path,
             logger=False,

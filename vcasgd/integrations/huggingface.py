@@ -25,7 +25,6 @@ from vcasgd.task.task import Task
 _REFUSED = {
     "deepspeed": "it shards a model over processes that wait for each other",
     "fsdp": "it shards a model over processes that wait for each other",
-    "fp16": "it needs a scaler of gradients; use bf16",
     "torch_compile": "the trainer compiles the model only in its own loop",
     "neftune_noise_alpha": "the trainer adds the noise only in its own loop",
 }
@@ -43,9 +42,9 @@ class TrainerTask(Task):
         task = TrainerTask(make_trainer)
 
     The job's ``args`` are those of ``make_trainer``. The job file sets the length of the training
-    and the interval of evaluations. ``per_device_train_batch_size`` is the job's batch, which all
-    workers share. Methods raise :class:`~vcasgd.errors.SpecError` for a trainer whose settings
-    can't be followed.
+    and the interval of evaluations. ``per_device_train_batch_size`` times
+    ``gradient_accumulation_steps`` is the job's batch, which all workers share. Methods raise
+    :class:`~vcasgd.errors.SpecError` for a trainer whose settings can't be followed.
     """
 
     def __init__(self, make_trainer: Callable[..., Trainer]) -> None:
@@ -65,7 +64,11 @@ class TrainerTask(Task):
         if self._made is None:
             self._made = trainer = self._make_trainer()
             _check(trainer)
-            self.batch_size = trainer.args.train_batch_size
+            steps = trainer.args.gradient_accumulation_steps
+            self.batch_size = trainer.args.train_batch_size * steps
+            self.gradient_accumulation_steps = steps
+            # The trainer's own context computes in bf16; fp16 also needs a scaler.
+            self.mixed_precision = "fp16" if trainer.args.fp16 else None
             self.evaluation_batch_size = trainer.args.eval_batch_size
             self.clip_norm = trainer.args.max_grad_norm or None
             self.loader_workers = trainer.args.dataloader_num_workers
@@ -171,11 +174,6 @@ def _check(trainer: Trainer) -> None:
     for name, why in _REFUSED.items():
         if getattr(trainer.args, name, None):
             raise _refused(name, why)
-    if trainer.args.gradient_accumulation_steps > 1:
-        raise _refused(
-            "gradient_accumulation_steps",
-            "workers share the batch instead; multiply per_device_train_batch_size by it",
-        )
     if trainer.is_model_parallel:
         raise _refused("a model on several GPUs", "a worker trains on one")
 
@@ -190,7 +188,8 @@ def _steps(trainer: Trainer) -> int:
     if args.max_steps > 0:
         return int(args.max_steps)
     batches = -(-len(trainer.train_dataset) // args.train_batch_size)
-    steps: int = max(1, round(batches * args.num_train_epochs))
+    updates = max(1, -(-batches // args.gradient_accumulation_steps))
+    steps: int = max(1, round(updates * args.num_train_epochs))
     return steps
 
 

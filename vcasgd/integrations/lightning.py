@@ -26,8 +26,8 @@ class ModuleTask(Task):
         task = ModuleTask(LitDigits, DigitsData, max_epochs=10)
 
     Both are classes, functions, or objects. The job's ``args`` are the arguments of ``module``.
-    ``max_epochs``, ``max_steps``, and ``gradient_clip_val`` are those of Lightning's trainer; the
-    first two are needed only by the module's scheduler. Methods raise
+    The other arguments are those of Lightning's trainer; ``max_epochs`` and ``max_steps`` are
+    needed only by the module's scheduler. Methods raise
     :class:`~vcasgd.errors.SpecError` for a module that can't be trained this way.
     """
 
@@ -39,10 +39,14 @@ class ModuleTask(Task):
         max_epochs: int | None = None,
         max_steps: int | None = None,
         gradient_clip_val: float | None = None,
+        accumulate_grad_batches: int = 1,
+        precision: str | int = "32-true",
     ) -> None:
         self._make, self._data, self._args = module, datamodule, dict[str, Any]()
         self._lengths = {"epoch": max_epochs, "step": max_steps}
         self.clip_norm = gradient_clip_val
+        self.gradient_accumulation_steps = accumulate_grad_batches
+        self.mixed_precision = _mixed_precision(precision)
         self._modules: list[LightningModule] = []
         self._loaders: dict[str, DataLoader[Any]] = {}
         self._factors: tuple[float, ...] | None = None
@@ -65,7 +69,8 @@ class ModuleTask(Task):
         if not module.automatic_optimization:
             raise _refused("manual optimization", "the worker makes the steps")
         self._modules.append(module)
-        self.batch_size = _batch_size(self._loader("train"))
+        steps = self.gradient_accumulation_steps
+        self.batch_size = _batch_size(self._loader("train")) * steps
         self.use_loader_settings(self._loader("train"))
         self.evaluation_batch_size = _batch_size(self._loader("validation"))
         network: nn.Module = module
@@ -145,6 +150,13 @@ class ModuleTask(Task):
             _metric(name): torch.as_tensor(_number(each)) * count for name, each in values.items()
         }
         return {**sums, "count": torch.tensor(count)}
+
+
+def _mixed_precision(precision: str | int) -> str | None:
+    types = {"32-true": None, "32": None, "bf16-mixed": "bf16", "16-mixed": "fp16"}
+    if str(precision) not in types:
+        raise _refused(f"precision {precision}", f"use one of {', '.join(types)}")
+    return types[str(precision)]
 
 
 def _log_into(model: nn.Module, values: dict[str, Any]) -> None:

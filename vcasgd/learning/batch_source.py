@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,7 +13,15 @@ from torch.utils.data import Dataset
 
 from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.learning.training import batch_size_of, batches, prefetched, seed_for, step_groups
+from vcasgd.learning.training import (
+    batch_size_of,
+    batches,
+    gathered,
+    micro_batches,
+    prefetched,
+    seed_for,
+    step_groups,
+)
 from vcasgd.task.task import Task
 
 
@@ -90,16 +99,24 @@ class BatchSource:
             return batches(self._task, self._dataset, indices, size)
         if self._processes is None:
             self._processes = LoaderProcesses(self._task, self._dataset, self._device)
-        ahead = (request for each in following for request in self._requests(plan, each))
-        return prefetched(self._processes, list(self._requests(plan, interval)), ahead)
+        steps = list(self._requests(plan, interval))
+        ahead = chain.from_iterable(
+            step for each in following for step in self._requests(plan, each)
+        )
+        loaded = prefetched(self._processes, list(chain.from_iterable(steps)), ahead)
+        return gathered(loaded, [[len(part.indices) for part in step] for step in steps])
 
-    def _requests(self, plan: EpochPlan, interval: SampleRange) -> Iterator[Request]:
+    def _requests(self, plan: EpochPlan, interval: SampleRange) -> Iterator[list[Request]]:
+        """Yield the micro-batches of each local step."""
         indices = plan.indices(interval.subtask, interval.start, interval.stop)
         start = interval.start
         for group in step_groups(indices, self._step_size(len(indices))):
-            # A worker that repeats a batch after an eviction draws the same augmentations.
-            yield Request(group, seed_for(self._seed, interval.subtask, start))
-            start += len(group)
+            step = []
+            for part in micro_batches(self._task, group):
+                # A worker that repeats a batch after an eviction draws the same augmentations.
+                step.append(Request(part, seed_for(self._seed, interval.subtask, start)))
+                start += len(part)
+            yield step
 
     def close(self) -> None:
         """End the loader processes; the next batch starts new ones."""

@@ -43,6 +43,9 @@ class LocalMoments:
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if getattr(optimizer, "found_inf", None):
+            # A fused optimizer skips the step itself.
+            return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 state = optimizer.state.get(parameter)

@@ -56,11 +56,19 @@ class Rates:
         return factor
 
 
-def clip(task: Task, optimizer: Optimizer, step: int, factor: float = 1.0) -> None:
+def clip(
+    task: Task,
+    optimizer: Optimizer,
+    step: int,
+    factor: float = 1.0,
+    *,
+    may_overflow: bool = False,
+) -> None:
     """Scale an optimizer's gradients so that their total norm is at most ``task.clip_norm`` times
     ``factor``.
 
-    No-op if ``clip_norm`` is None. Raises :class:`NonFiniteLoss` and :class:`SpecError`.
+    No-op if ``clip_norm`` is None. A step whose gradients ``may_overflow`` is skipped if they do.
+    Raises :class:`NonFiniteLoss` and :class:`SpecError`.
     """
     most = clip_norm_of(task)
     if most is None:
@@ -68,7 +76,7 @@ def clip(task: Task, optimizer: Optimizer, step: int, factor: float = 1.0) -> No
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, most * factor))
     # a finite loss can have a gradient that is not finite, and clipping would make all of it NaN
-    if not math.isfinite(norm):
+    if not math.isfinite(norm) and not may_overflow:
         raise NonFiniteLoss(
             f"the norm of the gradient is {norm} in local step {step}",
             remedy="lower the learning rate, or check the loss for a division by 0",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,14 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError, VcasgdError
+from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
-from vcasgd.learning.rates import clip
-from vcasgd.task.task import Task, calling_user_code
+from vcasgd.learning.local_step import make_step, to_device, user_code
+from vcasgd.learning.precision import StepPrecision, autocast
+from vcasgd.task.task import Task
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def build(task: Task, seed: int, device: torch.device | str) -> nn.Module:
     :class:`UserCodeError`.
     """
     gpus = [device] if torch.device(device).type == "cuda" else []
-    with torch.random.fork_rng(devices=gpus), _user_code("model"):
+    with torch.random.fork_rng(devices=gpus), user_code("model"):
         torch.manual_seed(seed)
         model = task.model()
     if not isinstance(model, nn.Module):
@@ -79,48 +79,72 @@ def step_groups(indices: NDArray[np.int64], size: int) -> list[list[int]]:
     return [indices[start:stop].tolist() for start, stop in pairwise(cuts)]
 
 
+@dataclass(frozen=True)
+class MicroBatches:
+    """Micro-batches of a local step, loaded one at a time, with their shares of its samples."""
+
+    parts: Iterator[tuple[Any, float]]
+
+
+def parts_of(batch: Any) -> Iterator[tuple[Any, float]]:
+    """Return the micro-batches of a local step's batch, which is a single one by default."""
+    return batch.parts if isinstance(batch, MicroBatches) else iter([(batch, 1.0)])
+
+
+def micro_batches(task: Task, group: list[int]) -> list[list[int]]:
+    """Return the parts of a local step's indices whose gradients are accumulated.
+
+    They have at most ``batch_size / gradient_accumulation_steps`` samples, about equally many, and
+    at least 2 because of BatchNorm. A step of fewer samples, as workers of one batch make, has
+    fewer parts.
+    """
+    steps = batch_size_of(task, "gradient_accumulation_steps")
+    largest = -(-batch_size_of(task) // steps)
+    count = max(1, min(-(-len(group) // largest), len(group) // 2)) if steps > 1 else 1
+    cuts = [len(group) * part // count for part in range(count + 1)]
+    return [group[start:stop] for start, stop in pairwise(cuts)]
+
+
+def gathered(loaded: Iterator[Any], steps: Sequence[Sequence[int]]) -> Iterator[tuple[Any, int]]:
+    """Yield each local step's batch with its number of samples.
+
+    ``steps`` has the sizes of each step's micro-batches, which ``loaded`` yields.
+    """
+    for sizes in steps:
+        count = sum(sizes)
+        if len(sizes) == 1:
+            yield next(loaded), count
+        else:
+            yield MicroBatches((next(loaded), size / count) for size in sizes), count
+
+
 def batches(
     task: Task, dataset: Dataset[Any], indices: NDArray[np.int64], size: int | None = None
 ) -> Iterator[tuple[Any, int]]:
     """Yield batches of ``size`` samples, by default the task's, in the order of ``indices``.
 
-    Each comes with its number of samples; see :func:`step_groups`. A data set with
-    ``__getitems__`` gets one call for each batch. Raises :class:`UserCodeError`.
+    Each comes with its number of samples; see :func:`step_groups`. If the task accumulates
+    gradients, they are :class:`MicroBatches`. A data set with ``__getitems__`` gets one call for
+    each micro-batch. Raises :class:`UserCodeError`.
     """
-    return _load(task, dataset, step_groups(indices, size or batch_size_of(task)))
+    groups = step_groups(indices, size or batch_size_of(task))
+    steps = [micro_batches(task, group) for group in groups]
+    loaded = _load(task, dataset, [part for parts in steps for part in parts])
+    return gathered(loaded, [list(map(len, parts)) for parts in steps])
 
 
 def prefetched(
     processes: LoaderProcesses, wanted: Sequence[Request], ahead: Iterable[Request] = ()
-) -> Iterator[tuple[Any, int]]:
-    """Yield the batches of ``wanted`` with their numbers of samples, loaded by processes.
+) -> Iterator[Any]:
+    """Yield the batches of ``wanted``, loaded by processes, which continue with those of ``ahead``.
 
-    They continue with those of ``ahead``. Raises :class:`UserCodeError`.
+    Raises :class:`UserCodeError`.
     """
     loading = processes.load(wanted, ahead)
-    for request in wanted:
-        with _user_code("dataset"):
+    for _ in wanted:
+        with user_code("dataset"):
             batch = next(loading)
-        yield batch, len(request.indices)
-
-
-def to_device(batch: Any, device: torch.device | str) -> Any:
-    """Return a batch with every tensor on ``device``.
-
-    Tensors can be in nested lists, tuples, and mappings. Values without a device stay as they are.
-    A tensor in pinned memory is copied while the GPU computes.
-    """
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if hasattr(batch, "to"):  # a PackedSequence, a tokenizer's BatchEncoding, …
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        moved = [to_device(value, device) for value in batch]
-        named = hasattr(batch, "_fields")
-        return type(batch)(*moved) if named else type(batch)(moved)
-    return batch
+        yield batch
 
 
 def train(
@@ -134,21 +158,23 @@ def train(
     on_step: Callable[[], None],
     before_step: Callable[[int], None] = lambda _: None,
     clip_factor: float = 1.0,
+    precision: StepPrecision | None = None,
 ) -> Interval:
     """Make one local step per batch until the batches end or ``should_stop`` returns True.
 
     ``before_step`` gets the number of samples before the step, and ``clip_factor`` multiplies the
-    task's ``clip_norm``. The current step is always finished, so there is at least one. The
-    training mode of the model does not change: a layer that the user put in evaluation mode stays
-    there. Raises :class:`NonFiniteLoss` before the
-    parameters are affected, and :class:`UserCodeError`.
+    task's ``clip_norm``. ``precision`` is that of earlier intervals. The current step is always
+    finished, so there is at least one. The training mode of the model does not change: a layer that
+    the user put in evaluation mode stays there. Raises :class:`NonFiniteLoss` before the parameters
+    are affected, and :class:`UserCodeError`.
     """
     samples, steps, loss_sum = 0, 0, 0.0
+    precision = precision or StepPrecision(task, device)
     for batch, count in batches:
         steps += 1
         before_step(samples)
-        loss_sum += count * _step(
-            task, model, optimizer, to_device(batch, device), steps, clip_factor
+        loss_sum += count * make_step(
+            *(task, model, optimizer, parts_of(batch), steps, device, precision, clip_factor)
         )
         samples += count
         on_step()
@@ -173,7 +199,7 @@ def evaluate(
     the data set is empty, and :class:`UserCodeError`.
     """
     sums: defaultdict[str, float] = defaultdict(float)
-    with torch.no_grad(), _evaluation_mode(model):
+    with torch.no_grad(), _evaluation_mode(model), autocast(task, device):
         for batch in _evaluation_batches(task, dataset, device):
             if should_stop():
                 return {}
@@ -184,50 +210,6 @@ def evaluate(
     if not count > 0:
         raise UserCodeError(f'evaluate returned "count": {count:g} over the whole data set')
     return {name: value / count for name, value in sums.items()} | {"count": count}
-
-
-def _step(
-    task: Task, model: nn.Module, optimizer: Optimizer, batch: Any, step: int, clip_factor: float
-) -> float:
-    """Make one local step and return the loss before it."""
-    optimizer.zero_grad(set_to_none=True)
-    with _user_code("loss"):
-        loss = task.loss(model, batch)
-        if task.makes_steps:
-            return _scalar(loss)
-    return descend(task, optimizer, loss, step, clip_factor)
-
-
-def descend(
-    task: Task, optimizer: Optimizer, loss: Tensor, step: int, clip_factor: float = 1.0
-) -> float:
-    """Make one optimizer step for a mean loss, a scalar with gradient, and return its value.
-
-    ``step`` is the step's number in error messages. Raises :class:`NonFiniteLoss` before the
-    parameters are affected, and :class:`UserCodeError`.
-    """
-    with _user_code("loss"):
-        value = _scalar(loss)
-    # before backward(), so that no NaN reaches the parameters or the optimizer's state
-    if not math.isfinite(value):
-        raise NonFiniteLoss(
-            f"the loss is {value} in local step {step}",
-            remedy="lower the learning rate, clip gradients, or check the data for NaN",
-            step=step,
-        )
-    with _user_code("backward of the loss"):
-        loss.backward()  # type: ignore[no-untyped-call]
-    clip(task, optimizer, step, clip_factor)
-    with _user_code("optimizer.step"):
-        optimizer.step()
-    return value
-
-
-def _scalar(loss: object) -> float:
-    if isinstance(loss, Tensor) and loss.numel() == 1:
-        return float(loss.item())
-    value = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-    raise UserCodeError(f"loss returned {value}, not a scalar tensor", remedy="return its mean")
 
 
 def batch_size_of(task: Task, name: str = "batch_size") -> int:
@@ -241,35 +223,35 @@ def batch_size_of(task: Task, name: str = "batch_size") -> int:
 def _evaluation_batches(
     task: Task, dataset: Dataset[Any], device: torch.device | str
 ) -> Iterator[Any]:
-    with _user_code("dataset"):
+    with user_code("dataset"):
         length = len(dataset)  # type: ignore[arg-type]
     if length == 0:
         raise SpecError("task: the validation data set is empty", field="task")
     size = batch_size_of(task, "evaluation_batch_size")
     groups = [list(range(length)[cut : cut + size]) for cut in range(0, length, size)]
     if not workers_of(task):
-        yield from (batch for batch, _ in _load(task, dataset, groups))
+        yield from _load(task, dataset, groups)
         return
     processes = LoaderProcesses(task, dataset, device)
     try:
         requests = [Request(group, number) for number, group in enumerate(groups)]
-        yield from (batch for batch, _ in prefetched(processes, requests))
+        yield from prefetched(processes, requests)
     finally:
         processes.close()
 
 
-def _load(task: Task, dataset: Dataset[Any], groups: list[list[int]]) -> Iterator[tuple[Any, int]]:
-    """Yield a batch for each group of indices, with its number of samples."""
-    with _user_code("dataset"):
+def _load(task: Task, dataset: Dataset[Any], groups: list[list[int]]) -> Iterator[Any]:
+    """Yield a batch for each group of indices."""
+    with user_code("dataset"):
         loader = iter(DataLoader(dataset, batch_sampler=groups, collate_fn=task.collate))
-    for group in groups:
-        with _user_code("dataset"):
+    for _ in groups:
+        with user_code("dataset"):
             batch = next(loader)
-        yield batch, len(group)
+        yield batch
 
 
 def _metrics(task: Task, model: nn.Module, batch: Any) -> dict[str, float]:
-    with _user_code("evaluate"):
+    with user_code("evaluate"):
         sums = task.evaluate(model, batch)
         if not isinstance(sums, Mapping):
             raise UserCodeError(f"evaluate returned a {type(sums).__name__}, not a dict")
@@ -292,14 +274,3 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
-
-
-@contextmanager
-def _user_code(name: str) -> Iterator[None]:
-    """Convert exceptions of the user's code to :class:`UserCodeError` with their traceback."""
-    try:
-        yield
-    except VcasgdError:
-        raise
-    except Exception as error:
-        raise calling_user_code(name, error) from error

@@ -54,7 +54,8 @@ def _check_accelerator() -> None:
         raise _refused(
             "gradient accumulation",
             "each batch needs its step, because a push can follow it",
-            f"multiply the batch size by {steps}; workers share each batch",
+            f"multiply the batch size by {steps}; workers share each batch. To save memory, use "
+            "session.batches with gradient_accumulation_steps",
         )
 
 

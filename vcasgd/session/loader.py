@@ -22,8 +22,8 @@ from torch.utils.data import (
 )
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
+from vcasgd.learning.local_step import to_device
 from vcasgd.learning.rates import clip
-from vcasgd.learning.training import to_device
 from vcasgd.session.launch import check_launch
 from vcasgd.session.schedules import start_rates
 from vcasgd.session.script import LoopTask, ScriptTask

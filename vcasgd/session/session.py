@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from vcasgd.errors import UserCodeError
 from vcasgd.learning.batch_source import BatchSource, SampleRange
+from vcasgd.learning.local_step import backward, to_device, update
+from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.learning.training import descend, evaluate, to_device
+from vcasgd.learning.training import evaluate, parts_of
 from vcasgd.session.loader import BatchLoader, evenly_drawn, loader_over
 from vcasgd.session.schedules import schedule_of, start_rates
 from vcasgd.session.script import Evaluate, LoopTask, running_script
@@ -49,7 +51,9 @@ class Session:
             ...
 
     ``schedule`` and ``clip_norm`` mean the same as in :class:`vcasgd.Task`. ``schedule`` can also
-    be a scheduler of torch that makes ``schedule_steps`` steps in the whole training.
+    be a scheduler of torch that makes ``schedule_steps`` steps in the whole training. With
+    ``mixed_precision="fp16"``, :meth:`step` scales gradients, and the loop computes its loss under
+    ``torch.autocast``.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Session:
         schedule: Callable[[float], float] | LRScheduler | None = None,
         schedule_steps: int | None = None,
         clip_norm: float | None = None,
+        mixed_precision: str | None = None,
     ) -> None:
         # Accelerate wraps optimizers, and steps of the inner one are what counts.
         optimizer = getattr(optimizer, "optimizer", optimizer)
@@ -68,10 +73,14 @@ class Session:
         self._task.set_model(model, optimizer)
         self._task.user_schedule = schedule_of(schedule, schedule_steps)
         self._task.clip_norm = clip_norm
+        self._task.mixed_precision = mixed_precision
         self._model = model
         self._optimizer = optimizer
         self._batch_pending = False
         self._steps = 0
+        self._precision: StepPrecision | None = None
+        #: Share of the present batch in its local step, and whether it is the last one of the step.
+        self._share, self._ends_step = 1.0, True
         #: Means of the last evaluation, and ``"count"``; empty before the first one and on workers.
         self.metrics: dict[str, float] = {}
 
@@ -98,13 +107,16 @@ class Session:
         *,
         epochs: int = 1,
         collate: Callable[[list[Any]], Any] | None = None,
+        gradient_accumulation_steps: int = 1,
     ) -> Iterator[Any]:
         """Iterate over batches on the model's device. Call :meth:`step` once for each.
 
         From a loader, the data set, batch size, collate function, and the settings of its worker
         processes are used: the session draws its own order and drops no sample. ``batch_size``
         defaults to 64. ``epochs`` is the number of passes over the data if the script runs on its
-        own. A job takes the number from ``job.yaml``, and its first call covers all epochs.
+        own. A job takes the number from ``job.yaml``, and its first call covers all epochs. With
+        ``gradient_accumulation_steps``, each ``batch_size`` samples come as so many batches, whose
+        gradients :meth:`step` accumulates.
 
         Raises :class:`SpecError` for a loader that doesn't draw evenly from a map-style data set,
         and :class:`UserCodeError` if a step is missing.
@@ -117,6 +129,7 @@ class Session:
         else:
             dataset = data
         self._task.set_data(dataset, batch_size or LoopTask.batch_size, collate or default_collate)
+        self._task.gradient_accumulation_steps = gradient_accumulation_steps
         start_rates(self._optimizer)
         source = self._script.batches() if self._script else self._local_batches(epochs)
         return self._checked(source)
@@ -154,9 +167,13 @@ class Session:
         if self._script:
             self._script.submit(loss)
             return
-        self._steps += 1
-        descend(self._task, self._optimizer, loss, self._steps)
-        self._optimizer.zero_grad(set_to_none=True)
+        if self._precision is None:
+            self._precision = StepPrecision(self._task, loss.device)
+        backward(loss, self._steps + 1, self._share, self._precision)
+        if self._ends_step:
+            self._steps += 1
+            update(self._task, self._optimizer, self._steps, self._precision)
+            self._optimizer.zero_grad(set_to_none=True)
 
     def _checked(self, source: Iterator[Any]) -> Iterator[Any]:
         for batch in source:
@@ -165,8 +182,8 @@ class Session:
             if self._batch_pending:
                 raise UserCodeError(
                     "a batch ended without session.step",
-                    remedy="call it once for each batch of session.batches; instead of "
-                    "accumulating gradients over several batches, use a larger batch_size",
+                    remedy="call it once for each batch of session.batches; to accumulate "
+                    "gradients, pass gradient_accumulation_steps",
                 )
 
     # -- training in this process --------------------------------------------------------------
@@ -185,7 +202,11 @@ class Session:
             interval = SampleRange(epoch, 0, plan.samples)
             for batch, count in source.batches(plan, interval, following):
                 rates.follow(plan.progress(epoch, done))
-                yield to_device(batch, device)
+                left = 1.0
+                for part, self._share in parts_of(batch):
+                    left -= self._share
+                    self._ends_step = left < self._share / 2
+                    yield to_device(part, device)
                 done += count
             if self._task.has_evaluation:
                 self._evaluate(epoch + 1, device)

@@ -30,6 +30,12 @@ class Task:
     batch_size: int = 64
     #: Samples in an evaluation step, which needs no gradients.
     evaluation_batch_size: int = 512
+    #: Micro-batches of a local step, whose gradients are accumulated. Each has about
+    #: ``batch_size / gradient_accumulation_steps`` samples, so a step needs less memory.
+    gradient_accumulation_steps: int = 1
+    #: Type that :meth:`loss` and :meth:`evaluate` compute in where it is safe: ``"bf16"``,
+    #: ``"fp16"`` with a scaler of gradients, or None for that of the model.
+    mixed_precision: str | None = None
     #: Processes that load batches, as ``num_workers`` of a ``DataLoader``. With 0, the worker does.
     loader_workers: int = 0
     #: Batches that each of them loads ahead.
@@ -68,7 +74,7 @@ class Task:
         raise NotImplementedError
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean loss of a batch, a scalar with gradient."""
+        """Return the mean loss of a batch or micro-batch, a scalar with gradient."""
         raise NotImplementedError
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:

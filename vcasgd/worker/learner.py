@@ -21,6 +21,7 @@ from vcasgd.learning.encodings.steps import StepFormat
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.local_model import LocalModel, check_same
+from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.rules import Payload, interval_start, make_rule, payload_of
 from vcasgd.learning.shards import Cut, ShardRange, shards_for
@@ -74,6 +75,7 @@ class Learner:
         self._member: Member | None = None
         #: The ``share`` of the last interval.
         self._share = 1.0
+        self._precision = StepPrecision(task, device)
 
     @property
     def spec(self) -> JobSpec:
@@ -275,6 +277,7 @@ class Learner:
             on_step=on_step,
             before_step=lambda done: rates.follow(plan.progress(subtask, start + done)),
             clip_factor=clip_factor,
+            precision=self._precision,
         )
         update, integers = self._update(base)
         stop = start + trained.samples

@@ -1,0 +1,185 @@
+"""Gradient accumulation and mixed precision in local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset, TensorDataset
+
+import vcasgd
+from vcasgd.errors import NonFiniteLoss, SpecError
+from vcasgd.learning.local_moments import LocalMoments
+from vcasgd.learning.precision import MOST_SKIPPED, StepPrecision, dtype_of
+from vcasgd.learning.training import batches, evaluate, micro_batches, train
+
+SAMPLES = torch.linspace(-1, 1, 20 * 3).reshape(20, 3)
+
+
+class Squares(vcasgd.Task):
+    """A regression with batches of 8; records the size and type of each forward pass."""
+
+    batch_size = 8
+    #: Factor of the loss.
+    scale = 1.0
+
+    def __init__(self, steps: int = 1, precision: str | None = None) -> None:
+        self.gradient_accumulation_steps, self.mixed_precision = steps, precision
+        self.sizes: list[int] = []
+        self.types: set[torch.dtype] = set()
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Linear(3, 2)
+
+    def dataset(self, split: str) -> Dataset[Any]:
+        return TensorDataset(SAMPLES)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        out = model(batch[0])
+        self.sizes.append(len(out))
+        self.types.add(out.dtype)
+        return out.float().square().mean() * self.scale
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        self.types.add(model(batch[0]).dtype)
+        return {"count": torch.tensor(len(batch[0]))}
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.Adam(parameters, lr=0.1)
+
+
+def train_on(task: Squares, model: nn.Module, optimizer: Optimizer, **options: Any) -> Any:
+    return train(
+        *(task, model, optimizer, batches(task, task.dataset("train"), np.arange(20)), "cpu"),
+        should_stop=lambda: False,
+        on_step=lambda: None,
+        **options,
+    )
+
+
+def trained(task: Squares) -> tuple[Any, Tensor]:
+    model = task.model()
+    interval = train_on(task, model, task.optimizer(model.parameters()))
+    return interval, nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_accumulated_steps_are_those_of_whole_batches(steps: int) -> None:
+    """Given 20 samples, there are two steps of 8 and one of 4 samples."""
+    whole, expected = trained(Squares())
+    task = Squares(steps)
+    task.clip_norm = 0.5
+    clipped = Squares()
+    clipped.clip_norm = 0.5
+    interval, weights = trained(task)
+    torch.testing.assert_close(weights, trained(clipped)[1])
+    assert not torch.allclose(weights, expected)
+    assert (interval.samples, interval.steps) == (whole.samples, whole.steps) == (20, 3)
+    assert interval.loss_sum == pytest.approx(trained(clipped)[0].loss_sum)
+    assert max(task.sizes) == -(-8 // steps)
+    assert sum(task.sizes) == 20
+
+
+@pytest.mark.parametrize(
+    ("samples", "steps", "sizes"),
+    [
+        (8, 4, [2, 2, 2, 2]),
+        (8, 3, [2, 3, 3]),
+        (9, 2, [3, 3, 3]),
+        (3, 8, [3]),
+        (4, 4, [2, 2]),
+        (8, 1, [8]),
+    ],
+)
+def test_parts(samples: int, steps: int, sizes: list[int]) -> None:
+    """A worker's smaller batch has fewer parts, and no part has a single sample."""
+    parts = micro_batches(Squares(steps), list(range(samples)))
+    assert [len(part) for part in parts] == sizes
+    assert [each for part in parts for each in part] == list(range(samples))
+
+
+@pytest.mark.parametrize("steps", [0, 1.5, "2"])
+def test_invalid_steps(steps: Any) -> None:
+    with pytest.raises(SpecError, match="gradient_accumulation_steps is"):
+        batches(Squares(steps), TensorDataset(SAMPLES), np.arange(4))
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_mixed_precision(name: str, dtype: torch.dtype) -> None:
+    """Losses and metrics are computed in the type, and the steps are about the same."""
+    task = Squares(2, name)
+    _, weights = trained(task)
+    evaluate(
+        *(task, task.model(), task.dataset("validation"), "cpu"),
+        should_stop=lambda: False,
+        on_step=lambda: None,
+    )
+    assert task.types == {dtype}
+    torch.testing.assert_close(weights, trained(Squares())[1], rtol=0.02, atol=0.02)
+
+
+def test_unknown_precision() -> None:
+    with pytest.raises(SpecError, match="mixed_precision is 'int4'"):
+        dtype_of(Squares(precision="int4"))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_overflow_skips_the_step(fused: bool) -> None:
+    """The scaler lowers its scale until the gradients are finite; Adam's state stays finite."""
+    task = Squares(precision="fp16")
+    task.scale, task.clip_norm = 5e4, 1.0
+    model = task.model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
+    LocalMoments(optimizer).share = 0.5
+    precision = StepPrecision(task, "cpu")
+    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    interval = train_on(task, model, optimizer, precision=precision)
+    assert interval.samples == 20
+    assert torch.equal(nn.utils.parameters_to_vector(model.parameters()), before)
+    for _ in range(8):
+        train_on(task, model, optimizer, precision=precision)
+    after = nn.utils.parameters_to_vector(model.parameters())
+    assert torch.isfinite(after).all()
+    assert not torch.equal(after, before)
+
+
+class Infinite(Squares):
+    """A finite loss whose gradient never is."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return torch.sqrt(model(batch[0]) * 0).sum()
+
+
+def test_gradients_that_stay_infinite() -> None:
+    task = Infinite(precision="fp16")
+    model = task.model()
+    precision = StepPrecision(task, "cpu")
+    optimizer = task.optimizer(model.parameters())
+    for _ in range(MOST_SKIPPED // 3):
+        train_on(task, model, optimizer, precision=precision)
+    with pytest.raises(NonFiniteLoss, match=f"not finite in {MOST_SKIPPED + 1} local steps"):
+        train_on(task, model, optimizer, precision=precision)
+
+
+def test_session_accumulates() -> None:
+    """Given the same seed, a session makes the same steps with and without accumulation."""
+    results = []
+    for steps in (1, 4):
+        task = Squares()
+        model = task.model()
+        session = vcasgd.Session(model, task.optimizer(model.parameters()))
+        torch.manual_seed(1)
+        data = TensorDataset(SAMPLES)
+        count = 0
+        for batch in session.batches(data, 8, gradient_accumulation_steps=steps):
+            session.step(model(batch[0]).square().mean())
+            count += 1
+        assert count == (3 if steps == 1 else 10)
+        results.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+    torch.testing.assert_close(*results)
