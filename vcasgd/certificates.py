@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Collection
-from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -48,12 +46,6 @@ class Authority:
         """Return a certificate for host names and addresses, and its new key, in PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
         return _certificate(name, key, self._name, self._key, hosts=hosts), _pem(key)
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only this user can read."""
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
 
 
 def _certificate(

@@ -16,9 +16,10 @@ from cryptography.exceptions import InvalidSignature
 from support.ray_rig import HOST, TOKEN, Driver, Rig, start_counting
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.certificates import Authority, write_private
+from vcasgd.certificates import Authority
 from vcasgd.cluster import tls
 from vcasgd.errors import SpecError
+from vcasgd.private_file import write_private
 
 HEAD = "127.0.0.2"
 

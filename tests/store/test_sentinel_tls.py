@@ -17,13 +17,13 @@ from support.servers import require_binary
 from support.waiting import await_truth
 
 from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
+from vcasgd.private_file import write_private
 from vcasgd.store.connection import connect, patiently
 from vcasgd.store.embedded.replicas import SENTINELS, replication_lines, sentinel_command
 from vcasgd.store.embedded.server import (
     ServerFiles,
     server_command,
     write_configuration,
-    write_private,
 )
 from vcasgd.store.sentinel import address_of, named_primary
 
@@ -85,7 +85,7 @@ class Service:
             f"sentinel down-after-milliseconds ledger {DOWN_MS}",
             f"sentinel failover-timeout ledger {6 * DOWN_MS}",
         ]
-        write_private(files.configuration, lines)
+        write_private(files.configuration, "\n".join([*lines, ""]))
         return Process(sentinel_command(files, self.binary), files.directory / "log")
 
     def _tls(self, port: int) -> list[str]:

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vcasgd.certificates import write_private
 from vcasgd.errors import VcasgdError
+from vcasgd.private_file import write_private
 
 NAME = "vcasgd-join.service"
 #: Seconds for workers to push what they have; see the agent's own limit.
@@ -52,7 +52,7 @@ def install(url: str, token: str, options: Sequence[str], folder: Path | None = 
     try:
         for path in (unit, secret):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_private(secret, f"VCASGD_TOKEN={token}\n".encode())
+        write_private(secret, f"VCASGD_TOKEN={token}\n")
         unit.write_text(text)
     except OSError as error:
         raise VcasgdError(f"can't write {error.filename}: {error.strerror}") from error

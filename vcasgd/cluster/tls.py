@@ -11,6 +11,7 @@ import socket
 from pathlib import Path
 
 from vcasgd.errors import SpecError
+from vcasgd.private_file import write_private
 
 #: Set to 1 for processes that encrypt Ray's traffic.
 VARIABLE = "VCASGD_RAY_TLS"
@@ -56,8 +57,6 @@ def _stored(name: str, content: bytes, folder: Path | None) -> str:
         file = os.memfd_create(name)
         os.write(file, content)
         return f"/proc/self/fd/{file}"
-    from vcasgd.certificates import write_private
-
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{name.lower()}.pem"
     write_private(path, content)

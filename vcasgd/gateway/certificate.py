@@ -6,6 +6,8 @@ import hashlib
 import ssl
 from pathlib import Path
 
+from vcasgd.private_file import write_private
+
 
 def pin_of(pem: str) -> str:
     """Return the SHA-256 of the first certificate of a PEM file, in hexadecimal."""
@@ -19,7 +21,7 @@ def ensure_certificate(certificate: Path, key: Path) -> str:
     if not (certificate.exists() and key.exists()):
         certificate.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Most commands don't need the library.
-        from vcasgd.certificates import self_signed, write_private
+        from vcasgd.certificates import self_signed
 
         # Tokens contain the pin, so a new certificate makes all of them useless.
         made, secret = self_signed("vcasgd")

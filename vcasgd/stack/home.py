@@ -18,15 +18,14 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import secrets
-import tempfile
 import time
 from pathlib import Path
 from typing import IO
 
 from vcasgd.errors import StackError
 from vcasgd.logging import last_lines
+from vcasgd.private_file import write_private
 
 #: Size in bytes from which a log is rotated to ``<name>.log.1`` when its part starts.
 LOG_BYTES = 4_000_000
@@ -133,11 +132,3 @@ class StackHome:
                 remedy="stop the stack, remove the file, and start again",
             ) from error
         return {str(name): str(password) for name, password in value.items()}
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file atomically; only its owner can read it."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    Path(name).replace(path)

@@ -12,7 +12,7 @@ from typing import Any
 from vcasgd import errors
 from vcasgd.errors import StackError, VcasgdError
 from vcasgd.fleet.providers.local.processes import Process
-from vcasgd.stack.home import write_private
+from vcasgd.private_file import write_private
 
 NAME = "stack.json"
 

@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 import redis
 
-from vcasgd.store.embedded.server import ServerFiles, server_binary, write_private
+from vcasgd.private_file import write_private
+from vcasgd.store.embedded.server import ServerFiles, server_binary
 
 #: An odd number, so that after the loss of one the other two can agree.
 SENTINELS = 3
@@ -88,7 +89,7 @@ def write_sentinel_configuration(
             f"sentinel failover-timeout {service.name} {int(down_seconds * 6000)}",
             f"sentinel parallel-syncs {service.name} 1",
         ]
-    write_private(files.configuration, lines)
+    write_private(files.configuration, "\n".join([*lines, ""]))
 
 
 def watches(files: ServerFiles, services: Sequence[Service]) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vcasgd.errors import StackError
+from vcasgd.private_file import write_private
 
 #: Bytes in the path of a Unix socket: Linux allows 107, macOS 103.
 LONGEST_SOCKET_PATH = 103
@@ -98,14 +99,7 @@ def write_configuration(
         lines += [f"unixsocket {files.socket}", "unixsocketperm 700"]
     if memory_mb is not None:
         lines.append(f"maxmemory {memory_mb}mb")
-    write_private(files.configuration, [*lines, *more])
-
-
-def write_private(path: Path, lines: Sequence[str]) -> None:
-    """Write a file that only this user can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write("\n".join(lines) + "\n")
+    write_private(files.configuration, "\n".join([*lines, *more, ""]))
 
 
 def server_command(files: ServerFiles, configured: str | None = None) -> list[str]:
