@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vcasgd.learning.base import buffers_of, parameters_of
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -49,8 +51,8 @@ def adapter_of(module: nn.Module) -> Adapter | None:
 
 
 def _trained(module: nn.Module) -> dict[str, Tensor]:
-    parameters = {name: each for name, each in module.named_parameters() if each.requires_grad}
-    return {**dict(module.named_buffers()), **parameters}
+    parameters = {name: each for name, each in parameters_of(module).items() if each.requires_grad}
+    return {**buffers_of(module), **parameters}
 
 
 def _place(tensor: Tensor) -> tuple[int, tuple[int, ...]]:

@@ -66,16 +66,36 @@ def digest_of(tensor: Tensor) -> str:
     return xxhash.xxh3_128_hexdigest(values.view(torch.uint8).numpy().data)
 
 
+def uncompiled(name: str) -> str:
+    """Return the name of a tensor as in a model that isn't compiled: torch adds a prefix."""
+    return name.replace("_orig_mod.", "")
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a module, compiled or not, by name; tied ones once."""
+    return {uncompiled(name): each for name, each in module.named_parameters()}
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers of a module, compiled or not, by name; tied ones once."""
+    return {uncompiled(name): each for name, each in module.named_buffers()}
+
+
+def persistent_names(module: nn.Module) -> set[str]:
+    """Return the names of the tensors in the ``state_dict`` of a module, compiled or not."""
+    return set(map(uncompiled, module.state_dict(keep_vars=True)))
+
+
 def base_tensors(module: nn.Module, buffers: Iterable[str]) -> dict[str, Tensor]:
     """Return the tensors of a module that are its base: frozen parameters, and these buffers.
 
     Tied tensors are in it once. Raises :class:`SpecError` if there is no such persistent buffer.
     """
     frozen: dict[str, Tensor] = {
-        name: each for name, each in module.named_parameters() if not each.requires_grad
+        name: each for name, each in parameters_of(module).items() if not each.requires_grad
     }
-    persistent, named = module.state_dict(keep_vars=True), dict(module.named_buffers())
-    for name in buffers:
+    persistent, named = persistent_names(module), buffers_of(module)
+    for name in map(uncompiled, buffers):
         if name not in named or name not in persistent:
             raise SpecError(
                 f"task: base_buffers: the model has no persistent buffer {name}",

@@ -15,7 +15,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from vcasgd.errors import CheckpointDamaged, SpecError
-from vcasgd.learning.base import BaseTensor, base_tensors
+from vcasgd.learning.base import (
+    BaseTensor,
+    base_tensors,
+    buffers_of,
+    parameters_of,
+    persistent_names,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -75,7 +81,7 @@ class Layout:
         in a ``state_dict``: they can be recomputed. Raises :class:`SpecError` for uninitialized
         lazy tensors, and for complex ones outside the base.
         """
-        for name, parameter in module.named_parameters():
+        for name, parameter in parameters_of(module).items():
             _check_shape(name, parameter)
         base = base_tensors(module, base_buffers)
         state = [part for part in _state(module) if part[0] not in base]
@@ -151,11 +157,11 @@ class Layout:
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, Tensor, TensorKind]]:
-    for name, parameter in module.named_parameters():
+    for name, parameter in parameters_of(module).items():
         if parameter.requires_grad:
             yield name, parameter, _kind(name, parameter, TensorKind.PARAMETER)
-    persistent = module.state_dict(keep_vars=True).keys()
-    for name, buffer in module.named_buffers():
+    persistent = persistent_names(module)
+    for name, buffer in buffers_of(module).items():
         if name in persistent:
             yield name, buffer, _kind(name, buffer, TensorKind.STATISTIC)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vcasgd.errors import InvalidUpdate, SpecError
+from vcasgd.learning.base import buffers_of, parameters_of
 from vcasgd.learning.layout import Layout
 
 #: Largest magnitude in an update; larger values would soon overflow float32 weights.
@@ -54,7 +55,7 @@ def unfrozen_parameters(module: nn.Module, layout: Layout) -> list[str]:
     frozen = {each.name for each in layout.base}
     return [
         name
-        for name, parameter in module.named_parameters()
+        for name, parameter in parameters_of(module).items()
         if name in frozen and parameter.requires_grad
     ]
 
@@ -74,7 +75,7 @@ def _pairs(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each tensor of the module with the view of the same shape in the vectors."""
     _check_lengths(layout, floats, integers)
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tensors = {**parameters_of(module), **buffers_of(module)}
     for entry in layout.entries:
         tensor = tensors.get(entry.name)
         # another shape could be broadcast and silently fill a layer with one number
