@@ -1,6 +1,7 @@
 """Take screenshots of every page of a real stack, at both widths and in both themes.
 
-One job runs to its end before; a second one loses a killed and an evicted machine.
+Jobs with several learning rates run to their ends before; another one loses a killed and an
+evicted machine.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ SETTLE_SECONDS = 2.5
 #: Limit for one page on a busy machine.
 PATIENCE_MS = 120_000
 WORKERS = 4
+#: Learning rates of the jobs that are compared.
+RATES = (0.003, 0.01, 0.025)
 BUDGET_USD = 1.0
 
 
@@ -40,13 +43,14 @@ def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     with _stack() as (url, token), Client(url, token) as client:
-        finished = _submit(client, "digits-small", 8)
-        client.wait(finished, 300)
+        finished = [_submit(client, "digits-small", 8, learning_rate=rate) for rate in RATES]
+        for each in finished:
+            client.wait(each, 300)
         job = _submit(client, "digits", 150)
         _lose_machines(client, job)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-            _shoot(browser, url, token, job, out)
+            _shoot(browser, url, token, job, finished, out)
             browser.close()
 
 
@@ -65,11 +69,17 @@ def _stack() -> Iterator[tuple[str, str]]:
             yield StackState.read(home.path).api_url, home.token() or ""
 
 
-def _submit(client: Client, name: str, epochs: int) -> str:
+def _submit(client: Client, name: str, epochs: int, **args: float) -> str:
     spec = load_job(EXAMPLE)
     workers = spec.workers.model_copy(update={"max": WORKERS})
     stop = spec.stop.model_copy(update={"max_cost_usd": BUDGET_USD})
-    changes = {"name": name, "epochs": epochs, "workers": workers, "stop": stop}
+    changes = {
+        "name": name,
+        "epochs": epochs,
+        "workers": workers,
+        "stop": stop,
+        "args": spec.args | args,
+    }
     return client.submit_directory(spec.model_copy(update=changes)).id
 
 
@@ -91,11 +101,14 @@ def _await(client: Client, job: str, fraction: float) -> None:
         time.sleep(0.5)
 
 
-def _shoot(browser: Browser, url: str, token: str, job: str, out: Path) -> None:
+def _shoot(
+    browser: Browser, url: str, token: str, job: str, finished: list[str], out: Path
+) -> None:
     pages = {
         "job": f"/jobs/{job}",
         "workers": f"/jobs/{job}?tab=workers",
         "jobs": "/",
+        "compare": f"/compare?jobs={','.join(finished)}",
         "fleet": "/fleet",
         "store": "/store",
     }
