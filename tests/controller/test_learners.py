@@ -37,6 +37,7 @@ class TunedMachine:
         #: Further workers as Ray lists them, and whether each is alive.
         self.further: dict[str, bool] = {}
         self.first_alive = True
+        self.gpus: dict[str, int] = {}
         self.steps: dict[str, int] = {}
         self.pids: dict[str, int] = {}
 
@@ -75,6 +76,7 @@ class TunedMachine:
             ),
             pools=(),
             history=ObservationTimes(since=0.0),
+            gpus=self.gpus,
         )
         actions = self.learners.decide(state, self.further, self.now)
         for action in actions:
@@ -116,6 +118,31 @@ def test_name_contains_job_machine_and_learner() -> None:
     assert {instance_of(first), instance_of(third)} == {"gcp-1-a"}
     assert (learner_of(first), learner_of(third)) == (1, 3)
     assert learner_of("worker-1") == learner_of("a.b_c") == 1
+
+
+def test_each_gpu_gets_a_learner(machine: Callable[..., TunedMachine]) -> None:
+    """Given a job without tuned learners on a machine with four GPUs, four learners run."""
+    one = machine(1)
+    assert one.decide() == []
+    one.gpus = {one.name(): 4}
+    assert one.decide() == [StartWorker(MACHINE, one.job, number) for number in (2, 3, 4)]
+    # It stays so, whatever they gain.
+    assert one.work(10) == one.work(11) == []
+    assert one.count() == 4
+    assert one.events() == [f"{MACHINE} runs 4 learners instead of 1; it has 4 GPUs"]
+
+
+def test_learner_of_a_gpu_that_crashed_comes_back_later(
+    machine: Callable[..., TunedMachine],
+) -> None:
+    one = machine(1)
+    one.gpus = {one.name(): 2}
+    one.decide()
+    one.work(10)
+    one.further[one.name(2)] = False
+    assert one.decide() == []
+    one.now += REST_BEATS * BEAT
+    assert one.decide() == [StartWorker(MACHINE, one.job, 2)]
 
 
 def test_learners_start_while_they_help_and_the_last_one_stops(

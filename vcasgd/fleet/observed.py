@@ -211,6 +211,8 @@ class Observed:
     """Most machines of all jobs of a user together, for users with a limit."""
     ending: frozenset[str] = frozenset()
     """Instances that the provider is being asked to end."""
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """GPUs of the machines of workers that report more than one, by the names of the workers."""
 
     def staying(self) -> tuple[Instance, ...]:
         """Return instances without a notice, which can still be relied on."""

@@ -46,6 +46,10 @@ class WorkerRow(Row):
     memory_free_bytes: int | None = None
     gpu_memory_bytes: int | None = None
     gpu_memory_free_bytes: int | None = None
+    device: str | None = Field(default=None, description="GPU of this worker, or cpu.")
+    gpus: int | None = Field(
+        default=None, description="GPUs of the machine, each of which gets a worker."
+    )
     cores: int | None = None
     cpu_percent: float | None = Field(
         default=None, description="Processor time since the heartbeat before; 100 is one core."

@@ -27,6 +27,7 @@ from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import GONE, Departure
 from vcasgd.worker.error_handler import ErrorHandler
 from vcasgd.worker.evaluate import Evaluator
+from vcasgd.worker.gpus import OwnGpu
 from vcasgd.worker.heartbeat import HeartbeatSender, WorkerStatus, capacity
 from vcasgd.worker.held_leases import HeldLeases, WorkInterrupted
 from vcasgd.worker.learner import Learner
@@ -59,11 +60,13 @@ class Worker:
         *,
         instance: str | None = None,
         notices: NoticePoll | None = None,
+        gpu: OwnGpu | None = None,
         build: Callable[[JobRecord], Learner] | None = None,
     ) -> None:
         context = WorkerContext.connect(settings, job, name)
         self._context = context
         self._instance = instance
+        self._gpu = gpu or OwnGpu()
         self._status = WorkerStatus()
         self._held = HeldLeases()
         self._departure = Departure(settings.lease_seconds, self._push_seconds)
@@ -265,6 +268,8 @@ class Worker:
             unpushed_since=status.unpushed_since,
             **self.shards.counts(),
             **capacity(),
+            device=self._gpu.device,
+            gpus=self._gpu.count,
             reading=self._setup.reading() or None,
             notice=departure.notice.kind if departure.notice else None,
             notice_at=departure.notice.at if departure.notice else None,

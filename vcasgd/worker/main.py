@@ -12,6 +12,7 @@ from vcasgd.fleet.machine.notices import notices_from_environment
 from vcasgd.fork_server import die_with
 from vcasgd.logging import configure_logging, exit_status, identify
 from vcasgd.settings import load_settings
+from vcasgd.worker.gpus import choose_gpu
 from vcasgd.worker.loop import Worker
 
 #: Parameters of mallopt, from <malloc.h>.
@@ -28,7 +29,8 @@ def run(job: str, worker: str, instance: str) -> None:
     keep_freed_memory()
     settings = load_settings()
     notices = notices_from_environment(settings.metadata)
-    Worker(settings, job, worker, instance=instance, notices=notices).run()
+    gpu = choose_gpu(worker)
+    Worker(settings, job, worker, instance=instance, notices=notices, gpu=gpu).run()
 
 
 def main() -> int:
@@ -48,7 +50,12 @@ def main() -> int:
         settings = load_settings()
         notices = notices_from_environment(settings.metadata)
         worker = Worker(
-            settings, options.job, options.worker, instance=options.instance, notices=notices
+            settings,
+            options.job,
+            options.worker,
+            instance=options.instance,
+            notices=notices,
+            gpu=choose_gpu(options.worker),
         )
         signal.signal(signal.SIGTERM, lambda _number, _frame: worker.leave("SIGTERM"))
         worker.run()

@@ -3491,6 +3491,16 @@ export interface components {
             gpu_memory_bytes: number | null;
             /** Gpu Memory Free Bytes */
             gpu_memory_free_bytes: number | null;
+            /**
+             * Device
+             * @description GPU of this worker, or cpu.
+             */
+            device: string | null;
+            /**
+             * Gpus
+             * @description GPUs of the machine, each of which gets a worker.
+             */
+            gpus: number | null;
             /** Cores */
             cores: number | null;
             /**

@@ -1,7 +1,8 @@
 """Number of learners on each machine.
 
-The plan places one worker per machine. If a job allows more learners, further workers with their
-own names are started beside the first one. They stop with it and receive the same notices.
+The plan places one worker per machine. If the machine has several GPUs, or a job allows more
+learners, further workers with their own names are started beside the first one. They stop with it
+and receive the same notices.
 """
 
 from __future__ import annotations
@@ -67,7 +68,12 @@ class Learners:
         """
         alive = {name for name, is_alive in further.items() if is_alive}
         died, self._alive = self._alive - alive, alive
-        tuned = [each for each in state.jobs if each.learners > 1 and each.running]
+        on_gpus = {job_of(name) for name in state.gpus}
+        tuned = [
+            each
+            for each in state.jobs
+            if each.running and (each.learners > 1 or each.job in on_gpus)
+        ]
         self._drop_other_jobs({each.job for each in tuned})
         target: set[str] = set()
         for demand in tuned:
@@ -92,7 +98,9 @@ class Learners:
         for name in self._first(state, job):
             machine = instance_of(name)
             self._trials.setdefault(name, Trial(max(1, before.get(machine, 1))))
-            self._tune(name, demand.learners, beats, died, now)
+            gpus = state.gpus.get(name, 1)
+            self._use_gpus(name, gpus, now)
+            self._tune(name, max(demand.learners, gpus), gpus, beats, died, now)
             learners[machine] = self._trials[name].learners
         if learners != before:
             tunings.publish(learners=learners)
@@ -126,7 +134,15 @@ class Learners:
 
     # -- one machine ---------------------------------------------------------------------------
 
-    def _tune(self, first: str, most: int, beats: Beats, died: set[str], now: float) -> None:
+    def _use_gpus(self, first: str, gpus: int, now: float) -> None:
+        """Let a machine have a learner for each GPU, unless one of them crashed lately."""
+        trial = self._trials[first]
+        if trial.learners < gpus and now >= trial.closed_until:
+            self._settle(first, Trial(gpus), f"it has {gpus} GPUs")
+
+    def _tune(
+        self, first: str, most: int, gpus: int, beats: Beats, died: set[str], now: float
+    ) -> None:
         job, machine, trial = job_of(first), instance_of(first), self._trials[first]
         rest = REST_BEATS * self._heartbeat
         names = [worker_name(machine, job, each) for each in range(1, trial.learners + 1)]
@@ -139,7 +155,7 @@ class Learners:
             return
         rate = self._rate(first, {name: beats[name] for name in names})
         if rate is not None:
-            load = _load(rate, [beats[name] for name in names])
+            load = _load(rate, [beats[name] for name in names], gpus)
             rates = {**trial.rates, trial.learners: rate}
             text = ", ".join(f"{rates[each]:.1f} with {each}" for each in sorted(rates))
             after = next_trial(trial, load, most, now, rest)
@@ -179,17 +195,20 @@ class Learners:
         return count / seconds if enough else None
 
 
-def _load(rate: float, beats: list[Heartbeat]) -> Load:
+def _load(rate: float, beats: list[Heartbeat], gpus: int) -> Load:
     """Return the load of a machine as its learners report it; the lowest of differing reports.
 
     A machine whose learners report nothing gets no further one.
     """
-    room = min(_room(beat, len(beats)) for beat in beats)
+    room = min(_room(beat, -(-len(beats) // gpus)) for beat in beats)
     return Load(rate, room, min(beat.cores or 1 for beat in beats))
 
 
 def _room(beat: Heartbeat, learners: int) -> int:
-    """Return how many more learners fit into the memory of the machine and of its GPU."""
+    """Return how many more learners fit into the memory of the machine and of a GPU.
+
+    ``learners``: those that share the GPU.
+    """
     total, free, own = beat.memory_bytes, beat.memory_free_bytes, beat.resident_bytes
     if not (total and free and own):
         return 0

@@ -39,6 +39,8 @@ from vcasgd.store.ledger.worker_beats import WorkerBeats
 STAYING = (InstanceState.BOOTING, InstanceState.RUNNING)
 #: Seconds that AWS and GCP bill at least; beyond that they bill by the second.
 BILLING_SECONDS = 60.0
+#: Most GPUs of a machine; a worker that reports more isn't believed.
+MOST_GPUS = 16
 #: Seconds between the request to end a machine and the end of its bill.
 TERMINATE_SECONDS = 10.0
 
@@ -141,6 +143,7 @@ class Observer:
             draining={one: successors.get(one) for workers in draining for one in workers},
             owner_limits=owner_limits(jobs, self._tokens.all()),
             ending=self._cloud.ending,
+            gpus=_gpus(beats),
         )
 
     def _job_demands(
@@ -274,3 +277,11 @@ def _with_notice(one: Instance, beat: Heartbeat | None, now: float) -> Instance:
     if beat.notice == "rebalance" and one.advised_at is None:
         return replace(one, advised_at=beat.notice_at or now)
     return one
+
+
+def _gpus(beats: Mapping[str, Mapping[str, Heartbeat]]) -> dict[str, int]:
+    """Return the GPUs of the machine of each worker that reports more than one."""
+    workers = (each for job in beats.values() for each in job.items())
+    return {
+        name: min(beat.gpus, MOST_GPUS) for name, beat in workers if beat.gpus and beat.gpus > 1
+    }

@@ -101,6 +101,9 @@ class Heartbeat(BaseModel):
     #: Only reported once the process uses a GPU.
     gpu_memory_bytes: _Count = None
     gpu_memory_free_bytes: _Count = None
+    #: The device of this worker, and the GPUs of its machine that workers may use.
+    device: _Name = None
+    gpus: _Count = None
     cores: _Count = None
     #: Processor time since the last heartbeat; 100 is one core.
     cpu_percent: _Number = None
