@@ -4,7 +4,7 @@
 
 Two workers that don't train exchange updates as fast as they can. Writes
 ``benchmarks/results/sizing.md``. Seconds depend on what else runs; memory and bytes don't. All
-processes together take about twenty times the largest size, in MB.
+processes together take about fifteen times the largest size, in MB.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WORKERS = 2
 WARM_UP_UPDATES, FETCHES = 3, 5
 LIMIT_SECONDS = 300.0
 #: Sizes of the model that all processes together need, generously.
-MODELS = 22
+MODELS = 15
 SAMPLE_SECONDS = 0.1
 
 PAGE = """\
@@ -46,8 +46,9 @@ PAGE = """\
 {machine}
 
 Vectors of float32, one store node, {workers} workers that exchange updates as fast as they can.
-Each worker has its update ready, and trains nothing. Other programs ran at the same time, as the
-load shows: seconds are upper bounds, while memory and bytes don't depend on it.
+Each worker writes its updates into memory, and has no model, gradients, or optimizer. Other
+programs ran at the same time, as the load shows: seconds are upper bounds, while memory and bytes
+don't depend on it.
 
 {table}
 
@@ -73,7 +74,7 @@ class Sizing:
 
 def measure(megabytes: int, seconds: float) -> Sizing:
     """Start all processes, measure, and clean up."""
-    workload = BenchWorkload(megabytes * MB // 4, WORKERS, "float32")
+    workload = BenchWorkload(megabytes * MB // 4, WORKERS, "float32", fresh=True)
     with Rig(workload, own_settings()) as rig:
         before = {name: pss(pid) for name, pid in rig.servers.items()}
         with sampled(rig) as samples:

@@ -78,6 +78,28 @@ def test_differences_are_those_to_the_snapshot() -> None:
     assert interval(learner, 10.0).update.item() == -2
 
 
+class Normalized(Slope):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize("rule", ["async-local-sgd", "vc-asgd"])
+def test_an_update_in_the_memory_of_its_base_is_the_same(rule: str) -> None:
+    learner = learner_of(Normalized(), update={"rule": rule})
+    floats, integers = learner.initial()
+
+    def train(base: Base) -> Trained:
+        return learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+
+    apart = train(Base(floats.clone(), integers))
+    inside = train(base := Base(own := floats.clone(), integers, update_memory=lambda: own))
+
+    assert inside.update is base.floats
+    assert torch.equal(inside.update, apart.update)
+    assert torch.equal(inside.integers, apart.integers)
+    assert apart.update.data_ptr() != floats.data_ptr()
+
+
 def test_under_an_elastic_rule_a_worker_continues_from_its_own_copy() -> None:
     learner = learner_of(update={"rule": "easgd", "moving_rate": 0.25})
 

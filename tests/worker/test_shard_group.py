@@ -173,6 +173,49 @@ class TestBase:
         assert set(first) == {7.0}
         assert set(second) <= {0.0, 1.0}
 
+    def test_is_kept_while_the_next_interval_can_start_from_it(self, pair: ShardPair) -> None:
+        pair.group.refresh(again=False)
+
+        assert pair.group.update_memory((0, 1)) is not pair.group.base
+        pair.submit((0, 1), 0, 0, 2)
+        assert pair.group.update_memory((0,)) is not pair.group.base, (
+            "the other shard keeps its part"
+        )
+
+    def test_is_fetched_again_after_an_update_took_its_memory(self, pair: ShardPair) -> None:
+        pair.group.refresh(again=False)
+        pair.submit((0, 1), 0, 0, 2)
+        update = pair.group.update_memory((0, 1)).fill_(7.0)
+        assert update is pair.group.base
+        pair.servers[1].kill()
+
+        with pytest.raises(StoreUnavailable):
+            pair.group.refresh(again=False)
+        assert set(update.tolist()) == {7.0}, "no part of the base is written into an update"
+        pair.servers[1].start()
+        pair.install(1)
+        pair.group.refresh(again=False)
+
+        assert set(pair.group.base.tolist()) == {0.0}, "the same version again"
+        assert set(update.tolist()) == {7.0}
+
+    def test_ends_when_the_next_one_is_prefetched(
+        self, pair: ShardPair, eventually: Eventually
+    ) -> None:
+        pair.group.refresh(again=False)
+        pair.submit((0, 1), 0, 0, 4)
+        flush(pair)
+        for shard in range(2):
+            pair.shard(shard).turn()
+        pair.group.settle()
+        pair.group.prefetch(0.0)
+        eventually(lambda: all(client.has_fetched for client in pair.group))
+
+        assert pair.group.update_memory((0, 1)).fill_(7.0) is pair.group.base
+        pair.group.refresh(again=False)
+
+        assert torch.equal(pair.group.base, pair.world.delta(0, 0, 4))
+
     def test_a_silent_shard_keeps_its_part(self, pair: ShardPair) -> None:
         pair.group.refresh(again=False)
         pair.submit((0,), 0, 0, 4)

@@ -59,7 +59,8 @@ class BenchWorkload:
     """Workload of a measurement.
 
     A vector of ``floats`` numbers is sharded over ``nodes`` store nodes. With ``near``, workers
-    use the tensors server's Unix socket instead of TCP.
+    use the tensors server's Unix socket instead of TCP. ``fresh``: workers write each update into
+    memory as the product's do, instead of sending the same one again.
     """
 
     floats: int
@@ -67,6 +68,7 @@ class BenchWorkload:
     codec: str
     nodes: int = 1
     near: bool = False
+    fresh: bool = False
 
     @property
     def model_bytes(self) -> int:
@@ -163,7 +165,8 @@ class Rig:
 
     def _start_worker(self, name: str) -> None:
         argv = [sys.executable, "-m", "vcasgd.bench.worker", "--job", self.job, "--worker", name,
-                "--tally", str(self._tally_path(name))]  # fmt: skip
+                "--tally", str(self._tally_path(name)),
+                *(["--fresh"] if self._workload.fresh else [])]  # fmt: skip
         with self._home.open_log(name) as log:
             self._workers[name] = subprocess.Popen(
                 argv,

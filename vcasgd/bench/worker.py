@@ -70,10 +70,13 @@ class Synthetic(Task):
 class SyntheticLearner(Learner):
     """Learner that returns at once; it calls ``on_push`` before each push, with a current base."""
 
-    def __init__(self, spec: JobSpec, on_push: Callable[[], None]) -> None:
+    def __init__(self, spec: JobSpec, on_push: Callable[[], None], *, fresh: bool) -> None:
         super().__init__(spec, Synthetic(**spec.args), "meta")
         self._on_push = on_push
-        self._synthetic = torch.randn(self.layout.floats).mul_(UPDATE_SCALE)
+        #: The update that is sent again and again; None if each one is written into memory.
+        self._synthetic: Tensor | None = None
+        if not fresh:
+            self._synthetic = torch.randn(self.layout.floats).mul_(UPDATE_SCALE)
 
     def initial(self) -> tuple[Tensor, Tensor]:
         return torch.zeros(self.layout.floats), torch.zeros(0, dtype=torch.int64)
@@ -94,20 +97,28 @@ class SyntheticLearner(Learner):
     ) -> Trained:
         self._on_push()
         on_step()
-        return Trained(stop, 1, 0.0, self._synthetic, base.integers)
+        update = self._synthetic
+        if update is None:
+            assert base.update_memory is not None
+            update = base.update_memory().fill_(UPDATE_SCALE)
+        return Trained(stop, 1, 0.0, update, base.integers)
 
 
 class SyntheticWorker(Worker):
     """The product's worker with a learner that needs no package."""
 
-    def __init__(self, settings: Settings, job: str, name: str, tally: Tally) -> None:
+    def __init__(
+        self, settings: Settings, job: str, name: str, tally: Tally, *, fresh: bool
+    ) -> None:
         super().__init__(settings, job, name, build=self._build)
-        self._tally = tally
+        self._tally, self._fresh = tally, fresh
         #: Version of each shard in the last base.
         self._versions: dict[int, tuple[int, int] | None] = {}
 
     def _build(self, job: JobRecord) -> Learner:
-        learner = SyntheticLearner(job.spec, lambda: self._count(learner.layout.floats))
+        learner = SyntheticLearner(
+            job.spec, lambda: self._count(learner.layout.floats), fresh=self._fresh
+        )
         return learner
 
     def _count(self, floats: int) -> None:
@@ -126,6 +137,7 @@ def main() -> int:
     parser.add_argument("--job", required=True)
     parser.add_argument("--worker", required=True)
     parser.add_argument("--tally", type=Path, required=True)
+    parser.add_argument("--fresh", action="store_true")
     options = parser.parse_args()
     configure_logging("worker")
     # All processes of a measurement share the processors of one machine.
@@ -133,7 +145,9 @@ def main() -> int:
     keep_freed_memory()
     try:
         tally = Tally(options.tally, create=True)
-        worker = SyntheticWorker(load_settings(), options.job, options.worker, tally)
+        worker = SyntheticWorker(
+            load_settings(), options.job, options.worker, tally, fresh=options.fresh
+        )
         tally.note_baseline(resident_bytes(os.getpid()))
         signal.signal(signal.SIGTERM, lambda _number, _frame: worker.leave("SIGTERM"))
         worker.run()

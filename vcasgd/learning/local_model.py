@@ -9,7 +9,7 @@ from vcasgd.errors import SpecError, VcasgdError
 from vcasgd.learning.base import BaseGuard
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.training import build
-from vcasgd.learning.vector import gather, scatter, unfrozen_parameters
+from vcasgd.learning.vector import gather, gather_difference, scatter, unfrozen_parameters
 from vcasgd.task.task import Task, calling_user_code
 
 
@@ -46,6 +46,30 @@ class LocalModel:
     def read(self) -> tuple[Tensor, Tensor]:
         """Return the model's state in new vectors, float32 [floats] and int64 [integers].
 
+        Raises as :meth:`check_base`.
+        """
+        self.check_base()
+        floats, integers = self._vectors()
+        gather(self.module, self.layout, floats, integers)
+        return floats, integers
+
+    def read_into(self, out: Tensor, origin: Tensor | None) -> Tensor:
+        """Copy the model's state into ``out``, float32 [floats]; return int64 [integers].
+
+        With ``origin``, float32 [floats], parameters are differences from it; it may be ``out``
+        itself. Raises as :meth:`check_base`.
+        """
+        self.check_base()
+        integers = torch.empty(self.layout.integers, dtype=torch.int64)
+        if origin is None:
+            gather(self.module, self.layout, out, integers)
+        else:
+            gather_difference(self.module, self.layout, origin, out, integers)
+        return integers
+
+    def check_base(self) -> None:
+        """Check that training left the base alone.
+
         Raises :class:`SpecError` if the base was changed.
         """
         for name in self._guard.changed():
@@ -55,9 +79,6 @@ class LocalModel:
                 "carry it",
                 field="task",
             )
-        floats, integers = self._vectors()
-        gather(self.module, self.layout, floats, integers)
-        return floats, integers
 
     def check_frozen(self) -> None:
         """Raise :class:`SpecError` if parameters of the base are no longer frozen."""

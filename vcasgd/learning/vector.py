@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vcasgd.errors import InvalidUpdate, SpecError
 from vcasgd.learning.base import buffers_of, parameters_of
-from vcasgd.learning.layout import Layout
+from vcasgd.learning.layout import Layout, TensorKind
 
 #: Largest magnitude in an update; larger values would soon overflow float32 weights.
 LARGEST_VALUE = 1e30
@@ -38,6 +38,22 @@ def gather(module: nn.Module, layout: Layout, floats: Tensor, integers: Tensor) 
     """
     for tensor, part in _pairs(module, layout, floats, integers):
         part.copy_(tensor.detach())
+
+
+def gather_difference(
+    module: nn.Module, layout: Layout, origin: Tensor, out: Tensor, integers: Tensor
+) -> None:
+    """Do what :func:`gather` does, into ``out``, but with ``origin`` subtracted from parameters.
+
+    Both are float32 ``[layout.floats]``, and may be the same vector. It takes no other memory for
+    a float32 model on the CPU.
+    """
+    pairs = _pairs(module, layout, out, integers)
+    for entry, (tensor, part) in zip(layout.entries, pairs, strict=True):
+        if entry.kind is TensorKind.PARAMETER:
+            torch.sub(tensor.detach().to(part), entry.view(origin, integers), out=part)
+        else:
+            part.copy_(tensor.detach())
 
 
 def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout) -> None:

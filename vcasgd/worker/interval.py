@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -15,7 +16,8 @@ class Base:
 
     ``rollbacks`` is the number of times that training went back before it, of which
     ``restorations`` don't lower the learning rate, and ``round`` describes the round that made
-    the version.
+    the version. ``update_memory`` returns memory for the update, float32 [floats]; it may be
+    ``floats`` itself.
     """
 
     floats: Tensor
@@ -24,6 +26,7 @@ class Base:
     restorations: int = 0
     version: int = 0
     round: RoundFacts = field(default_factory=RoundFacts)
+    update_memory: Callable[[], Tensor] | None = None
 
 
 @dataclass(frozen=True)

@@ -314,11 +314,17 @@ class Learner:
         return source.reading() if source else {}
 
     def _update(self, base: Base) -> tuple[Tensor, Tensor]:
-        # New vectors, because pending updates refer to them until they are applied.
-        local, integers = self._model.read()
-        payload = self._rule.payload
-        out = torch.empty_like(local) if payload is Payload.DELTA else local
-        update = payload_of(payload, self.layout.parameters, local, base.floats, out)
+        # Pending updates refer to their vectors until they are applied.
+        payload, local = self._rule.payload, None
+        if self._rule.pull < 1:
+            local, integers = self._model.read()
+            out = torch.empty_like(local) if payload is Payload.DELTA else local
+            update = payload_of(payload, self.layout.parameters, local, base.floats, out)
+        else:
+            memory = base.update_memory
+            update = memory() if memory is not None else torch.empty_like(base.floats)
+            origin = base.floats if payload is Payload.DELTA else None
+            integers = self._model.read_into(update, origin)
         self._local = None
         # The parameter server would refuse it, and blame this worker.
         if not is_sound(update):
@@ -326,8 +332,7 @@ class Learner:
                 "the model's parameters are no longer finite after a push interval",
                 remedy="lower the learning rate or clip gradients",
             )
-        if self._rule.pull < 1:
-            self._local = local
+        self._local = local
         return update, integers
 
     @property

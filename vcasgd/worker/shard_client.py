@@ -92,6 +92,7 @@ class ShardClient:
         self._sender = UpdateSender(node, keys, key)
         #: Version and writer of this shard in the training thread's base.
         self.base: tuple[int, int] | None = None
+        self._dropped = False
         #: :attr:`Meta.rollbacks` and :attr:`Meta.restorations` of that version.
         self.rollbacks = self.restorations = 0
         #: Why the last request failed; None if it succeeded.
@@ -210,6 +211,11 @@ class ShardClient:
                 "unapplied": pending.unapplied,
             }
 
+    @property
+    def fills_up(self) -> bool:
+        """True if the next update makes the client :attr:`full`."""
+        return self.unapplied + 1 >= self._most_unapplied
+
     # -- requests ----------------------------------------------------------------------------------
 
     @property
@@ -256,6 +262,15 @@ class ShardClient:
             self._request(lambda: self._fetch_in_time(out, base, needed_at))
 
     @property
+    def lacks_base(self) -> bool:
+        """True if nothing was fetched yet, or since :meth:`drop_base`."""
+        return self.base is None or self._dropped
+
+    def drop_base(self) -> None:
+        """Fetch the next snapshot even if it isn't newer than the base."""
+        self._dropped = True
+
+    @property
     def has_fetched(self) -> bool:
         """True if :meth:`take` has a snapshot to return."""
         return self._last.done() and self._fetched is not None
@@ -265,7 +280,7 @@ class ShardClient:
         the base."""
         assert self._fetched is not None
         meta, self._fetched = self._fetched, None
-        self.base = (meta.version, meta.token)
+        self.base, self._dropped = (meta.version, meta.token), False
         self.rollbacks, self.restorations = meta.rollbacks, meta.restorations
         return meta
 
@@ -284,6 +299,7 @@ class ShardClient:
     def _make_requests(self) -> None:
         while (request := self._requests.get()) is not None:
             self._answer(*request)
+            del request  # It refers to vectors.
 
     def _answer(self, call: Callable[[], Any], answer: Future[Any]) -> None:
         try:
@@ -318,7 +334,7 @@ class ShardClient:
         newest, here = self._check(), self._newest_here
         if newest == here:
             return
-        if self._fetched is None and self._steps is not None:
+        if here is not None and self._fetched is None and self._steps is not None:
             out.copy_(base)
         # Nothing can be taken while the vector is overwritten.
         self._fetched = None
@@ -336,14 +352,14 @@ class ShardClient:
         self._check()
         # The interval's own update may fill the client: then the caller waits for a commit, and
         # a snapshot from before that wait is too old.
-        if self.unapplied + 1 < self._most_unapplied:
+        if not self.fills_up:
             self._check_and_fetch(out, base)
 
     @property
     def _newest_here(self) -> tuple[int, int] | None:
         if self._fetched is not None:
             return self._fetched.version, self._fetched.token
-        return self.base
+        return None if self._dropped else self.base
 
     # -- push thread -------------------------------------------------------------------------------
 
@@ -354,6 +370,7 @@ class ShardClient:
                 try:
                     self._push(update, held)
                     held = 0.0
+                    del update  # It refers to a vector, which may be applied soon.
                 except StoreFull:
                     # The next commit makes room.
                     began = time.monotonic()

@@ -23,6 +23,7 @@ from vcasgd.store.tensors.model_pins import check_nodes
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.worker.pending_updates import MAX_UNAPPLIED, Settled
 from vcasgd.worker.shard_client import ShardClient
+from vcasgd.worker.vector_pool import VectorPool
 
 #: Seconds to wait for a node, in addition to twice the time of the fastest one.
 LATE_SECONDS = 0.5
@@ -47,7 +48,11 @@ class ShardGroup:
         self._patience = patience
         self._key = key
         self._clients: tuple[ShardClient, ...] = ()
-        self._next = torch.empty(0)
+        self._pool = VectorPool(0)
+        #: Vector that the next base is fetched into; None while none is fetched.
+        self._next: Tensor | None = None
+        #: True if the base's memory holds an update now.
+        self._spent = False
         #: float32 [floats], from which the next interval starts.
         self.base = torch.empty(0)
         #: int64 [k], the counters of the base.
@@ -71,7 +76,8 @@ class ShardGroup:
         if self._clients:
             return
         check_nodes(self._nodes, cut.shards, self._job)
-        self._next, self.base = torch.empty(cut.floats), torch.empty(cut.floats)
+        self._pool = VectorPool(cut.floats)
+        self.base = self._pool.take()
         self._clients = tuple(
             ShardClient(
                 self._nodes[part.shard],
@@ -202,11 +208,13 @@ class ShardGroup:
         _wait_for({each: self._refresh(each, again=again) for each in self._responsive()})
         self._take_over()
         for client in self._clients:
-            while client.base is None:
+            while client.lacks_base:
                 self._refresh(client, again=False).result()
                 self._take_over()
                 if client.trouble:
                     raise client.trouble
+                if client.has_fetched:
+                    break  # It waits for the others.
         return self._take_settled()
 
     def prefetch(self, seconds: float) -> None:
@@ -215,17 +223,39 @@ class ShardGroup:
         for client in self._clients:
             client.prefetch(self._out(client), client.part.of(self.base), needed_at)
 
+    def update_memory(self, shards: Collection[int]) -> Tensor:
+        """Return the memory for an update of ``shards``, float32 [floats].
+
+        It is :attr:`base`, whose life then ends, if the next base is here, or if no interval starts
+        before one is fetched.
+        """
+        clients = self._clients
+        everywhere = len(shards) == len(clients) and not any(client.late for client in clients)
+        self._spent = everywhere and (
+            all(client.has_fetched for client in clients)
+            or all(client.fills_up for client in clients)
+        )
+        if self._spent:
+            for client in clients:
+                client.drop_base()
+        return self.base if self._spent else self._pool.take()
+
     def _refresh(self, client: ShardClient, *, again: bool) -> Future[Any]:
         return client.refresh(self._out(client), client.part.of(self.base), again=again)
 
     def _out(self, client: ShardClient) -> Tensor:
+        if self._next is None:
+            self._next = self._pool.take()
         return client.part.of(self._next)
 
     def _take_over(self) -> None:
         ready = [client for client in self._clients if client.has_fetched]
         if len(ready) == len(self._clients):
-            # No thread writes into either vector now.
-            self.base, self._next = self._next, self.base
+            # No thread writes into it now.
+            assert self._next is not None
+            self.base, self._next, self._spent = self._next, None, False
+        elif self._spent:
+            return
         else:
             for client in ready:
                 client.part.of(self.base).copy_(self._out(client))

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from statistics import median
 
@@ -208,7 +209,7 @@ class Trainer:
         if self._seconds_per_sample is not None:
             self._shards.prefetch(self._seconds_per_sample * (step.stop - step.start))
         status.unpushed_since = steady_time()
-        base = self._base()
+        base = self._base(step.shards)
         trained = work.learner.train(
             base,
             work.lease.number,
@@ -228,7 +229,7 @@ class Trainer:
         status.unpushed_since = None
         return trained.stop
 
-    def _base(self) -> Base:
+    def _base(self, step: Collection[int] = ()) -> Base:
         shards = self._shards
         version = shards[0].base
         assert version is not None
@@ -239,6 +240,7 @@ class Trainer:
             restorations=shards.restorations,
             version=version[0],
             round=shards.base_round,
+            update_memory=lambda: shards.update_memory(step),
         )
 
     def _measure(self, samples: int, trained: Trained, seconds: float) -> None:
