@@ -9,7 +9,7 @@ from vcasgd.parameter_server.model_state import ModelState
 from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.store.tensors.snapshot import Change, Meta, Snapshot, pin_text
-from vcasgd.store.tensors.snapshot_store import SnapshotStore
+from vcasgd.store.tensors.snapshot_store import REMOVED_CHUNKS, SnapshotStore
 
 #: Longest time for which a version has no low halves if workers need only bfloat16.
 EXACT_SECONDS = 1.0
@@ -73,13 +73,17 @@ class Publisher:
         unused: list[str] = []
         if batch.applied:
             followed = model.followed if meta.stepped else None
+            unused = self._pins.unused_chunks(model.meta)
+            # A smaller version needs little room, and would cost one more exchange.
+            large = len(unused) > REMOVED_CHUNKS
             self._snapshots.write(
                 *(meta, model.weights, model.state, followed, batch.step),
                 base=model.meta.version,
-                instead_of=self._pins.unused_chunks(model.meta),
+                instead_of=unused if large else (),
             )
             listed = set(self._snapshots.step_keys(meta))
-            unused = [key for key in self._snapshots.step_keys(model.meta) if key not in listed]
+            unused = [] if large else unused
+            unused += [key for key in self._snapshots.step_keys(model.meta) if key not in listed]
         change = Change(
             base=model.meta.version,
             fields=model.changed_fields(meta),

@@ -51,8 +51,7 @@ COMMIT_WAIT_SECONDS = 0.2
 FETCH_MARGIN = 1.5
 #: Size of an update up to which a worker has two in the tensors server at a time, so that the
 #: parameter server can publish more of them together. A larger one waits in the worker, unless the
-#: worker is about to leave: exchanges aren't slower (benchmarks/results/sizing.md), and the tensors
-#: server needs less memory.
+#: worker is about to leave, so that the tensors server needs less memory.
 PIPELINED_BYTES = 32 << 20
 #: Fraction of the longest push that still counts after the next one.
 PUSH_DECAY = 0.8
