@@ -33,7 +33,7 @@ from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
 from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.tensors.snapshot import Record
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import UpdateSender
+from vcasgd.store.tensors.updates import NO_COMMIT, UpdateSender
 
 pytestmark = pytest.mark.both_servers
 
@@ -408,7 +408,7 @@ def test_a_worker_can_do_its_work_in_the_tensors_server(
     snapshots = SnapshotStore(tensors_as_worker, world.keys)
 
     assert sender.begin(0, 0, 4, 1) == 0
-    sender.wait_for_commit(0.01)
+    sender.wait_for_commit(0.01, NO_COMMIT)
     header, payload = world.update(0, 0, 4, 1, worker=WORKER, update=f"{WORKER}.1.1")
     assert sender.push(header, 0, payload).accepted
     assert sender.status([(0, 0, 4, header.update)]).fates == ["pending"]

@@ -151,9 +151,9 @@ class TestInTheMiddleOfATurn:
         world.push(1, 0, 2)
         before = getattr(shard._snapshots, at)
 
-        def go_back_first(*args: Any) -> None:
+        def go_back_first(*args: Any, **how: Any) -> None:
             go_back(world.tensors, past)
-            before(*args)
+            before(*args, **how)
 
         monkeypatch.setattr(shard._snapshots, at, go_back_first)
         with pytest.raises(StoreUnavailable, match="has an older state"):

@@ -31,7 +31,7 @@ Eventually = Callable[..., Any]
 
 
 class ShardPair:
-    """One job in two shards."""
+    """One job in two shards, or in as many as there are nodes."""
 
     def __init__(
         self, ledger: RedisServer, nodes: list[RedisServer], storage: Path, **fields: Any
@@ -40,12 +40,12 @@ class ShardPair:
         self.nodes = [node.client() for node in nodes]
         self.world = World(ledger.connection, self.nodes[0], storage, running=False, **fields)
         layout = self.world.layout
-        self.cut = Cut(layout.floats, layout.parameters, 2)
+        self.cut = Cut(layout.floats, layout.parameters, len(nodes))
         lease = self.world.leases("first").acquire()
         assert isinstance(lease, Lease)
-        facts = {**self.world.facts().to_dict(), "shards": 2}
+        facts = {**self.world.facts().to_dict(), "shards": len(nodes)}
         assert self.world.leases("first").report_facts(lease, facts)
-        for shard in range(2):
+        for shard in range(len(nodes)):
             self.install(shard)
         self.group = self.group_with(patience=10)
         self._named = itertools.count(1)
@@ -94,10 +94,17 @@ def pair(tmp_path: Path) -> Iterator[ShardPair]:
         yield pair
 
 
+@pytest.fixture
+def single(tmp_path: Path) -> Iterator[ShardPair]:
+    """A job in one shard."""
+    with pair_of(tmp_path, shards=1) as single:
+        yield single
+
+
 @contextmanager
-def pair_of(tmp_path: Path, **fields: Any) -> Iterator[ShardPair]:
+def pair_of(tmp_path: Path, shards: int = 2, **fields: Any) -> Iterator[ShardPair]:
     ledger = RedisServer(tmp_path / "ledger", durable=False)
-    nodes = [RedisServer(tmp_path / f"tensors-{node}", durable=False) for node in range(2)]
+    nodes = [RedisServer(tmp_path / f"tensors-{node}", durable=False) for node in range(shards)]
     pair = ShardPair(ledger, nodes, tmp_path / "storage", **fields)
     try:
         yield pair
@@ -173,48 +180,49 @@ class TestBase:
         assert set(first) == {7.0}
         assert set(second) <= {0.0, 1.0}
 
-    def test_is_kept_while_the_next_interval_can_start_from_it(self, pair: ShardPair) -> None:
-        pair.group.refresh(again=False)
-
-        assert pair.group.update_memory((0, 1)) is not pair.group.base
-        pair.submit((0, 1), 0, 0, 2)
-        assert pair.group.update_memory((0,)) is not pair.group.base, (
-            "the other shard keeps its part"
-        )
-
-    def test_is_fetched_again_after_an_update_took_its_memory(self, pair: ShardPair) -> None:
+    def test_of_several_shards_is_kept(self, pair: ShardPair) -> None:
+        """A silent shard keeps its part."""
         pair.group.refresh(again=False)
         pair.submit((0, 1), 0, 0, 2)
-        update = pair.group.update_memory((0, 1)).fill_(7.0)
-        assert update is pair.group.base
-        pair.servers[1].kill()
+
+        assert pair.group.update_memory() is not pair.group.base
+
+    def test_is_kept_while_the_next_interval_can_start_from_it(self, single: ShardPair) -> None:
+        single.group.refresh(again=False)
+
+        assert single.group.update_memory() is not single.group.base
+
+    def test_is_fetched_again_after_an_update_took_its_memory(self, single: ShardPair) -> None:
+        single.group.refresh(again=False)
+        single.submit((0,), 0, 0, 2)
+        update = single.group.update_memory().fill_(7.0)
+        assert update is single.group.base
+        single.servers[0].kill()
 
         with pytest.raises(StoreUnavailable):
-            pair.group.refresh(again=False)
-        assert set(update.tolist()) == {7.0}, "no part of the base is written into an update"
-        pair.servers[1].start()
-        pair.install(1)
-        pair.group.refresh(again=False)
+            single.group.refresh(again=False)
+        single.servers[0].start()
+        single.install(0)
+        single.group.refresh(again=False)
 
-        assert set(pair.group.base.tolist()) == {0.0}, "the same version again"
+        assert set(single.group.base.tolist()) == {0.0}, "the same version again"
         assert set(update.tolist()) == {7.0}
 
     def test_ends_when_the_next_one_is_prefetched(
-        self, pair: ShardPair, eventually: Eventually
+        self, single: ShardPair, eventually: Eventually
     ) -> None:
-        pair.group.refresh(again=False)
-        pair.submit((0, 1), 0, 0, 4)
-        flush(pair)
-        for shard in range(2):
-            pair.shard(shard).turn()
-        pair.group.settle()
-        pair.group.prefetch(0.0)
-        eventually(lambda: all(client.has_fetched for client in pair.group))
+        single.group.refresh(again=False)
+        single.submit((0,), 0, 0, 4)
+        flush(single)
+        single.shard(0).turn()
+        single.group.settle()
+        single.group.prefetch(0.0)
+        eventually(lambda: all(client.has_fetched for client in single.group))
 
-        assert pair.group.update_memory((0, 1)).fill_(7.0) is pair.group.base
-        pair.group.refresh(again=False)
+        assert single.group.update_memory().fill_(7.0) is single.group.base
+        single.group.refresh(again=False)
 
-        assert torch.equal(pair.group.base, pair.world.delta(0, 0, 4))
+        assert torch.equal(single.group.base, single.world.delta(0, 0, 4))
 
     def test_a_silent_shard_keeps_its_part(self, pair: ShardPair) -> None:
         pair.group.refresh(again=False)

@@ -51,8 +51,6 @@ class ShardGroup:
         self._pool = VectorPool(0)
         #: Vector that the next base is fetched into; None while none is fetched.
         self._next: Tensor | None = None
-        #: True if the base's memory holds an update now.
-        self._spent = False
         #: float32 [floats], from which the next interval starts.
         self.base = torch.empty(0)
         #: int64 [k], the counters of the base.
@@ -213,8 +211,6 @@ class ShardGroup:
                 self._take_over()
                 if client.trouble:
                     raise client.trouble
-                if client.has_fetched:
-                    break  # It waits for the others.
         return self._take_settled()
 
     def prefetch(self, seconds: float) -> None:
@@ -223,22 +219,18 @@ class ShardGroup:
         for client in self._clients:
             client.prefetch(self._out(client), client.part.of(self.base), needed_at)
 
-    def update_memory(self, shards: Collection[int]) -> Tensor:
-        """Return the memory for an update of ``shards``, float32 [floats].
+    def update_memory(self) -> Tensor:
+        """Return the memory for an update, float32 [floats].
 
-        It is :attr:`base`, whose life then ends, if the next base is here, or if no interval starts
-        before one is fetched.
+        It is :attr:`base`, whose life then ends, if the model has one shard, and the next base is
+        here or no interval starts before one is fetched. With several shards, a silent one keeps
+        its part of the base.
         """
-        clients = self._clients
-        everywhere = len(shards) == len(clients) and not any(client.late for client in clients)
-        self._spent = everywhere and (
-            all(client.has_fetched for client in clients)
-            or all(client.fills_up for client in clients)
-        )
-        if self._spent:
-            for client in clients:
-                client.drop_base()
-        return self.base if self._spent else self._pool.take()
+        client, *others = self._clients
+        if others or client.late or not (client.has_fetched or client.fills_up):
+            return self._pool.take()
+        client.drop_base()
+        return self.base
 
     def _refresh(self, client: ShardClient, *, again: bool) -> Future[Any]:
         return client.refresh(self._out(client), client.part.of(self.base), again=again)
@@ -253,9 +245,7 @@ class ShardGroup:
         if len(ready) == len(self._clients):
             # No thread writes into it now.
             assert self._next is not None
-            self.base, self._next, self._spent = self._next, None, False
-        elif self._spent:
-            return
+            self.base, self._next = self._next, None
         else:
             for client in ready:
                 client.part.of(self.base).copy_(self._out(client))

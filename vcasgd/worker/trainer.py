@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass
 from statistics import median
 
@@ -209,7 +208,7 @@ class Trainer:
         if self._seconds_per_sample is not None:
             self._shards.prefetch(self._seconds_per_sample * (step.stop - step.start))
         status.unpushed_since = steady_time()
-        base = self._base(step.shards)
+        base = self._base()
         trained = work.learner.train(
             base,
             work.lease.number,
@@ -229,7 +228,7 @@ class Trainer:
         status.unpushed_since = None
         return trained.stop
 
-    def _base(self, step: Collection[int] = ()) -> Base:
+    def _base(self) -> Base:
         shards = self._shards
         version = shards[0].base
         assert version is not None
@@ -240,7 +239,7 @@ class Trainer:
             restorations=shards.restorations,
             version=version[0],
             round=shards.base_round,
-            update_memory=lambda: shards.update_memory(step),
+            update_memory=shards.update_memory,
         )
 
     def _measure(self, samples: int, trained: Trained, seconds: float) -> None:
