@@ -46,7 +46,7 @@ ASYNCHRONOUS = (
 #: Fields of a job that don't decide what it learns in the simulator.
 ELSEWHERE = {
     *("name", "working_dir", "workers", "checkpoint", "data", "labels", "priority", "weight"),
-    *("env", "secrets", "requirements", "setup"),
+    *("env", "secrets", "requirements", "setup", "track"),
 }
 #: What a run with other code must have in common with an earlier one to confirm it.
 OUTCOME = ("points", "updates", "staleness", "bytes_pushed", "bytes_fetched", "divergence")
