@@ -24,7 +24,6 @@ import psutil
 from vcasgd.bench.control.cloud import POOL, SimulatedCloud, SimulatedPools, as_cluster
 from vcasgd.bench.store import own_settings
 from vcasgd.controller.fleet.loop import FleetLoop
-from vcasgd.controller.fleet.worker_names import job_of
 from vcasgd.settings import load_settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import ForegroundStack, StackHome
@@ -33,6 +32,7 @@ from vcasgd.store.embedded.server import ServerFiles
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
 from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.worker_names import job_of
 
 #: Rounds in which all workers start.
 START_ROUNDS = 4

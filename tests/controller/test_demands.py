@@ -18,7 +18,6 @@ from vcasgd.controller.fleet.demands import Demands, owner_limits
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.speeds import MEASURE_SECONDS, Speeds
 from vcasgd.controller.fleet.status import limit_events
-from vcasgd.controller.fleet.worker_names import worker_name
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan import within_limits
 from vcasgd.fleet.providers.base import Instance
@@ -31,6 +30,7 @@ from vcasgd.store.ledger.costs import Workloads
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.worker_names import worker_name
 
 
 class TestSpeeds:

@@ -11,7 +11,6 @@ from support.training import Training
 from support.waiting import await_truth
 
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
-from vcasgd.controller.fleet.worker_names import worker_name
 from vcasgd.controller.jobs.failures import (
     ATTEMPTS,
     FAILURE_SECONDS,
@@ -22,6 +21,7 @@ from vcasgd.controller.jobs.failures import (
 from vcasgd.store.ledger.job import PROCESS, Failure, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
+from vcasgd.worker_names import worker_name
 
 NOW = 1e9
 CRASH = Failure("w", PROCESS, "it ended", "", fatal=False, at=NOW, version=5)

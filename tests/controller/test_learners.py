@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from vcasgd.controller.fleet.learners import MEASURE_BEATS, MEASURE_STEPS, REST_BEATS, Learners
-from vcasgd.controller.fleet.worker_names import instance_of, job_of, learner_of, worker_name
 from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, WorkerView
 from vcasgd.fleet.plan import StartWorker, StopWorker
 from vcasgd.fleet.providers.base import Instance, InstanceState
@@ -18,6 +17,7 @@ from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
 from vcasgd.store.ledger.tuning import Tunings
 from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.worker_names import instance_of, job_of, learner_of, worker_name
 
 BEAT = 1.0
 GIB = 2**30

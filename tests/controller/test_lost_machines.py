@@ -15,11 +15,11 @@ from support.world import World
 from vcasgd.bench.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
 from vcasgd.cluster import ActorState
 from vcasgd.controller.fleet.loop import LOOK_SECONDS, FleetLoop
-from vcasgd.controller.fleet.worker_names import worker_name
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.lost_workers import LostWorkers
 from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.worker_names import worker_name
 
 HOUR = 3600.0
 

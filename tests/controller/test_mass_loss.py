@@ -17,13 +17,13 @@ from vcasgd.controller.fleet.machine_timeline import (
     Span,
     advance,
 )
-from vcasgd.controller.fleet.worker_names import worker_name
 from vcasgd.fleet.costs import report
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
 from vcasgd.store.ledger.servers import Control
+from vcasgd.worker_names import worker_name
 
 COUNT = 1000
 ROW = FleetRow("east", "running", True, None, NOW, None, "", True, 1.0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
-from vcasgd.controller.fleet.worker_names import worker_name
 from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, WorkerView
 from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.events import EventLog
+from vcasgd.worker_names import worker_name
 
 
 def machine(name: str, state: InstanceState = InstanceState.RUNNING) -> Instance:

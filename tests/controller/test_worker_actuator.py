@@ -11,11 +11,11 @@ from support.fleet_records import PACKAGE, events_of, job_spec
 from vcasgd.controller.fleet.act import WorkerActuator, drain_seconds
 from vcasgd.controller.fleet.clearance import ClearancePolicy
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
-from vcasgd.controller.fleet.worker_names import worker_name
 from vcasgd.fleet.plan import StopWorker
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.worker_names import worker_name
 
 
 class Workers:

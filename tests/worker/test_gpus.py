@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vcasgd.worker.gpus import VARIABLE, OwnGpu, choose_gpu, learner_number
+from vcasgd.worker.gpus import VARIABLE, OwnGpu, choose_gpu
+from vcasgd.worker_names import learner_of
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_no_gpu(environment: dict[str, str]) -> None:
 
 
 def test_names_without_a_number_are_of_first_learners() -> None:
-    assert [learner_number(each) for each in ("j.m", "j.m_0", "j.m_x", "j")] == [1, 1, 1, 1]
+    assert [learner_of(each) for each in ("j.m", "j.m_x", "j")] == [1, 1, 1]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

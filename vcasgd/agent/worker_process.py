@@ -16,6 +16,7 @@ from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
 from vcasgd.logging import last_lines
 from vcasgd.schemas.machines import LONGEST_REASON, OrderView, WorkerReportBody
 from vcasgd.store.admission import SOCKETS
+from vcasgd.worker_names import instance_of
 
 #: Last lines of a log, one of which says why the process ended.
 SHOWN_LINES = 10
@@ -103,7 +104,7 @@ class WorkerProcess:
     def _start(self) -> None:
         argv = [sys.executable, "-m", "vcasgd.worker.main"]
         argv += ["--job", self.order.job, "--worker", self.order.worker]
-        argv += ["--instance", self.order.worker.partition(".")[2].partition("_")[0]]
+        argv += ["--instance", instance_of(self.order.worker)]
         argv += ["--parent", str(os.getpid())]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(

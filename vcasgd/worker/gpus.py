@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from vcasgd.worker_names import learner_of
+
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -48,12 +50,6 @@ def choose_gpu(
         return OwnGpu()
     listed = environment.get(VARIABLE)
     names = listed.split(",") if listed else [str(number) for number in range(total)]
-    place = (learner_number(worker) - 1) % total
+    place = (learner_of(worker) - 1) % total
     environment[VARIABLE] = names[place].strip()
     return OwnGpu(place, total)
-
-
-def learner_number(worker: str) -> int:
-    """Return a learner's number on its machine, from 1, which is the end of its worker's name."""
-    number = worker.partition(".")[2].partition("_")[2]
-    return max(1, int(number)) if number.isdecimal() else 1

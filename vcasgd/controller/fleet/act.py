@@ -20,7 +20,6 @@ from vcasgd.controller.fleet.launch_history import FAILED_BOOT_SECONDS, LaunchHi
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.ray_view import RayView
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
-from vcasgd.controller.fleet.worker_names import instance_of, job_of, worker_name
 from vcasgd.errors import ClusterError, FleetError, SpecError
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import (
@@ -41,6 +40,7 @@ from vcasgd.store.admission import joined_environment, worker_environment
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.worker import ENTRY
+from vcasgd.worker_names import instance_of, job_of, worker_name
 
 log = logging.getLogger(__name__)
 

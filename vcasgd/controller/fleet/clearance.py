@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vcasgd.controller.fleet.worker_names import instance_of
 from vcasgd.fleet.pools import JOIN, PoolChoice, PoolSpec, pools_of_job
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
@@ -15,6 +14,7 @@ from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.joined_machines import JoinedMachines
 from vcasgd.store.ledger.owners import Owners
+from vcasgd.worker_names import instance_of
 
 
 def missing_labels(spec: JobSpec, pool: PoolSpec) -> list[str]:

@@ -6,7 +6,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from vcasgd.controller.fleet.worker_names import worker_name
 from vcasgd.fleet.costs import (
     CHARGE_SECONDS,
     Charge,
@@ -23,6 +22,7 @@ from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Advance, Booking, Costs
 from vcasgd.store.ledger.worker_beats import read_beats
+from vcasgd.worker_names import worker_name
 
 log = logging.getLogger(__name__)
 

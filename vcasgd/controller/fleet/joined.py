@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from vcasgd.cluster import ActorState, Cluster, Node, WorkerState
-from vcasgd.controller.fleet.worker_names import instance_of, job_of
 from vcasgd.errors import CloudUnavailable, ClusterError, StoreError
 from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.store.ledger.joined_machines import (
@@ -18,6 +17,7 @@ from vcasgd.store.ledger.joined_machines import (
     MachineReport,
     WorkerOrder,
 )
+from vcasgd.worker_names import instance_of, job_of
 
 
 class Workplaces(Protocol):

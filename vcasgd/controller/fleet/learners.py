@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vcasgd.controller.fleet.worker_names import instance_of, job_of, learner_of, worker_name
 from vcasgd.fleet.observed import JobDemand, Observed
 from vcasgd.fleet.plan import StartWorker, StopWorker
 from vcasgd.learning.tuning import Load, Trial, fewer, next_trial, room_for
@@ -20,6 +19,7 @@ from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.tuning import Tunings
 from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.worker_names import instance_of, job_of, learner_of, worker_name
 
 #: Heartbeats over which a number of learners is measured, once all of them train.
 MEASURE_BEATS = 20

@@ -14,12 +14,12 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from vcasgd.controller.fleet.worker_names import worker_name
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.logging import isolated
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.worker_names import worker_name
 
 #: Machines of one job that the ledger keeps; those that ended first are deleted first.
 TIMELINES_KEPT = 1000

@@ -14,7 +14,6 @@ from vcasgd.controller.fleet.launch_history import LaunchHistory
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.ray_view import RayView
 from vcasgd.controller.fleet.speeds import Speeds
-from vcasgd.controller.fleet.worker_names import instance_of, job_of
 from vcasgd.fleet.observed import (
     JobDemand,
     Limits,
@@ -34,6 +33,7 @@ from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.worker_names import instance_of, job_of
 
 #: States of machines that can still be used.
 STAYING = (InstanceState.BOOTING, InstanceState.RUNNING)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from vcasgd.cluster import ActorState, Cluster, WorkerState
 from vcasgd.controller.fleet.joined import Workplaces
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
-from vcasgd.controller.fleet.worker_names import job_of, learner_of
 from vcasgd.fleet.observed import WorkerView
 from vcasgd.logging import isolated
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.worker_names import job_of, learner_of
 
 #: Seconds in which the controller must connect to Ray, also on a busy machine.
 CONNECT_SECONDS = 120.0

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Collection
 
 from vcasgd.backoff import backoff
-from vcasgd.controller.fleet.worker_names import instance_of
 from vcasgd.logging import bound, isolated
 from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.job import PROCESS, Failure
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.worker_names import instance_of
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 
-from vcasgd.controller.fleet.worker_names import instance_of
 from vcasgd.fleet.observed import Rates
 from vcasgd.fleet.providers.base import Instance
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Workload, Workloads
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
+from vcasgd.worker_names import instance_of
 
 #: Seconds over which a worker is measured at least; the first samples are slower.
 MEASURE_SECONDS = 10.0

@@ -10,7 +10,6 @@ from pathlib import Path
 from vcasgd.controller.fleet.events import FleetEvents, FleetRow
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.controller.fleet.worker_names import instance_of, worker_name
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame
 from vcasgd.fleet.pool_rows import to_row
@@ -19,6 +18,7 @@ from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.worker_names import instance_of, worker_name
 
 
 class StatusPublisher:
