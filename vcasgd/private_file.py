@@ -14,6 +14,6 @@ def write_private(path: Path, content: str | bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
         Path(name).replace(path)
-    except BaseException:
+    finally:
+        # Only there if it didn't take the place of the other one.
         Path(name).unlink(missing_ok=True)
-        raise

@@ -410,7 +410,7 @@ class ShardClient:
         try:
             pushed = self._sender.push(update.header, update.epoch, update.payload, after)
         except TRANSIENT:
-            raise
+            raise  # They are errors of the store, too.
         except Fenced as error:
             log.info("subtask %d: %s", update.subtask, error)
             self._record(lambda pending: pending.discard(update, rework=False))

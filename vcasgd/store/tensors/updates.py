@@ -35,7 +35,7 @@ LONGEST_NAME = 64
 #: Reason of the rejection of a header without a valid signature of its worker.
 UNSIGNED = "signature"
 
-#: What :meth:`UpdateSender.wait_for_commit` has seen before its first call.
+#: Place in the stream of commits before the first one, for :meth:`UpdateSender.wait_for_commit`.
 NO_COMMIT = b"0-0"
 
 #: Payload of a push: bytes, or a vector that is encoded while it is sent.
