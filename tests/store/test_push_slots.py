@@ -31,6 +31,8 @@ MOST_WAITING = window(MemoryLimits(128 * MIB, 0), 2 * MIB, 2 * MIB)
             MemoryLimits(1000 * MIB, 10), 64 * MIB, 32 * MIB, 1.0, 14, id="a smaller encoding"
         ),
         pytest.param(MemoryLimits(2000 * MIB, 10), 64 * MIB, 64 * MIB, 0.5, 7, id="two jobs"),
+        # 900 usable, 20 for five readers, 7.5 × 16 for snapshots and moments, 17 per slot
+        pytest.param(MemoryLimits(1000 * MIB, 10), 16 * MIB, 16 * MIB, 1.0, 44, id="small"),
         pytest.param(MemoryLimits(100 * MIB, 10), 64 * MIB, 64 * MIB, 1.0, 1, id="too small"),
         pytest.param(
             MemoryLimits(1000 * MIB, 500), 64 * MIB, 64 * MIB, 1.0, 1, id="many connections"

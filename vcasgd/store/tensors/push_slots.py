@@ -15,6 +15,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, chunk_count
 from vcasgd.store.tensors.snapshot_index import MOST_PINS
+from vcasgd.store.tensors.snapshot_store import REMOVED_CHUNKS
 
 #: Seconds after which the slot of a silent worker is released.
 SLOT_SECONDS = 30.0
@@ -40,15 +41,16 @@ def window(memory: MemoryLimits, model: int, payload: int, share: float = 1.0) -
     """Return the number of slots for payloads of ``payload`` bytes and a model of ``model`` bytes.
 
     ``share`` is the job's part of the server's memory. Memory is reserved for the present
-    snapshot, the next one (which takes the place of the previous one), the pinned ones, half a
-    model for shared second moments, and for answers to readers. The result is at least 1, so that
-    a job that is too large for its server still makes progress.
+    snapshot, the next one (which takes the place of the previous one unless it is small), the
+    pinned ones, half a model for shared second moments, and for answers to readers. The result is
+    at least 1, so that a job that is too large for its server still makes progress.
     """
     if not memory.limit:
         return MOST_SLOTS
     # About every second connection fetches snapshots.
     answers = memory.clients // 2 * min(DEPTH * CHUNK_BYTES, model)
-    room = (memory.limit * USABLE - answers) * share - model * (2.5 + MOST_PINS)
+    versions = 2 if chunk_count(model) > REMOVED_CHUNKS else 3
+    room = (memory.limit * USABLE - answers) * share - model * (versions + 0.5 + MOST_PINS)
     # A chunk that arrives is buffered before it becomes a string.
     slot = payload + min(CHUNK_BYTES, payload)
     return min(MOST_SLOTS, max(1, int(room // max(slot, 1))))
