@@ -1,4 +1,4 @@
-"""``vcasgd demo``: a stack, a job, two lost machines and a trained model in about a minute."""
+"""``vcasgd demo``: a stack, a job, two lost machines and a trained model in two minutes."""
 
 from __future__ import annotations
 
