@@ -50,8 +50,13 @@ def test_a_leaving_worker_makes_one_more_step_for_its_residual(
     (leaver,) = training.start(1)
     training.await_samples(2 * BATCH)
     harness.server.freeze()
-    eventually(lambda: training.heartbeat(leaver).unapplied == 2)
-    before = len(training.steps_of(leaver))
+    before = harness.applied(training.job) // BATCH + 2 * 2
+
+    def waits() -> bool:
+        heartbeat = training.heartbeat(leaver)
+        return heartbeat.unapplied == 2 and heartbeat.samples == BATCH * before
+
+    eventually(waits)
 
     # When it is asked to leave
     assert training.worker(leaver).terminate() == 0
