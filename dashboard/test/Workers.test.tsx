@@ -13,6 +13,9 @@ test("a row shows what a worker pushed and fetched, and the title shows the sums
     quarantined: null,
     leaving: null,
     doing: "training subtask 3",
+    device: "cpu",
+    gpus: 0,
+    resident_bytes: 400_000_000,
     samples: 1200,
     pushed_bytes: 2_500_000,
     fetched_bytes: 7_000_000,
@@ -23,11 +26,26 @@ test("a row shows what a worker pushed and fetched, and the title shows the sums
 
   const cells = within((await screen.findByText("i-7")).closest("tr") as HTMLElement);
   expect(cells.getByText("training subtask 3")).toBeTruthy();
+  expect(cells.getByText("400 MB")).toBeTruthy();
+  expect(screen.queryByText("Device")).toBeNull();
   expect(cells.getByText("2.5 MB")).toBeTruthy();
   expect(cells.getByText("7.0 MB")).toBeTruthy();
   const older = within(screen.getByText("i-8").closest("tr") as HTMLElement);
   expect(older.queryByText("7.0 MB")).toBeNull();
   expect(screen.getByText("all workers so far: 1.2 GB pushed, 3.4 GB fetched")).toBeTruthy();
+});
+
+test("workers with a GPU show which one, and its memory", async () => {
+  const row = { name: "digits-abc123.i-7", job: JOB.id, at: null, gpus: 0, device: "cpu" };
+  const memory = { gpu_memory_bytes: 80_000_000_000, gpu_memory_free_bytes: 50_000_000_000 };
+  const gpu = { ...row, name: "digits-abc123.i-8", gpus: 2, device: "GPU 1 (A100)", ...memory };
+  const starting = { ...row, gpu_memory_bytes: null, gpu_memory_free_bytes: null };
+  anApi({ "/api/v1/jobs/digits-abc123/workers": { body: [starting, gpu] } });
+  show(<Workers job={JOB} />);
+
+  const cells = within((await screen.findByText("i-8")).closest("tr") as HTMLElement);
+  expect(cells.getByText("GPU 1 (A100)")).toBeTruthy();
+  expect(cells.getByText("30.0 GB of 80.0 GB")).toBeTruthy();
 });
 
 test("a job without workers says so", async () => {

@@ -26,13 +26,18 @@ export function Workers({ job }: { job: Job }) {
           {isOver(job) ? "The job has ended." : "Workers start on machines of the job's pools."}
         </EmptyState>
       ) : (
-        <DataTable label="Workers" columns={columns(now)} rows={rows} id={(row) => row.name} />
+        <DataTable
+          label="Workers"
+          columns={columns(now, rows.some(hasGpu))}
+          rows={rows}
+          id={(row) => row.name}
+        />
       )}
     </Panel>
   );
 }
 
-function columns(now: number): Column<Worker>[] {
+function columns(now: number, gpus: boolean): Column<Worker>[] {
   const silence = (row: Worker) => (row.at === null ? null : Math.max(0, now - row.at));
   return [
     {
@@ -45,6 +50,14 @@ function columns(now: number): Column<Worker>[] {
       wide: true,
       key: activity,
       cell: (row) => activity(row) ?? DASH,
+    },
+    ...(gpus ? GPU_COLUMNS : []),
+    {
+      name: "Memory",
+      right: true,
+      wide: true,
+      key: (row) => row.resident_bytes,
+      cell: (row) => bytes(row.resident_bytes),
     },
     { name: "Samples", right: true, key: (row) => row.samples, cell: (row) => count(row.samples) },
     {
@@ -88,6 +101,28 @@ function columns(now: number): Column<Worker>[] {
       cell: (row) => (row.at === null ? DASH : `${duration(silence(row))} ago`),
     },
   ];
+}
+
+/** Only for jobs with GPUs, because the table is wide. */
+const GPU_COLUMNS: Column<Worker>[] = [
+  { name: "Device", wide: true, key: (row) => row.device, cell: (row) => row.device ?? DASH },
+  {
+    name: "GPU memory in use",
+    right: true,
+    wide: true,
+    key: gpuMemory,
+    cell: (row) =>
+      gpuMemory(row) === null ? DASH : `${bytes(gpuMemory(row))} of ${bytes(row.gpu_memory_bytes)}`,
+  },
+];
+
+function hasGpu(row: Worker): boolean {
+  return (row.gpus ?? 0) > 0;
+}
+
+function gpuMemory(row: Worker): number | null {
+  const { gpu_memory_bytes: total, gpu_memory_free_bytes: free } = row;
+  return total === null || free === null ? null : total - free;
 }
 
 function activity(row: Worker): string | null {
