@@ -224,7 +224,7 @@ class TestTheWorkerPushesBeforeItKnows:
         push(world, client, 0, 3, 4)
         shard.turn()
         assert settle(client).rework == frozenset()
-        counts = client.counts()
+        counts = client.updates.counts()
         assert (counts["unapplied"], counts["discarded"], counts["pushed_again"]) == (0, 0, 2)
         assert world.positions() == {0: 4}
         world.assert_exact()
@@ -293,11 +293,11 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         world.tensors.hset(world.keys.applied, "safe", 0)
 
         settle(client)
-        assert client.unapplied == 1
+        assert client.updates.unapplied == 1
         shard.turn()  # asks the replicas
 
         settle(client)
-        assert client.unapplied == 0
+        assert client.updates.unapplied == 0
 
     def test_both_servers_went_and_the_new_one_begins_from_the_older_state(
         self, world: World, client: ShardClient
@@ -310,7 +310,7 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         shard.turn()
         world.tensors.hset(world.keys.applied, "safe", 0)
         settle(client)
-        assert client.unapplied == 2
+        assert client.updates.unapplied == 2
 
         go_back(world.tensors, past)
         successor = world.shard()
@@ -320,8 +320,8 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         successor.turn()
         settle(client)
 
-        assert client.unapplied == 0
-        assert client.counts()["pushed_again"] == 2
+        assert client.updates.unapplied == 0
+        assert client.updates.counts()["pushed_again"] == 2
         assert world.positions() == {0: 2, 1: 2}
         world.assert_exact()
 
@@ -346,11 +346,11 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         successor.turn()
         world.tensors.hset(world.keys.applied, "safe", 3)
         settle(client)
-        assert client.unapplied == 1, "it is applied in version 4, which is not safe"
+        assert client.updates.unapplied == 1, "it is applied in version 4, which is not safe"
 
         successor.turn()
         settle(client)
-        assert client.unapplied == 0
+        assert client.updates.unapplied == 0
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -212,7 +212,7 @@ def test_32_workers_as_fast_as_they_can_under_a_memory_limit(small: World) -> No
     try:
         for subtask in range(workers * each):
             header, payload = small.update(subtask, 0, small.plan.size(subtask), 1)
-            clients[subtask % workers].submit(header, 0, payload)
+            clients[subtask % workers].updates.submit(header, 0, payload)
         deadline = time.monotonic() + 60
         while small.snapshots.version() < workers * each and time.monotonic() < deadline:
             waited = max(waited, small.reader.waiting())

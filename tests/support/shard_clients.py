@@ -23,12 +23,12 @@ def submit(
 ) -> Header:
     """Submit an honest update; ``changes`` are fields of its header."""
     header, payload = world.update(subtask, start, stop, **{"token": 1, **changes})
-    client.submit(header, world.plan.epoch_of(subtask), payload)
+    client.updates.submit(header, world.plan.epoch_of(subtask), payload)
     return header
 
 
 def flush(client: ShardClient) -> None:
-    assert client.flush(10), "not all updates reached the stream"
+    assert client.updates.flush(10), "not all updates reached the stream"
 
 
 def version_of(client: ShardClient) -> tuple[int, int]:
@@ -45,4 +45,4 @@ def version_of(client: ShardClient) -> tuple[int, int]:
 def settle(client: ShardClient) -> Settled:
     """Return the outcome of the updates. Raises the client's error."""
     version_of(client)
-    return client.take_settled()
+    return client.updates.take_settled()

@@ -15,7 +15,7 @@ from support.world import World
 from vcasgd.errors import SnapshotMissing
 from vcasgd.store.connection import connect
 from vcasgd.store.tensors.updates import Header
-from vcasgd.worker import shard_client as module
+from vcasgd.worker import push_queue as module
 from vcasgd.worker.shard_client import ShardClient
 
 Eventually = Callable[..., Any]
@@ -47,7 +47,7 @@ def client(world: World) -> Iterator[ShardClient]:
 
 
 def counts(client: ShardClient, *names: str) -> tuple[int, ...]:
-    return tuple(client.counts()[name] for name in names)
+    return tuple(client.updates.counts()[name] for name in names)
 
 
 class TestSending:
@@ -83,21 +83,21 @@ class TestSending:
         sent = [Header.parse(entry.header) for entry in world.reader.read(10)]
         assert sent == headers
         assert counts(client, "pushes", "pushed_again", "discarded") == (4, 0, 0)
-        assert client.counts()["pushed_bytes"] == sum(header.size for header in headers)
-        assert client.unapplied == 4
-        assert client.subtasks() == {0}
+        assert client.updates.counts()["pushed_bytes"] == sum(header.size for header in headers)
+        assert client.updates.unapplied == 4
+        assert client.updates.subtasks() == {0}
 
     def test_applied_updates_are_dropped(self, world: World, client: ShardClient) -> None:
         submit(world, client, 0, 0, 2)
         submit(world, client, 1, 0, 4)
         flush(client)
         assert settle(client).rework == frozenset()
-        assert client.unapplied == 2
+        assert client.updates.unapplied == 2
 
         world.shard(token=5).turn()
 
         assert version_of(client) == (2, 5)
-        assert (client.unapplied, client.subtasks()) == (0, frozenset())
+        assert (client.updates.unapplied, client.updates.subtasks()) == (0, frozenset())
 
     def test_settling_nothing_returns_the_version(self, world: World, client: ShardClient) -> None:
         assert version_of(client) == (0, 0)
@@ -109,15 +109,15 @@ class TestSending:
         submit(world, client, 0, 1, 3)
         flush(client)
 
-        assert client.reached(0, token=1) == 3
-        assert client.reached(0, token=2) == client.reached(1, token=1) == 0
+        assert client.updates.reached(0, token=1) == 3
+        assert client.updates.reached(0, token=2) == client.updates.reached(1, token=1) == 0
 
     def test_a_flush_is_bounded(self, world: World, client: ShardClient) -> None:
         world.lose_tensors()
         submit(world, client, 0, 0, 2)
 
-        assert not client.flush(0.05)
-        assert client.unapplied == 1, "it is kept"
+        assert not client.updates.flush(0.05)
+        assert client.updates.unapplied == 1, "it is kept"
 
     def test_close_ends_the_push_thread(self, world: World) -> None:
         client = client_of(world)
@@ -126,7 +126,7 @@ class TestSending:
 
         client.close()
 
-        assert not client._push_thread.is_alive()
+        assert not client.updates._thread.is_alive()
 
 
 class TestBugs:
@@ -138,7 +138,7 @@ class TestBugs:
         monkeypatch.setattr(client._sender, "push", raising(TypeError("a bug")))
         submit(world, client, 0, 0, 2)
 
-        assert not client.flush(10), "it returns at once"
+        assert not client.updates.flush(10), "it returns at once"
         with pytest.raises(TypeError, match="a bug"):
             settle(client)
 
@@ -172,7 +172,7 @@ class TestLost:
         world.lose_tensors()
         with pytest.raises(SnapshotMissing):
             version_of(client)
-        assert client.unapplied == 2, "they are kept"
+        assert client.updates.unapplied == 2, "they are kept"
         shard.turn()
 
         assert settle(client).rework == frozenset()
@@ -191,7 +191,7 @@ class TestLost:
         shard.turn()
         world.lose_tensors()
         submit(world, client, 0, 0, 4)
-        assert not client.flush(0.05)
+        assert not client.updates.flush(0.05)
 
         shard.turn()
 
@@ -237,7 +237,7 @@ class TestRefused:
 
         assert settled.rejected == ((0, "checksum"),)
         assert settled.rework == {0}
-        assert client.unapplied == 0
+        assert client.updates.unapplied == 0
         assert settle(client).rework == frozenset(), "reported once"
 
     def test_updates_after_a_rejected_one_are_trained_again(
@@ -263,9 +263,9 @@ class TestRefused:
         submit(world, client, 0, 2, 4)
         flush(client)
 
-        assert client.subtasks() == {0}
+        assert client.updates.subtasks() == {0}
         assert settle(client).rework == {0}
-        assert client.counts()["discarded"] == 1
+        assert client.updates.counts()["discarded"] == 1
 
     def test_work_of_another_worker_is_not_repeated(
         self, world: World, client: ShardClient
@@ -289,7 +289,7 @@ class TestRefused:
         flush(client)
 
         assert settle(client).rework == frozenset()
-        assert client.counts()["unapplied"] == 0
+        assert client.updates.counts()["unapplied"] == 0
 
     def test_updates_under_a_lost_lease_are_dropped(
         self, world: World, client: ShardClient
@@ -310,9 +310,9 @@ class TestRefused:
         submit(world, client, 0, 0, 2)
         submit(world, client, 1, 0, 2)
 
-        client.forget(0)
+        client.updates.forget(0)
 
-        assert client.subtasks() == {1}
+        assert client.updates.subtasks() == {1}
         world.install()
         flush(client)
         assert [Header.parse(each.header).subtask for each in world.reader.read(9)] == [1]
@@ -321,16 +321,16 @@ class TestRefused:
 class TestWatching:
     def test_what_others_pushed_is_watched(self, world: World, client: ShardClient) -> None:
         world.push(0, 0, 4)
-        client.watch(0, 0, 4)
-        client.watch(0, 0, 4)
-        assert client.unapplied == 0, "it takes no room"
+        client.updates.watch(0, 0, 4)
+        client.updates.watch(0, 0, 4)
+        assert client.updates.unapplied == 0, "it takes no room"
         assert settle(client).rework == frozenset()
-        assert client.subtasks() == {0}
+        assert client.updates.subtasks() == {0}
 
         world.shard().turn()
 
         assert settle(client).rework == frozenset()
-        assert client.subtasks() == frozenset()
+        assert client.updates.subtasks() == frozenset()
 
     def test_a_watched_subtask_that_was_lost_is_trained(
         self, world: World, client: ShardClient
@@ -338,9 +338,9 @@ class TestWatching:
         shard = world.shard()
         shard.turn()
         world.push(0, 0, 4)
-        client.watch(0, 0, 4)
+        client.updates.watch(0, 0, 4)
         world.lose_tensors()
         shard.turn()
 
         assert settle(client).rework == {0}
-        assert client.subtasks() == frozenset()
+        assert client.updates.subtasks() == frozenset()

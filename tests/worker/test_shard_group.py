@@ -80,7 +80,7 @@ class ShardPair:
                 base=0, token=1, codec="float32", size=len(payload), checksum=checksum(payload),
                 layout=self.world.layout.digest(), loss_sum=1.0,
             )  # fmt: skip
-            self.group[shard].submit(header, 0, payload)
+            self.group[shard].updates.submit(header, 0, payload)
 
     def close(self) -> None:
         self.group.close()
@@ -129,13 +129,13 @@ class TestBegin:
     def test_pending_updates_are_not_trained_again(self, pair: ShardPair) -> None:
         pair.servers[1].kill()
         pair.submit((0, 1), 0, 0, 2)
-        pair.group[0].flush(10)
+        pair.group[0].updates.flush(10)
 
         assert pair.group.begin(0, 0, 4, 1) == [2, 2]
 
     def test_a_silent_shard_is_assumed_to_be_at_the_last_position(self, pair: ShardPair) -> None:
         pair.submit((0,), 0, 0, 3)
-        pair.group[0].flush(10)
+        pair.group[0].updates.flush(10)
         pair.servers[1].kill()
 
         assert pair.group.begin(0, 0, 4, 1) == [3, 3]
@@ -417,7 +417,7 @@ class TestRoom:
             if shard := next(shards, None):
                 shard.turn()
 
-        assert [pair.group[shard].unapplied for shard in range(2)] == [0, 0]
+        assert [pair.group[shard].updates.unapplied for shard in range(2)] == [0, 0]
 
     def test_gives_up_if_nothing_is_applied(self, pair: ShardPair) -> None:
         pair.group.close()
@@ -429,7 +429,7 @@ class TestRoom:
         with pytest.raises(StoreUnavailable, match="applies no updates"):
             list(pair.group.wait_for_room((0, 1)))
 
-        assert pair.group[1].unapplied == 2, "they are still kept"
+        assert pair.group[1].updates.unapplied == 2, "they are still kept"
 
     def test_the_caller_can_end_the_wait(self, pair: ShardPair) -> None:
         for start in range(2):
@@ -440,7 +440,7 @@ class TestRoom:
             if rounds == 3:
                 break
 
-        assert pair.group[0].unapplied == 2
+        assert pair.group[0].updates.unapplied == 2
 
     def test_does_not_wait_for_a_shard_without_a_model(self, pair: ShardPair) -> None:
         """A worker has to make the first snapshot again, and it may be this one."""

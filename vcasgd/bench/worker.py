@@ -127,7 +127,7 @@ class SyntheticWorker(Worker):
             if client.base != self._versions.get(client.part.shard):
                 self._versions[client.part.shard] = client.base
                 self._tally.note_fetched(client.part.floats / floats)
-            for seconds in client.take_delays():
+            for seconds in client.updates.take_delays():
                 self._tally.note_applied(seconds)
 
 

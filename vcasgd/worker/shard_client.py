@@ -3,7 +3,7 @@
 The training thread never waits for the network by itself. Each client has two threads, one for
 each direction, so a slow or dead store node delays only its own shard:
 
-- The *push* thread sends updates in the order of submission, until each is in the stream.
+- The *push* thread, of :class:`~vcasgd.worker.push_queue.PushQueue`, sends updates.
 - The *request* thread asks the server: where a subtask stands, what became of pushed updates, and
   for a newer snapshot. It makes one request after the other.
 """
@@ -21,12 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from vcasgd.errors import (
-    Fenced,
-    SnapshotMissing,
-    StoreDenied,
     StoreError,
-    StoreFull,
-    StoreUnavailable,
     VcasgdError,
 )
 from vcasgd.learning.encodings.steps import StepFormat
@@ -35,29 +30,14 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.snapshot import Meta
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import NO_COMMIT, Header, Payload, UpdateSender
-from vcasgd.worker.pending_updates import MAX_UNAPPLIED, PendingUpdate, PendingUpdates, Settled
+from vcasgd.store.tensors.updates import NO_COMMIT, UpdateSender
+from vcasgd.worker.pending_updates import MAX_UNAPPLIED
+from vcasgd.worker.push_queue import COMMIT_WAIT_SECONDS, TRANSIENT, PushQueue
 
 log = logging.getLogger(__name__)
 
-#: Errors that pass without this worker's help.
-TRANSIENT = (StoreUnavailable, StoreDenied, StoreFull, SnapshotMissing)
-#: Seconds before a failed push is tried again.
-RETRY_SECONDS = 0.1
-#: Most seconds to wait for a commit. The caller may have to react to something else meanwhile;
-#: well below the time after which a node counts as late.
-COMMIT_WAIT_SECONDS = 0.2
 #: A prefetch starts this many times earlier than the duration of the last fetch requires.
 FETCH_MARGIN = 1.5
-#: Size of an update up to which a worker has two in the tensors server at a time, so that the
-#: parameter server can publish more of them together. A larger one waits in the worker, unless the
-#: worker is about to leave, so that the tensors server needs less memory.
-PIPELINED_BYTES = 32 << 20
-#: Fraction of the longest push that still counts after the next one.
-PUSH_DECAY = 0.8
-FLOAT32_BYTES = 4
-#: Seconds that :meth:`ShardClient.close` waits for the push thread.
-CLOSE_SECONDS = 5.0
 
 #: A request, and where its result goes.
 _Request = tuple[Callable[[], Any], Future[Any]]
@@ -81,11 +61,10 @@ class ShardClient:
         most_unapplied: int = MAX_UNAPPLIED,
         steps: StepFormat | None = None,
     ) -> None:
-        """``key`` signs the headers of updates; ``most_unapplied`` makes the client full; ``steps``
+        """``key`` signs the headers of updates; ``most_unapplied`` makes the queue full; ``steps``
         is the format of the model's steps, None if it is always fetched whole."""
         keys = TensorKeys(job, part.shard)
         self.part = part
-        self._most_unapplied = most_unapplied
         self._steps = steps
         self._snapshots = SnapshotStore(node, keys)
         self._sender = UpdateSender(node, keys, key)
@@ -108,112 +87,19 @@ class ShardClient:
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self._last: Future[Any] = Future()
         self._last.set_result(None)
-        #: Guards the pending updates, and is notified when they change.
-        self._changed = threading.Condition()
-        self._pending = PendingUpdates()
-        self._closed = self._hurries = False
-        #: Seconds from the submission of an update until the server had accepted it, for one in
-        #: float32, as a worker's last update is. The longest of the last ones.
-        self.push_seconds = 0.0
-        #: What ended the push thread; raised in the training thread.
-        self._push_error: Exception | None = None
-        self._push_thread = self._start(self._push_all, "push")
-        self._start(self._make_requests, "requests")
-
-    def _start(self, target: Callable[[], None], name: str) -> threading.Thread:
-        thread = threading.Thread(
-            target=target, name=f"shard-{self.part.shard}-{name}", daemon=True
+        #: Updates that are not applied yet.
+        self.updates = PushQueue(
+            self._sender, shard=part.shard, floats=part.floats, most_unapplied=most_unapplied
         )
-        thread.start()
-        return thread
+        threading.Thread(
+            target=self._make_requests, name=f"shard-{part.shard}-requests", daemon=True
+        ).start()
 
     def close(self) -> None:
-        """End the threads. Updates that aren't pushed yet are lost; see :meth:`flush`."""
+        """End the threads. Updates that aren't pushed yet are lost; see :meth:`PushQueue.flush`."""
         self._hurry.set()
         self._requests.put(None)
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._push_thread.join(timeout=CLOSE_SECONDS)
-
-    # -- updates -----------------------------------------------------------------------------------
-
-    def submit(self, header: Header, epoch: int, payload: Payload) -> None:
-        """Take over an update to push; its payload must not change afterwards. Returns at once."""
-        with self._changed:
-            self._pending.add(header, epoch, payload)
-            self._changed.notify_all()
-
-    def watch(self, subtask: int, epoch: int, size: int) -> None:
-        """Watch a subtask that other workers pushed completely, until it is applied."""
-        with self._changed:
-            self._pending.watch(subtask, epoch, size)
-
-    def forget(self, subtask: int) -> None:
-        """Drop a subtask, because its lease was lost or is no longer needed."""
-        with self._changed:
-            self._pending.forget(subtask)
-            self._changed.notify_all()
-
-    def take_settled(self) -> Settled:
-        """Return the outcomes of updates since the last call."""
-        with self._changed:
-            if self._push_error is not None:
-                raise self._push_error
-            return self._pending.take_settled()
-
-    def take_delays(self) -> list[float]:
-        """Return the delays of applied updates; see :meth:`PendingUpdates.take_delays`."""
-        with self._changed:
-            return self._pending.take_delays()
-
-    def flush(self, seconds: float) -> bool:
-        """Wait until all updates are in the stream; False if that takes longer than ``seconds``."""
-        with self._changed:
-            self._hurries = True
-            self._changed.wait_for(
-                lambda: self._pending.next_unsent() is None or self._push_error is not None,
-                timeout=seconds,
-            )
-            return self._pending.next_unsent() is None
-
-    def reached(self, subtask: int, token: int) -> int:
-        """Return the end of the updates made under a lease, in samples; 0 if there are none."""
-        with self._changed:
-            return self._pending.reached(subtask, token)
-
-    def subtasks(self) -> frozenset[int]:
-        """Return the subtasks that aren't completely applied, or whose outcome isn't taken yet."""
-        with self._changed:
-            return self._pending.subtasks()
-
-    @property
-    def unapplied(self) -> int:
-        """Number of own updates that aren't applied yet."""
-        with self._changed:
-            return self._pending.unapplied
-
-    @property
-    def full(self) -> bool:
-        """True if the client takes no further update until one is applied."""
-        return self.unapplied >= self._most_unapplied
-
-    def counts(self) -> dict[str, int]:
-        """Return the counters of the heartbeat."""
-        with self._changed:
-            pending = self._pending
-            return {
-                "pushes": pending.sent,
-                "pushed_bytes": pending.sent_bytes,
-                "pushed_again": pending.sent_again,
-                "discarded": pending.discarded,
-                "unapplied": pending.unapplied,
-            }
-
-    @property
-    def fills_up(self) -> bool:
-        """True if the next update makes the client :attr:`full`."""
-        return self.unapplied + 1 >= self._most_unapplied
+        self.updates.close()
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -235,9 +121,9 @@ class ShardClient:
         return self._request(lambda: self._sender.begin(subtask, epoch, size, token))
 
     def settle(self, *, patiently: bool = False) -> Future[Any]:
-        """Request the outcome of the sent updates, which :meth:`take_settled` then returns.
+        """Request the outcome of the sent updates, for :meth:`PushQueue.take_settled`.
 
-        ``patiently``: if the client is full, wait for the next commit first, at most
+        ``patiently``: if the queue is full, wait for the next commit first, at most
         :data:`COMMIT_WAIT_SECONDS`. The result is the version and the writer of the present
         snapshot.
         """
@@ -317,16 +203,13 @@ class ShardClient:
 
     def _check(self, *, patiently: bool = False) -> tuple[int, int]:
         """Settle the sent updates; return the present version and its writer."""
-        if patiently and self.full:
+        if patiently and self.updates.full:
             self._seen = self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, self._seen)
-        with self._changed:
-            sent = self._pending.all_sent()
+        sent = self.updates.sent()
         status = self._sender.status(
             [(update.subtask, update.epoch, update.stop, update.name) for update in sent]
         )
-        with self._changed:
-            self._pending.on_status(sent, status)
-            self._changed.notify_all()
+        self.updates.on_status(sent, status)
         return status.version
 
     def _check_and_fetch(self, out: Tensor, base: Tensor) -> None:
@@ -351,7 +234,7 @@ class ShardClient:
         self._check()
         # The interval's own update may fill the client: then the caller waits for a commit, and
         # a snapshot from before that wait is too old.
-        if not self.fills_up:
+        if not self.updates.fills_up:
             self._check_and_fetch(out, base)
 
     @property
@@ -359,77 +242,3 @@ class ShardClient:
         if self._fetched is not None:
             return self._fetched.version, self._fetched.token
         return None if self._dropped else self.base
-
-    # -- push thread -------------------------------------------------------------------------------
-
-    def _push_all(self) -> None:
-        try:
-            seen, held = NO_COMMIT, 0.0
-            while (update := self._next_unsent()) is not None:
-                try:
-                    self._push(update, held)
-                    held = 0.0
-                    del update  # It refers to a vector, which may be applied soon.
-                except StoreFull:
-                    # The next commit makes room.
-                    began = time.monotonic()
-                    seen = self._wait_for_commit(seen)
-                    held += time.monotonic() - began
-                except TRANSIENT as error:
-                    log.debug("push of subtask %d: %s", update.subtask, error)
-                    time.sleep(RETRY_SECONDS)
-        except Exception as error:
-            log.exception("pushing to shard %d", self.part.shard)
-            with self._changed:
-                self._push_error = error
-                self._changed.notify_all()
-
-    def _next_unsent(self) -> PendingUpdate | None:
-        """Wait for an update to push; None once the client is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._pending.next_unsent() is not None)
-            return None if self._closed else self._pending.next_unsent()
-
-    def _wait_for_commit(self, seen: bytes) -> bytes:
-        try:
-            return self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, seen)
-        except TRANSIENT:
-            time.sleep(RETRY_SECONDS)
-            return seen
-
-    def _push(self, update: PendingUpdate, held: float) -> None:
-        """Push once. Raises :data:`TRANSIENT` errors if it has to be tried again.
-
-        ``held`` are the seconds for which the update waited for others to be processed.
-        """
-        assert update.header is not None
-        assert update.payload is not None
-        with self._changed:
-            alone = len(update.payload) > PIPELINED_BYTES and not self._hurries
-            after = self._pending.names_before(update) if alone else []
-        try:
-            pushed = self._sender.push(update.header, update.epoch, update.payload, after)
-        except TRANSIENT:
-            raise  # They are errors of the store, too.
-        except Fenced as error:
-            log.info("subtask %d: %s", update.subtask, error)
-            self._record(lambda pending: pending.discard(update, rework=False))
-        except StoreError:
-            log.exception("subtask %d can't be pushed", update.subtask)
-            self._record(lambda pending: pending.discard(update, rework=True))
-        else:
-            if pushed.accepted:
-                self._measure(update, len(update.payload), held)
-                self._record(lambda pending: pending.on_accepted(update))
-            else:
-                self._record(lambda pending: pending.on_refused(update, pushed.position))
-
-    def _measure(self, update: PendingUpdate, size: int, held: float) -> None:
-        seconds = time.monotonic() - update.submitted_at - held
-        whole = seconds * max(1.0, FLOAT32_BYTES * self.part.floats / max(size, 1))
-        self.push_seconds = max(whole, PUSH_DECAY * self.push_seconds)
-
-    def _record(self, change: Callable[[PendingUpdates], None]) -> None:
-        with self._changed:
-            change(self._pending)
-            self._changed.notify_all()

@@ -116,7 +116,7 @@ class ShardGroup:
         calls = {each: each.begin(subtask, epoch, size, token) for each in self._responsive()}
         _wait_for(calls)
         answers = {client: call.result() for client, call in calls.items() if call.done()}
-        reached = {client: client.reached(subtask, token) for client in self._clients}
+        reached = {client: client.updates.reached(subtask, token) for client in self._clients}
         positions = {
             client: max(position, reached[client])
             for client, position in answers.items()
@@ -147,15 +147,15 @@ class ShardGroup:
         and :class:`SnapshotMissing` if one of the full shards has no model.
         """
         clients = [self._clients[shard] for shard in shards]
-        unapplied = sum(client.unapplied for client in clients)
+        unapplied = sum(client.updates.unapplied for client in clients)
         deadline = time.monotonic() + self._patience
-        while any(client.full for client in clients):
+        while any(client.updates.full for client in clients):
             yield self.settle(patiently=True)
-            now = sum(client.unapplied for client in clients)
+            now = sum(client.updates.unapplied for client in clients)
             if now < unapplied:
                 unapplied, deadline = now, time.monotonic() + self._patience
             for client in clients:
-                if client.full and isinstance(client.trouble, SnapshotMissing):
+                if client.updates.full and isinstance(client.trouble, SnapshotMissing):
                     raise client.trouble
             if any(client.late or client.trouble for client in clients):
                 # A server that doesn't answer doesn't wait for a commit either.
@@ -170,25 +170,27 @@ class ShardGroup:
 
     def subtasks(self) -> frozenset[int]:
         """Return the subtasks that aren't completely applied in every shard."""
-        return frozenset(subtask for client in self._clients for subtask in client.subtasks())
+        return frozenset(
+            subtask for client in self._clients for subtask in client.updates.subtasks()
+        )
 
     def forget(self, subtask: int) -> None:
         """Drop a subtask, because its lease was lost or is no longer needed."""
         for client in self._clients:
-            client.forget(subtask)
+            client.updates.forget(subtask)
 
     @property
     def push_seconds(self) -> float:
         """Seconds that a push of a whole vector takes at most, by the last ones."""
-        return max((client.push_seconds for client in self._clients), default=0.0)
+        return max((client.updates.push_seconds for client in self._clients), default=0.0)
 
     def flush(self, seconds: float) -> bool:
         """Wait until all updates are in the streams; False if it takes longer than ``seconds``."""
         deadline = time.monotonic() + seconds
-        return all(client.flush(deadline - time.monotonic()) for client in self._clients)
+        return all(client.updates.flush(deadline - time.monotonic()) for client in self._clients)
 
     def _take_settled(self) -> Settled:
-        outcomes = [client.take_settled() for client in self._clients]
+        outcomes = [client.updates.take_settled() for client in self._clients]
         return Settled(
             frozenset(subtask for each in outcomes for subtask in each.rework),
             tuple(rejected for each in outcomes for rejected in each.rejected),
@@ -227,7 +229,7 @@ class ShardGroup:
         its part of the base.
         """
         client, *others = self._clients
-        if others or client.late or not (client.has_fetched or client.fills_up):
+        if others or client.late or not (client.has_fetched or client.updates.fills_up):
             return self._pool.take()
         client.drop_base()
         return self.base
@@ -274,7 +276,7 @@ class ShardGroup:
         were read, and those of evaluations.
         """
         clients = self._clients
-        counts = [client.counts() for client in clients]
+        counts = [client.updates.counts() for client in clients]
         base = clients[0].base if clients else None
         return {
             "version": base[0] if base else None,

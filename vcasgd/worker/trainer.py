@@ -156,7 +156,7 @@ class Trainer:
         """Keep the lease until the shards that have the whole subtask have applied it."""
         for shard, position in enumerate(positions):
             if position >= work.size:
-                self._shards[shard].watch(work.lease.number, work.epoch, work.size)
+                self._shards[shard].updates.watch(work.lease.number, work.epoch, work.size)
 
     def _apply(self, settled: Settled) -> None:
         for subtask, reason in settled.rejected:
@@ -280,4 +280,4 @@ class Trainer:
                 step_seconds=member.step_seconds if member else 0.0,
                 exchange_seconds=member.exchange_seconds if member else 0.0,
             )
-            client.submit(header, work.epoch, payload)
+            client.updates.submit(header, work.epoch, payload)
