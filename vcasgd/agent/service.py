@@ -7,12 +7,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from vcasgd.agent.sandbox import PROCESSES, Sandbox
 from vcasgd.errors import VcasgdError
 from vcasgd.private_file import write_private
 
 NAME = "vcasgd-join.service"
 #: Seconds for workers to push what they have; see the agent's own limit.
 _STOP_SECONDS = 60
+#: Memory of the agent itself, and of a process that measures the machine with torch.
+_AGENT_BYTES = 1_000_000_000
 _UNIT = """\
 # Written by vcasgd join --service.
 [Unit]
@@ -24,6 +27,12 @@ After=network-online.target
 EnvironmentFile={secret}
 ExecStart={command}
 TimeoutStopSec={stop}
+# Limits of the kernel's own, above those of the sandbox. A worker is killed first.
+MemoryMax={memory}
+MemorySwapMax=0
+TasksMax={tasks}
+CPUQuota={quota}%
+OOMPolicy=continue
 Restart=on-failure
 RestartSec=60
 Nice=10
@@ -33,14 +42,14 @@ WantedBy=default.target
 """
 
 
-def install(url: str, token: str, options: Sequence[str], folder: Path | None = None) -> Path:
+def install(url: str, token: str, options: Sequence[str], sandbox: Sandbox) -> Path:
     """Write the unit, which runs ``vcasgd join`` with these options, and return its file.
 
-    ``folder``: that of the user's configuration; None means the usual one. The token is in a file
+    ``sandbox``: limits of workers, which the unit has too. The token is in a file
     that only the user can read. Raises :class:`~vcasgd.errors.VcasgdError` if a file can't be
     written.
     """
-    home = folder or Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     unit, secret = home / "systemd" / "user" / NAME, home / "vcasgd" / "join.env"
     command = [sys.executable, "-m", "vcasgd.cli", "join", url, *options]
     text = _UNIT.format(
@@ -48,6 +57,9 @@ def install(url: str, token: str, options: Sequence[str], folder: Path | None = 
         secret=str(secret).replace("%", "%%"),
         command=" ".join(map(_quoted, command)),
         stop=_STOP_SECONDS,
+        memory=sandbox.memory + 2 * sandbox.files + _AGENT_BYTES,
+        tasks=PROCESSES,
+        quota=100 * len(sandbox.processors),
     )
     try:
         for path in (unit, secret):

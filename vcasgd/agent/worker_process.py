@@ -8,9 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
+from vcasgd.agent import sandbox as inside
+from vcasgd.agent.sandbox import NICENESS, Sandbox
 from vcasgd.errors import VcasgdError
 from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
 from vcasgd.logging import last_lines
@@ -20,16 +25,18 @@ from vcasgd.worker_names import instance_of
 
 #: Last lines of a log, one of which says why the process ended.
 SHOWN_LINES = 10
-#: Priority of workers (nice): everything else on this machine goes first.
-NICENESS = 10
+#: Seconds between two looks at the memory of a sandbox.
+LOOK_SECONDS = 0.5
+#: Exit status of a shell, and of bubblewrap, for a process that signal 0 killed.
+KILLED_STATUS = 128
 
 
 class WorkerProcess:
     """A worker: first its code is fetched, then its process runs until it ends.
 
-    ``environment`` has the variables of this machine that it may see. ``fetch`` gets the code of
-    the job. It runs in a thread; everything else in the main thread, because the worker dies with
-    the thread that starts it.
+    ``environment`` has the variables of this machine that it may see. Without a ``sandbox``, it can
+    do all that this user can do. ``fetch`` gets the code of the job. It runs in a thread;
+    everything else in the main thread, because the worker dies with the thread that starts it.
     """
 
     def __init__(
@@ -41,21 +48,24 @@ class WorkerProcess:
         heartbeat: float,
         environment: Mapping[str, str],
         fetch: Callable[[OrderView, Path], None],
+        sandbox: Sandbox | None = None,
     ) -> None:
         self.order = order
         self._folder = folder
+        self._sockets = sockets
+        self._sandbox = sandbox
+        self._next_look = 0.0
         self._processors = processors
         self._process: subprocess.Popen[bytes] | None = None
         self._error: str | None = None
         self._log = folder / f"{order.start}.log"
-        self._notice = folder / f"{order.start}.notice"
+        self._code, self._control = folder / "code", folder / order.start
+        self._control.mkdir(exist_ok=True)
+        self._notice = self._control / "notice"
         self._env = {
             **environment,
-            **{name: _local(value, sockets) for name, value in order.env.items()},
+            **self._places(),
             "VCASGD_HEARTBEAT": str(heartbeat),
-            "VCASGD_CACHE_DIR": str(folder / "code"),
-            NOTICE_FILE_VARIABLE: str(self._notice),
-            "TMPDIR": str(folder),
             "OMP_NUM_THREADS": str(len(processors)),
             # Threads that wait would otherwise take processors from the owner's work.
             "OMP_WAIT_POLICY": "PASSIVE",
@@ -63,9 +73,21 @@ class WorkerProcess:
         self._fetching = threading.Thread(target=self._fetch, args=(fetch,), daemon=True)
         self._fetching.start()
 
+    def _places(self) -> dict[str, str]:
+        """Return the variables with paths as the worker sees them."""
+        boxed = self._sandbox is not None
+        sockets = inside.SERVERS if boxed else self._sockets
+        return {
+            **{name: _local(value, sockets) for name, value in self.order.env.items()},
+            "VCASGD_CACHE_DIR": str(inside.CODE if boxed else self._code),
+            NOTICE_FILE_VARIABLE: str((inside.CONTROL if boxed else self._control) / "notice"),
+            "TMPDIR": str(inside.TEMPORARY if boxed else self._folder),
+            **({"HOME": str(inside.HOME)} if boxed else {}),
+        }
+
     def _fetch(self, fetch: Callable[[OrderView, Path], None]) -> None:
         try:
-            fetch(self.order, self._folder / "code")
+            fetch(self.order, self._code)
         except (VcasgdError, OSError) as error:
             self._error = f"its code can't be fetched: {error}"
 
@@ -79,6 +101,8 @@ class WorkerProcess:
         status = self._process.returncode
         if status == 0:
             return "it has left"
+        if self._sandbox is not None and status > KILLED_STATUS:
+            status = KILLED_STATUS - status
         cause = signal.Signals(-status).name if status < 0 else f"status {status}"
         said = [line for line in last_lines(self._log, SHOWN_LINES) if line.strip()]
         return f"{cause}: {said[-1] if said else 'no output'}"
@@ -97,15 +121,23 @@ class WorkerProcess:
         return WorkerReportBody(start=self.order.start, ended=ended and ended[:LONGEST_REASON])
 
     def update(self) -> None:
-        """Start the process once its code is there."""
+        """Start the process once its code is there; kill it if it takes too much memory."""
         if self._process is None and self._error is None and not self._fetching.is_alive():
             self._start()
+        elif self._process is not None and self._sandbox is not None:
+            self._enforce(self._sandbox)
 
     def _start(self) -> None:
         argv = [sys.executable, "-m", "vcasgd.worker.main"]
         argv += ["--job", self.order.job, "--worker", self.order.worker]
         argv += ["--instance", instance_of(self.order.worker)]
-        argv += ["--parent", str(os.getpid())]
+        if self._sandbox is None:
+            argv += ["--parent", str(os.getpid())]
+        else:
+            package = self.order.package
+            places = {inside.CONTROL: self._control, inside.SERVERS: self._sockets,
+                      inside.CODE / package: self._code / package}  # fmt: skip
+            argv = self._sandbox.command(argv, places)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 argv,
@@ -117,9 +149,35 @@ class WorkerProcess:
                 # Ctrl-C is for the agent, which then asks its workers to leave.
                 start_new_session=True,
             )
-        # The process has no other threads yet.
-        os.sched_setaffinity(self._process.pid, self._processors)
-        os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
+        if self._sandbox is None:
+            # The process has no other threads yet.
+            os.sched_setaffinity(self._process.pid, self._processors)
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
+
+    def _enforce(self, sandbox: Sandbox) -> None:
+        """Kill the worker if it takes more memory than it may; keep it on its processors."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        processes = list(self._boxed())
+        for process in processes:
+            _keep_on(self._processors, process)
+        # Memory that processes share counts for each of them in the first sum, which is quick.
+        if sum(map(_resident, processes)) <= sandbox.memory:
+            return
+        used = sum(map(_proportional, processes))
+        if used > sandbox.memory:
+            self.kill()
+            self._error = (
+                f"it used {used / 1e9:.2f} GB of memory; its machine allows "
+                f"{sandbox.memory / 1e9:.2f} GB (--max-memory)"
+            )
+
+    def _boxed(self) -> Iterator[psutil.Process]:
+        """Return the processes in the sandbox, but for the first one, which is bubblewrap's own."""
+        if self._process is not None:
+            with suppress(psutil.Error):
+                yield from psutil.Process(self._process.pid).children(recursive=True)[1:]
 
     def leave(self, at: float | None) -> None:
         """Make the worker leave: now, or by a time (Unix seconds), which it then uses."""
@@ -128,7 +186,16 @@ class WorkerProcess:
         elif self._process is None:
             self._error = "the machine leaves"
         elif self._process.poll() is None:
-            self._process.terminate()
+            self._terminate(self._process)
+
+    def _terminate(self, process: subprocess.Popen[bytes]) -> None:
+        """Send SIGTERM to the worker; bubblewrap would not pass it on."""
+        boxed = list(self._boxed())
+        if not boxed:
+            process.terminate()
+        for each in boxed:
+            with suppress(psutil.Error):
+                each.terminate()
 
     def kill(self) -> None:
         """Kill the process."""
@@ -148,3 +215,27 @@ class WorkerProcess:
 def _local(value: str, sockets: Path) -> str:
     """Return a value of an order for this machine."""
     return value.replace(f"@{SOCKETS}/", f"@{sockets}/")
+
+
+def _resident(process: psutil.Process) -> int:
+    """Return the memory of a process in bytes; 0 if it has ended."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def _proportional(process: psutil.Process) -> int:
+    """Return the memory of a process, and its part of what it shares, in bytes."""
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.Error:
+        return 0
+
+
+def _keep_on(processors: list[int], process: psutil.Process) -> None:
+    """Keep the threads of a process on these processors."""
+    with suppress(OSError):
+        for task in Path(f"/proc/{process.pid}/task").iterdir():
+            if not os.sched_getaffinity(int(task.name)) <= set(processors):
+                os.sched_setaffinity(int(task.name), processors)

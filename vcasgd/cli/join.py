@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +15,8 @@ from vcasgd.agent.agent import Agent, LeaveSignals
 from vcasgd.agent.availability import Availability, Hours, StackSilence, parse_until
 from vcasgd.agent.display import Display
 from vcasgd.agent.environment import visible
-from vcasgd.agent.machine import measure
+from vcasgd.agent.machine import measure, usable_processors
+from vcasgd.agent.sandbox import SandboxMode, choose, make_sandbox
 from vcasgd.agent.service import install
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.cli.output import err
@@ -53,6 +56,27 @@ def join(
         list[str] | None,
         typer.Option(metavar="NAME", help="Variable of yours that jobs may see. Repeatable."),
     ] = None,
+    sandbox: Annotated[
+        SandboxMode | None,
+        typer.Option(
+            help="Run jobs in a sandbox: where it works (auto), or else refuse to join (require).",
+            show_default="auto",
+        ),
+    ] = None,
+    max_memory: Annotated[
+        str | None, typer.Option(help="Most memory of a job's worker. Default: 70 %.")
+    ] = None,
+    max_disk: Annotated[
+        str | None,
+        typer.Option(help="Most files of a worker, which are in memory. Default: 10 % of it."),
+    ] = None,
+    share: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FOLDER", help="Folder that jobs may read. Repeatable."),
+    ] = None,
+    allow_network: Annotated[
+        bool, typer.Option("--allow-network", help="Let jobs reach all that this machine reaches.")
+    ] = False,
     service: Annotated[
         bool,
         typer.Option("--service", help="Write a unit of systemd that joins with these options."),
@@ -66,7 +90,7 @@ def join(
 
     Needs only outgoing connections to URL. Ctrl-C pushes the work so far and leaves; a second one
     leaves at once. Workers have a low priority, see no variables of yours but those of the system,
-    and leave nothing on this machine.
+    run in a sandbox where one works, and leave nothing on this machine.
     """
     settings = load_settings()
     if token is None and settings.token is None:
@@ -79,27 +103,39 @@ def join(
     )
     parsed = JoinToken.parse(text)
     silence = StackSilence.parse(give_up)
+    box = make_sandbox(
+        usable_processors(max_cpu), max_memory, max_disk, share or (), network=allow_network
+    )
     if service and until is not None:
         raise SpecError("a unit starts again after --until", remedy="use --hours", field="until")
     if service:
-        unit = install(url, text, _options(hours, max_cpu, give_up, pass_env))
+        given = {"--hours": hours, "--max-cpu": max_cpu, "--give-up": give_up, "--sandbox": sandbox,
+                 "--max-memory": max_memory, "--max-disk": max_disk}  # fmt: skip
+        lists = {"--pass-env": pass_env, "--share": box.shared}
+        unit = install(url, text, [*_options(given, lists), *_flag(allow_network)], box)
         err.print(f"wrote {unit}; to start it now and at every login, run")
         err.print(f"  systemctl --user enable --now {unit.name}")
         err.print("to run it also while you are logged out: loginctl enable-linger")
         return
+    # A machine that the stack ordered has no other purpose.
+    mode = sandbox or (SandboxMode.AUTO if instance is None else SandboxMode.OFF)
     display, interrupts = Display(err), LeaveSignals()
     with interrupts.caught():
         try:
             display.state("measures this machine")
             gateway = GatewayAddress.of(url, parsed.pin, settings.ca_file)
+            machine = replace(measure(max_cpu), instance=instance)
+            used, line = choose(mode, box, machine.gpus)
+            display.event(line)
             Agent(
                 gateway,
                 parsed,
-                replace(measure(max_cpu), instance=instance),
+                machine,
                 schedule=schedule,
                 silence=silence,
                 max_cpu=max_cpu,
                 environment=visible(os.environ, pass_env or (), ordered=instance is not None),
+                sandbox=used,
                 display=display,
                 interrupts=interrupts,
             ).run()
@@ -108,10 +144,13 @@ def join(
 
 
 def _options(
-    hours: str | None, max_cpu: int | None, give_up: str | None, pass_env: list[str] | None
+    given: Mapping[str, object], lists: Mapping[str, Iterable[object] | None]
 ) -> list[str]:
-    """Return the options of a unit."""
-    given = {"--hours": hours, "--max-cpu": max_cpu, "--give-up": give_up}
+    """Return the options of a unit; those of ``lists`` can be given several times."""
     pairs = [(name, str(value)) for name, value in given.items() if value is not None]
-    return [part for pair in (*pairs, *(("--pass-env", each) for each in pass_env or ()))
-            for part in pair]  # fmt: skip
+    pairs += [(name, str(value)) for name, values in lists.items() for value in values or ()]
+    return [part for pair in pairs for part in pair]
+
+
+def _flag(allow_network: bool) -> list[str]:
+    return ["--allow-network"] if allow_network else []

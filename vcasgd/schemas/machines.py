@@ -13,6 +13,10 @@ from vcasgd.schemas.base import RequestBody, Schema
 MOST_WORKERS, LONGEST_REASON = 64, 500
 
 _Name = Annotated[str, Field(min_length=1, max_length=255)]
+#: Names of files on the machine.
+_FileName = Annotated[str, Field(pattern=r"^[\w-]{1,100}$")]
+#: Only variables of vcasgd: others could change the programs that start a worker's sandbox.
+_Variable = Annotated[str, Field(pattern=r"^VCASGD_[A-Z_]+$")]
 
 
 class JoinRequest(RequestBody):
@@ -40,7 +44,7 @@ class JoinView(Schema):
     machine: str
     pool: str
     cluster: str
-    services: list[str] = Field(description="Names of the servers behind the gateway.")
+    services: list[_FileName] = Field(description="Names of the servers behind the gateway.")
     period: float = Field(description="Seconds between two reports.")
     heartbeat: float = Field(description="Seconds between two heartbeats of a worker.")
     expires_at: float | None = Field(default=None, description="End of the token; null: never.")
@@ -68,11 +72,11 @@ class OrderView(Schema):
     """A worker that the machine has to run."""
 
     worker: str
-    start: str = Field(description="Differs for each start of the worker's process.")
+    start: _FileName = Field(description="Differs for each start of the worker's process.")
     job: str
     name: str = Field(description="Name of the job, for people.")
-    package: str = Field(description="Digest of the job's code.")
-    env: dict[str, str] = Field(
+    package: _FileName = Field(description="Digest of the job's code.")
+    env: dict[_Variable, str] = Field(
         repr=False,
         description="Environment of its process, with credentials for this job only. In URLs, "
         "`/sockets` stands for the folder with one Unix socket for each service.",

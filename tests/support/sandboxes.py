@@ -1,0 +1,32 @@
+"""Sandboxes of tests, with a real bubblewrap."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any
+
+import pytest
+
+from vcasgd.agent.sandbox import Sandbox, make_sandbox
+
+MEMORY, FILES = "4GB", "100MB"
+
+
+def working_sandbox(**options: Any) -> Sandbox:
+    """Return a sandbox with small limits. Skips the test if none works here, but not in CI."""
+    if why_not := _why_not():
+        reason = f"no sandbox works here: {why_not}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return _sandbox(**options)
+
+
+def _sandbox(**options: Any) -> Sandbox:
+    return make_sandbox(sorted(os.sched_getaffinity(0))[:1], MEMORY, FILES, **options)
+
+
+@cache
+def _why_not() -> str | None:
+    return _sandbox().why_not(0)
