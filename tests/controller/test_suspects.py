@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from vcasgd.controller.jobs.suspects import checkpoint_before
 from vcasgd.fleet.pools import parse_pools
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.joined_machines import JoinedMachines, MachineFacts
 from vcasgd.store.ledger.owners import Owners, Suspect
 
@@ -57,3 +59,9 @@ def test_the_token_of_a_volunteers_machine_is_its_owner(
     # Then only the volunteer's has an owner
     owners = Owners(ledger)
     assert [owners.owner("job", worker) for worker in workers] == [None, "alice"]
+
+    # and both are contributors, under names that say nothing about their tokens
+    contributors = Contributors(ledger)
+    names = [contributors.of_worker("job", worker) for worker in workers]
+    assert len(set(names)) == 2
+    assert all(name and re.fullmatch("[0-9a-f]{12}", name) for name in names)

@@ -40,8 +40,9 @@ class AgentConnection:
     def join(self, machine: Machine, round_trip_ms: float) -> JoinView:
         """Join. Raises :class:`~vcasgd.errors.Conflict` with the reason if that isn't possible."""
         body = JoinRequest(version=vcasgd.__version__, round_trip_ms=round_trip_ms, **vars(machine))
+        # Fields without a value are left out, so that an older stack can answer that it is older.
         with _clear_refusals():
-            view = self._api.post(JoinView, "join", body.model_dump())
+            view = self._api.post(JoinView, "join", body.model_dump(exclude_none=True))
         self._machine = view.machine
         return view
 

@@ -28,6 +28,7 @@ from vcasgd.api.routes import (
     machines,
     monitoring,
     packages,
+    public,
     session,
     spec,
     stream,
@@ -46,8 +47,9 @@ PREFIX = "/api/v1"
 GZIP_LEVEL = 4
 OPENAPI = f"{PREFIX}/openapi.json"
 SESSION = f"{PREFIX}/session"
+VOLUNTEERS = f"{PREFIX}/public/volunteers"
 #: Methods and paths that need no token.
-PUBLIC = frozenset({("GET", OPENAPI), ("HEAD", OPENAPI), ("POST", SESSION)})
+PUBLIC = frozenset({("GET", OPENAPI), ("HEAD", OPENAPI), ("POST", SESSION), ("GET", VOLUNTEERS)})
 #: Prefixes of paths that are not pages of the dashboard.
 OWN_PATHS = ("/api/", "/healthz", "/readyz", METRICS)
 
@@ -75,6 +77,7 @@ def create_app(
     provide(app, settings, ledger, storage, callers)
     app.include_router(monitoring.router)
     app.include_router(session.entrance, prefix=PREFIX)
+    app.include_router(public.router, prefix=PREFIX)
     app.include_router(_guarded())
     problems.install(app)
     app.add_middleware(

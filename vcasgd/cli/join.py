@@ -22,6 +22,7 @@ from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.cli.output import err
 from vcasgd.errors import SpecError, Unauthorized
 from vcasgd.settings import load_settings
+from vcasgd.spec.public import parse_nickname
 
 
 def register(app: typer.Typer) -> None:
@@ -55,6 +56,12 @@ def join(
     pass_env: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Variable of yours that jobs may see. Repeatable."),
+    ] = None,
+    nickname: Annotated[
+        str | None,
+        typer.Option(
+            help="Your name on the stack's public page, if it has one; anonymous removes it."
+        ),
     ] = None,
     sandbox: Annotated[
         SandboxMode | None,
@@ -103,6 +110,7 @@ def join(
     )
     parsed = JoinToken.parse(text)
     silence = StackSilence.parse(give_up)
+    name = parse_nickname(nickname) if nickname is not None else None
     box = make_sandbox(
         usable_processors(max_cpu), max_memory, max_disk, share or (), network=allow_network
     )
@@ -110,6 +118,7 @@ def join(
         raise SpecError("a unit starts again after --until", remedy="use --hours", field="until")
     if service:
         given = {"--hours": hours, "--max-cpu": max_cpu, "--give-up": give_up, "--sandbox": sandbox,
+                 "--nickname": name,
                  "--max-memory": max_memory, "--max-disk": max_disk}  # fmt: skip
         lists = {"--pass-env": pass_env, "--share": box.shared}
         unit = install(url, text, [*_options(given, lists), *_flag(allow_network)], box)
@@ -124,7 +133,7 @@ def join(
         try:
             display.state("measures this machine")
             gateway = GatewayAddress.of(url, parsed.pin, settings.ca_file)
-            machine = replace(measure(max_cpu), instance=instance)
+            machine = replace(measure(max_cpu), instance=instance, nickname=name)
             used, line = choose(mode, box, machine.gpus)
             display.event(line)
             Agent(

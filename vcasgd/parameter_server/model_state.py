@@ -24,6 +24,7 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import MOST_STALENESS, ModelFacts
 from vcasgd.store.tensors.published_steps import extended
 from vcasgd.store.tensors.snapshot import (
+    MOST_CONTRIBUTORS,
     Meta,
     Record,
     RoundFacts,
@@ -188,9 +189,12 @@ class ModelState:
         if not self._format(header).max_magnitude(chunk, at) <= LARGEST_VALUE:
             raise InvalidUpdate("the update is not finite, or far too large", reason="non-finite")
 
-    def blend(self, entry: str, header: Header, keys: list[str]) -> None:
+    def blend(
+        self, entry: str, header: Header, keys: list[str], contributor: str | None = None
+    ) -> None:
         """Apply the update in :meth:`payload`, which was checked and inspected.
 
+        ``contributor``: whose machine it comes from, if somebody joined with it.
         Raises :class:`InvalidUpdate`; the model is then unchanged.
         """
         integers = _integers(header, self.integers.numel())
@@ -216,6 +220,7 @@ class ModelState:
         self.batch.weight += weight
         self.batch.members[header.worker] = header
         self._count_applied(entry, header, staleness, keys)
+        self._credit(contributor, header.stop - header.start)
 
     @property
     def parameters(self) -> int:
@@ -333,6 +338,15 @@ class ModelState:
             loss_sum=totals.loss_sum + header.loss_sum,
             staleness={**totals.staleness, bucket: totals.staleness.get(bucket, 0) + 1},
         )
+
+    def _credit(self, contributor: str | None, samples: int) -> None:
+        """Count samples that were applied for a contributor, in one shard of all."""
+        counts = self.meta.totals.contributions
+        if contributor is None or self._config.part.shard:
+            return
+        if contributor in counts or len(counts) < MOST_CONTRIBUTORS:
+            counted = counts.get(contributor, 0) + samples
+            self._count(contributions={**counts, contributor: counted})
 
     def _count(self, **changes: object) -> None:
         totals: UpdateTotals = replace(self.meta.totals, **changes)  # type: ignore[arg-type]

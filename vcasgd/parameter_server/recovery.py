@@ -20,7 +20,7 @@ from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.store.ledger.tuning import Tuned
-from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot
+from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, UpdateTotals
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 
 log = logging.getLogger(__name__)
@@ -83,13 +83,23 @@ class Recovery:
             state = self._snapshots.fetch_state(snapshot.meta)
             followed = self._snapshots.fetch_published(snapshot.meta)
             # Chunks of older steps may be missing.
-            snapshot = replace(snapshot, meta=replace(snapshot.meta, steps=()))
+            meta = replace(snapshot.meta, steps=(), totals=self._totals(snapshot.meta))
+            snapshot = replace(snapshot, meta=meta)
             return ModelState(self._config, snapshot, weights, state, followed)
         except SnapshotMissing:
             return None
         except CheckpointDamaged as error:
             # A worker may have written the applied record.
             raise JobUnreadable(f"the stored snapshot can't be read: {error.message}") from error
+
+    def _totals(self, meta: Meta) -> UpdateTotals:
+        """Return the totals of a snapshot, without contributions that a worker may have made up.
+
+        A worker writes the first snapshot, and whom samples count for must not depend on it.
+        """
+        if not meta.totals.contributions or self._reports.any_update():
+            return meta.totals
+        return replace(meta.totals, contributions={})
 
     def _from_checkpoint(self) -> ModelState | None:
         """Return to the newest checkpoint, because both servers have lost the model."""

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 
 from vcasgd.errors import CheckpointDamaged, Fenced, InvalidUpdate, NotFound, StoreUnavailable
 from vcasgd.parameter_server.background import Background
+from vcasgd.parameter_server.contributions import Contributions
 from vcasgd.parameter_server.model_state import MOST_UPDATES, ModelState, ShardConfig
 from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.publish import Publisher
@@ -24,6 +25,7 @@ from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.store.acl import worker_key
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
+from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.job import Failure, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.owners import Owners
@@ -108,6 +110,7 @@ class Shard:
             shards=job.facts.shards,
         )
         self._strangers = Strangers(Owners(prompt or ledger), job.id, number, self._reports)
+        self._contributions = Contributions(Contributors(prompt or ledger), job.id)
         self._background = Background[Tuned | None](executor)
         self._model: ModelState | None = None
         #: The last rollback whose model can't be read.
@@ -369,7 +372,7 @@ class Shard:
                 model.inspect(header, chunk, at)
                 at += chunk.nbytes
             measure, version = self._strangers.check(header, model), model.meta.version
-            model.blend(entry.id, header, keys)
+            model.blend(entry.id, header, keys, self._contributions.of(header.worker))
             self._members.arrive(header.worker, header.interval_seconds, time.monotonic())
         except InvalidUpdate as error:
             if error.reason == "missing":

@@ -10,6 +10,7 @@ import vcasgd
 from vcasgd.api.access import JOIN, CallerDep
 from vcasgd.api.callers import Caller
 from vcasgd.api.dependencies import (
+    ContributorsDep,
     ControlDep,
     JobsDep,
     JoinedMachinesDep,
@@ -25,7 +26,9 @@ from vcasgd.fleet.providers.kubernetes import names as kubernetes_names
 from vcasgd.fleet.providers.slurm import names as slurm_names
 from vcasgd.schemas.machines import JoinRequest, JoinView, OrderView, ReportBody, ReportView
 from vcasgd.settings import Settings
+from vcasgd.spec.public import ANONYMOUS
 from vcasgd.store.address import LEDGER, tensors_service
+from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.joined_machines import (
     JoinedMachine,
@@ -57,11 +60,12 @@ def join(
     settings: SettingsDep,
     control: ControlDep,
     joined: JoinedMachinesDep,
+    contributors: ContributorsDep,
     caller: CallerDep,
     body: JoinRequest,
 ) -> JoinView:
     """Join with a machine. The status is 409 if its version differs, if there are too many
-    machines, or if the token's pool is gone."""
+    machines, if the token's pool is gone, or if another person has the nickname."""
     if body.version != vcasgd.__version__:
         raise Conflict(
             f"the stack has vcasgd {vcasgd.__version__}, and this machine {body.version}",
@@ -69,7 +73,8 @@ def join(
             status=409,
         )
     pool = _pool(control, caller, body.instance)
-    facts = MachineFacts.model_validate(body.model_dump(exclude={"version", "instance"}))
+    facts = MachineFacts.model_validate(body.model_dump())
+    _set_nickname(contributors, caller.name, body.nickname)
     machine = joined.join(
         caller.name, caller.digest or "", caller.max_machines, pool, facts, body.instance
     )
@@ -180,6 +185,13 @@ def _pool(control: Control, caller: Caller, instance: str | None) -> str:
             status=409,
         )
     return caller.pool
+
+
+def _set_nickname(contributors: Contributors, token: str, nickname: str | None) -> None:
+    if nickname is not None and nickname.lower() == ANONYMOUS:
+        contributors.remove_nickname(token)
+    elif nickname is not None:
+        contributors.set_nickname(token, nickname)
 
 
 def _services(settings: Settings) -> list[str]:
