@@ -27,7 +27,6 @@ OTHERS = {
     "healthz": "process supervisors: whether the API runs",
     "readyz": "process supervisors: whether the API can serve requests",
     "join": "machines that join",
-    "list_volunteers": "people without a token",
     "report_machine": "machines that have joined",
     "get_machine_package": "machines that have joined",
     "leave": "machines that have joined",

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from support.api_harness import Api, listens, running
-from support.waiting import PATIENCE, await_truth
+from support.api_harness import Api
+from support.volunteers import public_api, work_of_volunteers
+from support.waiting import PATIENCE
 
 from vcasgd.api import public
 from vcasgd.errors import SpecError
 from vcasgd.schemas.public import PublicJobView
 from vcasgd.spec.job import JobSpec
-from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.contributors import Contributors
 
 PAGE = "api/v1/public/volunteers"
@@ -24,11 +23,7 @@ PUBLIC = {"title": "Digits for everyone", "description": "A small network reads 
 
 @pytest.fixture(scope="module")
 def open_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """API of a cluster with a public page."""
-    with running(tmp_path_factory.mktemp("public")) as api:
-        api.end()
-        api.process = api.launch(VCASGD_PUBLIC_PAGE="true")
-        await_truth(lambda: listens(api.port))
+    with public_api(tmp_path_factory.mktemp("public")) as api:
         yield api
 
 
@@ -37,23 +32,6 @@ def visitor(open_api: Api) -> Iterator[httpx.Client]:
     """Somebody without a token."""
     with httpx.Client(base_url=open_api.url, trust_env=False, timeout=PATIENCE) as http:
         yield http
-
-
-def work_of_volunteers(api: Api, job: str) -> None:
-    """Two people with nicknames, one without, and a machine of the cluster have worked."""
-    contributors = Contributors(api.connection)
-    tokens = {f"{job}.join-{token}-1": token for token in ("t-ann", "t-bob", "t-eve", "t-mia")}
-    contributors.place({job: tokens})
-    contributors.set_nickname("t-ann", "Night Owl")
-    contributors.set_nickname("t-bob", "Bob")
-    counts = dict(zip(tokens, (40, 30, 5, 5), strict=True))
-    ids = {worker: str(contributors.of_worker(job, worker)) for worker in tokens}
-    api.start_job(job)
-    contributions = {ids[worker]: count for worker, count in counts.items()}
-    api.account(job, 5, 1, applied=100, samples=100, contributions=contributions)
-    for worker in tokens:
-        beat = json.dumps({"at": 5.0, "doing": "training", "host": "secret-host.lan"})
-        api.connection.hset(LedgerKeys(job).workers, worker, beat)
 
 
 def test_without_the_setting_there_is_no_page(api: Api) -> None:

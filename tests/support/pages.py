@@ -138,18 +138,22 @@ class Dashboard:
         return self.page.locator(f"g[data-lane={machine}] rect[data-state={state}]")
 
     def serious_findings(self) -> list[str]:
-        """Return serious findings of axe-core with their elements."""
-        # A fading tooltip fails the contrast check.
-        self.page.mouse.move(0, 0)
-        expect(self.page.get_by_role("tooltip")).to_have_count(0)
-        if not self.page.evaluate("'axe' in window"):
-            self.page.evaluate(AXE.read_text())
-        results = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        return [
-            f"{each['id']}: {json.dumps([node['html'][:200] for node in each['nodes']][:3])}"
-            for each in results["violations"]
-            if each["impact"] in SERIOUS
-        ]
+        return serious_findings(self.page)
+
+
+def serious_findings(page: Page) -> list[str]:
+    """Return serious findings of axe-core with their elements."""
+    # A fading tooltip fails the contrast check.
+    page.mouse.move(0, 0)
+    expect(page.get_by_role("tooltip")).to_have_count(0)
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE.read_text())
+    results = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{each['id']}: {json.dumps([node['html'][:200] for node in each['nodes']][:3])}"
+        for each in results["violations"]
+        if each["impact"] in SERIOUS
+    ]
 
 
 #: Task that runs slowly while a file exists.

@@ -48,6 +48,8 @@ GZIP_LEVEL = 4
 OPENAPI = f"{PREFIX}/openapi.json"
 SESSION = f"{PREFIX}/session"
 VOLUNTEERS = f"{PREFIX}/public/volunteers"
+#: Path of the page that shows the same.
+VOLUNTEERS_PAGE = "/volunteers"
 #: Methods and paths that need no token.
 PUBLIC = frozenset({("GET", OPENAPI), ("HEAD", OPENAPI), ("POST", SESSION), ("GET", VOLUNTEERS)})
 #: Prefixes of paths that are not pages of the dashboard.
@@ -88,7 +90,8 @@ def create_app(
     )
     app.add_middleware(BodyLimit, public=SESSION, own=f"{PREFIX}/packages/")
     app.add_middleware(Authentication, callers=callers, prefix="/api/", public=PUBLIC)
-    app.add_middleware(Pages, static=static, others=OWN_PATHS)
+    closed = frozenset() if settings.public_page else frozenset({VOLUNTEERS_PAGE})
+    app.add_middleware(Pages, static=static, others=OWN_PATHS, closed=closed)
     app.add_middleware(RequestIds)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app

@@ -1,5 +1,5 @@
-import { ActionIcon, Tooltip, useComputedColorScheme, useMantineColorScheme } from "@mantine/core";
-import { IconLogout, IconMoon, IconSun } from "@tabler/icons-react";
+import { ActionIcon, Tooltip } from "@mantine/core";
+import { IconLogout } from "@tabler/icons-react";
 import type { ReactNode } from "react";
 import { Link, useLocation } from "react-router";
 import { useStore } from "../api/cluster";
@@ -12,6 +12,7 @@ import { Breadcrumbs } from "./Breadcrumbs";
 import { Connection } from "./Connection";
 import { Notice } from "./Notice";
 import classes from "./Shell.module.css";
+import { ThemeSwitch } from "./ThemeSwitch";
 
 /** Frame of every page: navigation, connection state, theme, and sign-out. */
 export function Shell({ session, children }: { session: Session; children: ReactNode }) {
@@ -78,23 +79,5 @@ function FullLedger() {
       New jobs are refused; running jobs continue, but their histories may have gaps. Delete jobs
       that have ended, or raise the ledger's maxmemory.
     </Notice>
-  );
-}
-
-function ThemeSwitch() {
-  const { setColorScheme } = useMantineColorScheme();
-  const dark = useComputedColorScheme("light") === "dark";
-  const label = dark ? "Light theme" : "Dark theme";
-  return (
-    <Tooltip label={label}>
-      <ActionIcon
-        variant="subtle"
-        color="gray"
-        aria-label={label}
-        onClick={() => setColorScheme(dark ? "light" : "dark")}
-      >
-        {dark ? <IconSun size={17} stroke={1.6} /> : <IconMoon size={17} stroke={1.6} />}
-      </ActionIcon>
-    </Tooltip>
   );
 }
