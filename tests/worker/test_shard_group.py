@@ -301,11 +301,19 @@ class TestBase:
 class TestSteps:
     """The base is made of the steps of each shard."""
 
+    COARSE = {"rule": "async-local-sgd", "eta": 1.0, "codec": "int4"}  # noqa: RUF012
+
     @pytest.fixture
     def stepped(self, tmp_path: Path) -> Iterator[ShardPair]:
-        update = {"rule": "async-local-sgd", "eta": 1.0, "codec": "int4"}
-        with pair_of(tmp_path, samples=3000, update=update) as pair:
+        with pair_of(tmp_path, samples=3000, update=self.COARSE) as pair:
             yield pair
+
+    def test_the_base_is_kept_for_the_steps_that_follow_it(self, tmp_path: Path) -> None:
+        with pair_of(tmp_path, shards=1, update=self.COARSE) as single:
+            single.group.refresh(again=False)
+            single.submit((0,), 0, 0, 2)
+
+            assert single.group.update_memory() is not single.group.base
 
     @staticmethod
     def fetched(pair: ShardPair) -> int:

@@ -156,6 +156,11 @@ class ShardClient:
         self._dropped = True
 
     @property
+    def follows_steps(self) -> bool:
+        """True if it fetches the steps from its base to the present version, if possible."""
+        return self._steps is not None
+
+    @property
     def has_fetched(self) -> bool:
         """True if :meth:`take` has a snapshot to return."""
         return self._last.done() and self._fetched is not None
@@ -216,7 +221,7 @@ class ShardClient:
         newest, here = self._check(), self._newest_here
         if newest == here:
             return
-        if here is not None and self._fetched is None and self._steps is not None:
+        if here is not None and self._fetched is None and self.follows_steps:
             out.copy_(base)
         # Nothing can be taken while the vector is overwritten.
         self._fetched = None

@@ -225,11 +225,13 @@ class ShardGroup:
         """Return the memory for an update, float32 [floats].
 
         It is :attr:`base`, whose life then ends, if the model has one shard, and the next base is
-        here or no interval starts before one is fetched. With several shards, a silent one keeps
+        here or is fetched whole before an interval starts. With several shards, a silent one keeps
         its part of the base.
         """
         client, *others = self._clients
-        if others or client.late or not (client.has_fetched or client.updates.fills_up):
+        # Steps lead from the present base to the next one.
+        is_free = client.has_fetched or (client.updates.fills_up and not client.follows_steps)
+        if others or client.late or not is_free:
             return self._pool.take()
         client.drop_base()
         return self.base
