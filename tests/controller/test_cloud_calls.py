@@ -102,8 +102,8 @@ def test_a_controller_that_dies_during_a_launch_leaks_no_machine(
 
     aws.ec2.made = lose_the_answer
     clouds.run(clouds.controller(), made.is_set)
+    await_truth(lambda: len(aws.alive()) == 3)
     bought = aws.alive()
-    assert len(bought) == 3
 
     # When the next one takes over
     loop = clouds.controller()

@@ -296,7 +296,7 @@ def test_machines_share_what_they_import(cluster: Cluster, tmp_path: Path) -> No
 def test_invalid_command_ends_the_machine(cluster: Cluster) -> None:
     (id_,) = cluster.launch(boot=Boot(("/does/not/exist",)))
     cluster.await_state(id_, None)
-    assert "/does/not/exist" in cluster.directory(id_).log.read_text()
+    cluster.eventually(lambda: "/does/not/exist" in cluster.directory(id_).log.read_text())
 
 
 def test_slow_boot(cluster: Cluster) -> None:

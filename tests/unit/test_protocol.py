@@ -14,7 +14,7 @@ CHECK = Path(__file__).parents[2] / "docs" / "protocol" / "check.py"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     "options",
     [["--quick"], pytest.param(["--deep"], marks=pytest.mark.extended)],
@@ -32,7 +32,7 @@ def test_spin_finds_no_error_and_finds_each_missing_check(options: list[str]) ->
         [sys.executable, CHECK, *options],
         capture_output=True,
         text=True,
-        timeout=1100,
+        timeout=2900,
         check=False,
     )
 
