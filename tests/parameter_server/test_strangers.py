@@ -9,8 +9,9 @@ import torch
 from support.world import World
 from torch import Tensor
 
-from vcasgd.learning.screening import WINDOW
+from vcasgd.learning.screening import FAR_TOO_LONG, WINDOW
 from vcasgd.parameter_server import shard as shard_module
+from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.owners import Owners, Suspect
@@ -49,6 +50,11 @@ class Strangers:
 
     def noise(self) -> Tensor:
         return 8**0.5 * torch.randn(self.world.layout.floats, generator=self._random)
+
+    def next_subtask(self) -> None:
+        """Leave out the other samples of a subtask whose first update was rejected."""
+        while next(self._next)[1] < 3:
+            pass
 
     def push(self, shard: Shard, owner: str, vector: Tensor, rollbacks: int = 0) -> str:
         subtask, at = next(self._next)
@@ -119,6 +125,27 @@ def test_an_owner_of_noise_is_named_and_the_applied_record_goes_back_with_its_wo
     again.turn()
     assert world.positions() == before
     assert world.jobs.get(world.job).tuned.learning_rate == 1.0
+
+
+def test_an_owner_of_refused_updates_is_named_and_its_applied_ones_are_undone(
+    make_world: MakeWorld,
+) -> None:
+    # Given owners that have worked for a while
+    strangers = Strangers(make_world)
+    world, shard = strangers.world, strangers.world.shard()
+    strangers.work(shard, BEFORE)
+
+    # When one of them sends updates that are so long that each is refused
+    fates = []
+    for _ in range(REJECTIONS_BEFORE_QUARANTINE):
+        fates.append(strangers.push(shard, "mallory", 4 * FAR_TOO_LONG * strangers.honest()))
+        strangers.next_subtask()
+
+    # Then it is named, and what it did before is in doubt
+    assert fates == ["rejected:screened"] * REJECTIONS_BEFORE_QUARANTINE
+    suspect = world.jobs.get(world.job).tuned.suspects["mallory"]
+    assert suspect.why.startswith(f"{REJECTIONS_BEFORE_QUARANTINE} updates in a row")
+    assert suspect.version == OWNERS.index("mallory"), "the version of its first update"
 
 
 def test_samples_that_are_open_again_are_trained_once(make_world: MakeWorld) -> None:

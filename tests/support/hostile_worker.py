@@ -44,7 +44,7 @@ class Forger:
             case "flip":
                 return -update
             case "scale":
-                return 5 * update
+                return 8 * update
             case "random":
                 return noise * norm / noise.norm()
             case "replay":

@@ -39,8 +39,9 @@ SUSPECT = 2 * WINDOW
 RECENT, LEAST_RECENT = 32, 12
 #: Times the others' median length from which a single update is refused.
 FAR_TOO_LONG = 50.0
-#: The same for the mean of a window.
-TOO_LONG = 3.0
+#: The same for the mean of so many updates. After a hard batch, momentum makes tens of them long,
+#: and honest owners on blobs reached 2.8 and 2.2 times (docs/adr/0041).
+TOO_LONG = {WINDOW: 4.0, SUSPECT: 3.0}
 #: Mean cosine with the others that is below anything that honest work shows, standard errors by
 #: which the mean has to be below, and the factor by which it is more negative than the others'.
 OPPOSED, ERRORS, MORE_OPPOSED = -0.15, 4.0, 1.5
@@ -179,34 +180,45 @@ class Screening:
         why = self._judge(owner, history)
         return None if why is None else Suspicion(why, history.rows[0].version)
 
+    def version_before(self, owner: str) -> int | None:
+        """Return the version before the last updates of an owner; None if it has none."""
+        history = self._histories.get(owner)
+        return None if history is None else history.rows[0].version
+
     def _comparable(self, owner: str) -> bool:
         others = {name for name, each in self._histories.items() if name != owner and each.window}
         return OWN in others or len(others) > 1
 
     def _judge(self, owner: str, history: _OwnerHistory) -> str | None:
         window = history.window
-        others = [each.window for name, each in self._histories.items() if name != owner]
-        known = [each for each in others if each is not None]
+        others = [each for name, each in self._histories.items() if name != owner]
+        known = [rows for each in others if (rows := each.window) is not None]
         if window is None or not known:
             return None
         return (
-            _too_long(window, known)
+            _too_long(history, [each for each in others if each.window is not None])
             or _opposed(window, known)
             or _unfamiliar(window, known)
             or _repeating(window, known)
         )
 
 
-def _too_long(window: list[_Row], others: Iterable[list[_Row]]) -> str | None:
-    most = [max(each) for each in zip(*map(_mean_lengths, others), strict=True)]
-    factor = _excess(_mean_lengths(window), most)
-    if factor > TOO_LONG:
-        return f"its updates are {factor:.1f} times as long as those of any other owner"
+def _too_long(history: _OwnerHistory, others: Sequence[_OwnerHistory]) -> str | None:
+    for number, limit in TOO_LONG.items():
+        if len(history.rows) < number:
+            continue
+        means = [_mean_lengths(each, number) for each in others]
+        most = [max(each) for each in zip(*means, strict=True)]
+        factor = _excess(_mean_lengths(history, number), most)
+        if factor > limit:
+            return f"its updates are {factor:.1f} times as long as those of any other owner"
     return None
 
 
-def _mean_lengths(window: list[_Row]) -> list[float]:
-    return [fmean(each) for each in zip(*(row.lengths for row in window), strict=True)]
+def _mean_lengths(history: _OwnerHistory, number: int) -> list[float]:
+    """Return the means of at most so many of the newest updates."""
+    lengths = [row.lengths for row in list(history.rows)[-number:]]
+    return [fmean(each) for each in zip(*lengths, strict=True)]
 
 
 def _excess(lengths: Sequence[float], usual: Sequence[float]) -> float:

@@ -63,7 +63,9 @@ class Strangers:
         if why is not None:
             self._refused[owner] += 1
             if self._refused[owner] >= REJECTIONS_BEFORE_QUARANTINE:
-                self._accuse(owner, f"{self._refused[owner]} updates in a row: {why}", None)
+                # Those before may have been just short enough.
+                before = self._screening.version_before(owner)
+                self._accuse(owner, f"{self._refused[owner]} updates in a row: {why}", before)
             raise InvalidUpdate(why, reason=SCREENED)
         return measure
 
