@@ -22,6 +22,7 @@ from vcasgd.agent.display import Display
 from vcasgd.agent.sandbox import SandboxMode, choose, make_sandbox
 from vcasgd.errors import SpecError, StackError
 from vcasgd.schemas.machines import OrderView
+from vcasgd.worker.shell import NETWORK_REMEDY
 
 Eventually = Callable[..., Any]
 
@@ -173,6 +174,18 @@ class TestNetwork:
             server.listen()
             connect = f"import socket; socket.socket(socket.AF_UNIX).connect('{place}/ledger')"
             assert run_inside(connect, inside={place: tmp_path}).returncode == 0
+
+    def test_a_command_that_fails_for_want_of_a_network_names_the_remedy(self) -> None:
+        code = (
+            "import pathlib; from vcasgd.worker.shell import run_command; "
+            "run_command(['false'], 'requirements', pathlib.Path(), {}, 60, lambda: None, 0)"
+        )
+        folder = Path(__file__).parents[2] / "vcasgd"
+        shared = {"shared": [folder]}
+        program = f"import sys; sys.path.insert(0, {str(folder.parent)!r}); {code}"
+
+        assert error_of(program, **shared).endswith(f"ended with status 1 ({NETWORK_REMEDY})")
+        assert error_of(program, network=True, **shared).endswith("ended with status 1")
 
 
 class TestChoice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +17,11 @@ from vcasgd.logging import last_lines
 #: Lines of the output that an error shows.
 SHOWN_LINES = 40
 POLL_SECONDS = 0.1
+#: In a sandbox (:mod:`vcasgd.agent.sandbox`), only the stack is reached.
+NETWORK_REMEDY = (
+    "this machine lets jobs reach only the stack; if the command needs more, use another pool, or "
+    "have the owner start the machine with vcasgd join --allow-network"
+)
 
 
 def run_command(
@@ -57,6 +63,7 @@ def run_command(
             how = f"ended with status {status}" if ended else f"took more than {seconds:.0f} s"
             raise SetupFailed(
                 f"{what}: the command {how}",
+                remedy=None if _has_network() else NETWORK_REMEDY,
                 traceback="\n".join(last_lines(Path(output.name), SHOWN_LINES)),
             )
 
@@ -64,3 +71,7 @@ def run_command(
 def _has_ended(pid: int) -> bool:
     """Return True if a child has ended. It stays a zombie, so its group keeps its number."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _has_network() -> bool:
+    return any(name != "lo" for _, name in socket.if_nameindex())
