@@ -85,9 +85,16 @@ class Volunteers:
 
     @contextmanager
     def machine(
-        self, token: str, *options: str, place: OnePort | None = None
+        self,
+        token: str,
+        *options: str,
+        place: OnePort | None = None,
+        programs: Path | None = None,
     ) -> Iterator[VolunteerMachine]:
-        """Run an agent in an environment of its own, without the libraries of servers."""
+        """Run an agent in an environment of its own, without the libraries of servers.
+
+        It finds ``programs`` before those of the system.
+        """
         # Not in the test's folder, whose path may be too long for sockets.
         with tempfile.TemporaryDirectory(prefix="vcasgd-machine-") as folder:
             home = Path(folder)
@@ -112,6 +119,9 @@ class Volunteers:
                 "TMPDIR": str(temporary),
                 "VCASGD_TOKEN": token,
                 "VCASGD_HOME": str(home),
+                "PATH": os.pathsep.join(
+                    [*([str(programs)] if programs else []), os.environ["PATH"]]
+                ),
             }
             log = home / "agent.log"
             process = Process(place.command(argv) if place else argv, log, env)
@@ -302,6 +312,37 @@ def test_folders_of_killed_machines_are_removed(
         kept = {each.name for each in tmp_path.glob(f"{FOLDER}*")}
         assert kept == {f"{FOLDER}{os.getpid()}-x", folder.name}
     assert not folder.exists()
+
+
+LOGINCTL = """#!/bin/sh
+case "$*" in
+  *list-sessions*) echo "2 1000 ann seat0 tty2" ;;
+  *show-session*) printf 'Type=wayland\\nActive=yes\\n'; cat "$(dirname "$0")/idle" ;;
+esac
+"""
+
+
+def test_machine_leaves_while_somebody_uses_it(
+    volunteers: Volunteers, tmp_path: Path, eventually: Eventually
+) -> None:
+    # Given a machine whose desktop is idle
+    program, idle = tmp_path / "loginctl", tmp_path / "idle"
+    program.write_text(LOGINCTL)
+    program.chmod(0o755)
+    is_idle = "IdleHint=yes\nIdleSinceHint=1000000\n"
+    idle.write_text(is_idle)
+    token = volunteers.token("away")
+    with volunteers.machine(token, "--when-idle", "1s", programs=tmp_path) as machine:
+        eventually(lambda: machine.said("joined as join-away-"))
+
+        # When somebody uses it
+        idle.write_text("IdleHint=no\nIdleSinceHint=0\n")
+
+        # Then it leaves, and joins again when it is idle
+        eventually(lambda: machine.said("leaves: somebody uses this machine"))
+        eventually(lambda: machine.said("left in good order"))
+        idle.write_text(is_idle)
+        eventually(lambda: machine.log.read_text().count("joined as join-away-") == 2)
 
 
 def test_revoked_token_ends_the_machine(volunteers: Volunteers, eventually: Eventually) -> None:

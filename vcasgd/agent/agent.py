@@ -20,6 +20,7 @@ from vcasgd.agent.availability import Availability, StackSilence
 from vcasgd.agent.connection import AgentConnection
 from vcasgd.agent.display import Display, describe
 from vcasgd.agent.machine import Machine, usable_processors
+from vcasgd.agent.owner_input import OwnerInput
 from vcasgd.agent.sandbox import Sandbox
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.agent.tunnel import Tunnel
@@ -76,6 +77,7 @@ class Agent:
         machine: Machine,
         *,
         schedule: Availability,
+        owner: OwnerInput | None,
         silence: StackSilence,
         max_cpu: int | None,
         environment: Mapping[str, str],
@@ -87,6 +89,7 @@ class Agent:
         self._token = token
         self._machine = machine
         self._schedule = schedule
+        self._owner = owner
         self._silence = silence
         self._processors = usable_processors(max_cpu)
         self._environment = environment
@@ -109,6 +112,10 @@ class Agent:
             if _seconds_until(self._schedule.end(now)) <= NOTICE_SECONDS:
                 # Too late to begin.
                 self._interrupts.wait(POLL_SECONDS)
+                continue
+            if self._owner is not None and self._owner.is_recent:
+                self._display.state("pauses, because somebody uses this machine")
+                self._interrupts.wait(REJOIN_SECONDS)
                 continue
             try:
                 if not self._take_part():
@@ -145,6 +152,7 @@ class Agent:
                     self._environment,
                     self._sandbox,
                     self._schedule.end(_now()),
+                    self._owner,
                     self._silence,
                     self._display,
                     self._interrupts,
@@ -180,6 +188,7 @@ class Visit:
         environment: Mapping[str, str],
         sandbox: Sandbox | None,
         end: datetime | None,
+        owner: OwnerInput | None,
         silence: StackSilence,
         display: Display,
         interrupts: LeaveSignals,
@@ -193,6 +202,7 @@ class Visit:
         self._environment = environment
         self._sandbox = sandbox
         self._end = end
+        self._owner = owner
         self._silence = silence
         self._display = display
         self._interrupts = interrupts
@@ -226,6 +236,8 @@ class Visit:
                 return "interrupted", None
             if (left := _seconds_until(self._end)) <= NOTICE_SECONDS:
                 return f"it is nearly {self._end:%H:%M}", max(0.0, left)
+            if self._owner is not None and self._owner.is_recent:
+                return "somebody uses this machine", None
             self._tunnel.check()
             changed = self._update()
             if time.monotonic() < due and not changed:

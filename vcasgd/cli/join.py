@@ -16,6 +16,7 @@ from vcasgd.agent.availability import Availability, Hours, StackSilence, parse_u
 from vcasgd.agent.display import Display
 from vcasgd.agent.environment import visible
 from vcasgd.agent.machine import measure, usable_processors
+from vcasgd.agent.owner_input import OwnerInput
 from vcasgd.agent.sandbox import SandboxMode, choose, make_sandbox
 from vcasgd.agent.service import install
 from vcasgd.agent.trust import GatewayAddress, JoinToken
@@ -43,6 +44,10 @@ def join(
     ] = None,
     hours: Annotated[
         str | None, typer.Option(help="Take part at these hours only, such as 22-6.")
+    ] = None,
+    when_idle: Annotated[
+        str | None,
+        typer.Option(help="Pause until nobody has used this machine for this long, such as 10m."),
     ] = None,
     max_cpu: Annotated[
         int | None, typer.Option(min=1, help="Most processors to use. Default: all.")
@@ -108,6 +113,7 @@ def join(
         until=parse_until(until, now) if until else None,
         hours=Hours.parse(hours) if hours else None,
     )
+    owner = OwnerInput.parse(when_idle) if when_idle else None
     parsed = JoinToken.parse(text)
     silence = StackSilence.parse(give_up)
     name = parse_nickname(nickname) if nickname is not None else None
@@ -117,8 +123,8 @@ def join(
     if service and until is not None:
         raise SpecError("a unit starts again after --until", remedy="use --hours", field="until")
     if service:
-        given = {"--hours": hours, "--max-cpu": max_cpu, "--give-up": give_up, "--sandbox": sandbox,
-                 "--nickname": name,
+        given = {"--hours": hours, "--when-idle": when_idle, "--max-cpu": max_cpu,
+                 "--give-up": give_up, "--sandbox": sandbox, "--nickname": name,
                  "--max-memory": max_memory, "--max-disk": max_disk}  # fmt: skip
         lists = {"--pass-env": pass_env, "--share": box.shared}
         unit = install(url, text, [*_options(given, lists), *_flag(allow_network)], box)
@@ -136,11 +142,14 @@ def join(
             machine = replace(measure(max_cpu), instance=instance, nickname=name)
             used, line = choose(mode, box, machine.gpus)
             display.event(line)
+            if owner is not None:
+                display.event(str(owner))
             Agent(
                 gateway,
                 parsed,
                 machine,
                 schedule=schedule,
+                owner=owner,
                 silence=silence,
                 max_cpu=max_cpu,
                 environment=visible(os.environ, pass_env or (), ordered=instance is not None),
