@@ -1,4 +1,4 @@
-"""Whether somebody uses a machine: a real terminal, and what logind says about desktops."""
+"""The owner's input: on a real terminal, and in desktops by the words of logind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_desktops(shown: str, inputs: list[float]) -> None:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
-    """A terminal that nobody has used for an hour: the ends of its keyboard and its program."""
+    """A terminal without input for an hour: the ends of its keyboard and its program."""
     monkeypatch.setattr(owner_input, "LOOK_SECONDS", 0.0)
     keyboard, program = os.openpty()
     hour_ago = time.time() - 3600

@@ -21,10 +21,10 @@ _PROPERTIES = ("Type", "Active", "IdleHint", "IdleSinceHint")
 
 
 class OwnerInput:
-    """Says whether nobody has used this machine for some time."""
+    """The last input on this machine, and how long it counts."""
 
     def __init__(self, idle: timedelta, devices: Path = Path("/dev")) -> None:
-        """``idle``: how long nobody must have used it. ``devices`` contains the terminals."""
+        """``idle``: how long an input counts. ``devices`` contains the terminals."""
         self._idle = idle.total_seconds()
         self._devices = devices
         self._last = 0.0
@@ -41,13 +41,13 @@ class OwnerInput:
     def __str__(self) -> str:
         seen = "terminals and desktops" if shutil.which("loginctl") else "terminals"
         return (
-            f"takes part while nobody uses the {seen} of this machine, and has not for "
-            f"{timedelta(seconds=self._idle)}"
+            f"takes part after {timedelta(seconds=self._idle)} without input on the {seen} of this "
+            "machine"
         )
 
     @property
     def is_recent(self) -> bool:
-        """True if somebody has used it within the time."""
+        """True if the last input still counts."""
         if time.monotonic() - self._looked_at > LOOK_SECONDS:
             self._last = max((self._last, *self._terminals(), *self._desktops()))
             self._looked_at = time.monotonic()

@@ -47,7 +47,9 @@ def join(
     ] = None,
     when_idle: Annotated[
         str | None,
-        typer.Option(help="Pause until nobody has used this machine for this long, such as 10m."),
+        typer.Option(
+            help="Pause until this long after your last input on this machine, such as 10m."
+        ),
     ] = None,
     max_cpu: Annotated[
         int | None, typer.Option(min=1, help="Most processors to use. Default: all.")
