@@ -86,9 +86,9 @@ class Api:
             return Process([sys.executable, "-m", "vcasgd.api"], self.log, env)
         return ForkedProcess("vcasgd.api.__main__:main", [], self.log, env)
 
-    def start(self) -> Api:
+    def start(self, **env: str) -> Api:
         """Start the process, and return once it listens."""
-        self.process = self.launch()
+        self.process = self.launch(**env)
         try:
             await_truth(self._listens)
         except BaseException:

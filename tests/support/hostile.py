@@ -22,6 +22,8 @@ from vcasgd.store.keys import LedgerKeys, TensorKeys
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.leases import Leases
 
+#: A hostile job may be shown to everyone.
+PUBLIC = {"title": "Hostile", "description": "It never learns."}
 #: Pages that are not in the API's document. The dashboard has one document for all its pages.
 _PAGES = ("/", "/healthz", "/readyz", "/metrics")
 

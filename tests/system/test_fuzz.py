@@ -9,7 +9,7 @@ import pytest
 from support.api_harness import Api
 from support.fuzzer import Fuzzer
 from support.harness import Harness
-from support.hostile import Hostile, assert_everything_answers, platform, train_on
+from support.hostile import PUBLIC, Hostile, assert_everything_answers, platform, train_on
 from support.servers import KINDS
 from support.training import Training
 
@@ -30,11 +30,12 @@ def harness(
 
 
 def fuzz(harness: Harness, calls: int, seed: int) -> None:
-    api = Api(harness.home, harness.ledger).start()  # type: ignore[arg-type]
+    api = Api(harness.home, harness.ledger)  # type: ignore[arg-type]
+    api.start(VCASGD_PUBLIC_PAGE="true")
     chooser, made, accepted, jobs = random.Random(seed), 0, 0, []
     try:
         while made < calls:
-            hostile = Hostile(harness, Training(harness).job)
+            hostile = Hostile(harness, Training(harness, public=PUBLIC).job)
             hostile.sign_in(tensors=True)
             fuzzer, own = Fuzzer(hostile, chooser), 0
             while own < CALLS_OF_A_JOB and fuzzer.call():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.api_harness import Api
 from support.harness import Harness
-from support.hostile import Hostile, assert_everything_answers, platform, train_on, works
+from support.hostile import PUBLIC, Hostile, assert_everything_answers, platform, train_on, works
 from support.servers import KINDS
 from support.training import Training
 from support.waiting import await_truth
@@ -30,14 +30,15 @@ def harness(
 
 @pytest.fixture(scope="module")
 def api(harness: Harness) -> Iterator[Api]:
-    api = Api(harness.home, harness.ledger).start()  # type: ignore[arg-type]
+    api = Api(harness.home, harness.ledger)  # type: ignore[arg-type]
+    api.start(VCASGD_PUBLIC_PAGE="true")
     yield api
     api.end()
 
 
 @pytest.fixture
 def hostile(harness: Harness) -> Iterator[Hostile]:
-    hostile = Hostile(harness, Training(harness).job)
+    hostile = Hostile(harness, Training(harness, public=PUBLIC).job)
     hostile.sign_in()
     yield hostile
     hostile.close()
@@ -147,7 +148,7 @@ def test_a_flood_of_content_is_deleted_and_ends_its_job(
 
 
 def test_another_job_trains_to_its_end(harness: Harness) -> None:
-    hostile, victim = Hostile(harness, Training(harness).job), Training(harness)
+    hostile, victim = Hostile(harness, Training(harness, public=PUBLIC).job), Training(harness)
     hostile.sign_in()
     victim.add_workers(1)
     for write, _ in FATAL.values():
