@@ -41,6 +41,8 @@ ASYNCHRONOUS = (
     "bench/simulated_worker.py",
     "bench/presence.py",
 )
+#: Files among them that a run without strangers doesn't use.
+LEARNS_NOTHING = frozenset({"learning/screening.py"})
 
 
 #: Fields of a job that don't decide what it learns in the simulator.
@@ -90,7 +92,8 @@ def code_digest() -> str:
 def package_code() -> str:
     """Return the code behind asynchronous training."""
     root = Path(vcasgd.__file__).parent
-    paths = sorted({path for pattern in ASYNCHRONOUS for path in root.glob(pattern)})
+    found = {path for pattern in ASYNCHRONOUS for path in root.glob(pattern)}
+    paths = sorted(found - {root / name for name in LEARNS_NOTHING})
     return "\0".join(code(path) for path in paths)
 
 
