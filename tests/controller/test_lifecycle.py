@@ -16,6 +16,7 @@ from support.harness import Harness
 from support.training import BATCH, Training
 
 from vcasgd.store.ledger.job import JobRecord, JobState
+from vcasgd.store.ledger.owners import Owners, Suspect
 
 Eventually = Callable[..., Any]
 
@@ -426,6 +427,33 @@ def test_model_lost_before_it_is_stored_is_trained_again(
     training.await_success()
     assert 0 < training.repeated_samples() <= 200
     assert kinds(harness, training.job).count("job-running") == 2
+
+
+def test_work_of_an_owner_that_is_accused_at_the_end_is_undone(
+    harness: Harness, small_disk: Path, eventually: Eventually
+) -> None:
+    # Given a job that can't store its model because the disk is full
+    every = {"every": 0.2, "keep": 50}
+    training = Training(harness, epochs=1, max_epoch_lead=0, checkpoint=every)
+    training.start_with_job_loop()
+    listed = eventually(lambda: harness.jobs.checkpoints(training.job))
+    version = max(each["versions"][0] for each in listed.values())
+    training.release()
+    filler = fill(small_disk)
+    eventually(lambda: harness.jobs.get(training.job).state is JobState.FINISHING)
+
+    # When a parameter server accuses an owner of updates after the checkpoint
+    suspect = Suspect(why="it sent noise", shard=0, version=version)
+    assert Owners(harness.ledger.connection).accuse(training.job, "mallory", suspect)
+
+    # Then the job goes back to the checkpoint, trains again, and succeeds
+    (event,) = eventually(lambda: harness.events(training.job, "rolled-back"))
+    assert event["details"]["owner"] == "mallory"
+    name = event["details"]["name"]
+    assert harness.jobs.checkpoints(training.job)[name]["versions"] == [version]
+    filler.unlink()
+    training.await_success()
+    assert training.repeated_samples() > 0
 
 
 def test_damaged_checkpoint_is_not_used_as_the_final_model(

@@ -267,8 +267,14 @@ class Reports:
 
 
 def _totals(model: ModelState) -> str:
-    """Return the totals as JSON, with the samples that the record counts and their difference."""
+    """Return the totals as JSON, with the samples that the record counts, their difference, and how
+    often wrong work was undone."""
     recorded = model.record.samples_applied
     counted = model.meta.totals.samples
     partly = nsmallest(MOST_PARTLY, model.record.positions)
-    return model.meta.totals.to_json(applied=recorded, repeated=counted - recorded, partly=partly)
+    return model.meta.totals.to_json(
+        applied=recorded,
+        repeated=counted - recorded,
+        partly=partly,
+        restorations=model.meta.restorations,
+    )

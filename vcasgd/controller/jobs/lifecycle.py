@@ -135,6 +135,9 @@ class JobLifecycle:
             return
         if self._undo_suspect(job):
             return
+        if job.totals.get("restorations", 0) < job.tuned.restorations:
+            # The shards have not gone back yet; what is evaluated is what they go back from.
+            return
         for evaluation, why in self._endings(job):
             if self._checkpoints.has_model(job, evaluation):
                 self._jobs.transition(
@@ -185,15 +188,19 @@ class JobLifecycle:
 
     def _finish(self, job: JobRecord) -> None:
         """End the job once the model of its final evaluation is in the storage."""
+        if suspect_to_undo(job) is not None:
+            self._return_to_running(job, "its model may have wrong work of a volunteer")
+            return
         final = (each for each in job.evaluations if each.number == job.final_evaluation)
         evaluation = next(final, None)
+        lost = f"the model of evaluation {job.final_evaluation} was lost before it was stored"
         if evaluation is None:
-            self._return_to_running(job)
+            self._return_to_running(job, lost)
             return
         try:
             stored = self._checkpoints.store(job, evaluation)
         except SnapshotMissing:
-            self._return_to_running(job)
+            self._return_to_running(job, lost)
             return
         if stored is not None:
             self._jobs.transition(
@@ -204,13 +211,8 @@ class JobLifecycle:
                 model=stored.name,
             )
 
-    def _return_to_running(self, job: JobRecord) -> None:
-        self._jobs.transition(
-            job.id,
-            JobState.RUNNING,
-            [JobState.FINISHING],
-            why=f"the model of evaluation {job.final_evaluation} was lost before it was stored",
-        )
+    def _return_to_running(self, job: JobRecord, why: str) -> None:
+        self._jobs.transition(job.id, JobState.RUNNING, [JobState.FINISHING], why=why)
 
     # -- failures and divergence -------------------------------------------------------------------
 

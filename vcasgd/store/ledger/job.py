@@ -276,6 +276,7 @@ def _combined(totals: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         **first,
         "applied": min(each.get("applied", 0) for each in totals),
+        "restorations": min(each.get("restorations", 0) for each in totals),
         "repeated": max((each.get("repeated", 0) for each in totals), key=abs),
         "rejected": dict(rejected),
     }
