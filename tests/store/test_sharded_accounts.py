@@ -183,14 +183,27 @@ class TestProgress:
 
     def test_of_several_shards_is_the_worst(self) -> None:
         reports = self.reports(
-            {"updates": 3, "applied": 30, "repeated": 0, "rejected": {"checksum": 1}},
-            {"updates": 2, "applied": 20, "repeated": -2, "rejected": {}},
-            {"updates": 4, "applied": 40, "repeated": 1, "rejected": {"checksum": 2, "length": 1}},
+            {
+                "updates": 3,
+                "applied": 30,
+                "restorations": 2,
+                "repeated": 0,
+                "rejected": {"checksum": 1},
+            },
+            {"updates": 2, "applied": 20, "restorations": 2, "repeated": -2, "rejected": {}},
+            {
+                "updates": 4,
+                "applied": 40,
+                "restorations": 1,
+                "repeated": 1,
+                "rejected": {"checksum": 2, "length": 1},
+            },
         )
 
         assert ShardProgress.of(reports, 3).totals == {
             "updates": 3,
             "applied": 20,
+            "restorations": 1,
             "repeated": -2,
             "rejected": {"checksum": 3, "length": 1},
         }

@@ -264,8 +264,9 @@ class ShardProgress:
 def _combined(totals: list[dict[str, Any]]) -> dict[str, Any]:
     """Combine the totals of all shards. An update has a part in each shard.
 
-    Counts and means are those of the first shard. ``applied`` is the minimum and ``repeated`` the
-    largest magnitude over shards. Rejected parts are summed, because each has its own cause.
+    Counts and means are those of the first shard. ``applied`` and ``restorations`` are minima, and
+    ``repeated`` is the largest magnitude, over shards. Rejected parts are summed, because each has
+    its own cause.
     """
     first = totals[0]
     if len(totals) == 1 or not first:
