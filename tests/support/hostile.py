@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from support.api_harness import Api
-from support.harness import Harness
+from support.harness import Harness, RedisServer
 from support.servers import require_binary
 from support.training import Training
 from support.waiting import await_truth
@@ -40,6 +40,12 @@ def platform(home: Path, kind: str) -> Iterator[Harness]:
     finally:
         harness.end()
         sys.stdout.write(harness.logs())
+
+
+def public_api(harness: Harness) -> Api:
+    """Start an API process of the platform, with the page for everyone."""
+    assert isinstance(harness.ledger, RedisServer)
+    return Api(harness.home, harness.ledger).start(VCASGD_PUBLIC_PAGE="true")
 
 
 class Hostile:

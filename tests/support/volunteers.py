@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.api_harness import Api, listens, running
-from support.waiting import await_truth
+from support.api_harness import Api, running
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.contributors import Contributors
 
@@ -18,8 +17,7 @@ def public_api(home: Path) -> Iterator[Api]:
     """Run an API of a cluster with a public page."""
     with running(home) as api:
         api.end()
-        api.process = api.launch(VCASGD_PUBLIC_PAGE="true")
-        await_truth(lambda: listens(api.port))
+        api.start(VCASGD_PUBLIC_PAGE="true")
         yield api
 
 

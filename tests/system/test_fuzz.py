@@ -6,10 +6,16 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from support.api_harness import Api
 from support.fuzzer import Fuzzer
 from support.harness import Harness
-from support.hostile import PUBLIC, Hostile, assert_everything_answers, platform, train_on
+from support.hostile import (
+    PUBLIC,
+    Hostile,
+    assert_everything_answers,
+    platform,
+    public_api,
+    train_on,
+)
 from support.servers import KINDS
 from support.training import Training
 
@@ -30,8 +36,7 @@ def harness(
 
 
 def fuzz(harness: Harness, calls: int, seed: int) -> None:
-    api = Api(harness.home, harness.ledger)  # type: ignore[arg-type]
-    api.start(VCASGD_PUBLIC_PAGE="true")
+    api = public_api(harness)
     chooser, made, accepted, jobs = random.Random(seed), 0, 0, []
     try:
         while made < calls:

@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.api_harness import Api
 from support.harness import Harness
-from support.hostile import PUBLIC, Hostile, assert_everything_answers, platform, train_on, works
+from support.hostile import (
+    PUBLIC,
+    Hostile,
+    assert_everything_answers,
+    platform,
+    public_api,
+    train_on,
+    works,
+)
 from support.servers import KINDS
 from support.training import Training
 from support.waiting import await_truth
@@ -30,8 +38,7 @@ def harness(
 
 @pytest.fixture(scope="module")
 def api(harness: Harness) -> Iterator[Api]:
-    api = Api(harness.home, harness.ledger)  # type: ignore[arg-type]
-    api.start(VCASGD_PUBLIC_PAGE="true")
+    api = public_api(harness)
     yield api
     api.end()
 

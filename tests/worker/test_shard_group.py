@@ -29,6 +29,9 @@ from vcasgd.worker.shard_group import LATE_SECONDS, ShardGroup
 
 Eventually = Callable[..., Any]
 
+#: Updates whose steps are smaller than the model.
+COARSE = {"rule": "async-local-sgd", "eta": 1.0, "codec": "int4"}
+
 
 class ShardPair:
     """One job in two shards, or in as many as there are nodes."""
@@ -301,15 +304,13 @@ class TestBase:
 class TestSteps:
     """The base is made of the steps of each shard."""
 
-    COARSE = {"rule": "async-local-sgd", "eta": 1.0, "codec": "int4"}  # noqa: RUF012
-
     @pytest.fixture
     def stepped(self, tmp_path: Path) -> Iterator[ShardPair]:
-        with pair_of(tmp_path, samples=3000, update=self.COARSE) as pair:
+        with pair_of(tmp_path, samples=3000, update=COARSE) as pair:
             yield pair
 
     def test_the_base_is_kept_for_the_steps_that_follow_it(self, tmp_path: Path) -> None:
-        with pair_of(tmp_path, shards=1, update=self.COARSE) as single:
+        with pair_of(tmp_path, shards=1, update=COARSE) as single:
             single.group.refresh(again=False)
             single.submit((0,), 0, 0, 2)
 
