@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vcasgd.learning.rules import make_rule
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.spec.job import MOST_SUBTASKS, JobSpec
 
@@ -12,16 +13,31 @@ SUBTASKS = 64
 LEAST_BATCHES = 4
 #: Most batches of a subtask by default: an epoch of a very large data set has more subtasks.
 MOST_BATCHES = 200
+#: Least push intervals of a subtask by default, if each worker has an equal part of the batch.
+LEAST_INTERVALS = 4
 
 
-def default_subtasks(samples: int, batch_size: int) -> int:
+def default_subtasks(samples: int, batch_size: int, least_batches: int = LEAST_BATCHES) -> int:
     """Return the subtasks per epoch of a job that sets none, at least 1.
 
-    It depends only on facts that are the same on every machine.
+    ``least_batches`` are those of a subtask. It depends only on facts that are the same on every
+    machine.
     """
     batches = -(-samples // batch_size)
     wanted = max(SUBTASKS, -(-batches // MOST_BATCHES))
-    return max(1, min(wanted, batches // LEAST_BATCHES, MOST_SUBTASKS))
+    return max(1, min(wanted, batches // least_batches, MOST_SUBTASKS))
+
+
+def least_batches(spec: JobSpec) -> int:
+    """Return the least batches of a subtask by default.
+
+    Workers of a round cut a subtask into equal intervals. If it has only one or two, the intervals
+    of a fast worker and of a slow one differ in length, and each round waits for the longest.
+    """
+    if not isinstance(spec.push_every, int) or not make_rule(spec.update).rounds:
+        return LEAST_BATCHES
+    # In a round, all workers together train one batch in a step.
+    return max(LEAST_BATCHES, -(-LEAST_INTERVALS * spec.push_every // spec.workers.max))
 
 
 def plan_for(
@@ -37,7 +53,8 @@ def plan_for(
     ``subtasks`` is the recorded number of subtasks per epoch; None if none is recorded yet.
     Raises :class:`~vcasgd.errors.SpecError` as :class:`EpochPlan` does.
     """
-    per_epoch = subtasks or spec.subtasks_per_epoch or default_subtasks(samples, batch_size)
+    default = default_subtasks(samples, batch_size, least_batches(spec))
+    per_epoch = subtasks or spec.subtasks_per_epoch or default
     total = total_samples(spec, samples, batch_size)
     # An empty data set is the plan's error.
     epochs = spec.epochs or -(-total // max(samples, 1))

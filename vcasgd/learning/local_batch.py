@@ -17,6 +17,9 @@ LEAST_BATCH = 2
 DIFFERENCE = 0.15
 #: Intervals that are measured before a batch changes for its speed, and at most.
 LEAST_INTERVALS, MOST_INTERVALS = 3, 5
+#: Factor between durations that noise can't explain if it holds for this many intervals. The
+#: batch then changes at once, because all workers wait for a slow one in each round.
+CLEAR_DIFFERENCE, CLEAR_INTERVALS = 2.0, 2
 #: Most that a batch changes for its speed at a time.
 MOST_CHANGE = 4.0
 
@@ -44,11 +47,12 @@ class LocalBatch:
         self._trained = True
         self._seconds.append(step_seconds)
 
-    def follow(self, version: int, workers: int, total: float, mean_seconds: float) -> None:
+    def follow(self, version: int, workers: int, total: float, step_seconds: float) -> None:
         """Adapt to the round that made a version of the model; once for each version.
 
         ``workers`` and ``total`` are the number of its workers and the sum of their batches in
-        samples, ``mean_seconds`` is the mean duration of their steps; all 0 if there was no round.
+        samples, ``step_seconds`` is how long a step of all would last if none waited for another;
+        all 0 if there was no round.
         """
         if version == self._version or workers == 0:
             return
@@ -57,13 +61,23 @@ class LocalBatch:
             # The others make room once they see this worker in a round.
             self.size = self._bounded(self._job_batch / (workers + 1))
             return
-        size = self.size * self._speed_change(mean_seconds)
+        size = self.size * self._speed_change(step_seconds)
         self.size = self._bounded(size * self._job_batch / total if total > 0 else size)
 
-    def _speed_change(self, mean_seconds: float) -> float:
-        if len(self._seconds) < LEAST_INTERVALS or not mean_seconds:
+    def _speed_change(self, target: float) -> float:
+        """Return the factor of the batch with which a step lasts ``target`` seconds."""
+        if not target or not self._seconds:
             return 1.0
-        change = mean_seconds / max(self.step_seconds, 1e-9)
+        changes = [target / max(seconds, 1e-9) for seconds in self._seconds]
+        last = changes[-CLEAR_INTERVALS:]
+        if len(last) == CLEAR_INTERVALS and max(last) <= 1 / CLEAR_DIFFERENCE:
+            change = max(last)
+        elif len(last) == CLEAR_INTERVALS and min(last) >= CLEAR_DIFFERENCE:
+            change = min(last)
+        elif len(changes) >= LEAST_INTERVALS:
+            change = median(changes)
+        else:
+            return 1.0
         if abs(change - 1) <= DIFFERENCE:
             return 1.0
         # What was measured belongs to the present size.

@@ -22,16 +22,19 @@ class RecentMembers:
         """Return the facts of a round with the updates of ``present`` by their workers.
 
         Recent members that are missing count with their last update. No round without updates has
-        facts.
+        facts. ``step_seconds`` is how long a step of all batches would last if each member had the
+        part of it that its speed allows: with the plain mean of the durations, one slow member
+        would make all fast ones take too many samples.
         """
         members = {name: header for name, (header, _) in self._members.items()} if present else {}
         headers = (members | dict(present)).values()
-        steps = [each.step_seconds for each in headers if each.step_seconds]
+        timed = [each for each in headers if each.step_seconds and each.batch]
+        speed = sum(each.batch / each.step_seconds for each in timed)
         exchanges = [each.exchange_seconds for each in headers if each.exchange_seconds]
         return RoundFacts(
             workers=len(headers),
             batch=sum(each.batch for each in headers),
-            step_seconds=sum(steps) / len(steps) if steps else 0.0,
+            step_seconds=sum(each.batch for each in timed) / speed if timed else 0.0,
             exchange_seconds=min(exchanges, default=0.0),
         )
 
