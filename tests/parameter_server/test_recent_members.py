@@ -45,7 +45,17 @@ def test_facts_of_a_round() -> None:
 
     facts = RecentMembers().facts(present)
 
+    # Of the measured ones, each trains 80 samples in a second.
     assert facts == RoundFacts(3, 32.0, pytest.approx(0.2), 0.02)
+
+
+def test_one_slow_member_changes_the_step_only_by_the_speed_that_it_lacks() -> None:
+    present = {name: header(64.0, 0.1) for name in "abc"} | {"d": header(64.0, 0.4)}
+
+    facts = RecentMembers().facts(present)
+
+    # 2080 samples in a second.
+    assert facts.step_seconds == pytest.approx(256 / 2080)
 
 
 def test_a_round_without_updates_has_no_facts() -> None:

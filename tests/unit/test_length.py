@@ -36,6 +36,27 @@ def test_default_subtasks_have_some_batches_each(
 
 
 @pytest.mark.parametrize(
+    ("push_every", "workers", "rule", "subtasks"),
+    [
+        (None, 4, "rounds", 58),
+        (1, 4, "rounds", 58),
+        (20, 4, "rounds", 11),
+        (20, 100, "rounds", 58),
+        (20, 4, "vc-asgd", 58),
+        ("subtask", 4, "rounds", 58),
+        (10_000, 4, "rounds", 1),
+    ],
+)
+def test_default_subtasks_have_some_intervals_of_a_round_each(
+    push_every: int | str | None, workers: int, rule: str, subtasks: int
+) -> None:
+    workers_of = {"min": 1, "max": workers}
+    spec = spec_of(push_every=push_every, workers=workers_of, update={"rule": rule})
+
+    assert plan_for(spec, 60_000, 256).subtasks_per_epoch == subtasks
+
+
+@pytest.mark.parametrize(
     ("fields", "recorded", "subtasks"),
     [
         ({}, None, 15),

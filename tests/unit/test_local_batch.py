@@ -74,6 +74,41 @@ def test_a_slow_worker_takes_fewer_samples(seconds: float, size: float) -> None:
     assert batch.size == pytest.approx(size)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "size"),
+    [
+        ((4.0,), 8),
+        ((4.0, 4.0), 2),
+        ((0.9, 4.0, 2.5), 8 / 2.5),
+        ((0.25, 0.5), 16),
+        ((4.0, 1.0), 8),
+        ((1.5, 1.5), 8),
+    ],
+    ids=["once", "twice", "since-a-while", "fast", "a-pause", "slightly"],
+)
+def test_a_clear_difference_changes_the_batch_after_two_intervals(
+    seconds: tuple[float, ...], size: float
+) -> None:
+    batch = LocalBatch(32, 4)
+    for each in seconds:
+        batch.measure(each)
+
+    batch.follow(1, 4, 32.0, 1.0)
+
+    assert batch.size == pytest.approx(size)
+
+
+def test_workers_find_their_parts_in_one_round() -> None:
+    """Three take 0.1 seconds for 8 samples, and one takes four times as long."""
+    paces = [80.0, 80.0, 80.0, 20.0]
+    batches = [trained(32, 4, 8 / pace) for pace in paces]
+
+    for batch in batches:
+        batch.follow(1, 4, 32.0, 32 / sum(paces))
+
+    assert [each.size for each in batches] == pytest.approx([32 * pace / 260 for pace in paces])
+
+
 def test_speed_is_measured_again_after_a_change() -> None:
     batch = trained(32, 4, 2.0)
     batch.follow(1, 4, 32.0, 1.0)

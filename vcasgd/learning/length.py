@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vcasgd.learning.rules import make_rule
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.spec.job import MOST_SUBTASKS, JobSpec
+from vcasgd.spec.update import RoundsSpec
 
 #: Subtasks of an epoch by default. A lost machine costs at most one of them, and this many give
 #: each of some dozens of workers several per epoch.
@@ -34,7 +34,7 @@ def least_batches(spec: JobSpec) -> int:
     Workers of a round cut a subtask into equal intervals. If it has only one or two, the intervals
     of a fast worker and of a slow one differ in length, and each round waits for the longest.
     """
-    if not isinstance(spec.push_every, int) or not make_rule(spec.update).rounds:
+    if not isinstance(spec.push_every, int) or not isinstance(spec.update, RoundsSpec):
         return LEAST_BATCHES
     # In a round, all workers together train one batch in a step.
     return max(LEAST_BATCHES, -(-LEAST_INTERVALS * spec.push_every // spec.workers.max))

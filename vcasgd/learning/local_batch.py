@@ -65,7 +65,7 @@ class LocalBatch:
         self.size = self._bounded(size * self._job_batch / total if total > 0 else size)
 
     def _speed_change(self, target: float) -> float:
-        """Return the factor of the batch with which a step lasts ``target`` seconds."""
+        """Return the factor that makes a step last ``target`` seconds."""
         if not target or not self._seconds:
             return 1.0
         changes = [target / max(seconds, 1e-9) for seconds in self._seconds]

@@ -78,8 +78,8 @@ class PublishedStep:
 @dataclass(frozen=True)
 class RoundFacts:
     """The round that made a version: the number of its workers, the sum of their local batches in
-    samples, the mean duration of their local steps, and the least time between two intervals of one
-    of them, both in seconds; all 0 before the first round."""
+    samples, the duration of a step in which each has the part that its speed allows, and the least
+    time between two intervals of one of them, both in seconds; all 0 before the first round."""
 
     workers: _Count = 0
     batch: _Amount = 0.0
