@@ -23,8 +23,8 @@ class Background(Generic[Result]):
 
     @property
     def busy(self) -> bool:
-        """True while a call is in progress."""
-        return self._call is not None and not self._call.done()
+        """True from the start of a call until its result is taken."""
+        return self._call is not None
 
     def start(self, call: Callable[[], Result]) -> None:
         """Start a call; the result of the previous one must be taken."""
