@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from vcasgd.parameter_server.round_members import LEAST_GRACE, MOST_GRACE, RoundMembers
+from vcasgd.parameter_server.round_members import (
+    GRACE_INTERVALS,
+    LEAST_GRACE,
+    MOST_GRACE,
+    RoundMembers,
+)
 
 INTERVAL = 2.0
 
@@ -31,8 +36,9 @@ def test_a_lost_worker_costs_one_interval_once() -> None:
     members = after_a_round_of("a", "b")
     members.arrive("a", INTERVAL, 10.0)
 
-    assert members.deadline == 10.0 + INTERVAL
-    assert members.complete(12.0)
+    assert members.deadline == 10.0 + GRACE_INTERVALS * INTERVAL
+    assert not members.complete(10.0 + INTERVAL)
+    assert members.complete(13.0)
     members.end()
     members.arrive("a", INTERVAL, 14.0)
 
@@ -74,10 +80,29 @@ def test_the_first_round_waits_for_whoever_comes() -> None:
     members.arrive("a", INTERVAL, 0.0)
 
     assert not members.complete(INTERVAL / 2)
-    assert members.complete(INTERVAL)
+    assert members.complete(GRACE_INTERVALS * INTERVAL)
 
 
-@pytest.mark.parametrize(("seconds", "grace"), [(0.0, LEAST_GRACE), (1.0, 1.0), (1e9, MOST_GRACE)])
+def test_the_others_are_in_the_round_of_one_that_just_missed_theirs() -> None:
+    # Given a round that ended just before a new worker's update
+    members = after_a_round_of("a", "b")
+    members.arrive("c", INTERVAL, 10.0)
+
+    # When the others push the next time, an interval and a moment later
+    later = 10.0 + INTERVAL + 0.05
+    assert not members.complete(later)
+    assert members.waiting_seconds(later) == pytest.approx(INTERVAL + 0.05)
+    members.arrive("a", INTERVAL, later)
+    members.arrive("b", INTERVAL, later)
+
+    # Then all three are in one round
+    assert members.complete(later)
+    assert members.waiting_seconds(later) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "grace"), [(0.0, LEAST_GRACE), (1.0, GRACE_INTERVALS), (1e9, MOST_GRACE)]
+)
 def test_the_wait_is_bounded(seconds: float, grace: float) -> None:
     members = after_a_round_of("a", "b")
 

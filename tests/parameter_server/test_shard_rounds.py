@@ -9,6 +9,7 @@ import torch
 from support.waiting import await_truth
 from support.world import World
 
+from vcasgd.parameter_server.round_members import GRACE_INTERVALS
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.store.tensors.updates import Header
@@ -80,7 +81,7 @@ def test_nothing_is_published_before_all_have_pushed(world: World) -> None:
 
     assert world.snapshots.version() == 2
     assert world.fate(header) == "pending"
-    assert 0 < shard.due_in <= LONG
+    assert 0 < shard.due_in <= GRACE_INTERVALS * LONG
     push(world, "b", 1, 1, 2, 4.0)
     shard.turn()
     assert world.fate(header) == "applied"

@@ -57,6 +57,9 @@ PAUSE_SECONDS = 0.2
 #: Seconds to wait for the ledger in calls that the loop has to wait for. A frozen ledger delays the
 #: updates of all jobs by that.
 PROMPT_SECONDS = 1.0
+#: Seconds that a round waits for missing workers before this process asks whether they are known to
+#: be lost, in every turn of its loop, which it makes at least as often.
+WAITING_SECONDS = 0.1
 #: Shortest period for a rate; rates over less are too noisy.
 RATE_SECONDS = 1.0
 
@@ -138,7 +141,10 @@ class ParameterServer:
         self._starting: set[str] = set()
         self._stop = threading.Event()
         self._reporter = ThreadPoolExecutor(1, thread_name_prefix="reports")
-        self._look = Background[JobsView](ThreadPoolExecutor(1, thread_name_prefix="jobs"))
+        # One thread for both, because :class:`LostWorkers` is for one.
+        jobs = ThreadPoolExecutor(1, thread_name_prefix="jobs")
+        self._look = Background[JobsView](jobs)
+        self._losses = Background[Mapping[str, frozenset[str]]](jobs)
         self._heartbeat_at = 0.0
         #: True while there are more new workers than can be admitted at once.
         self._admits_more = False
@@ -157,6 +163,7 @@ class ParameterServer:
         log.info("parameter server of %s has token %d", self._node, self._token)
         while not self._stop.is_set():
             self._heartbeat()
+            self._look_for_losses()
             for shard in self._ready():
                 self._turn(shard)
             # Returns at once if there are more entries, and costs less than a turn without one.
@@ -229,7 +236,8 @@ class ParameterServer:
     def _wait(self) -> None:
         try:
             shards = list(self._ready())
-            seconds = min([IDLE_SECONDS, *(shard.due_in for shard in shards)])
+            longest = WAITING_SECONDS if self._rounds_wait else IDLE_SECONDS
+            seconds = min([longest, *(shard.due_in for shard in shards)])
             wait_for_entries(self._tensors, dict(each.position for each in shards), seconds)
         except (StoreUnavailable, StoreDenied):
             self._stop.wait(PAUSE_SECONDS)
@@ -253,6 +261,25 @@ class ParameterServer:
             description, known = self._description(), frozenset(self._shards)
             self._look.start(lambda: self._read_jobs(description, known))
         self._admit()
+
+    @property
+    def _rounds_wait(self) -> bool:
+        """True if a round has waited for a worker for so long that it may be lost."""
+        return any(each.waiting_seconds > WAITING_SECONDS for each in self._shards.values())
+
+    def _look_for_losses(self) -> None:
+        """Ask for lost workers more often than with each heartbeat while rounds wait for some."""
+        try:
+            self._lose(self._losses.take() or {})
+        except (StoreUnavailable, StoreDenied) as error:
+            log.warning("ledger: %s", error)
+        if self._rounds_wait and not self._losses.busy:
+            known = frozenset(self._shards)
+            self._losses.start(lambda: self._lost.news(known))
+
+    def _lose(self, lost: Mapping[str, frozenset[str]]) -> None:
+        for name in lost.keys() & self._shards.keys():
+            self._shards[name].lose(lost[name])
 
     def _read_jobs(self, description: Mapping[str, object], known: Collection[str]) -> JobsView:
         """Send a heartbeat, and read from the ledger which jobs are active. Runs in a thread."""
@@ -307,8 +334,7 @@ class ParameterServer:
             if job.id not in self._shards:
                 with isolated(job.id, job.request):
                     self._add(job)
-        for name in view.lost.keys() & self._shards.keys():
-            self._shards[name].lose(view.lost[name])
+        self._lose(view.lost)
         self._starting = set(view.active) - self._shards.keys()
         for shard in self._shards.values():
             shard.memory_share = 1 / len(self._shards)

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 #: Least seconds for which a round waits for a worker after its first update. A worker that is
 #: this late was interrupted, not slow.
 LEAST_GRACE = 0.25
+#: Intervals for which it waits. After an update that just missed the last round, the others arrive
+#: an interval later. Without a reserve, each half of the workers would miss the other's rounds.
+GRACE_INTERVALS = 1.25
 #: Most seconds, so that one lost machine never holds up the others for long.
 MOST_GRACE = 30.0
 
@@ -19,9 +22,9 @@ MOST_GRACE = 30.0
 class RoundMembers:
     """Workers that pushed in the last round are expected in the present one.
 
-    A round waits for them as long as its slowest worker so far took to train its update, from the
-    first update on: a worker on time arrives well before that, and a lost one costs no more than
-    one interval, or less if its loss becomes known. It isn't expected again until it pushes.
+    A round waits for them somewhat longer than its slowest worker so far took to train its update,
+    from the first update on: a worker on time arrives before that, and a lost one costs little more
+    than one interval, or less if its loss becomes known. It isn't expected again until it pushes.
     """
 
     _expected: frozenset[str] = frozenset()
@@ -34,12 +37,16 @@ class RoundMembers:
         if not self._arrived:
             self._began, self._grace = now, LEAST_GRACE
         self._arrived.add(worker)
-        self._grace = min(max(self._grace, interval_seconds), MOST_GRACE)
+        self._grace = min(max(self._grace, GRACE_INTERVALS * interval_seconds), MOST_GRACE)
 
     @property
     def deadline(self) -> float | None:
         """When the round ends at the latest; None before its first update."""
         return self._began + self._grace if self._arrived else None
+
+    def waiting_seconds(self, now: float) -> float:
+        """Return for how long the round has waited for missing workers."""
+        return now - self._began if self._arrived and not self.complete(now) else 0.0
 
     def complete(self, now: float) -> bool:
         """Return True if nobody is missing, or the missing ones are too late."""

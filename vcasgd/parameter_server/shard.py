@@ -136,6 +136,11 @@ class Shard:
         return float("inf") if deadline is None else max(0.0, deadline - time.monotonic())
 
     @property
+    def waiting_seconds(self) -> float:
+        """For how long an open round has waited for missing workers."""
+        return self._members.waiting_seconds(time.monotonic())
+
+    @property
     def _cursor(self) -> str:
         # Entries of an open round stay in the stream until it is published. The next round starts
         # from the beginning, because after a failover, new entries can have older IDs.
