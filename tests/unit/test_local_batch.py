@@ -36,12 +36,19 @@ def test_all_batches_add_up_to_the_jobs(total: float, size: float) -> None:
     assert batch.size == pytest.approx(size)
 
 
-def test_a_new_worker_takes_an_equal_part() -> None:
-    batch = LocalBatch(32, 1)
+def test_a_new_worker_starts_with_a_batch_like_those_of_the_others() -> None:
+    # Given two workers, and a third one that is new
+    batches = [trained(32, 2), trained(32, 2), LocalBatch(32, 1)]
+    batches[2].follow(7, 2, 32.0, 1.0)
+    assert batches[2].size == 16
 
-    batch.follow(7, 3, 32.0, 1.0)
+    # When all see the round that it was in
+    batches[2].measure(1.0)
+    for batch in batches:
+        batch.follow(8, 3, 48.0, 1.0)
 
-    assert batch.size == 8
+    # Then each has a third
+    assert [batch.size for batch in batches] == [pytest.approx(32 / 3)] * 3
 
 
 def test_each_version_counts_once() -> None:
@@ -96,6 +103,29 @@ def test_a_clear_difference_changes_the_batch_after_two_intervals(
     batch.follow(1, 4, 32.0, 1.0)
 
     assert batch.size == pytest.approx(size)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "size"),
+    [((1.1,) * 5, 8 / 1.1), ((1.1,) * 4, 8), ((1.1, 1.1, 1.0, 1.1, 1.1), 8), ((1.03,) * 5, 8)],
+    ids=["steady", "too-few", "not-always", "too-small"],
+)
+def test_a_small_difference_counts_if_it_is_steady(seconds: tuple[float, ...], size: float) -> None:
+    batch = LocalBatch(32, 4)
+    for each in seconds:
+        batch.measure(each)
+
+    batch.follow(1, 4, 32.0, 1.0)
+
+    assert batch.size == pytest.approx(size)
+
+
+def test_speed_is_known_when_the_number_of_workers_has_changed() -> None:
+    batch = trained(32, 4, 1.0)
+
+    batch.follow(1, 2, 16.0, 0.0)
+
+    assert (batch.size, batch.step_seconds) == (16, 2.0)
 
 
 def test_workers_find_their_parts_in_one_round() -> None:

@@ -104,6 +104,21 @@ def test_intervals_follow_the_exchange_unless_push_every_is_set(fixed: bool, sam
     assert member.interval_stop(0, 32_000) == samples
 
 
+@pytest.mark.parametrize(
+    ("present", "steps"), [(4, 20), (3, 15), (1, 5), (9, 20)], ids=["all", "three", "one", "more"]
+)
+def test_an_interval_of_push_every_has_as_many_samples_with_fewer_workers(
+    present: int, steps: int
+) -> None:
+    member = Member(32, 4, steps=20, fixed=True)
+    member.measure(0.01)
+    facts = RoundFacts(workers=present, batch=32, step_seconds=0.0, exchange_seconds=0.0)
+    member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
+
+    # Its own batch is the same as before, because those of all add up to the job's.
+    assert member.interval_stop(0, 32_000) == steps * 8
+
+
 def test_exchange_is_the_shortest_of_the_last_ones() -> None:
     """Longer ones waited for other workers."""
     member = Member(32, 4, steps=2)

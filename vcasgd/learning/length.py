@@ -40,6 +40,15 @@ def least_batches(spec: JobSpec) -> int:
     return max(LEAST_BATCHES, -(-LEAST_INTERVALS * spec.push_every // spec.workers.max))
 
 
+def even_subtasks(batches: int, most: int) -> int:
+    """Return how many subtasks of an epoch, at most ``most`` and more than half as many, leave the
+    fewest batches over.
+
+    Those with one batch more have longer intervals, and the workers of all rounds wait for them.
+    """
+    return min(range(most, most // 2, -1), key=lambda count: batches % count)
+
+
 def plan_for(
     spec: JobSpec,
     samples: int,
@@ -53,7 +62,10 @@ def plan_for(
     ``subtasks`` is the recorded number of subtasks per epoch; None if none is recorded yet.
     Raises :class:`~vcasgd.errors.SpecError` as :class:`EpochPlan` does.
     """
-    default = default_subtasks(samples, batch_size, least_batches(spec))
+    least = least_batches(spec)
+    default = default_subtasks(samples, batch_size, least)
+    if least > LEAST_BATCHES:
+        default = even_subtasks(samples // batch_size, default)
     per_epoch = subtasks or spec.subtasks_per_epoch or default
     total = total_samples(spec, samples, batch_size)
     # An empty data set is the plan's error.

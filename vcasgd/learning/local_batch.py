@@ -9,14 +9,16 @@ takes fewer samples, so that all push at the same time.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 
 #: Least samples of a local batch, because normalization over a batch needs two.
 LEAST_BATCH = 2
-#: Relative difference between the durations of steps that changes a batch. Less is noise.
-DIFFERENCE = 0.15
 #: Intervals that are measured before a batch changes for its speed, and at most.
 LEAST_INTERVALS, MOST_INTERVALS = 3, 5
+#: Relative difference between the durations of steps that changes a batch, less is noise; and that
+#: which does if it is at least so large, in the same direction, in the most intervals.
+DIFFERENCE, STEADY_DIFFERENCE = 0.15, 0.05
 #: Factor between durations that noise can't explain if it holds for this many intervals. The
 #: batch then changes at once, because all workers wait for a slow one in each round.
 CLEAR_DIFFERENCE, CLEAR_INTERVALS = 2.0, 2
@@ -32,6 +34,7 @@ class LocalBatch:
 
     def __init__(self, job_batch: int, workers: int) -> None:
         self._job_batch = job_batch
+        #: Seconds of a sample, because the size also changes with the number of workers.
         self._seconds: deque[float] = deque(maxlen=MOST_INTERVALS)
         self._version: int | None = None
         self._trained = False
@@ -40,12 +43,12 @@ class LocalBatch:
     @property
     def step_seconds(self) -> float:
         """Median duration of a local step of the present size in seconds; 0 if unknown."""
-        return median(self._seconds) if self._seconds else 0.0
+        return median(self._seconds) * self.size if self._seconds else 0.0
 
     def measure(self, step_seconds: float) -> None:
         """Record the mean duration of the local steps of an interval, in seconds."""
         self._trained = True
-        self._seconds.append(step_seconds)
+        self._seconds.append(step_seconds / self.size)
 
     def follow(self, version: int, workers: int, total: float, step_seconds: float) -> None:
         """Adapt to the round that made a version of the model; once for each version.
@@ -58,8 +61,9 @@ class LocalBatch:
             return
         self._version = version
         if not self._trained:
-            # The others make room once they see this worker in a round.
-            self.size = self._bounded(self._job_batch / (workers + 1))
+            # As large as those of the others, which make room once they see this worker in a round:
+            # then the batches of all shrink by the same factor, and stay equal.
+            self.size = self._bounded(self._job_batch / workers)
             return
         size = self.size * self._speed_change(step_seconds)
         self.size = self._bounded(size * self._job_batch / total if total > 0 else size)
@@ -68,7 +72,7 @@ class LocalBatch:
         """Return the factor that makes a step last ``target`` seconds."""
         if not target or not self._seconds:
             return 1.0
-        changes = [target / max(seconds, 1e-9) for seconds in self._seconds]
+        changes = [target / max(seconds * self.size, 1e-9) for seconds in self._seconds]
         last = changes[-CLEAR_INTERVALS:]
         if len(last) == CLEAR_INTERVALS and max(last) <= 1 / CLEAR_DIFFERENCE:
             change = max(last)
@@ -78,7 +82,7 @@ class LocalBatch:
             change = median(changes)
         else:
             return 1.0
-        if abs(change - 1) <= DIFFERENCE:
+        if abs(change - 1) <= DIFFERENCE and not _steady(changes):
             return 1.0
         # What was measured belongs to the present size.
         self._seconds.clear()
@@ -86,3 +90,10 @@ class LocalBatch:
 
     def _bounded(self, size: float) -> float:
         return float(min(max(size, LEAST_BATCH), self._job_batch))
+
+
+def _steady(changes: Sequence[float]) -> bool:
+    """Return True if the most intervals all ask for a change in the same direction."""
+    larger = all(each >= 1 + STEADY_DIFFERENCE for each in changes)
+    smaller = all(each <= 1 - STEADY_DIFFERENCE for each in changes)
+    return len(changes) == MOST_INTERVALS and (larger or smaller)

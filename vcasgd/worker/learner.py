@@ -225,7 +225,7 @@ class Learner:
             spec, batch = self._spec, self._batch_size
             steps = spec.push_interval
             if steps == "subtask":
-                steps = -(-self.plan.size(0) // batch)
+                steps = self.plan.size(0)  # More than there are, so that none is left over.
             fixed = spec.push_every is not None
             self._member = Member(batch, spec.workers.max, steps, fixed=fixed)
         return self._member

@@ -33,13 +33,15 @@ class Member:
     """Member of the rounds of a job with batches of ``job_batch`` samples.
 
     ``workers`` is the number of workers that the job expects, and ``steps`` the number of local
-    steps in an interval: in all of them if it is ``fixed``, otherwise until the workers know how
-    long an exchange takes. The rule is in :mod:`vcasgd.learning.rules.rounds`.
+    steps in an interval of so many workers: in all intervals if it is ``fixed``, otherwise until
+    the workers know how long an exchange takes. The rule is in
+    :mod:`vcasgd.learning.rules.rounds`.
     """
 
     def __init__(self, job_batch: int, workers: int, steps: int, *, fixed: bool = False) -> None:
         self._job_batch = job_batch
         self._batch = LocalBatch(job_batch, workers)
+        self._workers = workers
         self._steps = steps
         self._fixed = fixed
         self._first_steps = steps
@@ -75,6 +77,10 @@ class Member:
         self._alone = facts.workers == 1
         if not self._fixed:
             self._steps = balanced_steps(facts) or self._first_steps
+        elif facts.workers:
+            # With fewer workers, each has a larger batch. Intervals of as many samples keep the
+            # rounds as short, for newcomers and for what a lost worker loses.
+            self._steps = fewer_steps(self._first_steps, facts.workers, self._workers)
         self._batch.follow(base.version, facts.workers, facts.batch, facts.step_seconds)
 
     def measure(self, step_seconds: float) -> None:
@@ -150,6 +156,12 @@ class Member:
         if self.batch == self._job_batch:
             return self._job_batch
         return -(-samples // max(1, round(samples / self.batch)))
+
+
+def fewer_steps(steps: int, workers: int, expected: int) -> int:
+    """Return the local steps of an interval with ``workers`` that has ``steps`` with as many as
+    ``expected``, so that a worker's interval has about the same number of samples."""
+    return max(1, round(steps * min(1.0, workers / max(expected, 1))))
 
 
 def balanced_steps(facts: RoundFacts) -> int | None:
