@@ -17,7 +17,7 @@ COPY examples/digits examples/digits
 COPY dashboard dashboard
 RUN python3 -m venv /opt/vcasgd \
  && /opt/vcasgd/bin/python -m pip install --no-cache-dir --constraint constraints.txt \
-      ${PIP_OPTIONS} ".[aws,gcp,kubernetes,examples]"
+      ${PIP_OPTIONS} ".[stack,aws,gcp,kubernetes,examples]"
 # Files that only compilers, tests, and unused parts of Ray need.
 RUN cd /opt/vcasgd/lib/python3*/site-packages \
  && rm -rf torch/include torch/share torch/test \

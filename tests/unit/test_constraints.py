@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[2]
 def test_runtime_constraints_are_those_of_the_package_and_its_clouds() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    needed = _closure([*project["dependencies"], *extras["aws"], *extras["gcp"]])
+    clouds = [*extras["stack"], *extras["aws"], *extras["gcp"]]
+    needed = _closure([*project["dependencies"], *clouds])
     lines = (ROOT / "constraints.txt").read_text().splitlines()[1:]
     wanted = [line for line in lines if canonicalize_name(line.partition("==")[0]) in needed]
 

@@ -77,7 +77,9 @@ def store_command(
     """
     # Imported here because torch takes seconds to import.
     from vcasgd.bench.store import StoreBenchOptions, measure
+    from vcasgd.stack import require_libraries
 
+    require_libraries()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options = StoreBenchOptions(
         size_mb=size_mb,
@@ -118,7 +120,9 @@ def control_command(
     that have real connections, leases, heartbeats, and small updates, but don't train.
     """
     from vcasgd.bench.control.measure import ControlBenchOptions, measure
+    from vcasgd.stack import require_libraries
 
+    require_libraries()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options = ControlBenchOptions(
         workers, jobs, subtasks, seconds, clients, lost, push_seconds, finished_jobs

@@ -267,7 +267,7 @@ def _example() -> Path:
     if importlib.util.find_spec("sklearn") is None:
         raise StackError(
             "the demo requires scikit-learn for its data, and it is not installed",
-            remedy="pip install 'vcasgd[examples]'",
+            remedy="pip install 'vcasgd[stack,examples]'",
         )
     package = Path(vcasgd.__file__).parent
     for examples in (package.parent / "examples", package / "_examples"):

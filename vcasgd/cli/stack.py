@@ -135,6 +135,7 @@ def _settings(
 
 def _run_in_foreground(settings: Settings) -> None:
     """Replace this process with the stack's guardian."""
+    stack.require_libraries()
     if stack.is_running(settings.home_path):
         stack.up(settings)  # Raises the error for a running stack.
     os.environ |= stack.environment(settings)

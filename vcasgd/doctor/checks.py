@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vcasgd.doctor.facts import Facts
+from vcasgd.stack.libraries import REMEDY
 
 MEGABYTE = 1_000_000
 OLDEST_PYTHON = (3, 11)
@@ -64,6 +65,11 @@ def _versions(facts: Facts) -> Iterator[Finding]:
         yield _error(
             "packages", f"vcasgd needs {requirement}, and {there}", f"pip install '{requirement}'"
         )
+    if facts.missing:
+        yield _warning(
+            "stack", f"vcasgd up does not work here without {', '.join(facts.missing)}",
+            f"to run a stack on this machine, {REMEDY}",
+        )  # fmt: skip
     if facts.dashboard is False:
         yield _warning(
             "dashboard", "the dashboard is not built",

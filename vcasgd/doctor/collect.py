@@ -28,7 +28,8 @@ from vcasgd.fleet.pools import LocalPoolSpec, PoolSpec, load_pools
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.schemas.fleet import PoolRow, StatusView
 from vcasgd.settings import Settings, load_settings
-from vcasgd.stack import StackHome, StackState, is_running
+from vcasgd.stack import StackHome, StackState, is_running, missing_libraries
+from vcasgd.stack.libraries import EXTRA
 
 #: Limit for a request to the API in seconds.
 API_SECONDS = 10.0
@@ -48,6 +49,7 @@ def collect(url: str | None = None, token: str | None = None) -> Facts:
         version=__version__,
         python=(sys.version_info.major, sys.version_info.minor),
         unmet=dict(_unmet()),
+        missing=tuple(missing_libraries()),
         dashboard=(STATIC / "index.html").is_file(),
         memory=memory,
         shared_memory=_free_of(Path("/dev/shm"), total=True),
@@ -87,9 +89,11 @@ def _unmet() -> Iterator[tuple[str, str | None]]:
         lines = importlib.metadata.requires("vcasgd") or []
     except importlib.metadata.PackageNotFoundError:
         return  # run from a source folder
+    # A part of them says nothing: other programs need some of them, too.
+    extra = "" if missing_libraries() else EXTRA
     for line in lines:
         requirement = Requirement(line)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
             continue
         wanted = f"{requirement.name}{requirement.specifier}"
         try:

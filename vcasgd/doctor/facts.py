@@ -65,6 +65,8 @@ class Facts:
     python: tuple[int, int]
     #: Installed version by requirement that it doesn't meet; None if it is not installed.
     unmet: Mapping[str, str | None] = field(default_factory=dict)
+    #: Libraries that only a stack needs, and that are not installed.
+    missing: tuple[str, ...] = ()
     dashboard: bool | None = None
     settings: KnownError | None = None
     home: str | None = None

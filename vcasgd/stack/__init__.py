@@ -18,6 +18,7 @@ while, so they survive a quick restart of the stack.
 
 ``home``             files of a stack
 ``state``            ``stack.json``, the published state
+``libraries``        what only a stack needs
 ``layout``           names of parts, ports, URLs and secrets
 ``parts``            commands, dependencies and readiness of the parts
 ``probes``           readiness checks
@@ -30,6 +31,7 @@ while, so they survive a quick restart of the stack.
 
 from vcasgd.stack.control import ForegroundStack, down, environment, is_running, running, up
 from vcasgd.stack.home import StackHome
+from vcasgd.stack.libraries import missing_libraries, require_libraries
 from vcasgd.stack.parts import PARTS
 from vcasgd.stack.state import PartState, StackPhase, StackState
 
@@ -43,6 +45,8 @@ __all__ = [
     "down",
     "environment",
     "is_running",
+    "missing_libraries",
+    "require_libraries",
     "running",
     "up",
 ]

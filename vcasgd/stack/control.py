@@ -19,6 +19,7 @@ from vcasgd.settings import Settings
 from vcasgd.stack.child import die_with_parent
 from vcasgd.stack.cleanup import destroy_instances, kill_remaining, remove_scratch
 from vcasgd.stack.home import StackHome
+from vcasgd.stack.libraries import require_libraries
 from vcasgd.stack.parts import PARTS
 from vcasgd.stack.state import StackState
 from vcasgd.stack.supervisor import START_SECONDS
@@ -63,9 +64,9 @@ def up(
 ) -> StackState:
     """Start a stack in the background, and return when all parts are ready.
 
-    Raises :class:`StackError` if a stack is already running, or if it does not become ready; then
-    everything is stopped again. Raises :class:`~vcasgd.errors.PortInUse` if the API's port is
-    taken.
+    Raises :class:`StackError` if a stack is already running, if a library is missing, or if it does
+    not become ready; then everything is stopped again. Raises
+    :class:`~vcasgd.errors.PortInUse` if the API's port is taken.
     """
     home = _free_home(settings)
     process = _spawn(settings, home, ["--detach", "--parts", ",".join(names)])
@@ -139,6 +140,7 @@ def down(settings: Settings) -> bool:
 
 
 def _free_home(settings: Settings) -> StackHome:
+    require_libraries()
     home = StackHome(settings.home)
     home.create()
     if is_running(home.path):

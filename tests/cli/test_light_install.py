@@ -1,0 +1,82 @@
+"""An installation without the extra ``stack``: clients work, and other commands say why not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from support.api_harness import Api
+
+from vcasgd.stack.libraries import EXTRA, MODULES
+
+ROOT = Path(__file__).parents[2]
+#: Imports of these modules fail as if they were not installed.
+BLOCKER = f"import sys\nsys.modules.update(dict.fromkeys({MODULES}))\n"
+
+
+def vcasgd(home: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in an installation without the libraries of a stack."""
+    (home / "blocker").mkdir(exist_ok=True)
+    (home / "blocker/sitecustomize.py").write_text(BLOCKER)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("VCASGD_")}
+    paths = os.pathsep.join([str(home / "blocker"), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, "-m", "vcasgd.cli", *words],
+        env={**own, "PYTHONPATH": paths, "VCASGD_HOME": str(home / "home"), **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["up", "up --foreground", "demo", "bench store", "bench control", "chaos audit"],
+)
+def test_command_for_a_stack_names_the_remedy(command: str, tmp_path: Path) -> None:
+    done = vcasgd(tmp_path, *command.split())
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: this needs the libraries of a stack, and some are not installed: "
+        + ", ".join(MODULES),
+        "remedy: pip install 'vcasgd[stack]'",
+    ]
+    assert not (tmp_path / "home").exists(), "it changed nothing"
+
+
+def test_commands_for_an_api_work(api: Api, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("{name: digits, task: 'train:Digits', epochs: 1, workers: {pools: [local]}}")
+    (tmp_path / "train.py").write_text("")
+    where = {"VCASGD_API_URL": api.url, "VCASGD_TOKEN": api.token}
+
+    for command in ("submit job.yaml --yes", "jobs", "workers", "pools", "status", "doctor"):
+        words = command.replace("job.yaml", str(job)).split()
+        done = vcasgd(tmp_path, *words, **where)
+        if command == "doctor":
+            assert "remedy: to run a stack on this machine, pip install 'vcasgd[stack]'" in (
+                done.stdout
+            )
+        assert "Traceback" not in done.stderr
+        assert done.returncode == 0 or command == "doctor", done.stderr
+
+
+def test_modules_are_those_of_the_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {_name(each) for each in project["optional-dependencies"][EXTRA]}
+    distributions = packages_distributions()
+
+    assert {canonicalize_name(distributions[name][0]) for name in MODULES} == wanted
+    assert wanted.isdisjoint(_name(each) for each in project["dependencies"])
+
+
+def _name(requirement: str) -> str:
+    return canonicalize_name(Requirement(requirement).name)
