@@ -2,10 +2,13 @@
 
     python benchmarks/strangers.py --seeds 3
     python benchmarks/strangers.py --attack flip --seeds 1
+    python benchmarks/strangers.py --replicas --seeds 1
 
 Learners, the default rule, and the screening are the product's own; machines and time are
 simulated. Each of four machines belongs to another owner. An accusation is counted, and the owner
-continues, so that one run judges all of its updates.
+continues, so that one run judges all of its updates. With ``--replicas``, another machine trains
+every third subtask again when it is done, from the present model and with a new optimizer: how much
+do honest machines agree about the same samples?
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ import argparse
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from vcasgd.bench.simulated_worker import SimulatedWorker
 from vcasgd.bench.simulation import Conditions, Simulation
@@ -25,6 +30,8 @@ from vcasgd.fleet.presence import always
 from vcasgd.learning.screening import Measure, Screening, Sketcher
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.updates import Header
+from vcasgd.worker.interval import Base
+from vcasgd.worker.learner import Learner
 
 ROOT = Path(__file__).parents[1]
 OWNERS, EPOCHS = 4, 10
@@ -50,8 +57,12 @@ class ScreenedJob(Simulation):
 
     attack: str | None = None
 
-    def prepare(self, attack: str | None) -> None:
-        self.attack = attack
+    def prepare(self, attack: str | None, *, replicas: bool = False) -> None:
+        self.attack, self._replicas = attack, replicas
+        #: Owners of the subtasks that were trained twice, and the cosine of both changes.
+        self.agreement: list[tuple[str, float]] = []
+        #: Sum of the changes of each subtask in progress.
+        self._changes: dict[int, Tensor] = {}
         self.accusations: list[tuple[int, str, str]] = []
         self.refused: Counter[str] = Counter()
         self.screened = 0
@@ -78,7 +89,25 @@ class ScreenedJob(Simulation):
         suspicion = self._screening.add(owner, measure, model.meta.version)
         if suspicion:
             self.accusations.append((self.screened, owner, suspicion.why))
+        if self._replicas:
+            self._changes[header.subtask] = self._changes.get(header.subtask, 0) + step
         super()._apply(worker, header, payload)
+        if self._replicas and header.stop == self._plan.size(header.subtask):
+            self._replicate(owner, header)
+
+    def _replicate(self, owner: str, header: Header) -> None:
+        change, model = self._changes.pop(header.subtask), self._model
+        if header.subtask % 3:
+            return
+        learner = Learner(self._spec, self._task, "cpu")
+        learner.start_subtask()
+        base = Base(model.weights.clone(), model.integers.clone(), version=model.meta.version)
+        trained = learner.train(
+            base, header.subtask, 0, header.stop, should_stop=lambda: False, on_step=lambda: None
+        )
+        again = trained.update.clone()
+        again[model.parameters :] = 0
+        self.agreement.append((owner, float(cosine_similarity(again, change, dim=0))))
 
     def _forged(self, payload: bytes) -> bytes:
         vector = torch.frombuffer(bytearray(payload), dtype=torch.float32)
@@ -102,7 +131,9 @@ class ScreenedJob(Simulation):
         return vector.numpy().tobytes()
 
 
-def job(conditions: Conditions, attack: str | None, more: dict[str, Any]) -> ScreenedJob:
+def job(
+    conditions: Conditions, attack: str | None, more: dict[str, Any], *, replicas: bool = False
+) -> ScreenedJob:
     sys.path.insert(0, str(ROOT / "examples/digits"))
     from train import Digits
 
@@ -110,14 +141,26 @@ def job(conditions: Conditions, attack: str | None, more: dict[str, Any]) -> Scr
     fields["update"] = {**fields["update"], "codec": "float32"}
     spec = JobSpec.parse({"name": "strangers", "task": "train:Digits", "epochs": EPOCHS, **fields})
     made = ScreenedJob(spec, lambda: Digits(channels=8), conditions, evaluate_every=EPOCHS)
-    made.prepare(attack)
+    made.prepare(attack, replicas=replicas)
     return made
+
+
+def summary(agreement: list[tuple[str, float]]) -> str:
+    """Return the mean and the standard deviation of each owner's cosines in the second half."""
+    late = agreement[len(agreement) // 2 :]
+    cosines = {owner: [each for name, each in late if name == owner] for owner, _ in sorted(late)}
+    return ", ".join(
+        f"{owner} {fmean(each):.2f} ± {stdev(each):.2f} ({len(each)})"
+        for owner, each in cosines.items()
+        if len(each) > 1
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--attack", choices=ATTACKS)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--replicas", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     total, wrong, refused = 0, 0, 0
@@ -127,6 +170,7 @@ def main() -> None:
                 Conditions(always(OWNERS), seed=seed, speed_range=speeds, latency=latency),
                 options.attack,
                 more,
+                replicas=options.replicas,
             )
             points = made.run().points
             accused = Counter(owner for _, owner, _ in made.accusations)
@@ -142,6 +186,8 @@ def main() -> None:
                 f"accused {dict(accused)}, refused {dict(made.refused)}, first {first}",
                 flush=True,
             )
+            if options.replicas:
+                print(f"  replicas of the second half: {summary(made.agreement)}", flush=True)
         if options.attack:
             break
     print(f"{total} updates, {wrong} false accusations, {refused} refused updates")
