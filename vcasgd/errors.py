@@ -37,6 +37,7 @@
         ├── Forbidden           not allowed with this token, or a request from another site
         ├── NotFound            no such job, worker, or checkpoint
         └── Conflict            not possible in the current state
+            └── VersionDiffers  the stack has another version of vcasgd
 
 All errors can be pickled without loss, so they cross process boundaries unchanged.
 """
@@ -257,3 +258,11 @@ class NotFound(ApiError):
 
 class Conflict(ApiError):
     """Not possible in the current state."""
+
+
+class VersionDiffers(Conflict):
+    """The stack has another version of vcasgd, ``version``, than this machine."""
+
+    @property
+    def version(self) -> str:
+        return str(self.details.get("version", ""))

@@ -27,6 +27,8 @@ class RunningGateway:
     api: Api
     port: int
     pin: str
+    #: Settings of the API behind it.
+    api_env: dict[str, str]
     #: Connections of the present test.
     opened: list[Transport | AgentConnection] = field(default_factory=list)
 
@@ -89,6 +91,6 @@ def gateway_of(home: Path, api: Api) -> Iterator[RunningGateway]:
     gateway = ForkedProcess("vcasgd.gateway.main:main", [], home / "gateway.log", env)
     try:
         await_truth(lambda: listens(port) and listens(api.port))
-        yield RunningGateway(api, port, pin)
+        yield RunningGateway(api, port, pin, behind)
     finally:
         gateway.end()

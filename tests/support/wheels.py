@@ -1,9 +1,51 @@
-"""Tiny wheels, for installations without a network."""
+"""Tiny wheels and wheels of vcasgd itself, for installations without a network."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
+
+import vcasgd
+
+ROOT = Path(__file__).parents[2]
+#: Files that the build needs besides the package.
+BUILD_FILES = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore")
+
+
+def copy_sources(folder: Path) -> None:
+    """Copy what a wheel of vcasgd is built from, with placeholders for pages that are not built."""
+    for name in ("vcasgd", "examples", *BUILD_FILES):
+        path = ROOT / name
+        copy = shutil.copytree if path.is_dir() else shutil.copy
+        copy(path, folder / name)
+    pages = folder / "vcasgd/api/static"
+    if not (pages / "index.html").exists():
+        (pages / "assets").mkdir(parents=True)
+        (pages / "index.html").write_text("<!doctype html><title>vcasgd</title>")
+        (pages / "assets" / "index.js").write_text("")
+
+
+def build_own_wheel(folder: Path, version: str, index: Path, start: str = "") -> None:
+    """Build a wheel of vcasgd as another version into ``index``.
+
+    ``start``: code that the command line of this version begins with.
+    """
+    folder.mkdir()
+    copy_sources(folder)
+    source = folder / "vcasgd/__init__.py"
+    source.write_text(source.read_text().replace(vcasgd.__version__, version))
+    command = folder / "vcasgd/cli/__init__.py"
+    command.write_text(start + command.read_text())
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(index)],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        timeout=600,
+    )
 
 
 def write_wheel(folder: Path, name: str, version: str, source: str, *requires: str) -> Path:

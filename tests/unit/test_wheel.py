@@ -13,29 +13,20 @@ from pathlib import Path
 import httpx
 import pytest
 from starlette.applications import Starlette
+from support.wheels import BUILD_FILES, ROOT, copy_sources
 
 from vcasgd.api import STATIC
 from vcasgd.api.pages import Pages
 
-ROOT = Path(__file__).parents[2]
 PAGES = "vcasgd/api/static/"
-#: Files that the build needs besides the package.
-BUILD_FILES = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore")
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a wheel from a copy of the source, through the source distribution."""
     folder = tmp_path_factory.mktemp("source")
-    for name in ("vcasgd", "examples", *BUILD_FILES):
-        path = ROOT / name
-        copy = shutil.copytree if path.is_dir() else shutil.copy
-        copy(path, folder / name)
-    if not (folder / PAGES / "index.html").exists():
-        # without Node.js there are no pages; placeholders still show that pages are included
-        (folder / PAGES / "assets").mkdir(parents=True)
-        (folder / PAGES / "index.html").write_text("<!doctype html><title>vcasgd</title>")
-        (folder / PAGES / "assets" / "index.js").write_text("")
+    # without Node.js there are no pages; placeholders still show that pages are included
+    copy_sources(folder)
     built = _build(folder)
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = (folder / "dist").glob("*.whl")

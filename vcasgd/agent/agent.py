@@ -16,6 +16,7 @@ from types import FrameType
 
 import psutil
 
+import vcasgd
 from vcasgd.agent.availability import Availability, StackSilence
 from vcasgd.agent.connection import AgentConnection
 from vcasgd.agent.display import Display, describe
@@ -26,7 +27,7 @@ from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.agent.tunnel import Tunnel
 from vcasgd.agent.worker_process import WorkerProcess
 from vcasgd.client.problems import may_work_later
-from vcasgd.errors import ApiError, NotFound
+from vcasgd.errors import ApiError, NotFound, VersionDiffers
 from vcasgd.schemas.machines import JoinView, ReportBody, ReportView
 
 #: Seconds that workers have to push and leave after a signal.
@@ -100,7 +101,8 @@ class Agent:
     def run(self) -> None:
         """Join whenever the schedule allows it.
 
-        Raises :class:`ApiError` if the stack refuses this machine.
+        Raises :class:`ApiError` if the stack refuses this machine, and :class:`VersionDiffers` if
+        it has another version, also if it has changed since.
         """
         joined_before = False
         while not self._interrupts.count and not self._schedule.over(_now()):
@@ -210,11 +212,14 @@ class Visit:
         #: Starts of workers that have ended, as far as this is noticed.
         self._ended: set[str] = set()
         self._removed = self._dismissed = False
+        #: Version of the stack, once it is not that of this machine any more.
+        self._other_version: str | None = None
 
     def run(self) -> bool:
         """Run workers until there is a reason to leave; then leave.
 
-        Return False if the stack gave the reason.
+        Return False if the stack gave the reason. Raises :class:`VersionDiffers` after it left
+        because the stack has another version now.
         """
         self._tunnel.start()
         try:
@@ -222,6 +227,8 @@ class Visit:
             reason, seconds = self._work()
             if not self._removed:
                 self._leave(reason, seconds)
+            if self._other_version is not None:
+                raise VersionDiffers(reason, version=self._other_version)
             return not self._dismissed
         finally:
             for worker in self._workers.values():
@@ -247,6 +254,9 @@ class Visit:
             if view is not None and view.leave is not None:
                 self._dismissed = True
                 return view.leave, view.leave_by
+            if view is not None and view.version not in ("", vcasgd.__version__):
+                self._other_version = view.version
+                return f"the stack has vcasgd {view.version} now", None
             if self._removed:
                 return "", None
             if self._silence.too_long:

@@ -27,6 +27,7 @@ from vcasgd.errors import (
     StoreUnavailable,
     Unauthorized,
     VcasgdError,
+    VersionDiffers,
 )
 from vcasgd.logging import bound, request_id
 from vcasgd.schemas.service import Problem
@@ -44,6 +45,7 @@ _KINDS: tuple[tuple[type[VcasgdError], int, str], ...] = (
     (Unauthorized, 401, "unauthorized"),
     (Forbidden, 403, "forbidden"),
     (NotFound, 404, "not-found"),
+    (VersionDiffers, 409, "version-differs"),
     (Conflict, 409, "conflict"),
     (StoreUnavailable, 503, "store-unavailable"),
     (StoreFull, 507, "store-full"),
@@ -62,7 +64,7 @@ def problem_response(error: VcasgdError) -> Response:
     if kind is None and status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("%s: %s", type(error).__name__, error)
         return _internal()
-    details = {name: error.details.get(name) for name in ("field", "traceback")}
+    details = {name: error.details.get(name) for name in ("field", "traceback", "version")}
     return _response(status, kind, error.message, remedy=error.remedy, **details)
 
 

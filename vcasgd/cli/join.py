@@ -20,8 +20,9 @@ from vcasgd.agent.owner_input import OwnerInput
 from vcasgd.agent.sandbox import SandboxMode, choose, make_sandbox
 from vcasgd.agent.service import install
 from vcasgd.agent.trust import GatewayAddress, JoinToken
+from vcasgd.agent.update import restart, update_to
 from vcasgd.cli.output import err
-from vcasgd.errors import SpecError, Unauthorized
+from vcasgd.errors import SpecError, Unauthorized, VersionDiffers
 from vcasgd.settings import load_settings
 from vcasgd.spec.public import parse_nickname
 
@@ -91,6 +92,13 @@ def join(
     allow_network: Annotated[
         bool, typer.Option("--allow-network", help="Let jobs reach all that this machine reaches.")
     ] = False,
+    update: Annotated[
+        bool,
+        typer.Option(
+            "--update",
+            help="If the stack has a newer version, install it with pip, and join again.",
+        ),
+    ] = False,
     service: Annotated[
         bool,
         typer.Option("--service", help="Write a unit of systemd that joins with these options."),
@@ -129,7 +137,16 @@ def join(
                  "--give-up": give_up, "--sandbox": sandbox, "--nickname": name,
                  "--max-memory": max_memory, "--max-disk": max_disk}  # fmt: skip
         lists = {"--pass-env": pass_env, "--share": box.shared}
-        unit = install(url, text, [*_options(given, lists), *_flag(allow_network)], box)
+        unit = install(
+            url,
+            text,
+            [
+                *_options(given, lists),
+                *_flag("--allow-network", allow_network),
+                *_flag("--update", update),
+            ],
+            box,
+        )
         err.print(f"wrote {unit}; to start it now and at every login, run")
         err.print(f"  systemctl --user enable --now {unit.name}")
         err.print("to run it also while you are logged out: loginctl enable-linger")
@@ -159,8 +176,19 @@ def join(
                 display=display,
                 interrupts=interrupts,
             ).run()
+            return
+        except VersionDiffers as differs:
+            update_to(
+                differs.version,
+                allowed=update,
+                stopped=lambda: interrupts.count > 0,
+                show=display.event,
+            )
         finally:
             display.close()
+    if not interrupts.count and not schedule.over(datetime.now(UTC).astimezone()):
+        # A duration would begin again.
+        restart(["--until", schedule.until.isoformat()] if schedule.until else [])
 
 
 def _options(
@@ -172,5 +200,5 @@ def _options(
     return [part for pair in pairs for part in pair]
 
 
-def _flag(allow_network: bool) -> list[str]:
-    return ["--allow-network"] if allow_network else []
+def _flag(name: str, given: bool) -> list[str]:
+    return [name] if given else []

@@ -19,6 +19,7 @@ from vcasgd.errors import (
     SpecError,
     Unauthorized,
     VcasgdError,
+    VersionDiffers,
 )
 
 #: Error classes by the last part of a problem's ``type``.
@@ -30,6 +31,7 @@ _BY_TYPE: dict[str, type[VcasgdError]] = {
     "forbidden": Forbidden,
     "not-found": NotFound,
     "conflict": Conflict,
+    "version-differs": VersionDiffers,
 }
 _BY_STATUS: dict[int, type[VcasgdError]] = {
     401: Unauthorized,
@@ -90,7 +92,9 @@ def raise_for_problem(response: httpx.Response) -> None:
     # responses to HEAD and error pages of proxies contain no document
     message = str(problem.get("detail") or f"the API answered {status} {response.reason_phrase}")
     details = {"status": status, "problem": problem}
-    details |= {name: problem[name] for name in ("field", "traceback") if name in problem}
+    details |= {
+        name: problem[name] for name in ("field", "traceback", "version") if name in problem
+    }
     remedy = problem.get("remedy")
     raise _error_class(status, problem)(message, remedy=remedy and str(remedy), **details)
 

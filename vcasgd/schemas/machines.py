@@ -98,3 +98,6 @@ class ReportView(Schema):
     orders: list[OrderView]
     leave: str | None = Field(default=None, description="Why the machine has to leave, if it has.")
     leave_by: float | None = Field(default=None, description="Seconds that it has for that.")
+    version: str = Field(
+        default="", description="Version of the stack. A machine with another one has to leave."
+    )

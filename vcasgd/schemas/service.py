@@ -47,6 +47,9 @@ class Problem(Schema):
     field: str | None = Field(default=None, description="Field that is wrong.")
     remedy: str | None = Field(default=None, description="What to do about the problem.")
     traceback: str | None = Field(default=None, description="Traceback of the user's code.")
+    version: str | None = Field(
+        default=None, description="Version of the stack, if the machine's has to be the same."
+    )
     request: str | None = Field(
         default=None, description="ID of the request; the log lines about it have it too."
     )

@@ -2812,6 +2812,12 @@ export interface components {
              * @description Seconds that it has for that.
              */
             leave_by: number | null;
+            /**
+             * Version
+             * @description Version of the stack. A machine with another one has to leave.
+             * @default
+             */
+            version: string;
         };
         /**
          * ResumeRequest
@@ -3780,6 +3786,12 @@ export interface components {
              * @default null
              */
             traceback: string | null;
+            /**
+             * Version
+             * @description Version of the stack, if the machine's has to be the same.
+             * @default null
+             */
+            version: string | null;
             /**
              * Request
              * @description ID of the request; the log lines about it have it too.

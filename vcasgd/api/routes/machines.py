@@ -19,7 +19,7 @@ from vcasgd.api.dependencies import (
 )
 from vcasgd.api.problems import documented
 from vcasgd.api.routes.packages import object_name
-from vcasgd.errors import Conflict, JobUnreadable, NotFound
+from vcasgd.errors import Conflict, JobUnreadable, NotFound, VersionDiffers
 from vcasgd.fleet.pools import JOIN as JOIN_PROVIDER
 from vcasgd.fleet.pools import KUBERNETES, SLURM
 from vcasgd.fleet.providers.kubernetes import names as kubernetes_names
@@ -67,9 +67,10 @@ def join(
     """Join with a machine. The status is 409 if its version differs, if there are too many
     machines, if the token's pool is gone, or if another person has the nickname."""
     if body.version != vcasgd.__version__:
-        raise Conflict(
+        raise VersionDiffers(
             f"the stack has vcasgd {vcasgd.__version__}, and this machine {body.version}",
             remedy=f"pip install vcasgd=={vcasgd.__version__}",
+            version=vcasgd.__version__,
             status=409,
         )
     pool = _pool(control, caller, body.instance)
@@ -113,6 +114,7 @@ def report_machine(
         orders=[view for each in orders if (view := _order(jobs, each))],
         leave=end.reason if end else None,
         leave_by=max(0.0, end.by - joined.now()) if end else None,
+        version=vcasgd.__version__,
     )
 
 
