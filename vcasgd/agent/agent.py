@@ -20,6 +20,7 @@ import vcasgd
 from vcasgd.agent.availability import Availability, StackSilence
 from vcasgd.agent.connection import AgentConnection
 from vcasgd.agent.display import Display, describe
+from vcasgd.agent.link import UNMEASURED, LinkSpeed, measure_link
 from vcasgd.agent.machine import Machine, usable_processors
 from vcasgd.agent.owner_input import OwnerInput
 from vcasgd.agent.sandbox import Sandbox
@@ -135,11 +136,12 @@ class Agent:
         connection = AgentConnection(self._gateway, self._token)
         try:
             round_trip = connection.round_trip_ms()
-            view = connection.join(self._machine, round_trip)
+            link = self._measure_link()
+            view = connection.join(self._machine, round_trip, link)
             self._silence.broken()
             self._display.event(
                 f"joined as {view.machine}, pool {view.pool}: {self._machine}, "
-                f"{round_trip:.0f} ms to the stack"
+                f"{round_trip:.0f} ms to the stack, {link}"
             )
             with temporary_folder() as folder:
                 sockets = folder / "servers"
@@ -161,6 +163,13 @@ class Agent:
                 ).run()
         finally:
             connection.close()
+
+    def _measure_link(self) -> LinkSpeed:
+        try:
+            return measure_link(self._gateway, self._token.text)
+        except ApiError as error:
+            self._display.event(f"the link can't be measured: {error.message}")
+            return UNMEASURED
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import vcasgd
+from vcasgd.agent.link import UNMEASURED, LinkSpeed
 from vcasgd.agent.machine import Machine
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.client.transport import FILE_SECONDS, Transport, path_of
@@ -37,9 +38,13 @@ class AgentConnection:
         self._api.call("HEAD", "openapi.json")
         return (time.perf_counter() - began) * 1000
 
-    def join(self, machine: Machine, round_trip_ms: float) -> JoinView:
+    def join(
+        self, machine: Machine, round_trip_ms: float, link: LinkSpeed = UNMEASURED
+    ) -> JoinView:
         """Join. Raises :class:`~vcasgd.errors.Conflict` with the reason if that isn't possible."""
-        body = JoinRequest(version=vcasgd.__version__, round_trip_ms=round_trip_ms, **vars(machine))
+        body = JoinRequest(
+            version=vcasgd.__version__, round_trip_ms=round_trip_ms, **vars(machine), **vars(link)
+        )
         # Fields without a value are left out, so that an older stack can answer that it is older.
         with _clear_refusals():
             view = self._api.post(JoinView, "join", body.model_dump(exclude_none=True))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -29,6 +30,7 @@ _INSTANCES: Columns = {
     "LAUNCHED": lambda row: ago(row.get("launched_at")),
     "ZONE": lambda row: row.get("zone"),
     "TYPE": lambda row: row.get("instance_type"),
+    "MBIT/S DOWN, UP": lambda row: _link(row),
     "USD/H": lambda row: row.get("price_per_hour"),
 }
 _POOLS: Columns = {
@@ -44,6 +46,11 @@ _POOLS: Columns = {
 def register(app: typer.Typer) -> None:
     for command in (top, workers, instances, pools, evict):
         app.command(rich_help_panel="Fleet")(command)
+
+
+def _link(row: Mapping[str, Any]) -> str | None:
+    down, up = row.get("download_mbps"), row.get("upload_mbps")
+    return None if down is None or up is None else f"{down:.3g}, {up:.3g}"
 
 
 def workers(

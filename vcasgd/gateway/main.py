@@ -13,7 +13,8 @@ from pathlib import Path
 
 from vcasgd.errors import PortInUse, SpecError, StoreError, Unauthorized, VcasgdError
 from vcasgd.gateway.guests import Guests
-from vcasgd.gateway.protocol import ACCEPTED, LONGEST_LINE, PROTOCOL, parse, refusal
+from vcasgd.gateway.link import LinkMeasurements
+from vcasgd.gateway.protocol import ACCEPTED, LINK, LONGEST_LINE, PROTOCOL, parse, refusal
 from vcasgd.gateway.relay import BUFFER_BYTES, Stream, close, relay
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
@@ -38,6 +39,7 @@ class Gateway:
         self._guests = guests
         self._services = services
         self._api_socket = api_socket
+        self._links = LinkMeasurements()
         self._open = self._unknown = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,14 +64,18 @@ class Gateway:
             close(writer)
 
     async def _serve_guest(self, guest: Stream) -> None:
+        server = None
         self._unknown += 1
         try:
             async with asyncio.timeout(BEGIN_SECONDS):
                 known = parse(await _first_line(guest[0]))
-                if known is None or known[0] not in self._services:
+                if known is None or known[0] not in (LINK, *self._services):
                     raise Unauthorized("there is no such service")
                 token = await self._guests.check(known[1])
-                server = await self._connect(self._services[known[0]])
+                if known[0] == LINK:
+                    self._links.admit(token.digest)
+                else:
+                    server = await self._connect(self._services[known[0]])
         except Unauthorized as error:
             guest[1].write(refusal(error.message))
             with contextlib.suppress(OSError):
@@ -80,9 +86,10 @@ class Gateway:
         try:
             with self._guests.connected(token):
                 guest[1].write(ACCEPTED)
-                await relay(guest, server)
+                await (self._links.serve(guest) if server is None else relay(guest, server))
         finally:
-            close(server[1])
+            if server is not None:
+                close(server[1])
 
     async def _connect(self, url: str) -> Stream:
         address = await asyncio.to_thread(address_of, url)

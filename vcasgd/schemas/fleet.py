@@ -76,6 +76,15 @@ class InstanceRow(Row):
     zone: str | None = None
     instance_type: str | None = None
     advised_at: float | None = None
+    round_trip_ms: float | None = Field(
+        default=None, description="Time of a short request, of a machine that joined by itself."
+    )
+    download_mbps: float | None = Field(
+        default=None, description="Speed of its link from the gateway, in Mbit/s."
+    )
+    upload_mbps: float | None = Field(
+        default=None, description="Speed of its link to the gateway, in Mbit/s."
+    )
 
 
 class PoolRow(Row):

@@ -42,6 +42,12 @@ class JoinRequest(RequestBody):
     round_trip_ms: float | None = Field(
         default=None, ge=0, le=1e6, description="Time of a short request to this API."
     )
+    download_mbps: float | None = Field(
+        default=None, ge=0, le=1e6, description="Speed from the gateway, in Mbit/s."
+    )
+    upload_mbps: float | None = Field(
+        default=None, ge=0, le=1e6, description="Speed to the gateway, in Mbit/s."
+    )
 
 
 class JoinView(Schema):

@@ -1546,6 +1546,21 @@ export interface components {
             instance_type: string | null;
             /** Advised At */
             advised_at: number | null;
+            /**
+             * Round Trip Ms
+             * @description Time of a short request, of a machine that joined by itself.
+             */
+            round_trip_ms: number | null;
+            /**
+             * Download Mbps
+             * @description Speed of its link from the gateway, in Mbit/s.
+             */
+            download_mbps: number | null;
+            /**
+             * Upload Mbps
+             * @description Speed of its link to the gateway, in Mbit/s.
+             */
+            upload_mbps: number | null;
         } & {
             [key: string]: unknown;
         };
@@ -2094,6 +2109,16 @@ export interface components {
              * @description Time of a short request to this API.
              */
             round_trip_ms?: number | null;
+            /**
+             * Download Mbps
+             * @description Speed from the gateway, in Mbit/s.
+             */
+            download_mbps?: number | null;
+            /**
+             * Upload Mbps
+             * @description Speed to the gateway, in Mbit/s.
+             */
+            upload_mbps?: number | null;
         };
         /**
          * JoinView

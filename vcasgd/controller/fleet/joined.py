@@ -105,6 +105,9 @@ def _instance(machine: JoinedMachine, report: MachineReport, end: MachineEnd | N
         spot=True,
         zone="anywhere",
         instance_type=machine_type(machine),
+        round_trip_ms=machine.round_trip_ms,
+        download_mbps=machine.download_mbps,
+        upload_mbps=machine.upload_mbps,
     )
 
 

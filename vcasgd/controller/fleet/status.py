@@ -164,5 +164,8 @@ def _row(one: Instance, joined: bool, job: str | None, was_up: bool) -> FleetRow
         instance_type=one.instance_type,
         on_demand_price_per_hour=one.on_demand_price_per_hour,
         advised_at=one.advised_at,
+        round_trip_ms=one.round_trip_ms,
+        download_mbps=one.download_mbps,
+        upload_mbps=one.upload_mbps,
         was_up=was_up,
     )

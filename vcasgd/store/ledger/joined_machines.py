@@ -52,6 +52,8 @@ class MachineFacts(_JoinEntry):
     gpus: int = 0
     gpu: str = ""
     round_trip_ms: float | None = None
+    download_mbps: float | None = None
+    upload_mbps: float | None = None
 
 
 class JoinedMachine(MachineFacts):

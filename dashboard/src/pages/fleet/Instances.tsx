@@ -24,6 +24,12 @@ export function Instances({ instances }: { instances: Instance[] }) {
   );
 }
 
+/** Speeds of a link; only machines that joined by themselves measure them. */
+function link({ download_mbps, upload_mbps }: Instance): string {
+  if (download_mbps == null || upload_mbps == null) return DASH;
+  return `${Number(download_mbps.toPrecision(3))}, ${Number(upload_mbps.toPrecision(3))}`;
+}
+
 function columns(now: number): Column<Instance>[] {
   const age = (row: Instance) => (row.launched_at ? now - row.launched_at : null);
   return [
@@ -40,6 +46,13 @@ function columns(now: number): Column<Instance>[] {
     { name: "Pool", wide: true, key: (row) => row.pool, cell: (row) => row.pool ?? DASH },
     { name: "Zone", wide: true, key: (row) => row.zone, cell: (row) => row.zone || DASH },
     { name: "Type", wide: true, cell: (row) => row.instance_type || DASH },
+    {
+      name: "Mbit/s down, up",
+      right: true,
+      wide: true,
+      key: (row) => row.upload_mbps,
+      cell: link,
+    },
     {
       name: "Job",
       key: (row) => row.job,

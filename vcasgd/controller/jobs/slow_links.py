@@ -1,0 +1,61 @@
+"""Events about machines that joined with a link which is too slow for a job's updates."""
+
+from __future__ import annotations
+
+from vcasgd.store.ledger.heartbeats import Heartbeat
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.joined_machines import PREFIX, JoinedMachines
+from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.worker_names import instance_of
+
+#: Seconds for one update below which no link is called slow, however short the training is.
+LEAST_SECONDS = 10.0
+#: Most events of a job: names of workers are many in a long one.
+MOST_EVENTS = 100
+
+
+class SlowLinks:
+    """Compares the speed of links with the updates that workers send, once for each worker.
+
+    Calls raise :class:`~vcasgd.errors.StoreUnavailable` and can be repeated.
+    """
+
+    def __init__(self, job: str, jobs: Jobs, beats: WorkerBeats, machines: JoinedMachines) -> None:
+        self._job = job
+        self._jobs = jobs
+        self._beats = beats
+        self._machines = machines
+        self._judged: set[str] = set()
+        self._slow = 0
+
+    def step(self) -> None:
+        """Judge the workers that have sent a first update."""
+        for worker, beat in self._beats.of(self._job).items():
+            if worker in self._judged or not instance_of(worker).startswith(PREFIX):
+                continue
+            if not beat.pushes or not beat.local_steps or beat.step_seconds is None:
+                continue
+            machine = self._machines.get(instance_of(worker))
+            if machine is not None and machine.upload_mbps and self._slow < MOST_EVENTS:
+                self._judge(worker, beat, machine.upload_mbps)
+            self._judged.add(worker)
+
+    def _judge(self, worker: str, beat: Heartbeat, mbps: float) -> None:
+        size = (beat.pushed_bytes or 0) / (beat.pushes or 1)
+        sends = size * 8e-6 / mbps
+        trains = (beat.local_steps or 0) * (beat.step_seconds or 0.0)
+        if sends <= max(trains, LEAST_SECONDS):
+            return
+        self._slow += 1
+        self._jobs.announce(
+            self._job,
+            f"slow link of {worker}",
+            "slow-link",
+            f"{worker} needs {sends:.0f} s to send an update of {size / 1e6:.3g} MB over its link "
+            f"of {mbps:.3g} Mbit/s, and {trains:.3g} s to train for it; choose a smaller "
+            "update.codec, or a longer push_every",
+            worker=worker,
+            upload_mbps=mbps,
+            update_bytes=size,
+            seconds=sends,
+        )
