@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,13 +13,27 @@ import pytest
 
 from support.emulated_ec2 import ENVIRONMENT, EmulatedEc2, emulated_ec2
 from support.fake_compute import ComputeServer, FakeCompute
+from support.kubernetes import NAMESPACE, Kubelet, KubernetesApi, api_server
 from support.machine_scripts import script_of
-from vcasgd.fleet.pools import AwsPoolSpec, GcpPoolSpec, parse_pools
+from support.slurm import SlurmCluster, slurm_cluster
+from support.waiting import await_truth
+from vcasgd.fleet.pools import (
+    AwsPoolSpec,
+    GcpPoolSpec,
+    KubernetesPoolSpec,
+    SlurmPoolSpec,
+    parse_pools,
+)
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.aws.provider import AwsProvider
 from vcasgd.fleet.providers.base import Boot, Provider
 from vcasgd.fleet.providers.gcp.provider import GcpProvider
+from vcasgd.fleet.providers.join.provider import NothingJoined
+from vcasgd.fleet.providers.kubernetes.names import CLUSTER_LABEL, POOL_LABEL
+from vcasgd.fleet.providers.kubernetes.provider import KubernetesProvider
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.providers.slurm.names import Label
+from vcasgd.fleet.providers.slurm.provider import SlurmProvider
 
 AWS_ZONES = ("us-east-1a", "us-east-1b")
 GCP_ZONES = ("us-central1-a", "us-central1-b")
@@ -31,6 +46,8 @@ class ProviderBackend(Protocol):
     pool: str
     zones: tuple[str, str]
     kind: str
+    #: Parts of the contract that don't apply, each with the reason.
+    lacks: Mapping[str, str]
 
     def provider(self, cluster: str = "test") -> Provider: ...
 
@@ -59,6 +76,11 @@ class ProviderBackend(Protocol):
 
 class LocalBackend:
     pool, zones, kind = "local", ("local-a", "local-b"), "process"
+    lacks: Mapping[str, str] = {
+        "zones": "zones of the local pool are names only; none runs out alone",
+        "pages": "a folder has no pages",
+        "boot reports": "a process of this computer reports in its log",
+    }
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -85,7 +107,7 @@ class LocalBackend:
         return (folder / "instance.json").read_text()
 
     def report_boot_error(self, instance_id: str, text: str) -> None:
-        pytest.skip("a process of this computer reports in its log")
+        raise NotImplementedError
 
     def alive(self) -> set[str]:
         return {one.id for provider in self._providers for one in provider.instances()}
@@ -97,6 +119,7 @@ class LocalBackend:
 
 class AwsBackend:
     pool, zones, kind = "aws-spot", AWS_ZONES, "c5.xlarge"
+    lacks: Mapping[str, str] = {}
 
     def __init__(self, ec2: EmulatedEc2) -> None:
         self.ec2 = ec2
@@ -164,6 +187,7 @@ class AwsBackend:
 
 class GcpBackend:
     pool, zones, kind = "gcp-spot", GCP_ZONES, "n2-standard-4"
+    lacks: Mapping[str, str] = {}
 
     def __init__(self, compute: FakeCompute, url: str) -> None:
         self.compute = compute
@@ -229,6 +253,125 @@ class GcpBackend:
         self.compute.remove(instance_id)
 
 
+#: Parts of the contract that no cluster of one's own has.
+_OWN_CLUSTER = {
+    "prices": "the pools file has one price",
+    "both kinds": "the nodes of a pool are all preemptible, or none is",
+    "boot reports": "the cluster itself says why a machine doesn't start",
+}
+
+
+class SlurmBackend:
+    """A real Slurm cluster with two partitions and two cores."""
+
+    pool, zones, kind = "hpc", ("spot", "urgent"), "node"
+    lacks: Mapping[str, str] = {
+        **_OWN_CLUSTER,
+        "partial launches": "Slurm accepts an array as a whole, and starts its jobs as it has room",
+    }
+
+    def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
+        self._cluster = cluster
+        self._token = folder / "token"
+        self._token.write_text("a-token")
+
+    def provider(self, cluster: str = "test") -> SlurmProvider:
+        template = {"token_file": str(self._token), "price_per_hour": 0.05}
+        spec = SlurmPoolSpec.model_validate(
+            {"name": self.pool, "provider": "slurm", "zones": self.zones, "template": template}
+        )
+        return SlurmProvider(cluster, [spec], NothingJoined())
+
+    def exhaust(self, *zones: str) -> None:
+        for zone in zones:
+            self._cluster.run("scontrol", "update", f"PartitionName={zone}", "State=INACTIVE")
+
+    def limit_launches(self, machines: int) -> None:
+        raise NotImplementedError
+
+    def tags(self, instance_id: str) -> Mapping[str, str]:
+        array, _, index = instance_id.removeprefix(f"join-{self.pool}-").partition("-")
+        (job,) = (each for each in self._cluster.jobs() if each.id == f"{array}_{index}")
+        label = Label.parse(job.name)
+        assert label is not None
+        return {"cluster": label.cluster, "pool": label.pool}
+
+    def user_data(self, instance_id: str) -> str:
+        job = instance_id.removeprefix(f"join-{self.pool}-").replace("-", "_")
+        return self._cluster.run("scontrol", "write", "batch_script", job, "-")
+
+    def report_boot_error(self, instance_id: str, text: str) -> None:
+        raise NotImplementedError
+
+    def alive(self) -> set[str]:
+        return {each.id for each in self._cluster.jobs()}
+
+
+class KubernetesBackend:
+    """An API server, and a node that runs processes."""
+
+    pool, zones, kind = "pods", ("zone-a", "zone-b"), "standard-4"
+    lacks: Mapping[str, str] = {
+        **_OWN_CLUSTER,
+        "capacity": "Kubernetes accepts pods without room, which then wait",
+        "zones": "Kubernetes accepts pods without room, which then wait",
+        "memory": "Kubernetes forgets pods that were deleted",
+    }
+
+    def __init__(self, api: KubernetesApi) -> None:
+        self._api = api
+
+    def provider(self, cluster: str = "test") -> KubernetesProvider:
+        template = {"image": "vcasgd:1", "token_secret": "join", "namespace": NAMESPACE,
+                    "grace_seconds": 30, "price_per_hour": 0.05}  # fmt: skip
+        spec = KubernetesPoolSpec.model_validate(
+            {"name": self.pool, "provider": "kubernetes", "zones": self.zones,
+             "instance_types": [self.kind], "template": template}
+        )  # fmt: skip
+        return KubernetesProvider(cluster, [spec], NothingJoined())
+
+    def exhaust(self, *zones: str) -> None:
+        raise NotImplementedError
+
+    def limit_launches(self, machines: int) -> None:
+        self._api.limit_pods(machines)
+
+    def tags(self, instance_id: str) -> Mapping[str, str]:
+        labels = self._api.pods()[instance_id]["metadata"]["labels"]
+        return {"cluster": labels[CLUSTER_LABEL], "pool": labels[POOL_LABEL]}
+
+    def user_data(self, instance_id: str) -> str:
+        return json.dumps(self._api.pods()[instance_id]["spec"])
+
+    def report_boot_error(self, instance_id: str, text: str) -> None:
+        raise NotImplementedError
+
+    def alive(self) -> set[str]:
+        return {*self._api.pods()}
+
+
+@contextmanager
+def slurm_backend(folder: Path) -> Iterator[SlurmBackend]:
+    with slurm_cluster(2) as cluster, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(cluster.configuration))
+        try:
+            yield SlurmBackend(cluster, folder)
+        finally:
+            cluster.run("scancel", "--me")
+            await_truth(lambda: not cluster.jobs(), interval=0.2)
+
+
+@contextmanager
+def kubernetes_backend(folder: Path) -> Iterator[KubernetesBackend]:
+    with api_server("fake", folder) as api, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(api.kubeconfig))
+        kubelet = Kubelet(api, folder, {("join", "token"): "a-token"})
+        try:
+            yield KubernetesBackend(api)
+        finally:
+            kubelet.end()
+
+
 @contextmanager
 def aws_backend() -> Iterator[AwsBackend]:
     with emulated_ec2() as ec2, pytest.MonkeyPatch.context() as patch:
@@ -253,6 +396,10 @@ def backend_of(name: str, home: Path) -> Iterator[ProviderBackend]:
             yield stack.enter_context(aws_backend())
         elif name == "gcp":
             yield stack.enter_context(gcp_backend())
+        elif name == "slurm":
+            yield stack.enter_context(slurm_backend(home))
+        elif name == "kubernetes":
+            yield stack.enter_context(kubernetes_backend(home))
         else:
             local = LocalBackend(home)
             stack.callback(local.close)

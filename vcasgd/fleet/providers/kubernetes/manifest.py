@@ -11,6 +11,7 @@ from vcasgd.fleet.providers.kubernetes.names import (
     CLUSTER_LABEL,
     LAUNCH_LABEL,
     POOL_LABEL,
+    ZONE_LABEL,
     PodName,
 )
 
@@ -43,6 +44,7 @@ def pod(
                 CLUSTER_LABEL: cluster,
                 POOL_LABEL: machine.pool,
                 LAUNCH_LABEL: machine.launch,
+                **({ZONE_LABEL: zones[0]} if len(zones) == 1 else {}),
             },
         },
         "spec": {

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 CLUSTER_LABEL = "vcasgd.dev/cluster"
 POOL_LABEL = "vcasgd.dev/pool"
 LAUNCH_LABEL = "vcasgd.dev/launch"
+#: Zone that a launch was restricted to; the zone of a node is not visible to the control plane.
+ZONE_LABEL = "vcasgd.dev/zone"
 
 _MACHINE = re.compile(
     r"join-(?P<pool>[a-z][a-z0-9-]{0,39})-(?P<launch>[0-9a-f]{12})-(?P<index>[0-9]{1,4})"

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from vcasgd.errors import CloudUnavailable
 from vcasgd.fleet.providers.base import InstanceState, one_line
-from vcasgd.fleet.providers.kubernetes.names import POOL_LABEL, PodName
+from vcasgd.fleet.providers.kubernetes.names import POOL_LABEL, ZONE_LABEL, PodName
 
 #: Reasons of a container that waits and won't start by itself.
 _STUCK = (
@@ -83,6 +83,8 @@ class Pod:
     machine: PodName
     state: InstanceState
     node: str
+    zone: str | None
+    """The zone that it was restricted to; None if it may be in any of the pool's."""
     created_at: float
     taken_at: float | None
     """When Kubernetes takes it; None if it isn't being deleted."""
@@ -123,6 +125,7 @@ def _pod(pod: _Pod) -> Pod | None:
         machine=machine,
         state=_state(pod.status.phase, deleted),
         node=pod.spec.node_name or "",
+        zone=pod.metadata.labels.get(ZONE_LABEL),
         created_at=(started or created).timestamp(),
         taken_at=deleted.timestamp() if deleted else None,
         ended_at=(finished or created).timestamp() if ended else None,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from vcasgd.errors import FleetError, NoCapacity
+from vcasgd.errors import FleetError, InvalidRequest, NoCapacity
 from vcasgd.fleet.pools import KubernetesPoolSpec
 from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, narrowed
 from vcasgd.fleet.providers.join.provider import JoinedFleet
@@ -49,7 +49,7 @@ class KubernetesProvider:
 
     def offers(self, pool: str) -> list[Offer]:
         """See the contract. Kubernetes has no prices; that of the pools file counts."""
-        spec = self._pools[pool]
+        spec = self._pool(pool)
         price = spec.template.price_per_hour
         return [
             Offer(
@@ -83,7 +83,7 @@ class KubernetesProvider:
 
         A pod that has ended is listed for some minutes, unless it was deleted.
         """
-        spec = self._pools[pool]
+        spec = self._pool(pool)
         some_zones = narrowed(spec.zones, zones, pool, "zone")
         some_types = narrowed(spec.instance_types, instance_types, pool, "instance type")
         if spot is not None and spot is not spec.spot:
@@ -107,7 +107,7 @@ class KubernetesProvider:
 
     def capacity(self, pool: str) -> int | None:
         """See the contract."""
-        return self._pools[pool].max_instances
+        return self._pool(pool).max_instances
 
     def instances(self) -> list[Instance]:
         """See the contract. Deletes pods that ended some minutes ago."""
@@ -179,7 +179,23 @@ class KubernetesProvider:
             host=one.node,
             price_per_hour=price,
             spot=spec.spot if spec else True,
-            zone=spec.zones[0] if spec else "",
+            zone=_zone(spec, one.zone),
             instance_type=spec.instance_types[0] if spec else "",
             on_demand_price_per_hour=price,
         )
+
+    def _pool(self, name: str) -> KubernetesPoolSpec:
+        if name not in self._pools:
+            raise InvalidRequest(
+                f"there is no pool {name!r}",
+                remedy=f"known pools: {', '.join(self._pools)}",
+                pool=name,
+            )
+        return self._pools[name]
+
+
+def _zone(spec: KubernetesPoolSpec | None, zone: str | None) -> str:
+    """Return the zone of a pod; the pool's first one if the pod's label names none of them."""
+    if spec is None:
+        return ""
+    return zone if zone in spec.zones else spec.zones[0]

@@ -69,7 +69,8 @@ class SlurmProvider:
     ) -> list[str]:
         """See the contract. Submits one array; Slurm starts its jobs when it has room.
 
-        Slurm lists the jobs of a launch until some minutes after their end (``MinJobAge``).
+        Slurm lists the jobs of a launch until some minutes after their end (``MinJobAge``), but not
+        those of an array that was cancelled before any of them began.
         """
         spec = self._pool(pool)
         narrowed(spec.instance_types, instance_types, pool, "instance type")
