@@ -14,6 +14,9 @@ python_packages = ["scikit-learn"]
 # Your own address, to reach the API without a tunnel.
 # api_cidrs = ["203.0.113.7/32"]
 
+# A port where machines elsewhere join:
+# gateway = { cidrs = ["0.0.0.0/0"], trust = "volunteer" }
+
 control_plane_type = "t3.medium"
 store              = { nodes = 1, instance_type = "m6i.large" } # replicas = 1 survives the failure of its machine
 redis              = "self-hosted"

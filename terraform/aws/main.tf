@@ -26,6 +26,7 @@ locals {
   image       = var.image != null ? var.image : data.aws_ami.ubuntu[0].id
   managed     = var.redis == "managed"
   open        = length(var.api_cidrs) > 0
+  public      = local.open || var.gateway != null
   node_names  = [for index in range(var.store.nodes) : "store-${index}"]
   replicas    = var.store.replicas > 0 ? [for index in range(var.store.nodes) : "replica-${index}"] : []
   bucket_name = "${var.cluster}-${data.aws_caller_identity.me.account_id}-${var.region}"
@@ -105,7 +106,25 @@ locals {
     VCASGD_STORE_ZONE  = local.zones[0]
   }
 
-  pools = [
+  public_address = local.public ? aws_eip.api[0].public_ip : null
+
+  # Machines elsewhere reach the gateway by the control plane's public address.
+  join = var.gateway == null ? null : {
+    kind = var.gateway.certificate == null ? "pinned" : "known"
+    url  = "https://${coalesce(var.gateway.host, local.public_address)}:${var.gateway.port}"
+  }
+  join_settings = var.gateway == null ? {} : {
+    VCASGD_API_SOCKET       = "/run/vcasgd-api/api.sock"
+    VCASGD_JOIN_PORT        = tostring(var.gateway.port)
+    VCASGD_JOIN_URL         = local.join.url
+    VCASGD_JOIN_CERTIFICATE = coalesce(var.gateway.certificate, "/var/lib/vcasgd/ledger/gateway/certificate.pem")
+    VCASGD_JOIN_KEY         = coalesce(var.gateway.key, "/var/lib/vcasgd/ledger/gateway/key.pem")
+  }
+  join_pools = var.gateway == null ? [] : [
+    { name = var.gateway.pool, provider = "join", trust = var.gateway.trust }
+  ]
+
+  pools = concat([
     for name, pool in var.pools : {
       name               = name
       provider           = "aws"
@@ -125,7 +144,7 @@ locals {
         secrets         = { RAY_AUTH_TOKEN = module.identity.secrets["ray-token"] }
       }
     }
-  ]
+  ], local.join_pools)
 }
 
 # A machine without a price would count against no budget, so the controller refuses such a pool.
@@ -147,6 +166,7 @@ module "network" {
   cidr       = var.network_cidr
   zones      = local.zones
   api_cidrs  = var.api_cidrs
+  gateway    = var.gateway == null ? null : { cidrs = var.gateway.cidrs, port = var.gateway.port }
   private    = var.private
   replicated = var.store.replicas > 0
 }
@@ -236,7 +256,7 @@ module "worker_template" {
 }
 
 resource "aws_eip" "api" {
-  count = local.open ? 1 : 0
+  count = local.public ? 1 : 0
 
   domain = "vpc"
 
@@ -250,6 +270,7 @@ module "control_data" {
   cloud = "aws"
   machine = merge(local.machine, local.inside, {
     ADDRESS            = local.control_address
+    JOIN               = try(local.join.kind, "")
     API_NAME           = local.open ? aws_eip.api[0].public_ip : "localhost"
     API_SUBJECT        = "IP:${local.open ? aws_eip.api[0].public_ip : "127.0.0.1"},DNS:localhost"
     LEDGER_DISK        = local.managed ? "" : module.store.ledger_disk
@@ -262,6 +283,7 @@ module "control_data" {
       VCASGD_LOCAL_CAPACITY = 0
       VCASGD_POOLS          = "/etc/vcasgd/pools.yaml"
     },
+    local.join_settings,
     var.prices == null ? {} : { VCASGD_PRICES = "/etc/vcasgd/prices.yaml" },
   )
   files = merge(
@@ -319,7 +341,7 @@ module "control_plane" {
   }
 
   ledger_disk    = { id = module.store.ledger_disk, attached = !local.managed }
-  public_address = { id = one(aws_eip.api[*].id), attached = local.open }
+  public_address = { id = one(aws_eip.api[*].id), attached = local.public }
 
   depends_on = [terraform_data.fleet]
 }

@@ -17,6 +17,16 @@ output "token_command" {
   value       = "aws secretsmanager get-secret-value --region ${var.region} --secret-id ${module.identity.secrets["api-token"]} --query SecretString --output text"
 }
 
+output "join_url" {
+  description = "URL for vcasgd join, on machines elsewhere. Null without gateway."
+  value       = try(local.join.url, null)
+}
+
+output "join_token_command" {
+  description = "Command that makes a token for the machines of one person, with VCASGD_API_URL and VCASGD_TOKEN. Null without gateway."
+  value       = try("vcasgd token create NAME --join --pool ${var.gateway.pool} --max-machines 2 --expires 30d", null)
+}
+
 output "tunnel_command" {
   description = "Command that forwards this computer's tunnel_port to the API."
   value       = "aws ssm start-session --region ${var.region} --target ${module.control_plane.instance_id} --document-name AWS-StartPortForwardingSession --parameters portNumber=8700,localPortNumber=${var.tunnel_port}"

@@ -15,6 +15,9 @@ python_packages = ["scikit-learn"]
 # Your own address, to reach the API without a tunnel.
 # api_cidrs = ["203.0.113.7/32"]
 
+# A port where machines elsewhere join:
+# gateway = { cidrs = ["0.0.0.0/0"], trust = "volunteer" }
+
 control_plane_type = "e2-medium"
 store              = { nodes = 1, machine_type = "e2-standard-2" } # replicas = 1 survives the failure of its machine
 redis              = "self-hosted"

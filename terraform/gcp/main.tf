@@ -9,6 +9,7 @@ locals {
   zones       = length(var.zones) > 0 ? var.zones : slice(sort(data.google_compute_zones.here[0].names), 0, min(3, length(data.google_compute_zones.here[0].names)))
   managed     = var.redis == "managed"
   open        = length(var.api_cidrs) > 0
+  public      = local.open || var.gateway != null
   node_names  = [for index in range(var.store.nodes) : "store-${index}"]
   replicas    = var.store.replicas > 0 ? [for index in range(var.store.nodes) : "replica-${index}"] : []
   bucket_name = "${var.cluster}-${var.project}"
@@ -89,7 +90,25 @@ locals {
     VCASGD_STORE_ZONE  = local.zones[0]
   }
 
-  pools = [
+  public_address = local.public ? google_compute_address.api[0].address : null
+
+  # Machines elsewhere reach the gateway by the control plane's public address.
+  join = var.gateway == null ? null : {
+    kind = var.gateway.certificate == null ? "pinned" : "known"
+    url  = "https://${coalesce(var.gateway.host, local.public_address)}:${var.gateway.port}"
+  }
+  join_settings = var.gateway == null ? {} : {
+    VCASGD_API_SOCKET       = "/run/vcasgd-api/api.sock"
+    VCASGD_JOIN_PORT        = tostring(var.gateway.port)
+    VCASGD_JOIN_URL         = local.join.url
+    VCASGD_JOIN_CERTIFICATE = coalesce(var.gateway.certificate, "/var/lib/vcasgd/ledger/gateway/certificate.pem")
+    VCASGD_JOIN_KEY         = coalesce(var.gateway.key, "/var/lib/vcasgd/ledger/gateway/key.pem")
+  }
+  join_pools = var.gateway == null ? [] : [
+    { name = var.gateway.pool, provider = "join", trust = var.gateway.trust }
+  ]
+
+  pools = concat([
     for name, pool in var.pools : {
       name               = name
       provider           = "gcp"
@@ -109,7 +128,7 @@ locals {
         secrets           = { RAY_AUTH_TOKEN = module.identity.secrets["ray-token"] }
       }
     }
-  ]
+  ], local.join_pools)
 }
 
 # A machine without a price would count against no budget, so the controller refuses such a pool.
@@ -150,6 +169,7 @@ module "network" {
   cluster    = var.cluster
   cidr       = var.network_cidr
   api_cidrs  = var.api_cidrs
+  gateway    = var.gateway == null ? null : { cidrs = var.gateway.cidrs, port = var.gateway.port }
   accounts   = module.identity.accounts
   private    = var.private
   replicated = var.store.replicas > 0
@@ -237,7 +257,7 @@ module "worker_template" {
 }
 
 resource "google_compute_address" "api" {
-  count = local.open ? 1 : 0
+  count = local.public ? 1 : 0
 
   name   = "${var.cluster}-api"
   region = var.region
@@ -250,6 +270,7 @@ module "control_data" {
   cloud = "gcp"
   machine = merge(local.machine, local.inside, {
     ADDRESS            = local.control_address
+    JOIN               = try(local.join.kind, "")
     API_NAME           = local.open ? google_compute_address.api[0].address : "localhost"
     API_SUBJECT        = "IP:${local.open ? google_compute_address.api[0].address : "127.0.0.1"},DNS:localhost"
     LEDGER_DISK        = local.managed ? "" : "ledger"
@@ -262,6 +283,7 @@ module "control_data" {
       VCASGD_LOCAL_CAPACITY = 0
       VCASGD_POOLS          = "/etc/vcasgd/pools.yaml"
     },
+    local.join_settings,
     var.prices == null ? {} : { VCASGD_PRICES = "/etc/vcasgd/prices.yaml" },
   )
   files = merge(

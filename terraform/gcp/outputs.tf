@@ -17,6 +17,16 @@ output "token_command" {
   value       = "gcloud secrets versions access latest --project ${var.project} --secret ${var.cluster}-api-token"
 }
 
+output "join_url" {
+  description = "URL for vcasgd join, on machines elsewhere. Null without gateway."
+  value       = try(local.join.url, null)
+}
+
+output "join_token_command" {
+  description = "Command that makes a token for the machines of one person, with VCASGD_API_URL and VCASGD_TOKEN. Null without gateway."
+  value       = try("vcasgd token create NAME --join --pool ${var.gateway.pool} --max-machines 2 --expires 30d", null)
+}
+
 output "tunnel_command" {
   description = "Command that forwards this computer's tunnel_port to the API."
   value       = "gcloud compute ssh ${module.control_plane.name} --project ${var.project} --zone ${local.zones[0]} --tunnel-through-iap -- -N -L ${var.tunnel_port}:127.0.0.1:8700"

@@ -252,3 +252,57 @@ variable "keep_bucket" {
   type        = bool
   default     = false
 }
+
+variable "gateway" {
+  description = "Port where machines elsewhere join the cluster. Null: none. See docs/deploy/gcp.md, Machines that join."
+  type = object({
+    # Networks that may reach it; 0.0.0.0/0 is everyone. The API is behind it, too.
+    cidrs = list(string)
+    port  = optional(number, 8790)
+    # Pool of these machines, and its trust: own, or volunteer for strangers.
+    pool  = optional(string, "volunteers")
+    trust = optional(string, "own")
+    # Name in DNS of the control plane. Without it, its address.
+    host = optional(string)
+    # Files on the control plane with a certificate of a known authority for host, and its key.
+    # Without them, the control plane makes a certificate, whose fingerprint is in the tokens.
+    certificate = optional(string)
+    key         = optional(string)
+  })
+  default = null
+
+  validation {
+    condition     = var.gateway == null || try(length(var.gateway.cidrs) > 0 && alltrue([for cidr in var.gateway.cidrs : can(cidrhost(cidr, 0))]), false)
+    error_message = "gateway.cidrs must contain networks such as 203.0.113.0/24, or 0.0.0.0/0 for everyone."
+  }
+
+  validation {
+    condition     = var.gateway == null || try(var.gateway.port >= 1024 && var.gateway.port <= 9999 && floor(var.gateway.port) == var.gateway.port && !contains([6379, 8700], var.gateway.port), false)
+    error_message = "gateway.port must be a port from 1024 to 9999 that no other service has (6379, 8700)."
+  }
+
+  validation {
+    condition     = var.gateway == null || try(contains(["own", "volunteer"], var.gateway.trust), false)
+    error_message = "gateway.trust must be own or volunteer."
+  }
+
+  validation {
+    condition     = var.gateway == null || try(!contains(keys(var.pools), var.gateway.pool) && can(regex("^[a-z][a-z0-9-]{0,29}$", var.gateway.pool)), false)
+    error_message = "gateway.pool must be a name in lowercase letters, digits, and dashes that no other pool has."
+  }
+
+  validation {
+    condition     = var.gateway == null || try((var.gateway.certificate == null) == (var.gateway.key == null) && (var.gateway.certificate == null || var.gateway.host != null), false)
+    error_message = "gateway: certificate needs key, and host, the name in the certificate."
+  }
+
+  validation {
+    condition     = var.gateway == null || try(alltrue([for text in [var.gateway.host, var.gateway.certificate, var.gateway.key] : text == null || can(regex("^[A-Za-z0-9._/-]+$", text))]), false)
+    error_message = "gateway: host, certificate, and key must contain letters, digits, and . _ / - only."
+  }
+
+  validation {
+    condition     = var.gateway == null || (!var.private && var.redis == "self-hosted")
+    error_message = "gateway: a private network has no address to join at, and a managed ledger has no users of its own for the workers of others."
+  }
+}

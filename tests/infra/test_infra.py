@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import grp
+import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +19,7 @@ from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import StoreDenied, StoreUnavailable
 from vcasgd.fleet.providers.user_data import worker_script
+from vcasgd.gateway.certificate import pin_of
 from vcasgd.store.connection import RedisClient, check_server, connect
 
 INFRA = Path(__file__).parents[2] / "infra"
@@ -147,3 +151,29 @@ def _answers(client: RedisClient, role: str) -> bool:
     except StoreUnavailable:
         return False
     return True
+
+
+def test_certificate_of_the_gateway_is_made_once_and_its_pin_published(tmp_path: Path) -> None:
+    # Given the step of the boot script, and an installation
+    boot = (INFRA / "bin/boot").read_text()
+    step = boot[boot.index("make_join_certificate()") :].partition("\n}\n")[0] + "\n}\n"
+    (tmp_path / "etc/vcasgd").mkdir(parents=True)
+    group = grp.getgrgid(os.getgid()).gr_name
+    variables = {"ROOT": str(tmp_path), "GROUP": group, "VENV": sys.prefix}
+
+    # When a machine boots, and another one with the same disk
+    pins = []
+    for _ in range(2):
+        subprocess.run(
+            ["bash", "-euc", f"{step}make_join_certificate"],
+            env={**os.environ, **variables},
+            check=True,
+        )
+        pins.append((tmp_path / "etc/vcasgd/gateway.env").read_text())
+
+    # Then both publish the same pin, that of the certificate, whose key is private
+    folder = tmp_path / "var/lib/vcasgd/ledger/gateway"
+    expected = pin_of((folder / "certificate.pem").read_text())
+    assert pins == [f"VCASGD_JOIN_PIN={expected}\n"] * 2
+    assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == 0o640
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750

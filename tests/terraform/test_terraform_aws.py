@@ -30,6 +30,7 @@ from vcasgd.cluster import node_command
 from vcasgd.fleet.pools import AwsPoolSpec, parse_pools
 from vcasgd.fleet.providers.base import INSTANCE_ID, Boot
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
+from vcasgd.settings import Settings
 
 #: Largest user data in bytes that EC2 accepts.
 MOST_USER_DATA = 16_384
@@ -69,6 +70,7 @@ def applied(
         # The options that make the machines' user data longest.
         "tls": "true",
         "store": "{ replicas = 1 }",
+        "gateway": '{ cidrs = ["0.0.0.0/0"] }',
     }
     variables = {f"TF_VAR_{name}": value for name, value in settings.items()}
     terraform.environment |= {**aws.environment, **variables}
@@ -149,6 +151,39 @@ def test_applied_cluster_provides_what_machines_need(applied: Terraform, aws: Em
     assert _sources(aws, "vcasgd-control", 26379) == {"store", "worker"}
 
 
+@pytest.mark.ci
+def test_gateway_is_the_only_port_for_everyone(applied: Terraform, aws: EmulatedAws) -> None:
+    # Given outputs for machines that join
+    outputs = applied.outputs()
+    (address,) = aws.client("ec2").describe_addresses()["Addresses"]
+    assert outputs["join_url"] == f"https://{address['PublicIp']}:8790"
+    # Then the control plane has the address, the port is open, and no other one to everyone
+    control = _named(aws, "vcasgd-control")
+    assert address["InstanceId"] == control["InstanceId"]
+    groups = aws.client("ec2").describe_security_groups()["SecurityGroups"]
+    open_ports = {
+        (each["GroupName"], rule["FromPort"], rule["ToPort"])
+        for each in groups
+        if each["GroupName"].startswith("vcasgd")
+        for rule in each["IpPermissions"]
+        if any(network["CidrIp"] == "0.0.0.0/0" for network in rule["IpRanges"])
+    }
+    assert open_ports == {("vcasgd-control", 8790, 8790)}
+    # And the services get settings that they accept
+    lines = _user_data(aws, control)["/etc/vcasgd/vcasgd.env"].splitlines()
+    settings = Settings.model_validate(
+        {
+            name.removeprefix("VCASGD_").lower(): value
+            for name, _, value in (line.partition("=") for line in lines)
+            if name.startswith("VCASGD_")
+        }
+    )
+    assert settings.join_port == 8790
+    assert settings.join_url == outputs["join_url"]
+    assert settings.join_certificate is not None
+    assert settings.api_socket is not None
+
+
 def _sources(aws: EmulatedAws, group: str, port: int) -> set[str]:
     """Return the roles whose machines may reach a port of a security group's machines."""
     groups = aws.client("ec2").describe_security_groups()["SecurityGroups"]
@@ -168,8 +203,9 @@ def test_controller_gets_pools_with_the_created_resources(
 ) -> None:
     # Given the file that the control plane reads as VCASGD_POOLS
     files = _user_data(aws, _named(aws, "vcasgd-control"))
-    (pool,) = parse_pools(yaml.safe_load(files["/etc/vcasgd/pools.yaml"]))
+    pool, joining = parse_pools(yaml.safe_load(files["/etc/vcasgd/pools.yaml"]))
     assert isinstance(pool, AwsPoolSpec)
+    assert joining.provider == "join"
     # Then its launch template, subnets, and secrets exist
     template = pool.template
     (found,) = aws.client("ec2").describe_launch_template_versions(
@@ -308,7 +344,7 @@ def test_second_plan_is_empty_and_destroy_leaves_nothing(
     assert there["volumes"]
     # Given machines that a controller launched from it, outside Terraform's state
     files = _user_data(aws, _named(aws, "vcasgd-control"))
-    (pool,) = yaml.safe_load(files["/etc/vcasgd/pools.yaml"])["pools"]
+    pool, _ = yaml.safe_load(files["/etc/vcasgd/pools.yaml"])["pools"]
     launched = ec2.run_instances(
         LaunchTemplate={"LaunchTemplateId": pool["template"]["launch_template"]},
         SubnetId=pool["template"]["subnets"]["us-east-1b"],

@@ -330,3 +330,108 @@ run "invalid_backups" {
 
   expect_failures = [var.ledger_backup]
 }
+
+run "gateway" {
+  variables {
+    gateway = { cidrs = ["0.0.0.0/0"], trust = "volunteer" }
+  }
+
+  assert {
+    condition     = output.join_url == "https://203.0.113.20:8790" && strcontains(output.join_token_command, " --pool volunteers ")
+    error_message = "outputs must have what volunteers and their administrator need"
+  }
+
+  assert {
+    condition = (
+      strcontains(module.control_data.files["/etc/vcasgd/vcasgd.env"], "VCASGD_JOIN_URL=https://203.0.113.20:8790\n") &&
+      strcontains(module.control_data.files["/etc/vcasgd/vcasgd.env"], "VCASGD_JOIN_PORT=8790\n") &&
+      strcontains(module.control_data.files["/etc/vcasgd/machine.env"], "JOIN='pinned'") &&
+      contains(keys(module.control_data.files), "/etc/systemd/system/vcasgd-gateway.service")
+    )
+    error_message = "the control plane must run a gateway with a certificate of its own"
+  }
+
+  assert {
+    condition     = [for pool in yamldecode(module.control_data.files["/etc/vcasgd/pools.yaml"]).pools : pool.provider] == ["gcp", "join"]
+    error_message = "there must be a pool for machines that join"
+  }
+
+  assert {
+    condition     = output.api_url == "http://127.0.0.1:8701"
+    error_message = "a gateway must not open the API's own port"
+  }
+}
+
+run "gateway_with_a_certificate" {
+  command = plan
+
+  variables {
+    gateway = {
+      cidrs       = ["203.0.113.0/24"]
+      port        = 8443
+      host        = "join.example.org"
+      certificate = "/etc/letsencrypt/live/join.example.org/fullchain.pem"
+      key         = "/etc/letsencrypt/live/join.example.org/privkey.pem"
+    }
+  }
+
+  assert {
+    condition     = local.join == { kind = "known", url = "https://join.example.org:8443" }
+    error_message = "a certificate of a known authority needs no fingerprint"
+  }
+
+  assert {
+    condition     = local.join_settings.VCASGD_JOIN_CERTIFICATE == "/etc/letsencrypt/live/join.example.org/fullchain.pem"
+    error_message = "the gateway must use the certificate"
+  }
+}
+
+run "no_gateway" {
+  command = plan
+
+  assert {
+    condition     = output.join_url == null && output.join_token_command == null && length(local.join_pools) == 0
+    error_message = "without the variable, nothing must be open"
+  }
+}
+
+run "gateway_without_networks" {
+  command = plan
+
+  variables {
+    gateway = { cidrs = [] }
+  }
+
+  expect_failures = [var.gateway]
+}
+
+run "gateway_at_the_ledgers_port" {
+  command = plan
+
+  variables {
+    gateway = { cidrs = ["0.0.0.0/0"], port = 6379 }
+  }
+
+  expect_failures = [var.gateway]
+}
+
+run "gateway_with_half_a_certificate" {
+  command = plan
+
+  variables {
+    gateway = { cidrs = ["0.0.0.0/0"], certificate = "/etc/gateway.pem" }
+  }
+
+  expect_failures = [var.gateway]
+}
+
+run "gateway_with_a_managed_ledger" {
+  command = plan
+
+  variables {
+    redis   = "managed"
+    gateway = { cidrs = ["0.0.0.0/0"] }
+  }
+
+  expect_failures = [var.gateway]
+}

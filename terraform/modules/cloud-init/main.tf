@@ -5,6 +5,9 @@ locals {
   replicated = lookup(var.machine, "REPLICA_HOSTS", "") != ""
   sentinel   = local.replicated ? ["sentinel"] : []
 
+  # Machines elsewhere join a cluster with a gateway.
+  gateway = lookup(var.machine, "JOIN", "") != "" ? ["gateway"] : []
+
   programs = concat(["common", "cloud-${var.cloud}", "boot", "unit-failed"], {
     control-plane = concat(["secrets"], local.sentinel)
     store         = concat(["secrets", "tensors"], local.sentinel)
@@ -13,7 +16,7 @@ locals {
   }[var.role])
 
   units = {
-    control-plane = concat(["secrets", "ledger", "head", "api", "controller"], local.sentinel)
+    control-plane = concat(["secrets", "ledger", "head", "api", "controller"], local.gateway, local.sentinel)
     store         = concat(["secrets", "tensors", "server"], local.sentinel)
     replica       = concat(["secrets", "tensors"], local.sentinel)
     worker        = ["worker"]

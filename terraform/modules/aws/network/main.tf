@@ -142,6 +142,17 @@ resource "aws_vpc_security_group_ingress_rule" "api" {
   to_port           = 443
 }
 
+resource "aws_vpc_security_group_ingress_rule" "gateway" {
+  for_each = toset(try(var.gateway.cidrs, []))
+
+  security_group_id = aws_security_group.this["control"].id
+  description       = "machines that join, with TLS"
+  cidr_ipv4         = each.value
+  ip_protocol       = "tcp"
+  from_port         = var.gateway.port
+  to_port           = var.gateway.port
+}
+
 locals {
   # Ray's processes choose their ports; ports below 1024 stay closed.
   inside = {

@@ -44,3 +44,9 @@ variable "api_cidrs" {
     error_message = "api_cidrs must contain networks such as 203.0.113.7/32."
   }
 }
+
+variable "gateway" {
+  description = "Networks that may reach the gateway, and its port. Null: no gateway."
+  type        = object({ cidrs = list(string), port = number })
+  default     = null
+}

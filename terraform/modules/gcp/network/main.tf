@@ -77,6 +77,20 @@ resource "google_compute_firewall" "api" {
   }
 }
 
+resource "google_compute_firewall" "gateway" {
+  count = var.gateway == null ? 0 : 1
+
+  name                    = "${var.cluster}-gateway"
+  network                 = google_compute_network.this.id
+  source_ranges           = var.gateway.cidrs
+  target_service_accounts = [var.accounts.control]
+
+  allow {
+    protocol = "tcp"
+    ports    = [tostring(var.gateway.port)]
+  }
+}
+
 # Shells and tunnels through Google's proxy, which authenticates users.
 resource "google_compute_firewall" "tunnel" {
   name                    = "${var.cluster}-tunnel"

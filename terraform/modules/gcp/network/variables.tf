@@ -39,3 +39,9 @@ variable "accounts" {
   description = "Email address of each role's service account: control, store, worker. Firewall rules use them."
   type        = object({ control = string, store = string, worker = string })
 }
+
+variable "gateway" {
+  description = "Networks that may reach the gateway, and its port. Null: no gateway."
+  type        = object({ cidrs = list(string), port = number })
+  default     = null
+}
