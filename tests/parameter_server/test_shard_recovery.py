@@ -78,7 +78,7 @@ class TestTakesOver:
         assert isinstance(world.leases("a").acquire(), Lease)
         world.push(0, 0, 4)
         shard = world.shard(token=1)
-        shard._report = lambda _model: None  # type: ignore[method-assign]
+        shard._report = lambda _model, **_: None  # type: ignore[method-assign]
         shard.turn()
         assert list(world.partition().leased) == [0]
 

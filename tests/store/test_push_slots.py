@@ -14,6 +14,7 @@ from support.world import World
 from vcasgd.errors import SnapshotMissing, StoreFull, StoreUnavailable
 from vcasgd.store.connection import connect
 from vcasgd.store.tensors import push_slots as module
+from vcasgd.store.tensors import updates
 from vcasgd.store.tensors.push_slots import MOST_SLOTS, MemoryLimits, PushSlots, window
 
 MIB = 1 << 20
@@ -136,6 +137,7 @@ class TestPlaces:
             world.tensors.delete(world.keys.places)
             return script(**arguments)
 
+        monkeypatch.setattr(updates, "SMALL_PAYLOAD", 0)
         monkeypatch.setattr(world.sender, "_push", lose_the_place_first)
         with pytest.raises(StoreUnavailable):
             world.sender.push(header, 0, payload)

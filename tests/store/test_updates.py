@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.world import World
 
-from vcasgd.errors import Fenced, InvalidUpdate, SnapshotMissing, StoreUnavailable
-from vcasgd.store.tensors import bf16_split
+from vcasgd.errors import Fenced, InvalidUpdate, SnapshotMissing, StoreFull, StoreUnavailable
+from vcasgd.store.tensors import bf16_split, updates
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, chunk_count
 from vcasgd.store.tensors.push_slots import PushSlots
 from vcasgd.store.tensors.updates import (
@@ -46,6 +46,7 @@ def interrupt_push(world: World, header: Header, payload: memoryview) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates, "SMALL_PAYLOAD", 0)
         patch.setattr(world.sender, "_push", die)
         with pytest.raises(KeyboardInterrupt):
             world.sender.push(header, 0, payload)
@@ -196,6 +197,7 @@ class TestPush:
             world.tensors.delete(world.keys.payload_chunk(header.update, 0))
             return script(**arguments)
 
+        monkeypatch.setattr(updates, "SMALL_PAYLOAD", 0)
         monkeypatch.setattr(world.sender, "_push", lose_the_payload_first)
         with pytest.raises(StoreUnavailable, match="lost a part of a pushed update"):
             world.sender.push(header, 0, payload)
@@ -204,6 +206,31 @@ class TestPush:
         assert world.reader.waiting() == 0
         assert world.sender.push(header, 0, payload).accepted
         assert world.reader.waiting() == 1
+
+    def test_a_small_payload_and_its_entry_take_one_command(self, world: World) -> None:
+        header, payload = world.update(0, 0, 3, 1)
+        world.sender.push(*world.update(1, 0, 3, 1, payload=payload)[:1], 0, payload)
+        world.tensors.config_resetstat()
+
+        assert world.sender.push(header, 0, payload).accepted
+
+        assert world.tensors.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+        key = world.keys.payload_chunk(header.update, 0)
+        assert world.tensors.get(key) == bytes(payload)
+        assert world.tensors.ttl(key) == -1
+
+    def test_a_small_payload_needs_a_slot(self, world: World) -> None:
+        world.tensors.set(world.keys.window, 1)
+        world.push(0, 0, 3)
+        header, payload = world.update(1, 0, 3, 1)
+
+        with pytest.raises(StoreFull, match="all push slots are taken"):
+            world.sender.push(header, 0, payload)
+        assert len(payloads(world)) == 1
+
+        world.shard().turn()
+        world.tensors.set(world.keys.window, 1)
+        assert world.sender.push(header, 0, payload).accepted
 
     def test_payloads_of_several_chunks(self, world: World) -> None:
         payload = torch.randn(CHUNK_BYTES // 4 * 2 + 77).numpy().tobytes()

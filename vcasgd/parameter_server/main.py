@@ -33,6 +33,7 @@ from vcasgd.errors import (
 )
 from vcasgd.logging import bound, configure_logging, exit_status, isolated
 from vcasgd.parameter_server.background import Background
+from vcasgd.parameter_server.model_state import MOST_UPDATES
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.settings import Settings, load_settings
 from vcasgd.steady_time import steady_time
@@ -45,7 +46,7 @@ from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.lost_workers import LostWorkers
 from vcasgd.store.ledger.servers import Control, Servers, node_name
-from vcasgd.store.tensors.updates import wait_for_entries
+from vcasgd.store.tensors.updates import Arrivals, wait_for_entries
 from vcasgd.store.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -73,12 +74,23 @@ class NodeGauges:
         self._counted_at = clock()
         self._counts: Mapping[str, int] = {}
         self._rate = 0.0
+        self._last: dict[str, Any] = {}
+        self._read_at = float("-inf")
 
     def read(self, streams: Mapping[str, str], publications: Mapping[str, int]) -> dict[str, Any]:
-        """Return the gauges as JSON values. Both arguments are by job.
+        """Return the gauges as JSON values, at most a second old. Both arguments are by job.
 
         If the tensors server does not answer or denies access, only the rate is returned.
         """
+        # A server describes itself at length, and heartbeats are more frequent.
+        same = self._last.get("queued", {}).keys() == streams.keys()
+        if same and self._clock() - self._read_at < RATE_SECONDS:
+            return self._last
+        self._last = self._read(streams, publications)
+        self._read_at = self._clock()
+        return self._last
+
+    def _read(self, streams: Mapping[str, str], publications: Mapping[str, int]) -> dict[str, Any]:
         rate = {"publications_per_second": self._publication_rate(publications)}
         try:
             gauges = asdict(read_gauges(self._tensors, list(streams.values())))
@@ -161,26 +173,26 @@ class ParameterServer:
             lambda: self._servers.new_token(self._node), self._settings.patience_seconds
         )
         log.info("parameter server of %s has token %d", self._node, self._token)
+        arrivals: Mapping[str, Arrivals] = {}
         while not self._stop.is_set():
             self._heartbeat()
             self._look_for_losses()
             for shard in self._ready():
-                self._turn(shard)
-            # Returns at once if there are more entries, and costs less than a turn without one.
-            self._wait()
+                self._turn(shard, arrivals.get(shard.stream))
+            arrivals = self._wait()
 
     def _ready(self) -> list[Shard]:
         """Return the shards whose last turn didn't fail just now."""
         now = time.monotonic()
         return [each for job, each in self._shards.items() if self._retry_at.get(job, 0.0) <= now]
 
-    def _turn(self, shard: Shard) -> None:
+    def _turn(self, shard: Shard, arrivals: Arrivals | None) -> None:
         with bound(job=shard.job, request=shard.request):
-            self._guarded_turn(shard)
+            self._guarded_turn(shard, arrivals)
 
-    def _guarded_turn(self, shard: Shard) -> None:
+    def _guarded_turn(self, shard: Shard, arrivals: Arrivals | None) -> None:
         try:
-            shard.turn()
+            shard.turn(arrivals)
             return
         except Fenced as error:
             if self._is_superseded(shard):
@@ -233,15 +245,18 @@ class ParameterServer:
         except (StoreUnavailable, StoreDenied, StoreFull) as outage:
             log.warning("ledger: %s", outage)
 
-    def _wait(self) -> None:
+    def _wait(self) -> Mapping[str, Arrivals]:
+        """Wait for updates, and return those of each stream; at once if there are some already."""
         try:
             shards = list(self._ready())
             longest = WAITING_SECONDS if self._rounds_wait else IDLE_SECONDS
             seconds = min([longest, *(shard.due_in for shard in shards)])
-            wait_for_entries(self._tensors, dict(each.position for each in shards), seconds)
+            positions = dict(each.position for each in shards)
+            return wait_for_entries(self._tensors, positions, seconds, MOST_UPDATES)
         except (StoreUnavailable, StoreDenied):
             self._stop.wait(PAUSE_SECONDS)
             self._heartbeat_at = 0.0
+            return {}
 
     def _heartbeat(self) -> None:
         """Send a heartbeat and update the jobs: twice per heartbeat interval, once without jobs."""

@@ -73,6 +73,8 @@ class Reports:
         self._suspects: deque[tuple[str, Suspect]] = deque(maxlen=EVENTS_KEPT)
         self._unaccounted: list[int] = []
         self._behind = False
+        #: True if the next report must not wait.
+        self.urgent = False
         #: True until the ledger has the whole applied record, and True if the last report has it.
         self._whole = self._sending_whole = False
         #: Newest evaluation point that is worth an evaluation.
@@ -87,6 +89,7 @@ class Reports:
 
     def add_event(self, kind: str, text: str, **details: Any) -> None:
         """Add an event to the job's history."""
+        self.urgent = True
         prefix = f"shard {self._shard}: " if self._shard_details else ""
         self._events.append((kind, f"{prefix}{text}", {**details, **self._shard_details}))
 
@@ -113,11 +116,13 @@ class Reports:
         if len(names) == REJECTIONS_BEFORE_QUARANTINE:
             why = f"{len(names)} updates in a row were rejected, last: {error.reason}"
             self._quarantines.append((worker, why))
+            self.urgent = True
 
     def accuse(self, owner: str, suspect: Suspect) -> None:
         """Give the workers of an owner no more work."""
         log.warning("%s: owner %s: %s", self._job, owner, suspect.why)
         self._suspects.append((owner, suspect))
+        self.urgent = True
 
     def _report_unattributed(self, error: InvalidUpdate) -> None:
         """Report an update of an unknown sender, rarely enough not to flood the history."""
@@ -137,7 +142,7 @@ class Reports:
 
     def reconcile(self, model: ModelState) -> None:
         """Report the whole applied record after a takeover, with the next report."""
-        self._whole, self._point = True, model.point
+        self._whole, self._point, self.urgent = True, model.point, True
 
     def newer_token(self) -> int | None:
         """Return the token of a newer parameter server in the ledger, or None."""
@@ -165,6 +170,7 @@ class Reports:
         self._unaccounted += done
         if point is not None:
             self._point = point
+        self.urgent = self.urgent or bool(done) or point is not None
         self._behind = True
 
     def report(self, model: ModelState, waiting: Callable[[], int]) -> Callable[[], None]:
@@ -174,6 +180,7 @@ class Reports:
         """
         account = self._account(model) if self._whole or self._behind else None
         self._sending, self._unaccounted, self._behind = self._unaccounted, [], False
+        self.urgent = False
         self._sending_whole, self._whole = self._whole, False
         self._reported_before = self._reported
         point = self._metrics(model, waiting)
@@ -209,6 +216,7 @@ class Reports:
         """Report again what the last call of :meth:`report` didn't send."""
         self._whole = self._whole or self._sending_whole
         self._unaccounted, self._behind = [*self._sending, *self._unaccounted], True
+        self.urgent = True
         self._reported = self._reported_before
 
     def _send_quarantines(self) -> None:

@@ -33,12 +33,17 @@ from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.tensors.push_slots import PushSlots
 from vcasgd.store.tensors.snapshot import SnapshotView
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import Header, StreamEntry, UpdateReader
+from vcasgd.store.tensors.updates import Arrivals, Header, StreamEntry, UpdateReader
 
 #: Seconds between two updates of the number of push slots.
 SLOTS_SECONDS = 1.0
 #: Seconds between two reads of the tuned values.
 TUNED_SECONDS = 0.5
+#: Seconds between two looks at the state in the tensors server while updates arrive. Publications
+#: are fenced, so a look only finds earlier what they would find, and pins that are requested.
+VIEW_SECONDS = 0.1
+#: Seconds between two reports to the ledger while no subtask is completed.
+REPORT_SECONDS = 0.2
 
 
 class Shard:
@@ -112,6 +117,9 @@ class Shard:
         self._strangers = Strangers(Owners(prompt or ledger), job.id, number, self._reports)
         self._contributions = Contributions(Contributors(prompt or ledger), job.id)
         self._background = Background[Tuned | None](executor)
+        self._reported_at = float("-inf")
+        #: The last look at the tensors server, and the last one without an open batch.
+        self._viewed_at = self._served_at = float("-inf")
         self._model: ModelState | None = None
         #: The last rollback whose model can't be read.
         self._impossible = 0
@@ -174,24 +182,20 @@ class Shard:
 
     # -- one turn of the loop ------------------------------------------------------------------
 
-    def turn(self) -> int:
-        """Do all pending work once, and return the number of processed updates."""
+    def turn(self, arrivals: Arrivals | None = None) -> int:
+        """Do all pending work once, and return the number of processed updates.
+
+        ``arrivals`` are new updates; without them, the turn reads them, and does everything that
+        another one may put off for a moment.
+        """
         model = self._loaded()
         if model is None:
             return 0
-        view = self._snapshots.view()
-        if not self._is_stored(model, view):
+        if self._view_is_due(model, arrivals) and not self._look(model):
             return 0
-        if model.batch.closed:
-            self._publish(model, committed=view.version != model.meta.version)
-        if not model.batch.pending:
-            # The description of the published version is that of the memory.
-            if view.wanted:
-                self._publisher.complete(model)
-            self._pins.serve(view, model.meta, model.stored_record)
         self._update_slots()
         model = self._roll_back(model)
-        processed = self._collect(model)
+        processed = self._collect(model, arrivals)
         if model.batch.pending and self._round_is_complete(model):
             self._close(model)
             self._publish(model)
@@ -199,8 +203,32 @@ class Shard:
             self._publisher.complete(model)
         self._watch_replicas()
         if not model.batch.pending:
-            self._report(model)
+            self._report(model, at_once=arrivals is None or self._reports.urgent)
         return processed
+
+    def _view_is_due(self, model: ModelState, arrivals: Arrivals | None) -> bool:
+        last = self._viewed_at if model.batch.pending else self._served_at
+        due = time.monotonic() - last >= VIEW_SECONDS
+        return due or arrivals is None or model.batch.closed
+
+    def _look(self, model: ModelState) -> bool:
+        """Compare the tensors server with the memory, and do what is requested there.
+
+        Returns False if the server has lost the model.
+        """
+        view = self._snapshots.view()
+        if not self._is_stored(model, view):
+            return False
+        if model.batch.closed:
+            self._publish(model, committed=view.version != model.meta.version)
+        self._viewed_at = time.monotonic()
+        if not model.batch.pending:
+            # The description of the published version is that of the memory.
+            if view.wanted:
+                self._publisher.complete(model)
+            self._pins.serve(view, model.meta, model.stored_record)
+            self._served_at = self._viewed_at
+        return True
 
     def _is_stored(self, model: ModelState, view: SnapshotView) -> bool:
         """Return True if the tensors server has the published version, and is this server's.
@@ -253,7 +281,7 @@ class Shard:
         if self._model is None:
             self._model = self._recovery.load()
             if self._model is not None:
-                self._report(self._model)
+                self._report(self._model, at_once=True)
         return self._model
 
     def _check_version(self, model: ModelState, version: int, writer: int) -> None:
@@ -284,10 +312,12 @@ class Shard:
         self._slots.update(config.snapshot_size, config.payload_size, self.memory_share)
         self._slots_updated_at = time.monotonic()
 
-    def _report(self, model: ModelState) -> None:
-        """Take the result of the last report, and start the next one."""
+    def _report(self, model: ModelState, *, at_once: bool) -> None:
+        """Take the result of the last report, and start the next one if it is time."""
         self._take_report(model)
-        if not self._background.busy:
+        due = at_once or time.monotonic() - self._reported_at >= REPORT_SECONDS
+        if due and not self._background.busy:
+            self._reported_at = time.monotonic()
             send = self._reports.report(model, self._reader.waiting)
 
             def report() -> Tuned | None:
@@ -354,9 +384,12 @@ class Shard:
 
     # -- claim, check, blend -------------------------------------------------------------------
 
-    def _collect(self, model: ModelState) -> int:
+    def _collect(self, model: ModelState, arrivals: Arrivals | None) -> int:
         processed = 0
-        for entry in self._reader.read(MOST_UPDATES, after=self._cursor):
+        # A publication or rollback of this turn has moved the cursor.
+        if arrivals is None or arrivals.after != self._cursor:
+            arrivals = Arrivals(self._cursor, self._reader.read(MOST_UPDATES, self._cursor))
+        for entry in arrivals.entries:
             if model.full:
                 break
             self._take(model, entry)

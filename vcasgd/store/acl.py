@@ -19,6 +19,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
@@ -132,6 +133,7 @@ def tensors_user(secret: str, job: str, worker: str, *, first_snapshot: bool = F
     )
 
 
+@lru_cache(maxsize=4096)  # A parameter server needs one for each update.
 def worker_key(secret: str, job: str, worker: str) -> str:
     """Return the key for the signatures of a worker's update headers."""
     return _derived(secret, "header", job, worker)

@@ -145,6 +145,11 @@ class PushQueue:
             }
 
     @property
+    def takes_one(self) -> bool:
+        """True if one update makes the queue :attr:`full`."""
+        return self._most_unapplied == 1
+
+    @property
     def fills_up(self) -> bool:
         """True if the next update makes the queue :attr:`full`."""
         return self.unapplied + 1 >= self._most_unapplied

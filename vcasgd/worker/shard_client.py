@@ -30,7 +30,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.snapshot import Meta
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import NO_COMMIT, UpdateSender
+from vcasgd.store.tensors.updates import NO_COMMIT, UpdateSender, UpdateStatus
 from vcasgd.worker.pending_updates import MAX_UNAPPLIED
 from vcasgd.worker.push_queue import COMMIT_WAIT_SECONDS, TRANSIENT, PushQueue
 
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 #: A prefetch starts this many times earlier than the duration of the last fetch requires.
 FETCH_MARGIN = 1.5
+#: Version and writer of no snapshot.
+NO_VERSION = (-1, -1)
 
 #: A request, and where its result goes.
 _Request = tuple[Callable[[], Any], Future[Any]]
@@ -80,6 +82,8 @@ class ShardClient:
         #: Makes a prefetch start at once.
         self._hurry = threading.Event()
         self._late = False
+        #: True if :meth:`await_room` has just looked for a newer snapshot.
+        self._current = False
         #: The last commit that the request thread waited for.
         self._seen = NO_COMMIT
         #: Holds a request that is being made and the few behind it: a request for the state
@@ -120,29 +124,38 @@ class ShardClient:
         self._hurry.set()
         return self._request(lambda: self._sender.begin(subtask, epoch, size, token))
 
-    def settle(self, *, patiently: bool = False) -> Future[Any]:
+    def settle(self) -> Future[Any]:
         """Request the outcome of the sent updates, for :meth:`PushQueue.take_settled`.
 
-        ``patiently``: if the queue is full, wait for the next commit first, at most
-        :data:`COMMIT_WAIT_SECONDS`. The result is the version and the writer of the present
-        snapshot.
+        The result is the version and the writer of the present snapshot.
         """
-        return self._join_or_request(lambda: self._check(patiently=patiently))
+        return self._join_or_request(lambda: self._check().version)
+
+    def await_room(self, out: Tensor, base: Tensor) -> Future[Any]:
+        """Request what :meth:`settle` does; if the queue is full, after the next commit, for which
+        it waits for at most :data:`COMMIT_WAIT_SECONDS`.
+
+        If there is room then, fetch a newer snapshot as :meth:`refresh` does.
+        """
+        return self._join_or_request(lambda: self._await_room(out, base))
 
     def refresh(self, out: Tensor, base: Tensor, *, again: bool) -> Future[Any]:
         """Request what :meth:`settle` does, and fetch a snapshot that is newer than the base.
 
         The snapshot goes to ``out``, float32 [part.floats]; ``base`` is the present one. A
-        prefetched snapshot is new enough unless ``again`` is True.
+        prefetched snapshot is new enough unless ``again`` is True; one of :meth:`await_room` is.
         """
-        if self.has_fetched and not again:
+        current, self._current = self._current, False
+        if (self.has_fetched and not again) or (current and self._last.done()):
             return self._last
         return self._join_or_request(lambda: self._check_and_fetch(out, base))
 
     def prefetch(self, out: Tensor, base: Tensor, needed_at: float) -> None:
         """Request what :meth:`refresh` does, just in time for a moment of
         :func:`time.monotonic`. Any later request makes it start at once."""
-        if self._last.done():
+        # The interval's own update alone may make the client full. Then the caller waits for a
+        # commit, and a snapshot from before that wait is too old.
+        if self._last.done() and not self.updates.takes_one:
             self._hurry.clear()
             self._request(lambda: self._fetch_in_time(out, base, needed_at))
 
@@ -179,7 +192,7 @@ class ShardClient:
         return self._request(call) if self._last.done() else self._last
 
     def _request(self, call: Callable[[], Any]) -> Future[Any]:
-        self._late = False
+        self._late = self._current = False
         self._last = Future()
         self._requests.put((call, self._last))
         return self._last
@@ -206,30 +219,41 @@ class ShardClient:
             self.trouble = None
             answer.set_result(result)
 
-    def _check(self, *, patiently: bool = False) -> tuple[int, int]:
-        """Settle the sent updates; return the present version and its writer."""
-        if patiently and self.updates.full:
-            self._seen = self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, self._seen)
+    def _check(self, newer_than: tuple[int, int] | None = None) -> UpdateStatus:
+        """Settle the sent updates."""
         sent = self.updates.sent()
         status = self._sender.status(
-            [(update.subtask, update.epoch, update.stop, update.name) for update in sent]
+            [(update.subtask, update.epoch, update.stop, update.name) for update in sent],
+            newer_than,
         )
         self.updates.on_status(sent, status)
-        return status.version
+        return status
+
+    def _await_room(self, out: Tensor, base: Tensor) -> None:
+        waits = self.updates.full
+        if waits:
+            self._seen = self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, self._seen)
+        status = self._check(self._newest_here or NO_VERSION)
+        if waits and not self.updates.full:
+            self._fetch(status.meta, out, base)
+            self._current = True
 
     def _check_and_fetch(self, out: Tensor, base: Tensor) -> None:
-        newest, here = self._check(), self._newest_here
-        if newest == here:
+        self._fetch(self._check(self._newest_here or NO_VERSION).meta, out, base)
+
+    def _fetch(self, newest: Meta | None, out: Tensor, base: Tensor) -> None:
+        if newest is None:
             return
+        here = self._newest_here
         if here is not None and self._fetched is None and self.follows_steps:
             out.copy_(base)
         # Nothing can be taken while the vector is overwritten.
         self._fetched = None
         started = time.monotonic()
         if self._steps is None:
-            self._fetched = self._snapshots.fetch_rounded(out)
+            self._fetched = self._snapshots.fetch_rounded(out, newest)
         else:
-            self._fetched = self._snapshots.follow(out, here, self._steps)
+            self._fetched = self._snapshots.follow(out, here, self._steps, newest)
         self._fetch_seconds = time.monotonic() - started
 
     def _fetch_in_time(self, out: Tensor, base: Tensor, needed_at: float) -> None:
@@ -237,8 +261,7 @@ class ShardClient:
         if wait > 0:
             self._hurry.wait(wait)
         self._check()
-        # The interval's own update may fill the client: then the caller waits for a commit, and
-        # a snapshot from before that wait is too old.
+        # See prefetch().
         if not self.updates.fills_up:
             self._check_and_fetch(out, base)
 

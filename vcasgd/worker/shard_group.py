@@ -129,12 +129,12 @@ class ShardGroup:
 
     # -- updates -----------------------------------------------------------------------------------
 
-    def settle(self, *, patiently: bool = False) -> Settled:
-        """Ask what became of the updates; return the outcomes since the last call.
+    def settle(self) -> Settled:
+        """Ask what became of the updates; return the outcomes since the last call."""
+        return self._settle(ShardClient.settle)
 
-        ``patiently``: clients that are full wait for the next commit first, for a moment.
-        """
-        _wait_for({each: each.settle(patiently=patiently) for each in self._responsive()})
+    def _settle(self, request: Callable[[ShardClient], Future[Any]]) -> Settled:
+        _wait_for({each: request(each) for each in self._responsive()})
         if self._clients and all(each.late or each.trouble for each in self._clients):
             raise self._trouble()
         return self._take_settled()
@@ -150,7 +150,9 @@ class ShardGroup:
         unapplied = sum(client.updates.unapplied for client in clients)
         deadline = time.monotonic() + self._patience
         while any(client.updates.full for client in clients):
-            yield self.settle(patiently=True)
+            yield self._settle(
+                lambda each: each.await_room(self._out(each), each.part.of(self.base))
+            )
             now = sum(client.updates.unapplied for client in clients)
             if now < unapplied:
                 unapplied, deadline = now, time.monotonic() + self._patience
@@ -202,8 +204,8 @@ class ShardGroup:
         """Make the base as new as possible; return the outcomes of updates since the last call.
 
         A shard that doesn't answer keeps its part of the base. A prefetched snapshot is new enough
-        unless ``again`` is True. Raises :class:`StoreUnavailable` and :class:`SnapshotMissing` if
-        a shard has no part yet.
+        unless ``again`` is True; one of :meth:`wait_for_room` is new enough. Raises
+        :class:`StoreUnavailable` and :class:`SnapshotMissing` if a shard has no part yet.
         """
         _wait_for({each: self._refresh(each, again=again) for each in self._responsive()})
         self._take_over()

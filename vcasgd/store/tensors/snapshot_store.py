@@ -80,25 +80,33 @@ class SnapshotStore(SnapshotIndex):
                 return snapshot
         raise StoreUnavailable(REPLACED_TOO_OFTEN)
 
-    def fetch_rounded(self, out: Tensor) -> Meta:
+    def fetch_rounded(self, out: Tensor, meta: Meta | None = None) -> Meta:
         """Read the present parameters into ``out``, float32 [floats].
 
         They are rounded to bfloat16 if the snapshot is split into halves, which reads half the
-        bytes. If it is stepped, they are those that workers train from. Raises as :meth:`fetch`.
+        bytes. If it is stepped, they are those that workers train from. ``meta`` is the present
+        description, if it was just read. Raises as :meth:`fetch`.
         """
         for _ in range(READ_ATTEMPTS):
-            meta = self.read_meta()
+            meta = meta or self.read_meta()
             if self._receive(meta, out, rounded=True):
                 return meta
+            meta = None
         raise StoreUnavailable(REPLACED_TOO_OFTEN)
 
-    def follow(self, out: Tensor, base: tuple[int, int] | None, steps: StepFormat) -> Meta:
+    def follow(
+        self,
+        out: Tensor,
+        base: tuple[int, int] | None,
+        steps: StepFormat,
+        meta: Meta | None = None,
+    ) -> Meta:
         """Do what :meth:`fetch_rounded` does, with fewer bytes if possible.
 
         ``out`` has the version and the writer ``base``, to which this adds the steps since then.
         """
         for _ in range(READ_ATTEMPTS):
-            meta = self.read_meta()
+            meta = meta or self.read_meta()
             if base == (meta.version, meta.token):
                 return meta
             way = path(meta, base)
@@ -110,6 +118,7 @@ class SnapshotStore(SnapshotIndex):
             base = None
             if self._receive(meta, out, rounded=True):
                 return meta
+            meta = None
         raise StoreUnavailable(REPLACED_TOO_OFTEN)
 
     def fetch_pinned(self, name: str, out: Tensor | None = None) -> tuple[Snapshot, Tensor]:

@@ -25,9 +25,12 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, chunk_count, chunks_of
 from vcasgd.store.tensors.push_slots import RENEW_SECONDS, PushSlots
+from vcasgd.store.tensors.snapshot import Meta
 
 #: Seconds after which payload chunks without a stream entry expire.
 PAYLOAD_SECONDS = 3600
+#: Bytes of a payload that goes to the server together with its entry, in one script.
+SMALL_PAYLOAD = 1 << 17
 #: Bytes of a header; a longer one is not parsed.
 LONGEST_HEADER = 1 << 20
 #: Characters of a field's name in an error message.
@@ -35,6 +38,7 @@ LONGEST_NAME = 64
 #: Reason of the rejection of a header without a valid signature of its worker.
 UNSIGNED = "signature"
 
+ALL_SLOTS_TAKEN = "all push slots are taken: the tensors server has no room for another update"
 #: Place in the stream of commits before the first one, for :meth:`UpdateSender.wait_for_commit`.
 NO_COMMIT = b"0-0"
 
@@ -137,6 +141,14 @@ class StreamEntry:
 
 
 @dataclass(frozen=True)
+class Arrivals:
+    """The oldest entries of a stream after the entry ``after``."""
+
+    after: str
+    entries: list[StreamEntry]
+
+
+@dataclass(frozen=True)
 class PushResult:
     """Answer to a push; ``position`` of the subtask, −1 for finished epochs."""
 
@@ -150,12 +162,14 @@ class UpdateStatus:
 
     ``version`` is that of the present snapshot, with the token of its writer. Each of ``fates`` is
     ``applied``, ``pending``, ``lost`` or ``rejected:<reason>``. Up to the version ``safe``,
-    everything is on the replicas, if there are any.
+    everything is on the replicas, if there are any. ``meta`` describes the snapshot if it was asked
+    for and is not the one that the worker has.
     """
 
     version: tuple[int, int]
     safe: int
     fates: list[str]
+    meta: Meta | None = None
 
 
 def checksum(payload: memoryview | bytes | bytearray) -> int:
@@ -213,20 +227,26 @@ class UpdateSender:
         """
         keys = self._keys
         names = payload_keys(keys, header, len(payload))
-        digest = xxhash.xxh3_64()
-        self._take_slot(header.update, after)
-        items = self._renewing_slot(header.update, names, _chunks(payload), digest)
-        self._transfer.store(items, expire=PAYLOAD_SECONDS)
+        digest, small = xxhash.xxh3_64(), []
+        if len(names) == 1 and len(payload) <= SMALL_PAYLOAD and not after:
+            small = [b"".join(_chunks(payload))]
+            digest.update(small[0])
+        else:
+            self._take_slot(header.update, after)
+            items = self._renewing_slot(header.update, names, _chunks(payload), digest)
+            self._transfer.store(items, expire=PAYLOAD_SECONDS)
         if header.checksum is None:
             header = header.model_copy(update={"checksum": digest.intdigest()})
         if self._key is not None:
             header = header.signed(self._key, keys)
         answer, position = self._push(
             keys=[keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream, keys.places,
-                  *names],
+                  keys.window, *names],
             args=[header.subtask, epoch, header.start, header.stop, header.token, header.update,
-                  header.model_dump_json()],
+                  header.model_dump_json(), *small],
         )  # fmt: skip
+        if answer == b"full":
+            raise StoreFull(ALL_SLOTS_TAKEN)
         if answer == b"incomplete":
             raise StoreUnavailable("the tensors server lost a part of a pushed update")
         return PushResult(answer == b"accepted", int(position))
@@ -250,23 +270,30 @@ class UpdateSender:
 
     def _take_slot(self, update: str, after: Sequence[str] = ()) -> None:
         if not self._slots.take(update, after):
-            raise StoreFull(
-                "all push slots are taken: the tensors server has no room for another update"
-            )
+            raise StoreFull(ALL_SLOTS_TAKEN)
 
-    def status(self, pushed: Sequence[tuple[int, int, int, str]]) -> UpdateStatus:
+    def status(
+        self,
+        pushed: Sequence[tuple[int, int, int, str]],
+        newer_than: tuple[int, int] | None = None,
+    ) -> UpdateStatus:
         """Return the present version and the fates of updates.
 
         Each update is a tuple of subtask, its epoch, the sample at which it ends, and its name.
+        ``newer_than``, a version and its writer, asks for the description of any other snapshot.
         Raises :class:`~vcasgd.errors.SnapshotMissing`.
         """
         keys = self._keys
-        version, token, safe, *fates = self._status(
+        has = "" if newer_than is None else f"{newer_than[0]} {newer_than[1]}"
+        version, token, safe, meta, *fates = self._status(
             keys=[keys.meta, keys.applied, keys.pushed, keys.rejected],
-            args=[part for each in pushed for part in each],
+            args=[has, *(part for each in pushed for part in each)],
         )
         return UpdateStatus(
-            (int(version), int(token)), int(safe), [fate.decode() for fate in fates]
+            (int(version), int(token)),
+            int(safe),
+            [fate.decode() for fate in fates],
+            Meta.from_json(meta) if meta else None,
         )
 
     def wait_for_commit(self, seconds: float, seen: bytes) -> bytes:
@@ -306,8 +333,7 @@ class UpdateReader:
         Published updates have left the stream, so a restarted parameter server only has to read
         from its beginning.
         """
-        entries = self._tensors.xrange(self._keys.stream, min=f"({after}", count=limit)
-        return [StreamEntry(at.decode(), data.get(b"h", b"")) for at, data in entries]
+        return _entries(self._tensors.xrange(self._keys.stream, min=f"({after}", count=limit))
 
     def receive(self, header: Header, payload: memoryview) -> Iterator[memoryview]:
         """Receive the encoded payload into memory of the expected size, and yield each chunk.
@@ -336,9 +362,20 @@ class UpdateReader:
         return payload_keys(self._keys, header, size)
 
 
-def wait_for_entries(tensors: RedisClient, streams: Mapping[str, str], seconds: float) -> None:
-    """Wait until a stream has an entry after the one that is its value, at most ``seconds``."""
+def wait_for_entries(
+    tensors: RedisClient, streams: Mapping[str, str], seconds: float, limit: int = 1
+) -> dict[str, Arrivals]:
+    """Wait until a stream has an entry after the one that is its value, at most ``seconds``.
+
+    Returns at most ``limit`` entries of each stream.
+    """
     if not streams:
         time.sleep(seconds)
-        return
-    tensors.xread(dict(streams), count=1, block=max(1, int(seconds * 1000)))
+        return {}
+    answer = tensors.xread(dict(streams), count=limit, block=max(1, int(seconds * 1000)))
+    entries = {stream.decode(): _entries(found) for stream, found in answer}
+    return {each: Arrivals(after, entries.get(each, [])) for each, after in streams.items()}
+
+
+def _entries(answer: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> list[StreamEntry]:
+    return [StreamEntry(at.decode(), data.get(b"h", b"")) for at, data in answer]
