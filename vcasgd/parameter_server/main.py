@@ -247,6 +247,9 @@ class ParameterServer:
 
     def _wait(self) -> Mapping[str, Arrivals]:
         """Wait for updates, and return those of each stream; at once if there are some already."""
+        if not self._shards:
+            self._stop.wait(self._idle_seconds)
+            return {}
         try:
             shards = list(self._ready())
             longest = WAITING_SECONDS if self._rounds_wait else IDLE_SECONDS
@@ -257,6 +260,14 @@ class ParameterServer:
             self._stop.wait(PAUSE_SECONDS)
             self._heartbeat_at = 0.0
             return {}
+
+    @property
+    def _idle_seconds(self) -> float:
+        """Seconds to wait without a job: until the next heartbeat, unless an answer is due."""
+        remaining = self._settings.heartbeat - (time.monotonic() - self._heartbeat_at)
+        if self._look.busy or self._admits_more or remaining <= 0:
+            return IDLE_SECONDS
+        return remaining
 
     def _heartbeat(self) -> None:
         """Send a heartbeat and update the jobs: twice per heartbeat interval, once without jobs."""

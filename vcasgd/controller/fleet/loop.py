@@ -116,7 +116,8 @@ class FleetLoop:
     @property
     def pause(self) -> float:
         """Seconds until :meth:`due` is worth a call again."""
-        return max(LEAST_PAUSE, min(LOOK_SECONDS, self._next_at - time.monotonic()))
+        longest = LOOK_SECONDS if self._observer.has_machines else float("inf")
+        return max(LEAST_PAUSE, min(longest, self._next_at - time.monotonic()))
 
     def due(self) -> bool:
         """Return True if it is time for the next round, or a machine was lost before.
@@ -124,7 +125,9 @@ class FleetLoop:
         A job waits for the replacement, and heartbeats of large clusters are many seconds apart.
         Raises the errors of :meth:`round`.
         """
-        return time.monotonic() >= self._next_at or self._observer.lost_machines()
+        if time.monotonic() >= self._next_at:
+            return True
+        return self._observer.has_machines and self._observer.lost_machines()
 
     def round(self) -> None:
         """Observe, decide, and act once.

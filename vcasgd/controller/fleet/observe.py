@@ -96,6 +96,11 @@ class Observer:
         self._history = state.history
         return state
 
+    @property
+    def has_machines(self) -> bool:
+        """True if there was a machine, or a node of one, at the last observation."""
+        return bool(self._staying or self._ray.nodes)
+
     def lost_machines(self) -> bool:
         """Return True if a machine has gone, or is about to go, since the last observation.
 
