@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,8 +17,9 @@ import pytest
 from support.harness import Process as Program
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.chaos import network
+from vcasgd.chaos import clock, network
 from vcasgd.chaos.capacity import LimitedCapacity
+from vcasgd.chaos.clock import Clocks, StepClock
 from vcasgd.chaos.disk import FullDisk, small_disk
 from vcasgd.chaos.lasting import Freeze, SlowFsync
 from vcasgd.chaos.network import ControlGroup, OneWay, PacketFilter, PacketLoss
@@ -76,6 +78,10 @@ def test_shipped_scenarios_are_valid(path: Path) -> None:
         ({"what": "capacity", "where": "pool"}, "capacity needs either machines or a trace"),
         ({"what": "capacity", "where": "pool", "machines": 1, "faster": 2}, "faster has no effect"),
         ({"what": "full-disk"}, "full-disk needs where: storage"),
+        ({"what": "step-clock"}, "step-clock needs either ahead or behind"),
+        ({"what": "step-clock", "ahead": 60, "behind": 60}, "either ahead or behind"),
+        ({"what": "step-clock", "ahead": 60, "where": "pool"}, "step-clock needs where: ledger"),
+        ({"ahead": 60}, "ahead has no effect here; remove it"),
         ({"untl": 3}, "there is no such field"),
     ],
 )
@@ -91,7 +97,7 @@ def test_invalid_faults_are_refused(tmp_path: Path, fault: dict[str, Any], messa
 def test_remedy_lists_the_fields_of_a_fault(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load(tmp_path, {**FREEZE, "until": 3})
-    assert "delay, direction, every, faster, for, longest_pause" in (caught.value.remedy or "")
+    assert "ahead, behind, delay, direction, every, faster, for" in (caught.value.remedy or "")
 
 
 def test_schedule_is_in_order_of_time() -> None:
@@ -211,6 +217,64 @@ def test_slow_fsync_of_a_dead_process_did_not_fire(syncing: tuple[Program, Proce
     program.kill()
     with pytest.raises(StackError):
         SlowFsync("it", process, 0.1).begin()
+
+
+# -- clocks ----------------------------------------------------------------------------------------
+
+READS_CLOCK = "import time\nwhile True: print(round(time.time()), flush=True); time.sleep(0.05)"
+SLEEPS = "import time; print('ready', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def clocks(tmp_path: Path) -> Clocks:
+    try:
+        return Clocks(tmp_path / "clocks")
+    except StackError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+
+
+def test_a_step_of_a_clock_lasts_until_its_end(tmp_path: Path, clocks: Clocks) -> None:
+    with clocks.for_children():
+        program = Program([sys.executable, "-c", READS_CLOCK], tmp_path / "log")
+    shown = lambda: float((tmp_path / "log").read_text().split()[-1]) - time.time()  # noqa: E731
+    await_truth(lambda: bool((tmp_path / "log").read_text()))
+    step = StepClock("it", clocks, lambda: {Process.of(program.pid)}, -7200)
+
+    step.begin()
+    await_truth(lambda: abs(shown() + 7200) < 60)
+    step.end()
+
+    await_truth(lambda: abs(shown()) < 60)
+    program.end()
+
+
+def test_a_child_starts_with_the_clock_of_its_parent(tmp_path: Path, clocks: Clocks) -> None:
+    code = "import os, time; input(); os.fork() or print(time.time(), flush=True); os._exit(0)"
+    argv = [sys.executable, "-c", code]
+    with clocks.for_children():
+        program = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    await_truth((tmp_path / "clocks" / str(program.pid)).exists)
+    clocks.set([program.pid], 3600)
+
+    shown, _ = program.communicate("\n", timeout=PATIENCE)
+
+    assert abs(float(shown) - time.time() - 3600) < 60
+
+
+def test_a_clock_that_is_not_read_did_not_fire(
+    tmp_path: Path, clocks: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "FIRE_SECONDS", 0.5)
+    with clocks.for_children():
+        program = Program([sys.executable, "-c", SLEEPS], tmp_path / "log")
+    await_truth(lambda: "ready" in (tmp_path / "log").read_text())
+
+    with pytest.raises(StackError, match="the fault did not fire: it did not read its clock"):
+        StepClock("it", clocks, lambda: {Process.of(program.pid)}, 3600).begin()
+
+    program.end()
 
 
 # -- faults on a network ---------------------------------------------------------------------------
@@ -360,7 +424,7 @@ def test_scenario_costs_no_more_than_expected(path: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=1100, check=False)
 
     for reason in ("slow-fsync needs strace", "strace did not delay", "drop needs the right",
-                   "full-disk needs the right"):  # fmt: skip
+                   "full-disk needs the right", "step-clock needs a C compiler"):  # fmt: skip
         if reason in done.stdout and os.environ.get("CI") != "true":
             pytest.skip(reason)
     assert done.stdout, done.stderr[-4000:]

@@ -168,7 +168,7 @@ class Killer:
 
     def take_worker(self, target: Target, rng: random.Random, notice: float | None) -> Fault:
         """Kill a machine whose worker is training, or evict it with so many seconds of notice."""
-        busy = self._await_busy()
+        busy = self.await_busy()
         machine = rng.choice(busy)
         processes = self._provider.processes(machine.id)
         at, workers = time.time(), len(busy)
@@ -184,7 +184,8 @@ class Killer:
         await_result(is_dead, f"end of {machine.id}")
         return Fault(target, machine.id, at, lambda: len(self.busy_machines()) >= workers)
 
-    def _await_busy(self) -> list[Instance]:
+    def await_busy(self) -> list[Instance]:
+        """Return the machines whose worker trains, once there is one."""
         busy = await_result(self.busy_machines, "machine with a training worker")
         return sorted(busy, key=lambda one: one.id)
 

@@ -22,8 +22,11 @@ from vcasgd.spec.yaml import load_mapping
 #: Kind of a fault. ``freeze`` is SIGSTOP, and SIGCONT in the end; ``kill`` is SIGKILL; ``evict``
 #: takes a machine with notice; ``slow-fsync`` delays each fsync of the process; ``drop`` loses
 #: packets between one machine and the server; ``capacity`` takes machines and refuses new ones;
-#: ``full-disk`` leaves no space for checkpoints.
-FaultKind = Literal["freeze", "kill", "evict", "slow-fsync", "drop", "capacity", "full-disk"]
+#: ``full-disk`` leaves no space for checkpoints; ``step-clock`` sets a wall clock, and sets it
+#: right in the end.
+FaultKind = Literal[
+    "freeze", "kill", "evict", "slow-fsync", "drop", "capacity", "full-disk", "step-clock"
+]
 #: Kind of a part of the stack, or a random machine that trains, the pool of machines, or the folder
 #: of checkpoints.
 Place = Literal[
@@ -39,6 +42,7 @@ _PLACES: dict[FaultKind, frozenset[Place]] = {
     "drop": frozenset({"ledger", "tensors"}),  # the servers of a worker
     "capacity": frozenset({"pool"}),
     "full-disk": frozenset({"storage"}),
+    "step-clock": _PARTS | {"worker"},
 }
 #: Fields that a kind of fault needs, and no other kind has.
 _OWN_FIELDS: dict[FaultKind, tuple[str, ...]] = {
@@ -73,6 +77,8 @@ class FaultSpec(StrictModel):
     )
     skip: Duration | None = Field(default=None, description="time of the trace to skip")
     faster: float | None = Field(default=None, gt=0, description="speed-up factor for the trace")
+    ahead: Duration | None = Field(default=None, description="step of a clock into the future")
+    behind: Duration | None = Field(default=None, description="step of a clock into the past")
     longest_pause: Duration | None = Field(
         default=None, description="expected longest time without progress, instead of the total's"
     )
@@ -94,7 +100,15 @@ class FaultSpec(StrictModel):
             places = ", ".join(place for place in get_args(Place) if place in _PLACES[self.what])
             raise ValueError(f"{self.what} needs where: {places}")
         self._check_capacity()
+        self._check_step()
         return self
+
+    def _check_step(self) -> None:
+        if self.what == "step-clock" and (self.ahead is None) == (self.behind is None):
+            raise ValueError("step-clock needs either ahead or behind")
+        for name in ("ahead", "behind") if self.what != "step-clock" else ():
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} has no effect here; remove it")
 
     def _check_capacity(self) -> None:
         if self.what == "capacity" and (self.machines is None) == (self.trace is None):
@@ -185,12 +199,15 @@ class Injection:
     longest_pause: float
     notice: float = 0.0
     counts: Counts | None = None
+    #: Seconds by which a clock is set ahead.
+    step: float = 0.0
 
     def __str__(self) -> str:
         direction = f" {self.direction}" if self.direction else ""
         noticed = f" {self.notice:g} s after a notice" if self.notice else ""
+        stepped = f" by {self.step:+g} s" if self.step else ""
         lasting = f" for {self.seconds:g} s" if self.seconds else ""
-        return f"{self.what} {self.where}{direction}{noticed}{lasting}"
+        return f"{self.what} {self.where}{direction}{noticed}{stepped}{lasting}"
 
     @property
     def end(self) -> float:
@@ -214,6 +231,7 @@ def schedule(scenario: Scenario, machines: int) -> list[Injection]:
                 longest_pause=_seconds(fault.longest_pause or scenario.expect.longest_pause),
                 notice=_seconds(fault.notice),
                 counts=fault.counts(scenario.folder, machines),
+                step=_seconds(fault.ahead) - _seconds(fault.behind),
             )
             for fault in scenario.faults
             for number in range(fault.times)

@@ -6,8 +6,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from vcasgd.chaos.audited_job import (
     report_folder,
 )
 from vcasgd.chaos.capacity import LimitedCapacity
+from vcasgd.chaos.clock import Clocks, StepClock
 from vcasgd.chaos.disk import FullDisk, small_disk
 from vcasgd.chaos.killers import Killer, Target, await_result
 from vcasgd.chaos.lasting import Freeze, LastingFault, SlowFsync
@@ -53,10 +55,15 @@ class ScenarioReport(CountReport):
     restarts: dict[str, int] = field(default_factory=dict)
 
 
-def run_scenario(scenario: Scenario, log: Callable[[str], None]) -> ScenarioReport:
+def run_scenario(
+    scenario: Scenario,
+    log: Callable[[str], None],
+    watch: Callable[[AuditedJob], AbstractContextManager[None]] = lambda _: nullcontext(),
+) -> ScenarioReport:
     """Run a scenario on its own stack. Keeps the stack's folder only if the run fails.
 
-    Raises :class:`~vcasgd.errors.StackError` if the stack does not start.
+    ``watch`` is entered while faults are injected. Raises
+    :class:`~vcasgd.errors.StackError` if the stack does not start.
     """
     plan, report, started = schedule(scenario, WORKERS), ScenarioReport(), time.monotonic()
     epochs = epochs_for(max(each.end for each in plan) + SETTLE_SECONDS + SPARE_SECONDS)
@@ -64,10 +71,14 @@ def run_scenario(scenario: Scenario, log: Callable[[str], None]) -> ScenarioRepo
         settings = own_settings(folder / "home")
         with (
             _disk_for(plan, StackHome(settings.home_path).storage),
+            _clocks_for(plan, folder / "clocks") as clocks,
             running(settings) as state,
             audited_job(settings, state, epochs, report, folder) as job,
         ):
-            with _ScenarioRun(job, settings.heartbeat, report, log, plan) as run:
+            with (
+                _ScenarioRun(job, settings.heartbeat, report, log, plan, clocks) as run,
+                watch(job),
+            ):
                 pauses = run.inject_all()
             job.finish(report, folder)
             problems = shortfalls(
@@ -87,6 +98,16 @@ def _disk_for(plan: list[Injection], folder: Path) -> AbstractContextManager[Non
     return small_disk(folder) if any(each.what == "full-disk" for each in plan) else nullcontext()
 
 
+@contextmanager
+def _clocks_for(plan: list[Injection], folder: Path) -> Iterator[Clocks | None]:
+    if any(each.what == "step-clock" for each in plan):
+        clocks = Clocks(folder)
+        with clocks.for_children():
+            yield clocks
+    else:
+        yield None
+
+
 class _ScenarioRun:
     """Injects the faults of a schedule while the audited job trains."""
 
@@ -97,8 +118,10 @@ class _ScenarioRun:
         report: ScenarioReport,
         log: Callable[[str], None],
         plan: list[Injection],
+        clocks: Clocks | None,
     ) -> None:
         self._job = job
+        self._clocks = clocks
         self._plan = plan
         self._report = report
         self._print = log
@@ -217,10 +240,20 @@ class _ScenarioRun:
             name = self._killer.name_of(injection.where, random.Random())
             port = StackState.read(self._job.home.path).ports[name]
             return PacketLoss(name, self._group, port, injection.direction)
+        if injection.what == "step-clock" and injection.where == "worker":
+            return self._step_clock_of_a_machine(injection)
         name, process, find = self._killer.processes_of_a_part(injection.where, random.Random())
         if injection.what == "slow-fsync":
             return SlowFsync(name, process, injection.delay)
+        if self._clocks is not None and injection.what == "step-clock":
+            return StepClock(name, self._clocks, find, round(injection.step))
         return Freeze(name, find)
+
+    def _step_clock_of_a_machine(self, injection: Injection) -> StepClock:
+        assert self._clocks is not None
+        name = random.choice(self._killer.await_busy()).id
+        processes = partial(self._job.provider.processes, name)
+        return StepClock(name, self._clocks, processes, round(injection.step))
 
     def _machines(self) -> set[str]:
         return {one.id for one in self._job.provider.instances()}
