@@ -16,7 +16,7 @@ MODULES := dashboard/node_modules/.installed
 PAGES   := vcasgd/api/static/index.html
 SOURCES := $(shell find dashboard -type f -not -path '*/node_modules/*' -not -path '*/test/*' -not -name '*.py' -not -name openapi.json)
 
-.PHONY: help setup dashboard types screenshots demo test test-all test-ci check protocol format bench race up down clean
+.PHONY: help setup dashboard types screenshots demo test test-all test-ci check protocol format bench race soak up down clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -92,6 +92,9 @@ format: setup $(MODULES)  ## fix style automatically
 
 bench: setup  ## the store against its peers, in about ten minutes; let nothing else run
 	$(BIN)/python benchmarks/run.py
+
+soak: setup  ## an hour of faults of all kinds at once: nothing is lost, nothing leaks; as root
+	$(BIN)/python benchmarks/soak.py
 
 race: setup  ## training under faults against its peers, in hours; let nothing else run
 	$(BIN)/python benchmarks/race/run.py
