@@ -62,6 +62,8 @@ CYCLE: dict[int, dict[str, Any]] = {
     275: {"what": "full-disk", "where": "storage", "for": 15},
 }
 
+#: Processes that every run has to compare.
+PROCESSES = ("api", "controller", "head", "ledger", "server", "supervisor", "tensors", "worker")
 #: Seconds between two samples, and the age from which a process counts: it has loaded its modules.
 SAMPLE_SECONDS, SETTLED_SECONDS = 5.0, 20.0
 #: Part of the run at its beginning that is not compared, and parts that are.
@@ -83,7 +85,7 @@ class Sample:
 def scenario(minutes: float) -> Scenario:
     """Return the faults of a run."""
     seconds = 60 * minutes
-    history = {"what": "capacity", "where": "pool", "trace": str(TRACE), "skip": "40h",
+    history = {"what": "capacity", "where": "pool", "trace": str(TRACE), "skip": "36h",
                "faster": 60, "when": 3, "for": seconds}  # fmt: skip
     faults = [history]
     for at, fault in CYCLE.items():
@@ -184,9 +186,10 @@ def _medians(samples: list[Sample]) -> Sample:
 def leaks(sampler: Sampler) -> list[str]:
     """Return what grew, or was left."""
     found = [f"the sampler ended: {sampler.error}"] if sampler.error else []
-    for name, samples in sampler.samples.items():
-        pair = compare(samples)
+    for name in {*sampler.samples, *PROCESSES}:
+        pair = compare(sampler.samples[name])
         if pair is None:
+            found.append(f"{name}: only {len(sampler.samples[name])} samples; take more minutes")
             continue
         early, late = pair
         if late.memory > early.memory * (1 + MORE_SHARE) + MORE_BYTES:

@@ -50,9 +50,12 @@ def test_no_part_has_two_faults_at_a_time(soak: Any) -> None:
         ({"descriptors": 1}, "it: 130 descriptors became 190"),
     ],
 )
-def test_what_grows_is_a_leak(soak: Any, growth: dict[str, int], message: str | None) -> None:
+def test_what_grows_is_a_leak(
+    soak: Any, growth: dict[str, int], message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sampler = soak.Sampler()
     sampler.home = Path("/nowhere")
+    monkeypatch.setattr(soak, "PROCESSES", ("it",))
     steady = {"memory": 200 * 10**6, "descriptors": 100}
     for nth in range(101):
         use = {name: base + growth.get(name, 0) * nth for name, base in steady.items()}
@@ -61,6 +64,13 @@ def test_what_grows_is_a_leak(soak: Any, growth: dict[str, int], message: str | 
     found = soak.leaks(sampler)
 
     assert found == ([message] if message else [])
+
+
+def test_a_process_without_samples_is_no_success(soak: Any) -> None:
+    sampler = soak.Sampler()
+    sampler.home = Path("/nowhere")
+
+    assert "worker: only 0 samples; take more minutes" in soak.leaks(sampler)
 
 
 def test_a_process_that_is_left_is_found(soak: Any, tmp_path: Path) -> None:
