@@ -1,6 +1,7 @@
 """Digits with Accelerate, in the loop of its documentation, on spot machines."""
 
 import argparse
+import math
 
 import torch
 from accelerate import Accelerator
@@ -13,6 +14,7 @@ import vcasgd
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--learning-rate", type=float, default=2e-3)
+parser.add_argument("--accumulate", type=int, default=1, help="batches for each step")
 args = parser.parse_args()
 
 images, labels = load_digits(return_X_y=True)
@@ -25,7 +27,7 @@ validation_dataloader = DataLoader(validation_set, batch_size=120)
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 loss_function = nn.CrossEntropyLoss()
 optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
-steps = args.epochs * len(training_dataloader)
+steps = args.epochs * math.ceil(len(training_dataloader) / args.accumulate)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
 
 
@@ -41,7 +43,7 @@ session = vcasgd.Session(model, optimizer, schedule=scheduler, schedule_steps=st
 session.evaluation(validation_set)(judge)
 training_dataloader = session.loader(training_dataloader)
 
-accelerator = Accelerator()
+accelerator = Accelerator(gradient_accumulation_steps=args.accumulate)
 model, optimizer, training_dataloader, validation_dataloader, scheduler = accelerator.prepare(
     model, optimizer, training_dataloader, validation_dataloader, scheduler
 )
@@ -49,13 +51,14 @@ model, optimizer, training_dataloader, validation_dataloader, scheduler = accele
 for epoch in range(args.epochs):
     model.train()
     for batch in training_dataloader:
-        optimizer.zero_grad()
-        inputs, targets = batch
-        outputs = model(inputs)
-        loss = loss_function(outputs, targets)
-        accelerator.backward(loss)
-        optimizer.step()
-        scheduler.step()
+        with accelerator.accumulate(model):
+            inputs, targets = batch
+            outputs = model(inputs)
+            loss = loss_function(outputs, targets)
+            accelerator.backward(loss)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
 
     model.eval()
     with torch.no_grad():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ import pytest
 import torch
 from support.examples import finish_although_workers_die
 from support.harness import Harness
+from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
 import vcasgd
-from vcasgd.errors import SpecError
+from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.training import batches, train
 from vcasgd.session.script import ScriptTask, load
@@ -33,49 +34,120 @@ def state() -> Iterator[Any]:
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptTask]:
-    """Return the example as a task, run up to its first batch."""
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ScriptTask]]:
+    """Return a function that runs a script as a task, up to its first batch."""
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    task = load("train.py", {"epochs": 4}, EXAMPLE)
-    assert isinstance(task, ScriptTask)
-    task.model()
-    yield task
-    task.close()
-    assert task.ended
+    tasks: list[ScriptTask] = []
+
+    def start(folder: Path = EXAMPLE, **args: Any) -> ScriptTask:
+        task = load("train.py", {"epochs": 4, **args}, folder)
+        assert isinstance(task, ScriptTask)
+        tasks.append(task)
+        task.model()
+        return task
+
+    yield start
+    for task in tasks:
+        task.close()
+        assert task.ended
 
 
-def test_local_steps_are_those_of_the_loop(example: ScriptTask) -> None:
-    # Given the example's first model, trained by a plain loop on some samples in order
-    expected, dataset = example.model(), example.dataset("train")
-    optimizer = torch.optim.AdamW(expected.parameters(), lr=2e-3)
-    steps = 4 * 45
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
-    for start in range(0, 5 * 32, 32):
-        inputs, targets = example.collate([dataset[start + nth] for nth in range(32)])
+def trained_loop(task: ScriptTask, batch: int, count: int, epoch_steps: int) -> nn.Module:
+    """Train the example's first model in a plain loop on the first samples, in order."""
+    model, dataset = task.model(), task.dataset("train")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4 * epoch_steps)
+    for start in range(0, count * batch, batch):
+        inputs, targets = default_collate([dataset[start + nth] for nth in range(batch)])
         optimizer.zero_grad()
-        F.cross_entropy(expected(inputs), targets).backward()
+        F.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
         scheduler.step()
+    return model
 
-    # When a worker trains the same samples at the same progress
-    model = example.network
+
+def trained_interval(task: ScriptTask, batch: int, count: int, epoch_steps: int) -> nn.Module:
+    """Train the script's model as a worker does, on the same samples at the same progress."""
+    model = task.network
     assert model is not None
-    first = [each.clone() for each in model.parameters()]
-    own = example.optimizer(list(model.parameters()))
-    rates = Rates(example, own)
+    own = task.optimizer(list(model.parameters()))
+    rates, indices = Rates(task, own), torch.arange(count * batch).numpy()
     interval = train(
-        *(example, model, own, batches(example, dataset, torch.arange(160).numpy()), "cpu"),
+        *(task, model, own, batches(task, task.dataset("train"), indices, batch), "cpu"),
         should_stop=lambda: False,
         on_step=lambda: None,
-        before_step=lambda done: rates.follow((done // 32 + 0.5) / steps),
+        before_step=lambda done: rates.follow((done // batch + 0.5) / (4 * epoch_steps)),
     )
+    assert (interval.samples, interval.steps) == (count * batch, count)
+    return model
 
-    # Then the models are the same
-    assert (interval.samples, interval.steps) == (160, 5)
-    for ours, theirs, before in zip(model.parameters(), expected.parameters(), first, strict=True):
-        torch.testing.assert_close(ours, theirs)
-        assert not torch.equal(ours, before)
+
+def assert_same(ours: nn.Module, theirs: nn.Module, first: nn.Module) -> None:
+    """Fail unless two models are equal, and trained."""
+    for own, other, before in zip(
+        ours.parameters(), theirs.parameters(), first.parameters(), strict=True
+    ):
+        torch.testing.assert_close(own, other)
+        assert not torch.equal(own, before)
+
+
+def test_local_steps_are_those_of_the_loop(start: Callable[..., ScriptTask]) -> None:
+    example = start()
+    expected = trained_loop(example, 32, count=5, epoch_steps=45)
+    assert_same(trained_interval(example, 32, 5, epoch_steps=45), expected, example.model())
+
+
+@pytest.mark.parametrize("batch", [128, 50, 32, 3])
+def test_accumulated_steps_are_those_of_the_whole_batch(
+    start: Callable[..., ScriptTask], batch: int
+) -> None:
+    # Given a loop that accumulates the gradients of 4 batches of 32
+    example = start(accumulate=4)
+    assert example.batch_size == 128
+
+    # When a worker has a smaller part of the batch, then its steps have fewer batches
+    expected = trained_loop(example, batch, count=5, epoch_steps=12)
+    assert_same(trained_interval(example, batch, 5, epoch_steps=12), expected, example.model())
+
+
+def test_steps_of_a_scaler_are_those_of_a_loop_with_it(
+    start: Callable[..., ScriptTask], tmp_path: Path
+) -> None:
+    # Given the example with a scaler as Accelerate makes it for fp16, which needs a GPU
+    code = (EXAMPLE / "train.py").read_text()
+    made = "accelerator = Accelerator(gradient_accumulation_steps=args.accumulate)\n"
+    assert made in code
+    scaler = f'{made}accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale={{}})\n'
+    (tmp_path / "train.py").write_text(code.replace(made, scaler.format("2.0**20")))
+    example = start(tmp_path, accumulate=4)
+
+    # Then its steps are those of the loop
+    expected = trained_loop(example, 128, count=5, epoch_steps=12)
+    assert_same(trained_interval(example, 128, 5, epoch_steps=12), expected, example.model())
+
+
+def test_steps_that_the_scaler_skips_change_nothing(
+    start: Callable[..., ScriptTask], tmp_path: Path
+) -> None:
+    # Given a scale that overflows
+    code = (EXAMPLE / "train.py").read_text()
+    made = "accelerator = Accelerator(gradient_accumulation_steps=args.accumulate)\n"
+    scaler = 'accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=3e38)\n'
+    loss = "loss = loss_function(outputs, targets)"
+    assert made in code
+    assert loss in code
+    code = code.replace(made, made + scaler).replace(
+        loss, "loss = loss_function(outputs * 1e3, targets)"
+    )
+    (tmp_path / "train.py").write_text(code)
+    example = start(tmp_path)
+
+    model = trained_interval(example, 32, 2, epoch_steps=45)
+
+    # Then the samples of the steps count, and the model is as before
+    for own, first in zip(model.parameters(), example.model().parameters(), strict=True):
+        assert torch.equal(own, first)
 
 
 def test_the_example_needs_at_most_five_lines() -> None:
@@ -88,24 +160,59 @@ def session() -> vcasgd.Session:
     return vcasgd.Session(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def test_gradient_accumulation_is_refused() -> None:
+def test_a_loop_without_accumulate_is_refused() -> None:
     import accelerate
 
+    # Given a loop that makes a step for each batch, although it should accumulate
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
-    loader = accelerator.prepare(session().loader([torch.ones(1)] * 4))
+    own = session()
+    loader = accelerator.prepare(own.loader([torch.ones(1)] * 4, 1))
+    optimizer = accelerator.prepare(own._optimizer)
 
-    with pytest.raises(SpecError, match=r"gradient accumulation: .*multiply the batch size by 4"):
+    batch = next(iter(loader))
+    accelerator.backward(own._model(batch).mean())
+    with pytest.raises(UserCodeError, match=r"before the last .* in accelerator\.accumulate"):
+        optimizer.step()
+
+
+def test_two_numbers_of_batches_are_refused() -> None:
+    import accelerate
+
+    accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+    loader = session().loader([torch.ones(1)], gradient_accumulation_steps=2)
+    with pytest.raises(SpecError, match="over 2 batches, and the Accelerator over 4"):
         iter(loader)
 
 
-def test_a_scaler_of_gradients_is_refused(state: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_the_end_of_a_loader_does_not_end_are_refused() -> None:
     import accelerate
 
-    accelerate.Accelerator(cpu=True)
-    # Without a GPU, Accelerate itself refuses it.
-    monkeypatch.setitem(state.AcceleratorState._shared_state, "_mixed_precision", "fp16")
-    with pytest.raises(SpecError, match=r"fp16: its scaler .*bf16"):
+    plugin = accelerate.utils.GradientAccumulationPlugin(4, sync_with_dataloader=False)
+    accelerate.Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
+    with pytest.raises(SpecError, match="sync_with_dataloader=False: workers share a batch"):
         iter(session().loader([torch.ones(1)]))
+
+
+def test_an_epoch_on_its_own_ends_with_a_step() -> None:
+    import accelerate
+
+    # Given 5 batches, whose gradients are accumulated over 2
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    own = session()
+    model, optimizer, loader = accelerator.prepare(
+        own._model, own._optimizer, own.loader([torch.ones(1)] * 5, 1)
+    )
+    steps = []
+    for _ in range(2):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+                steps.append(accelerator.sync_gradients)
+
+    assert steps == [False, True, False, True, True] * 2
+    assert not accelerator.gradient_state.in_dataloader
 
 
 @pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP", "MEGATRON_LM"])
@@ -137,9 +244,9 @@ def test_iterable_data_is_refused() -> None:
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_the_loop_learns_although_two_workers_are_killed(harness: Harness) -> None:
-    done = finish_although_workers_die(
-        harness, EXAMPLE, samples=1437, epochs=20, args={"epochs": 20}
-    )
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loop_learns_although_two_workers_are_killed(harness: Harness, accumulate: int) -> None:
+    args = {"epochs": 20, "accumulate": accumulate}
+    done = finish_although_workers_die(harness, EXAMPLE, samples=1437, epochs=20, args=args)
     assert done.best is not None
     assert done.best.metrics["accuracy"] >= 0.93

@@ -16,6 +16,8 @@ from support.training import BATCH, TASKS, Training
 from support.waiting import await_truth
 
 from vcasgd.errors import NonFiniteLoss, SpecError, TaskImportError, UserCodeError
+from vcasgd.learning.precision import MOST_SKIPPED
+from vcasgd.learning.training import batch_size_of
 from vcasgd.session.script import ScriptTask, load
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import JobState
@@ -62,11 +64,12 @@ for batch in session.loader(data, batch_size=2):
 
 
 @pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
+@pytest.mark.parametrize("script", ["counting.py", "accumulating.py"])
 def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(
-    harness: Harness,
+    harness: Harness, script: str
 ) -> None:
     # Given a job whose task is a script, on two workers
-    training = Training(harness, task="counting.py", subtasks=8)
+    training = Training(harness, task=script, subtasks=8)
     killed, _ = training.start(2)
     harness.start_job_loop()
 
@@ -250,7 +253,7 @@ def test_the_scripts_own_scheduler_is_sampled(scripts: Scripts) -> None:
     ("body", "error", "message"),
     [
         ("pass", UserCodeError, r"a batch ended without optimizer\.step"),
-        ("optimizer.step()", UserCodeError, r"step was called without loss\.backward"),
+        ("optimizer.step()", UserCodeError, r"no loss, because loss\.backward was not called"),
         (
             "model(batch).mean().backward(); optimizer.step(); optimizer.step()",
             UserCodeError,
@@ -276,6 +279,120 @@ def test_an_error_in_a_loop_with_its_own_steps_is_reported(
 
     with pytest.raises(error, match=message):
         interval(learner)
+
+
+#: Steps of 8 samples in batches of 2, whose gradients are scaled.
+ACCUMULATING = """
+optimizer = session._optimizer
+scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+loader = session.loader(data, batch_size=2, gradient_accumulation_steps=4)
+seen = []
+for batch in loader:
+    seen.append(len(batch))
+    scaler.scale(model(batch).mean() / 4).backward()
+    if loader.ends_step:
+        print(seen, loader.ends_step, flush=True)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("stop", "seen"), [(4, [2, 2]), (3, [3]), (1, [1])])
+def test_a_step_has_the_mean_gradient_of_its_batches(
+    scripts: Scripts, capsys: pytest.CaptureFixture[str], stop: int, seen: list[int]
+) -> None:
+    # Given a loop that makes a step for 8 samples, in batches of at most 2
+    learner = scripts.learner(HEAD + ACCUMULATING.replace("SCALE", "64.0"))
+    assert learner.plan.samples == 8
+    assert batch_size_of(learner._task) == 8
+
+    # When an interval has fewer samples, then it is a single step of fewer batches
+    assert interval(learner, 10.0, stop) == -1
+    assert capsys.readouterr().out.splitlines() == [f"{seen} True"]
+
+
+def test_the_loss_of_a_step_is_the_mean_of_its_batches(scripts: Scripts) -> None:
+    learner = scripts.learner(HEAD + ACCUMULATING.replace("SCALE", "64.0"))
+    base = Base(torch.tensor([3.0]), torch.empty(0, dtype=torch.int64))
+    learner.start_subtask()
+    trained = learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+    assert (trained.stop, trained.steps, trained.loss_sum) == (4, 1, 12.0)
+
+
+#: Its gradient is 16, so it overflows with a scale of 2¹²⁵ until the scale is halved twice.
+OVERFLOWING = (HEAD.replace("[torch.ones(1)]", "[16 * torch.ones(1)]") + ACCUMULATING).replace(
+    "SCALE", "2.0**125"
+)
+
+
+@pytest.mark.parametrize("options", ["", ", fused=True"])
+def test_a_step_that_the_scaler_skips_counts_as_trained(scripts: Scripts, options: str) -> None:
+    # Given an optimizer that skips a step itself if it is fused, and gradients that are clipped
+    clipped = f"lr=1.0{options}), clip_norm=8.0"
+    learner = scripts.learner(OVERFLOWING.replace("lr=1.0)", clipped))
+
+    # Then the first two steps change nothing, and the third one is made
+    changes = [interval(learner) for _ in range(3)]
+    assert changes == pytest.approx([0, 0, -8])
+
+
+def test_a_scaler_that_skips_every_step_is_a_divergence(scripts: Scripts) -> None:
+    # Given a finite loss whose gradient is infinite
+    root = ACCUMULATING.replace("model(batch)", "(model(batch) - 10).sqrt()")
+    learner = scripts.learner(HEAD + root.replace("SCALE", "2.0"))
+
+    for _ in range(MOST_SKIPPED):
+        assert interval(learner) == 0
+    with pytest.raises(NonFiniteLoss, match=f"skipped {MOST_SKIPPED + 1} steps in a row"):
+        interval(learner)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_batches_of_an_evaluation_are_not_cut(scripts: Scripts, processes: int) -> None:
+    loader = f"torch.utils.data.DataLoader(data, 2, num_workers={processes})"
+    code = (HEAD + ACCUMULATING).replace("loader(data, batch_size=2,", f"loader({loader},")
+    learner = scripts.learner(code.replace("SCALE", "2.0"))
+    assert interval(learner) == -1
+
+    floats, integers = torch.tensor([3.0]), torch.empty(0, dtype=torch.int64)
+    judged = learner.evaluate(floats, integers, should_stop=lambda: False, on_step=lambda: None)
+    learner.close()
+    # The sum of one batch of 8
+    assert judged == {"loss": 3.0, "count": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "message"),
+    [
+        ("if loader.ends_step:", "if True:", "or before the last batch of a step"),
+        ("if loader.ends_step:", "if len(seen) == 4:", "a batch ended without optimizer.step"),
+        ("scaler.scale(model(batch).mean() / 4).backward()", "pass", "no loss, because"),
+    ],
+)
+def test_a_loop_that_counts_its_batches_itself_is_refused(
+    scripts: Scripts, line: str, instead: str, message: str
+) -> None:
+    learner = scripts.learner(HEAD + ACCUMULATING.replace(line, instead).replace("SCALE", "2.0"))
+    with pytest.raises(UserCodeError, match=message):
+        interval(learner)
+
+
+def test_an_accumulating_loop_trains_without_workers(tmp_path: Path) -> None:
+    # Given an epoch of 3 steps, the last one of 2 batches
+    code = OVERFLOWING.replace("* 8", "* 20").replace(
+        "for batch in", "before = float(model.weight)\nfor batch in"
+    )
+    (tmp_path / "train.py").write_text(code + "print(before - float(model.weight))")
+
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+
+    # Then only the last one, after two halvings of the scale, changes the weight
+    *steps, change = done.stdout.splitlines()
+    assert steps == [f"{[2] * count} True" for count in (4, 8, 10)]
+    assert float(change) == pytest.approx(16 * 2 / 4, rel=1e-4)
 
 
 def test_a_scheduler_that_the_session_does_not_know_is_refused(scripts: Scripts) -> None:

@@ -1,9 +1,10 @@
-"""Refusal of launches that a job can't follow: several processes, and settings of Accelerate."""
+"""Launches and settings of Accelerate: which of them a job follows, and which it refuses."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,32 +31,56 @@ def check_launch() -> None:
             "each worker of a job is one process, and none waits for another",
             "run the script with python, and set workers.max in job.yaml",
         )
-    # An Accelerator is used only if the script has imported it.
-    if "accelerate.state" in sys.modules:
+    if _has_accelerator():
         _check_accelerator()
+
+
+def accumulation_steps() -> int:
+    """Return the number of batches whose gradients Accelerate accumulates; 1 without it."""
+    if not _has_accelerator():
+        return 1
+    from accelerate.state import GradientState
+
+    return int(GradientState().num_steps)
+
+
+def seen_by_accelerate(loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches of a loader while Accelerate follows its ``end_of_dataloader``.
+
+    ``Accelerator.accumulate`` ends a step there, as at the end of a loader of its own.
+    """
+    if not _has_accelerator():
+        yield from batches
+        return
+    from accelerate.state import GradientState
+
+    state = GradientState()
+    state._add_dataloader(loader)
+    try:
+        yield from batches
+    finally:
+        state._remove_dataloader(loader)
+
+
+def _has_accelerator() -> bool:
+    # An Accelerator is used only if the script has imported it.
+    module = sys.modules.get("accelerate.state")
+    return module is not None and bool(module.AcceleratorState._shared_state)
 
 
 def _check_accelerator() -> None:
     from accelerate.state import AcceleratorState, GradientState
 
-    if not AcceleratorState._shared_state:
-        return
     state: Any = AcceleratorState()
     kind = state.distributed_type.value
     if kind in _REFUSED:
         why, remedy = _REFUSED[kind]
         raise _refused(kind, why, remedy)
-    if state.mixed_precision == "fp16":
+    if accumulation_steps() > 1 and not GradientState().sync_with_dataloader:
         raise _refused(
-            "fp16", "its scaler of gradients skips steps", 'use Accelerator(mixed_precision="bf16")'
-        )
-    steps = GradientState().num_steps
-    if steps > 1:
-        raise _refused(
-            "gradient accumulation",
-            "each batch needs its step, because a push can follow it",
-            f"multiply the batch size by {steps}; workers share each batch. To save memory, use "
-            "session.batches with gradient_accumulation_steps",
+            "sync_with_dataloader=False",
+            "workers share a batch, so its parts vary in number, and each step ends with the last",
+            "leave it out of GradientAccumulationPlugin",
         )
 
 

@@ -23,8 +23,9 @@ from torch.utils.data import (
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
 from vcasgd.learning.local_step import to_device
+from vcasgd.learning.precision import MOST_SKIPPED
 from vcasgd.learning.rates import clip
-from vcasgd.session.launch import check_launch
+from vcasgd.session.launch import accumulation_steps, check_launch, seen_by_accelerate
 from vcasgd.session.schedules import start_rates
 from vcasgd.session.script import LoopTask, ScriptTask
 
@@ -35,7 +36,14 @@ class BatchLoader:
     On its own, it yields the batches of ``loader``, one epoch for each iteration. In a job, the
     first iteration yields the batches of the worker's leases until the job ends. It is no
     ``DataLoader``, so ``Accelerator.prepare`` returns it as it is and reads no batch ahead.
+
+    With ``accumulation`` above 1, each step of the optimizer has the gradients of so many batches.
+    Workers share the samples of a step, so it can have fewer batches in a job: a loop asks
+    :attr:`ends_step`, as Accelerate does.
     """
+
+    #: Samples that were added to the last batch, for Accelerate: unknown.
+    remainder = -1
 
     def __init__(
         self,
@@ -43,13 +51,22 @@ class BatchLoader:
         optimizer: Optimizer,
         loader: DataLoader[Any],
         script: ScriptTask | None,
+        accumulation: int = 1,
     ) -> None:
         self._task, self._optimizer, self._loader, self._script = task, optimizer, loader, script
-        self._batch_pending = False
+        self._accumulation = accumulation
+        self._ends_step = True
+        #: True until the present batch has the step of the optimizer that it needs.
+        self._lacks_step = False
         self._steps = 0
-        #: Sum of the losses of the present batch.
+        #: Steps in a row that a scaler of gradients skipped.
+        self._skipped = 0
+        #: Sum of the losses of the present batch, and the factor of its gradient.
         self._loss: Tensor | None = None
-        #: Learning rates of the present batch in a job.
+        self._weight = 1.0
+        #: The last loss that was scaled, after and before.
+        self._scaled: tuple[Tensor, Tensor] | None = None
+        #: Learning rates of the present step in a job.
         self._rates: list[Any] = []
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
@@ -58,20 +75,45 @@ class BatchLoader:
         """Return the number of batches of an epoch on one machine."""
         return len(self._loader)
 
+    @property
+    def ends_step(self) -> bool:
+        """True if the optimizer's step follows the present batch, because it is the last one whose
+        gradient the step has."""
+        return self._ends_step
+
+    #: Name that Accelerate uses.
+    end_of_dataloader = ends_step
+
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches; each needs one step of the optimizer before the next one.
+        """Yield batches, with a step of the optimizer after each that :attr:`ends_step`.
 
         Raises :class:`SpecError` for a launch that a job can't follow, and :class:`UserCodeError`
         if a step is missing.
         """
         check_launch()
-        return self._batches_of_job(self._script) if self._script else self._local()
+        self._follow_accelerate()
+        _watch_steps()
+        _loader_of_thread.set(self)
+        batches = self._batches_of_job(self._script) if self._script else self._local()
+        return seen_by_accelerate(self, batches)
+
+    def _follow_accelerate(self) -> None:
+        steps = accumulation_steps()
+        if steps > 1 and self._accumulation not in (1, steps):
+            raise SpecError(
+                f"task: session.loader accumulates gradients over {self._accumulation} batches, "
+                f"and the Accelerator over {steps}",
+                remedy="leave gradient_accumulation_steps of the loader out",
+                field="task",
+            )
+        self._accumulation = max(self._accumulation, steps)
 
     def _local(self) -> Iterator[Any]:
         assert self._task.network is not None, "a session has started"
         device = next(self._task.network.parameters()).device
-        for batch in self._loader:
-            self._batch_pending = True
+        for number, batch in enumerate(self._loader, 1):
+            last = number % self._accumulation == 0 or number == len(self._loader)
+            self._begin(ends_step=last)
             yield to_device(batch, device)
             self._check_stepped()
 
@@ -86,43 +128,105 @@ class BatchLoader:
             )
         start_rates(self._optimizer)
         self._task.makes_steps = True
-        _record_losses()
-        _loader_of_thread.set(self)
-        for batch in script.batches():
-            self._batch_pending, self._loss = True, None
+        self._task.accumulate(self._accumulation)
+        for step in script.batches():
             self._rates = self._present_rates()
-            yield batch
-            self._check_stepped()
-            script.submit(self._seen_loss())
+            mean, parts = 0.0, step if self._accumulation > 1 else [(step, 1.0)]
+            for number, (batch, share) in enumerate(parts, 1):
+                # The loop divides each loss by the number of batches; their sizes may differ.
+                self._begin(ends_step=number == len(parts), weight=share * self._accumulation)
+                yield batch
+                self._check_stepped()
+                mean += self._finite_loss()
+            script.submit(torch.tensor(mean, dtype=torch.float64))
+
+    def _begin(self, *, ends_step: bool, weight: float = 1.0) -> None:
+        self._lacks_step = self._ends_step = ends_step
+        self._loss, self._weight = None, weight
 
     def _check_stepped(self) -> None:
-        if self._batch_pending:
+        if self._lacks_step:
             raise UserCodeError(
                 "a batch ended without optimizer.step",
-                remedy="make one step for each batch of session.loader; instead of "
-                "accumulating gradients over several batches, use a larger batch_size",
+                remedy="make one step for each batch of session.loader; to accumulate gradients "
+                "over several batches, pass gradient_accumulation_steps and make a step if "
+                "ends_step of the loader is True",
             )
 
-    def record(self, loss: Tensor) -> None:
-        """Add a loss of the present batch, which ``backward`` was called for."""
-        self._loss = loss if self._loss is None else self._loss + loss
+    # -- losses --------------------------------------------------------------------------------
 
-    # -- hooks of the optimizer ----------------------------------------------------------------
+    def note_scaled(self, scaled: Tensor, loss: Tensor) -> None:
+        """Remember which loss a scaler of gradients has scaled."""
+        self._scaled = scaled, loss
 
-    def _before_step(self, *_: Any) -> None:
-        if not self._batch_pending:
+    def weighted(self, loss: Tensor) -> Tensor:
+        """Record a loss of the present batch, which ``backward`` is called for.
+
+        Returns the loss whose gradient is to be computed.
+        """
+        scaled, self._scaled = self._scaled, None
+        unscaled = scaled[1] if scaled is not None and loss is scaled[0] else loss
+        part = unscaled.detach() * self._weight
+        self._loss = part if self._loss is None else self._loss + part
+        return loss if self._weight == 1 else loss * self._weight
+
+    def _finite_loss(self) -> float:
+        if self._loss is None:
             raise UserCodeError(
-                "optimizer.step was called twice for one batch, or without a batch",
-                remedy="call it once for each batch of session.loader",
+                "a batch has no loss, because loss.backward was not called",
+                remedy="call backward for each batch of session.loader; a job records its loss",
+            )
+        if not math.isfinite(value := float(self._loss)):
+            raise NonFiniteLoss(
+                f"the loss is {value} in local step {self._steps}",
+                remedy="lower the learning rate, clip gradients, or check the data for NaN",
+                step=self._steps,
+            )
+        return value
+
+    # -- steps of the optimizer ----------------------------------------------------------------
+
+    def makes_steps_of(self, optimizer: Optimizer) -> bool:
+        """Return True if the loop's steps are those of this optimizer."""
+        return optimizer is self._optimizer
+
+    def end_scaled_step(self, *, overflows: bool) -> None:
+        """Count a step that a scaler of gradients made, or skipped because a gradient overflows.
+
+        A skipped step counts as trained, as in a plain loop. Raises :class:`NonFiniteLoss` if a
+        job skips too many in a row.
+        """
+        self._skipped = self._skipped + 1 if overflows else 0
+        if overflows and self._lacks_step:
+            self._count_step()
+            self._lacks_step = False
+        if self._script and self._skipped > MOST_SKIPPED:
+            raise NonFiniteLoss(
+                f"the scaler of gradients skipped {self._skipped} steps in a row",
+                remedy="use bf16, lower the learning rate, or check the loss for a division by 0",
+                step=self._steps,
+            )
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self._count_step()
+        # A fused optimizer skips a step itself.
+        clip(self._task, optimizer, self._steps, may_overflow=hasattr(optimizer, "found_inf"))
+
+    def _count_step(self) -> None:
+        if not self._lacks_step:
+            raise UserCodeError(
+                "optimizer.step was called twice for one batch, without a batch, or before the "
+                "last batch of a step",
+                remedy="call it once for each batch of session.loader; if the loop accumulates "
+                "gradients, once if ends_step of the loader is True, or in accelerator.accumulate",
             )
         self._steps += 1
         if self._script:
             self._check_rates()
-            self._check_loss()
-        clip(self._task, self._optimizer, self._steps)
+            self._finite_loss()
 
     def _after_step(self, *_: Any) -> None:
-        self._batch_pending = False
+        self._lacks_step = False
 
     def _present_rates(self) -> list[Any]:
         return [group.get("lr") for group in self._optimizer.param_groups]
@@ -132,22 +236,6 @@ class BatchLoader:
             raise UserCodeError(
                 "the loop changed the learning rate, which a job sets for each step",
                 remedy="pass schedule=… to the session, a factor for each progress",
-            )
-
-    def _seen_loss(self) -> Tensor:
-        if self._loss is None:
-            raise UserCodeError(
-                "optimizer.step was called without loss.backward",
-                remedy="call backward for each batch of session.loader; a job records its loss",
-            )
-        return self._loss
-
-    def _check_loss(self) -> None:
-        if not math.isfinite(value := float(self._seen_loss())):
-            raise NonFiniteLoss(
-                f"the loss is {value} in local step {self._steps}",
-                remedy="lower the learning rate, clip gradients, or check the data for NaN",
-                step=self._steps,
             )
 
 
@@ -200,15 +288,42 @@ def evenly_drawn(loader: DataLoader[Any]) -> DataLoader[Any]:
 _loader_of_thread: ContextVar[BatchLoader | None] = ContextVar("vcasgd_loader", default=None)
 
 _backward: Any = torch.autograd.backward
+_scale: Any = torch.amp.GradScaler.scale
+_step: Any = torch.amp.GradScaler.step
 
 
-def _record_losses() -> None:
-    """Make ``backward`` record losses, because hooks of an optimizer don't get their values."""
-    torch.autograd.backward = _recorded_backward
+def _watch_steps() -> None:
+    """Watch ``backward`` and scalers of gradients: hooks of an optimizer get no losses, and don't
+    run for a step that a scaler skips."""
+    torch.autograd.backward = _watched_backward
+    scaler: Any = torch.amp.GradScaler
+    scaler.scale, scaler.step = _watched_scale, _watched_step
 
 
-def _recorded_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+def _watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
     loader = _loader_of_thread.get()
     if loader is not None and isinstance(tensors, Tensor) and tensors.numel() == 1:
-        loader.record(tensors.detach())
+        tensors = loader.weighted(tensors)
     _backward(tensors, *args, **kwargs)
+
+
+def _watched_scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+    scaled, loader = _scale(scaler, outputs), _loader_of_thread.get()
+    if loader is not None and isinstance(outputs, Tensor):
+        loader.note_scaled(scaled, outputs)
+    return scaled
+
+
+def _watched_step(
+    scaler: torch.amp.GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any
+) -> Any:
+    loader = _loader_of_thread.get()
+    if loader is None or not loader.makes_steps_of(optimizer) or not scaler.is_enabled():
+        return _step(scaler, optimizer, *args, **kwargs)
+    if not scaler._found_inf_per_device(optimizer):
+        # The hooks of the optimizer need gradients that aren't scaled.
+        scaler.unscale_(optimizer)
+    overflows = any(each.item() for each in scaler._found_inf_per_device(optimizer).values())
+    result = _step(scaler, optimizer, *args, **kwargs)
+    loader.end_scaled_step(overflows=overflows)
+    return result

@@ -15,10 +15,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
@@ -76,6 +78,9 @@ class LoopTask(Task):
         self._evaluation: tuple[Evaluate, Dataset[Any]] | None = None
         self._dataset: Dataset[Any] | None = None
         self._collate: Callable[[list[Any]], Any] = default_collate
+        #: Most samples of a micro-batch, and the most micro-batches of a step; None if each step
+        #: has one batch.
+        self._accumulation: tuple[int, int] | None = None
 
     def set_model(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Set the model that is trained, and its optimizer."""
@@ -89,6 +94,12 @@ class LoopTask(Task):
         self._dataset = dataset
         self.batch_size = batch_size
         self._collate = collate
+
+    def accumulate(self, steps: int) -> None:
+        """Make each step with the gradients of ``steps`` batches of the present size."""
+        if steps > 1:
+            self._accumulation = self.batch_size, steps
+            self.batch_size *= steps
 
     def set_evaluation(self, function: Evaluate, dataset: Dataset[Any], batch_size: int) -> None:
         """Set the evaluation and its data."""
@@ -113,7 +124,18 @@ class LoopTask(Task):
         return self.evaluation[0](model, batch)
 
     def collate(self, samples: list[Any]) -> Any:
-        return self._collate(samples)
+        """Return a batch, or after :meth:`accumulate` a list of micro-batches with their shares of
+        the samples; see :func:`vcasgd.learning.training.micro_batches`."""
+        # Evaluations compute no gradients. Processes that load their batches inherit this.
+        if self._accumulation is None or not torch.is_grad_enabled():
+            return self._collate(samples)
+        size, most = self._accumulation
+        count = max(1, min(most, -(-len(samples) // size), len(samples) // 2))
+        cuts = [len(samples) * part // count for part in range(count + 1)]
+        return [
+            (self._collate(samples[start:stop]), (stop - start) / len(samples))
+            for start, stop in pairwise(cuts)
+        ]
 
     @property
     def evaluation(self) -> tuple[Evaluate, Dataset[Any]]:

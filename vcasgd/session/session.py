@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from vcasgd.errors import UserCodeError
+from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.local_step import backward, to_device, update
 from vcasgd.learning.precision import StepPrecision
@@ -135,22 +135,39 @@ class Session:
         return self._checked(source)
 
     def loader(
-        self, data: Dataset[Any] | DataLoader[Any], batch_size: int | None = None
+        self,
+        data: Dataset[Any] | DataLoader[Any],
+        batch_size: int | None = None,
+        *,
+        gradient_accumulation_steps: int = 1,
     ) -> BatchLoader:
-        """Return a loader for a loop that makes one step of the optimizer for each batch.
+        """Return a loader for a loop that makes the steps of the optimizer itself.
 
         On its own, the script trains as without a session: ``data`` in its own order, if it is a
         loader, with the script's own scheduler. In a job, the batches are those of the worker's
         leases, and the loop ends when the job does. ``Accelerator.prepare`` leaves the loader as it
         is. ``batch_size`` defaults to that of a given loader, or 64.
 
+        The loop makes one step for each batch. With ``gradient_accumulation_steps`` it calls
+        ``backward`` for each batch with the loss divided by that number, and makes a step if
+        :attr:`BatchLoader.ends_step` is True; the job's batch is so many times ``batch_size``. The
+        number of an ``Accelerator`` needn't be repeated here.
+
         Raises :class:`SpecError` for data that a job can't use.
         """
+        if gradient_accumulation_steps < 1:
+            raise SpecError(
+                f"task: gradient_accumulation_steps is {gradient_accumulation_steps}, "
+                "not a whole number above 0",
+                field="task",
+            )
         loader = loader_over(data, batch_size)
         assert loader.batch_size is not None, "the loader was checked"
         self._task.set_data(loader.dataset, loader.batch_size, loader.collate_fn)
         self._task.use_loader_settings(loader)
-        return BatchLoader(self._task, self._optimizer, loader, self._script)
+        return BatchLoader(
+            *(self._task, self._optimizer, loader, self._script, gradient_accumulation_steps)
+        )
 
     def step(self, loss: Tensor) -> None:
         """Make one optimizer step for a mean loss, a scalar with gradient.
