@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from vcasgd.learning import local_moments
 from vcasgd.learning.local_moments import LocalMoments
 
 SIZE, WORKERS = 500, 4
@@ -109,3 +110,18 @@ def test_they_change_gradually_when_others_join_and_leave(name: str) -> None:
         worker.run(5, 1.0, 1.0)
 
         assert float(worker.second.mean()) == pytest.approx(float(before), rel=0.1)
+
+
+@each_adam
+def test_large_parameters_are_corrected_in_pieces(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Training(name, share=1 / WORKERS)
+    whole.run(20, 1.0, 2.0)
+
+    monkeypatch.setattr(local_moments, "PIECE", 64)
+    pieces = Training(name, share=1 / WORKERS)
+    pieces.run(20, 1.0, 2.0)
+
+    assert torch.equal(pieces.second, whole.second)
+    assert torch.equal(pieces.parameter, whole.parameter)

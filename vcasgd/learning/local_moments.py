@@ -13,12 +13,17 @@ which is never less than ``v·b/B``, the noise of the whole batch alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+#: Numbers that are corrected at a time, which bounds the memory for it. A multiple of the width of
+#: any vector instruction, so that each number is computed as in one piece.
+PIECE = 1 << 22
 
 
 @dataclass
@@ -64,16 +69,23 @@ class LocalMoments:
             second = state["exp_avg_sq"]
             moments = self._moments[parameter] = _Moments(second.clone(), second.clone())
         first, second = betas
-        squared = gradient.square()
-        step = int(state["step"]) + 1
-        moments.own.lerp_(squared, 1 - second)
-        mean = torch.lerp(state["exp_avg"], gradient, 1 - first).div_(1 - first**step)
-        moments.mean.lerp_(mean.square_(), 1 - second)
-        noise = (moments.own - moments.mean).clamp_(min=0).div_(2 * first / (1 + first))
-        used = torch.maximum(
-            torch.sub(moments.own, noise, alpha=1 - self.share), moments.own * self.share
-        )
-        state["exp_avg_sq"].copy_(used.sub_(squared.mul_(1 - second)).div_(second))
+        unbias = 1 - first ** (int(state["step"]) + 1)
+        vectors = (gradient, state["exp_avg"], state["exp_avg_sq"], moments.own, moments.mean)
+        for gradient_, momentum, out, own, mean in _pieces(vectors):
+            squared = gradient_.square()
+            own.lerp_(squared, 1 - second)
+            unbiased = torch.lerp(momentum, gradient_, 1 - first).div_(unbias)
+            mean.lerp_(unbiased.square_(), 1 - second)
+            noise = (own - mean).clamp_(min=0).div_(2 * first / (1 + first))
+            used = torch.maximum(torch.sub(own, noise, alpha=1 - self.share), own * self.share)
+            out.copy_(used.sub_(squared.mul_(1 - second)).div_(second))
+
+
+def _pieces(vectors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the same pieces of tensors of one shape; all at once if one isn't contiguous."""
+    if not all(each.is_contiguous() for each in vectors):
+        return iter([vectors])
+    return zip(*(torch.split(each.view(-1), PIECE) for each in vectors), strict=True)
 
 
 def _is_adam(group: dict[str, Any], state: dict[str, Any]) -> bool:

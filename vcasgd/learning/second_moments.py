@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
+#: Numbers that are divided at a time.
+PIECE = 1 << 22
 #: Largest second moment that is taken over; larger ones would overflow.
 LARGEST = 1e30
 
@@ -36,9 +38,9 @@ def steps(optimizer: Optimizer) -> int:
 
 
 def read(optimizer: Optimizer, out: Tensor) -> None:
-    """Copy the second moments into ``out``, float32 [:func:`count`], corrected for their bias.
+    """Copy the second moments, corrected for their bias, into ``out`` [:func:`count`].
 
-    Those of a parameter that never had a gradient are 0.
+    It can have any floating-point type. Those of a parameter that never had a gradient are 0.
     """
     at = 0
     for group in optimizer.param_groups:
@@ -46,8 +48,13 @@ def read(optimizer: Optimizer, out: Tensor) -> None:
             part = out[at : at + parameter.numel()]
             at += parameter.numel()
             if state := optimizer.state.get(parameter):
-                part.copy_(state["exp_avg_sq"].detach().flatten())
-                part.div_(1 - group["betas"][1] ** int(state["step"]))
+                unbias = 1 - group["betas"][1] ** int(state["step"])
+                second = state["exp_avg_sq"].detach().flatten()
+                # Rounded after the division, in pieces that bound the memory for it.
+                for target, piece in zip(
+                    torch.split(part, PIECE), torch.split(second, PIECE), strict=True
+                ):
+                    target.copy_(piece / unbias)
             else:
                 part.zero_()
 

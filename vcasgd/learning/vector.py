@@ -8,8 +8,10 @@ parameters, is in neither (:mod:`vcasgd.learning.base`).
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +21,17 @@ from vcasgd.learning.layout import Layout, TensorKind
 
 #: Largest magnitude in an update; larger values would soon overflow float32 weights.
 LARGEST_VALUE = 1e30
+
+
+def new_vector(floats: int) -> Tensor:
+    """Return float32 [floats], zeros, in memory that goes back to the system when it is freed.
+
+    An allocator may keep such a block, and a later vector may not fit into it.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, max(1, floats) * np.float32().nbytes, flags=flags)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.from_numpy(np.frombuffer(memory, np.float32, floats))
 
 
 def is_sound(vector: Tensor) -> bool:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from vcasgd.learning import second_moments
 from vcasgd.learning.local_batch import LocalBatch
 from vcasgd.learning.local_moments import LocalMoments
+from vcasgd.learning.vector import new_vector
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.worker.interval import Base
 
@@ -116,9 +117,10 @@ class Member:
         return self._sharing is not None and second_moments.steps(self._sharing) >= LEAST_STEPS
 
     def shared(self) -> tuple[Tensor, int]:
-        """Return the second moments for others, float32 [n], and the steps that they are from."""
+        """Return the second moments for others, bfloat16 [n], and the steps that they are from."""
         assert self._sharing is not None
-        out = torch.empty(second_moments.count(self._sharing))
+        count = second_moments.count(self._sharing)
+        out = new_vector(-(-count // 2)).view(torch.bfloat16)[:count]
         second_moments.read(self._sharing, out)
         return out, second_moments.steps(self._sharing)
 

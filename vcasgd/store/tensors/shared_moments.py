@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from vcasgd.learning.shards import Cut
+from vcasgd.learning.vector import new_vector
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
@@ -37,7 +37,7 @@ class SharedMoments:
         return bool(turn)
 
     def write(self, moments: Tensor, made: int, rollbacks: int) -> None:
-        """Write moments, float32 [n], rounded to bfloat16, of an optimizer that made ``made`` steps
+        """Write moments, bfloat16 [n], of an optimizer that made ``made`` steps
         since the training went back ``rollbacks`` times."""
         for transfer, keys, part in zip(
             self._transfers, self._keys, self._parts(moments), strict=True
@@ -56,7 +56,7 @@ class SharedMoments:
         after, _, made = text.partition(b":")
         if not (_is_count(after) and _is_count(made) and int(after) == rollbacks and int(made)):
             return None
-        moments = torch.empty(count)
+        moments = new_vector(count)
         try:
             for transfer, keys, part in zip(
                 self._transfers, self._keys, self._parts(moments), strict=True
