@@ -1,6 +1,6 @@
 """Measure what a model of some size takes: memory of each process, bytes and seconds of exchanges.
 
-    python benchmarks/sizing.py [--sizes 10 100 500] [--seconds 8]
+    python benchmarks/sizing.py [--sizes 10 100 500] [--rules rounds] [--seconds 8]
 
 Two workers that don't train exchange updates as fast as they can. Writes
 ``benchmarks/results/sizing.md``. Seconds depend on what else runs; memory and bytes don't. All
@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,8 @@ from vcasgd.learning.encodings import make_codec
 OUT = Path(__file__).resolve().parent / "results" / "sizing.md"
 MB = 1_000_000
 WORKERS = 2
+#: The default, and one whose workers don't wait for each other.
+RULES = ("rounds", "async-local-sgd")
 #: Updates of each worker before those that count, and fetches whose median is shown.
 WARM_UP_UPDATES, FETCHES = 3, 5
 LIMIT_SECONDS = 300.0
@@ -45,7 +48,8 @@ PAGE = """\
 
 {machine}
 
-Vectors of float32, one store node, {workers} workers that exchange updates as fast as they can.
+Vectors of float32, one store node, {workers} workers that exchange updates as fast as they can,
+with the default rule and with one whose workers don't wait for each other.
 Each worker writes its updates into memory, and has no model, gradients, or optimizer. Other
 programs ran at the same time, as the load shows: seconds are upper bounds, while memory and bytes
 don't depend on it.
@@ -61,8 +65,12 @@ while both workers push. "Fetch" is the median of {fetches} fetches after the wo
 
 @dataclass(frozen=True)
 class Sizing:
-    """Figures of one size. Memory is in bytes above that before the job, times in seconds."""
+    """Figures of one rule and size.
 
+    Memory is in bytes above that before the job, times in seconds.
+    """
+
+    rule: str
     size: int
     memory: dict[str, float]
     push_bytes: int
@@ -72,9 +80,9 @@ class Sizing:
     updates_per_second: float
 
 
-def measure(megabytes: int, seconds: float) -> Sizing:
+def measure(rule: str, megabytes: int, seconds: float) -> Sizing:
     """Start all processes, measure, and clean up."""
-    workload = BenchWorkload(megabytes * MB // 4, WORKERS, "float32", fresh=True)
+    workload = BenchWorkload(megabytes * MB // 4, WORKERS, "float32", fresh=True, rule=rule)
     with Rig(workload, own_settings()) as rig:
         before = {name: pss(pid) for name, pid in rig.servers.items()}
         with sampled(rig) as samples:
@@ -105,6 +113,7 @@ def measure(megabytes: int, seconds: float) -> Sizing:
     }
     applied = np.concatenate(delays)
     return Sizing(
+        rule=rule,
         size=workload.model_bytes,
         memory=memory,
         push_bytes=make_codec("float32").encoded_size(workload.floats),
@@ -149,6 +158,7 @@ def rows(figures: Sequence[Sizing]) -> Iterator[list[str]]:
         workers = [size for name, size in each.memory.items() if name.startswith("worker")]
         sizes = {**each.memory, "worker": max(workers)}
         yield [
+            f"`{each.rule}`",
             f"{each.size / MB:g} MB",
             *(
                 f"{sizes[name] / MB:.0f} MB ({sizes[name] / each.size:.1f})"
@@ -164,6 +174,7 @@ def rows(figures: Sequence[Sizing]) -> Iterator[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 500])
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
@@ -172,11 +183,11 @@ def main() -> None:
         parser.error(f"this needs {needed / 1e9:.0f} GB of free memory; choose smaller --sizes")
     described = machine.describe()
     figures = []
-    for size in options.sizes:
-        figures.append(measure(size, options.seconds))
+    for rule, size in product(options.rules, options.sizes):
+        figures.append(measure(rule, size, options.seconds))
         print(figures[-1], flush=True)
     sizes = " ".join(map(str, options.sizes))
-    heads = ["model", "tensors server", "parameter server", "worker", "ledger",
+    heads = ["rule", "model", "tensors server", "parameter server", "worker", "ledger",
              "a push, a fetch", "applied", "fetch", "updates"]  # fmt: skip
     options.out.write_text(
         PAGE.format(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,9 +38,14 @@ class ShardPair:
     """One job in two shards, or in as many as there are nodes."""
 
     def __init__(
-        self, ledger: RedisServer, nodes: list[RedisServer], storage: Path, **fields: Any
+        self,
+        ledger: RedisServer,
+        nodes: list[RedisServer],
+        storage: Path,
+        most_unapplied: int = MAX_UNAPPLIED,
+        **fields: Any,
     ) -> None:
-        self.servers = nodes
+        self.servers, self.most_unapplied = nodes, most_unapplied
         self.nodes = [node.client() for node in nodes]
         self.world = World(ledger.connection, self.nodes[0], storage, running=False, **fields)
         layout = self.world.layout
@@ -56,7 +62,7 @@ class ShardPair:
     def group_with(self, patience: float) -> ShardGroup:
         group = ShardGroup(self.nodes, self.world.job, patience)
         update, layout = self.world.spec.update, self.world.layout
-        group.open(self.cut, steps=lambda part: step_format(update, layout, part))
+        group.open(self.cut, self.most_unapplied, lambda part: step_format(update, layout, part))
         return group
 
     def snapshots(self, shard: int) -> SnapshotStore:
@@ -73,9 +79,26 @@ class ShardPair:
         return Shard(world.jobs.get(world.job), token, tensors=self.nodes[number],
                      ledger=world.ledger, checkpoints=world.checkpoints, number=number)  # fmt: skip
 
-    def submit(self, shards: tuple[int, ...], subtask: int, start: int, stop: int) -> None:
-        """Submit the update of an honest worker."""
-        whole, name = self.world.delta(subtask, start, stop), f"u{next(self._named)}"
+    def publish(self, subtask: int, start: int, stop: int) -> None:
+        """Push an update, and publish a version with it."""
+        shards = tuple(range(len(self.nodes)))
+        self.submit(shards, subtask, start, stop)
+        flush(self)
+        for shard in shards:
+            self.shard(shard).turn()
+        self.group.settle()
+
+    def submit(
+        self,
+        shards: tuple[int, ...],
+        subtask: int,
+        start: int,
+        stop: int,
+        update: torch.Tensor | None = None,
+    ) -> None:
+        """Submit the update of an honest worker, which may be in its memory already."""
+        whole = self.world.delta(subtask, start, stop) if update is None else update
+        name = f"u{next(self._named)}"
         for shard in shards:
             payload = Float32().encode(self.cut.parts[shard].of(whole))
             header = Header(
@@ -198,8 +221,9 @@ class TestBase:
     def test_is_fetched_again_after_an_update_took_its_memory(self, single: ShardPair) -> None:
         single.group.refresh(again=False)
         single.submit((0,), 0, 0, 2)
+        base = single.group.base
         update = single.group.update_memory().fill_(7.0)
-        assert update is single.group.base
+        assert update is base
         single.servers[0].kill()
 
         with pytest.raises(StoreUnavailable):
@@ -222,10 +246,89 @@ class TestBase:
         single.group.prefetch(0.0)
         eventually(lambda: all(client.has_fetched for client in single.group))
 
-        assert single.group.update_memory().fill_(7.0) is single.group.base
+        base = single.group.base
+        assert single.group.update_memory().fill_(7.0) is base
         single.group.refresh(again=False)
 
         assert torch.equal(single.group.base, single.world.delta(0, 0, 4))
+
+    def test_ends_while_the_next_one_is_fetched(
+        self, single: ShardPair, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Given a fetch that is under way when an interval ends
+        single.group.refresh(again=False)
+        single.publish(0, 0, 4)
+        client, goes_on = single.group[0], threading.Event()
+        fetch = client._snapshots.fetch_rounded
+
+        def slow(*arguments: Any) -> Meta:
+            assert goes_on.wait(60)
+            return fetch(*arguments)
+
+        monkeypatch.setattr(client._snapshots, "fetch_rounded", slow)
+        single.group.prefetch(0.0)
+        eventually(lambda: client.is_fetching)
+
+        # Then the update takes the base's memory
+        base = single.group.base
+        assert single.group.update_memory().fill_(7.0) is base
+        goes_on.set()
+        single.group.refresh(again=False)
+        assert torch.equal(single.group.base, single.world.delta(0, 0, 4))
+
+    def test_is_lost_if_the_fetch_into_its_memory_fails(
+        self, single: ShardPair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Given a base that is overwritten while nothing needs it
+        single.group.refresh(again=False)
+        single.publish(0, 0, 4)
+        client = single.group[0]
+
+        def half(out: torch.Tensor, *_: Any) -> Meta:
+            out[: len(out) // 2].fill_(7.0)
+            raise StoreUnavailable("the connection was cut")
+
+        with monkeypatch.context() as failing:
+            failing.setattr(client._snapshots, "fetch_rounded", half)
+            with pytest.raises(StoreUnavailable):
+                single.group.refresh(again=False)
+        assert client.lacks_base
+
+        # Then no interval starts from it before it is complete
+        single.group.refresh(again=False)
+        assert torch.equal(single.group.base, single.world.delta(0, 0, 4))
+
+    @pytest.mark.parametrize("most_unapplied", [1, 2])
+    def test_a_worker_has_as_many_vectors_as_unapplied_updates(
+        self, tmp_path: Path, eventually: Eventually, most_unapplied: int
+    ) -> None:
+        # Given intervals whose updates are applied during or after the next one
+        with pair_of(tmp_path, shards=1, most_unapplied=most_unapplied, samples=3000) as single:
+            group, server = single.group, single.shard(0)
+            addresses, prefetched = set(), 0
+            for start in range(9):
+                for _ in group.wait_for_room([0]):
+                    server.turn()
+                group.refresh(again=True)
+                # The others are applied after the interval.
+                applied_meanwhile = start % 3 and group[0].updates.unapplied
+                if applied_meanwhile:
+                    flush(single)
+                    server.turn()
+                    group.settle()
+                group.prefetch(0.0)
+                if applied_meanwhile and most_unapplied > 1:
+                    eventually(lambda: group[0].has_fetched)
+                    prefetched += 1
+                update = group.update_memory()
+                update.copy_(single.world.delta(0, start, start + 1))
+                addresses |= {update.data_ptr(), group.base.data_ptr()} - {0}
+                single.submit((0,), 0, start, start + 1, update)
+                del update
+
+        # Then they share the memory
+        assert len(addresses) == most_unapplied
+        assert (prefetched > 0) == (most_unapplied > 1)
 
     def test_a_silent_shard_keeps_its_part(self, pair: ShardPair) -> None:
         pair.group.refresh(again=False)

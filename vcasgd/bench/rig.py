@@ -60,7 +60,7 @@ class BenchWorkload:
 
     A vector of ``floats`` numbers is sharded over ``nodes`` store nodes. With ``near``, workers
     use the tensors server's Unix socket instead of TCP. ``fresh``: workers write each update into
-    memory as the product's do, instead of sending the same one again.
+    memory as the product's do, instead of sending the same one again. ``rule`` is the update rule.
     """
 
     floats: int
@@ -69,6 +69,7 @@ class BenchWorkload:
     nodes: int = 1
     near: bool = False
     fresh: bool = False
+    rule: str = "async-local-sgd"
 
     @property
     def model_bytes(self) -> int:
@@ -84,7 +85,7 @@ class BenchWorkload:
                 "epochs": 1,
                 "subtasks_per_epoch": SUBTASKS,
                 "push_every": 1,
-                "update": {"rule": "async-local-sgd", "eta": 1.0, "codec": self.codec},
+                "update": {"rule": self.rule, "codec": self.codec},
                 "workers": {"min": 0, "max": self.workers},
             }
         )

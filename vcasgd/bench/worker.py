@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from vcasgd.bench.gauges import resident_bytes
 from vcasgd.bench.tally import Tally
 from vcasgd.errors import VcasgdError
+from vcasgd.learning.vector import new_vector
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
 from vcasgd.spec.job import JobSpec
@@ -79,7 +80,7 @@ class SyntheticLearner(Learner):
             self._synthetic = torch.randn(self.layout.floats).mul_(UPDATE_SCALE)
 
     def initial(self) -> tuple[Tensor, Tensor]:
-        return torch.zeros(self.layout.floats), torch.zeros(0, dtype=torch.int64)
+        return new_vector(self.layout.floats), torch.zeros(0, dtype=torch.int64)
 
     def start_subtask(self) -> None:
         """Do nothing; there is no optimizer."""

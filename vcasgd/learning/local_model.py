@@ -9,7 +9,13 @@ from vcasgd.errors import SpecError, VcasgdError
 from vcasgd.learning.base import BaseGuard
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.training import build
-from vcasgd.learning.vector import gather, gather_difference, scatter, unfrozen_parameters
+from vcasgd.learning.vector import (
+    gather,
+    gather_difference,
+    new_vector,
+    scatter,
+    unfrozen_parameters,
+)
 from vcasgd.task.task import Task, calling_user_code
 
 
@@ -90,7 +96,7 @@ class LocalModel:
             )
 
     def _vectors(self) -> tuple[Tensor, Tensor]:
-        floats = torch.empty(self.layout.floats)
+        floats = new_vector(self.layout.floats)
         return floats, torch.empty(self.layout.integers, dtype=torch.int64)
 
 

@@ -41,6 +41,8 @@ FETCH_MARGIN = 1.5
 #: Version and writer of no snapshot.
 NO_VERSION = (-1, -1)
 
+#: Returns memory for a shard's part of the model, float32 [part.floats].
+Memory = Callable[[], Tensor]
 #: A request, and where its result goes.
 _Request = tuple[Callable[[], Any], Future[Any]]
 
@@ -78,6 +80,8 @@ class ShardClient:
         #: Why the last request failed; None if it succeeded.
         self.trouble: StoreError | None = None
         self._fetched: Meta | None = None
+        #: True while a snapshot is fetched into memory of its own.
+        self._fetching = False
         self._fetch_seconds = 0.0
         #: Makes a prefetch start at once.
         self._hurry = threading.Event()
@@ -131,7 +135,7 @@ class ShardClient:
         """
         return self._join_or_request(lambda: self._check().version)
 
-    def await_room(self, out: Tensor, base: Tensor) -> Future[Any]:
+    def await_room(self, out: Memory, base: Tensor) -> Future[Any]:
         """Request what :meth:`settle` does; if the queue is full, after the next commit, for which
         it waits for at most :data:`COMMIT_WAIT_SECONDS`.
 
@@ -139,18 +143,20 @@ class ShardClient:
         """
         return self._join_or_request(lambda: self._await_room(out, base))
 
-    def refresh(self, out: Tensor, base: Tensor, *, again: bool) -> Future[Any]:
+    def refresh(self, out: Memory, base: Tensor, *, again: bool) -> Future[Any]:
         """Request what :meth:`settle` does, and fetch a snapshot that is newer than the base.
 
-        The snapshot goes to ``out``, float32 [part.floats]; ``base`` is the present one. A
-        prefetched snapshot is new enough unless ``again`` is True; one of :meth:`await_room` is.
+        ``out`` returns memory for the snapshot, float32 [part.floats]; it is called only if there
+        is a newer one. ``base`` is the present one. If both are the same tensor, the base is lost
+        when a fetch fails. A prefetched snapshot is new enough unless ``again`` is True; one of
+        :meth:`await_room` is.
         """
         current, self._current = self._current, False
         if (self.has_fetched and not again) or (current and self._last.done()):
             return self._last
         return self._join_or_request(lambda: self._check_and_fetch(out, base))
 
-    def prefetch(self, out: Tensor, base: Tensor, needed_at: float) -> None:
+    def prefetch(self, out: Memory, base: Tensor, needed_at: float) -> None:
         """Request what :meth:`refresh` does, just in time for a moment of
         :func:`time.monotonic`. Any later request makes it start at once."""
         # The interval's own update alone may make the client full. Then the caller waits for a
@@ -177,6 +183,11 @@ class ShardClient:
     def has_fetched(self) -> bool:
         """True if :meth:`take` has a snapshot to return."""
         return self._last.done() and self._fetched is not None
+
+    @property
+    def is_fetching(self) -> bool:
+        """True while a newer snapshot is fetched, which needs the base no more."""
+        return self._fetching
 
     def take(self) -> Meta:
         """Return the description of the fetched snapshot, once; the caller moves its vector into
@@ -229,7 +240,7 @@ class ShardClient:
         self.updates.on_status(sent, status)
         return status
 
-    def _await_room(self, out: Tensor, base: Tensor) -> None:
+    def _await_room(self, out: Memory, base: Tensor) -> None:
         waits = self.updates.full
         if waits:
             self._seen = self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, self._seen)
@@ -238,25 +249,31 @@ class ShardClient:
             self._fetch(status.meta, out, base)
             self._current = True
 
-    def _check_and_fetch(self, out: Tensor, base: Tensor) -> None:
+    def _check_and_fetch(self, out: Memory, base: Tensor) -> None:
         self._fetch(self._check(self._newest_here or NO_VERSION).meta, out, base)
 
-    def _fetch(self, newest: Meta | None, out: Tensor, base: Tensor) -> None:
+    def _fetch(self, newest: Meta | None, out: Memory, base: Tensor) -> None:
         if newest is None:
             return
-        here = self._newest_here
-        if here is not None and self._fetched is None and self.follows_steps:
-            out.copy_(base)
+        here, memory = self._newest_here, out()
+        if memory is base:
+            self._dropped = True
+        elif here is not None and self._fetched is None and self.follows_steps:
+            memory.copy_(base)
         # Nothing can be taken while the vector is overwritten.
         self._fetched = None
         started = time.monotonic()
-        if self._steps is None:
-            self._fetched = self._snapshots.fetch_rounded(out, newest)
-        else:
-            self._fetched = self._snapshots.follow(out, here, self._steps, newest)
+        self._fetching = True
+        try:
+            if self._steps is None:
+                self._fetched = self._snapshots.fetch_rounded(memory, newest)
+            else:
+                self._fetched = self._snapshots.follow(memory, here, self._steps, newest)
+        finally:
+            self._fetching = False
         self._fetch_seconds = time.monotonic() - started
 
-    def _fetch_in_time(self, out: Tensor, base: Tensor, needed_at: float) -> None:
+    def _fetch_in_time(self, out: Memory, base: Tensor, needed_at: float) -> None:
         wait = needed_at - FETCH_MARGIN * self._fetch_seconds - time.monotonic()
         if wait > 0:
             self._hurry.wait(wait)

@@ -2,14 +2,17 @@
 
 The parts of the base may have different versions: each shard is as new as its own store node
 could make it. While an interval is trained, the next base is fetched into a second vector, from
-all nodes at the same time.
+all nodes at the same time. No vector is kept for longer than it is needed, because each is as large
+as the model.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +25,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.tensors.model_pins import check_nodes
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.worker.pending_updates import MAX_UNAPPLIED, Settled
-from vcasgd.worker.shard_client import ShardClient
+from vcasgd.worker.shard_client import Memory, ShardClient
 from vcasgd.worker.vector_pool import VectorPool
 
 #: Seconds to wait for a node, in addition to twice the time of the fastest one.
@@ -51,7 +54,9 @@ class ShardGroup:
         self._pool = VectorPool(0)
         #: Vector that the next base is fetched into; None while none is fetched.
         self._next: Tensor | None = None
-        #: float32 [floats], from which the next interval starts.
+        #: Guards that it is taken once for all shards.
+        self._taking = threading.Lock()
+        #: float32 [floats], from which the next interval starts; [0] if an update has its memory.
         self.base = torch.empty(0)
         #: int64 [k], the counters of the base.
         self.base_integers = torch.empty(0, dtype=torch.int64)
@@ -150,9 +155,7 @@ class ShardGroup:
         unapplied = sum(client.updates.unapplied for client in clients)
         deadline = time.monotonic() + self._patience
         while any(client.updates.full for client in clients):
-            yield self._settle(
-                lambda each: each.await_room(self._out(each), each.part.of(self.base))
-            )
+            yield self._settle(lambda each: each.await_room(*self._target(each)))
             now = sum(client.updates.unapplied for client in clients)
             if now < unapplied:
                 unapplied, deadline = now, time.monotonic() + self._patience
@@ -221,37 +224,49 @@ class ShardGroup:
         """Start to fetch the base that is needed in so many seconds."""
         needed_at = time.monotonic() + seconds
         for client in self._clients:
-            client.prefetch(self._out(client), client.part.of(self.base), needed_at)
+            client.prefetch(partial(self._out, client), client.part.of(self.base), needed_at)
 
     def update_memory(self) -> Tensor:
         """Return the memory for an update, float32 [floats].
 
         It is :attr:`base`, whose life then ends, if the model has one shard, and the next base is
-        here or is fetched whole before an interval starts. With several shards, a silent one keeps
-        its part of the base.
+        here, under way, or fetched whole before an interval starts. With several shards, a silent
+        one keeps its part of the base.
         """
         client, *others = self._clients
+        is_next_known = client.is_fetching or client.has_fetched
         # Steps lead from the present base to the next one.
-        is_free = client.has_fetched or (client.updates.fills_up and not client.follows_steps)
+        is_free = is_next_known or (client.updates.fills_up and not client.follows_steps)
         if others or client.late or not is_free:
             return self._pool.take()
         client.drop_base()
-        return self.base
+        # Nothing else may keep the update's memory.
+        update, self.base = self.base, torch.empty(0)
+        return update
 
     def _refresh(self, client: ShardClient, *, again: bool) -> Future[Any]:
-        return client.refresh(self._out(client), client.part.of(self.base), again=again)
+        return client.refresh(*self._target(client), again=again)
+
+    def _target(self, client: ShardClient) -> tuple[Memory, Tensor]:
+        """Return where a fetch that the caller waits for goes, and the present base."""
+        base = client.part.of(self.base)
+        # No interval needs the base meanwhile. With several shards, those that don't answer in time
+        # keep their part of it.
+        overwrites = len(self._clients) == 1 and len(self.base) > 0 and self._next is None
+        return ((lambda: base) if overwrites else partial(self._out, client)), base
 
     def _out(self, client: ShardClient) -> Tensor:
-        if self._next is None:
-            self._next = self._pool.take()
-        return client.part.of(self._next)
+        with self._taking:
+            if self._next is None:
+                self._next = self._pool.take()
+            return client.part.of(self._next)
 
     def _take_over(self) -> None:
         ready = [client for client in self._clients if client.has_fetched]
         if len(ready) == len(self._clients):
-            # No thread writes into it now.
-            assert self._next is not None
-            self.base, self._next = self._next, None
+            # No thread writes into it now. Without it, the snapshot is in the base already.
+            if self._next is not None:
+                self.base, self._next = self._next, None
         else:
             for client in ready:
                 client.part.of(self.base).copy_(self._out(client))

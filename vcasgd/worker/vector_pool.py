@@ -9,12 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vcasgd.learning.vector import new_vector
+
 
 class VectorPool:
     """Float32 vectors of ``floats`` numbers. Memory comes back when nothing refers to a vector.
 
     An allocator would do worse: it returns large blocks to the system, whose pages then have to be
     zeroed and mapped again, or can't reuse them because of the alignment that torch asks for.
+    Thread-safe.
     """
 
     def __init__(self, floats: int) -> None:
@@ -26,7 +29,7 @@ class VectorPool:
         try:
             memory = self._free.pop()
         except IndexError:
-            memory = np.empty(self._floats, np.float32)
+            memory = new_vector(self._floats).numpy()
         # The tensor and everything that shares its memory keep the view alive.
         view = memory.view()
         weakref.finalize(view, self._free.append, memory).atexit = False

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vcasgd.learning.shards import Cut, ShardRange
+from vcasgd.learning.vector import new_vector
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.model_pins import ModelPins, ModelSnapshot
@@ -33,7 +34,7 @@ class ShardedSnapshots(ModelPins):
 
         Reads all nodes in parallel. Raises :class:`SnapshotMissing`.
         """
-        out = torch.empty(self._cut.floats)
+        out = new_vector(self._cut.floats)
 
         def fetch(part: ShardRange) -> Snapshot:
             return self.shards[part.shard].fetch_pinned(name, part.of(out))[0]
