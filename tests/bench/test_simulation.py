@@ -294,9 +294,9 @@ def test_workers_fetch_steps_in_the_encoding_of_pushes() -> None:
     )
 
     assert steps.updates == whole.updates
-    # Both fetch a whole model first, then one or two steps of two blocks of 128 bytes.
+    # Both fetch a whole model first, then one or two steps of two blocks of 128 bytes, packed.
     later = whole.bytes_fetched // 4000 - 2
-    assert 256 * later <= steps.bytes_fetched - 2 * 4000 <= 2 * 256 * later
+    assert 30 * later <= steps.bytes_fetched - 2 * 4000 <= 2 * 256 * later
     # All weights move alike, so the encoding loses next to nothing.
     ends = [each.points[-1].metrics["weight"] for each in (steps, whole)]
     assert ends[0] == pytest.approx(ends[1], rel=1e-3)

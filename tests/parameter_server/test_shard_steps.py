@@ -114,7 +114,7 @@ def test_a_worker_that_is_far_behind_fetches_the_whole(make_world: MakeWorld) ->
     world = world_of(make_world)
     shard, worker = world.shard(), Follower(world)
     worker.follow()
-    for nth in range(9):
+    for nth in range(12):
         publish(world, shard, nth)
 
     assert worker.follow() == worker.whole
@@ -208,19 +208,22 @@ class TestDamage:
         return world, worker
 
     @pytest.mark.parametrize(
-        "content",
-        [None, b"", b"\0" * 1536, b"\xff" * 1536, b"\0" * 1537, b"\0" * (1 << 20)],
+        ("byte", "more"),
+        [(None, 0), (b"", 0), (b"\0", 0), (b"\xff", 0), (b"\0", 1), (b"\0", 1 << 20)],
         ids=["missing", "empty", "zeros", "ones", "longer", "far longer"],
     )
-    def test_of_a_chunk(self, behind: tuple[World, Follower], content: bytes | None) -> None:
+    def test_of_a_chunk(
+        self, behind: tuple[World, Follower], byte: bytes | None, more: int
+    ) -> None:
         world, worker = behind
         (key,) = (key for key in step_chunks(world) if key.startswith("s:2."))
         size = world.tensors.strlen(world.keys.prefix + key)
-        assert size == 1536 + 4
-        if content is None:
+        # Twelve blocks, packed.
+        assert 1000 < size < 1536
+        if byte is None:
             world.tensors.delete(world.keys.prefix + key)
         else:
-            world.tensors.set(world.keys.prefix + key, content)
+            world.tensors.set(world.keys.prefix + key, byte * (size + more))
 
         assert worker.follow() >= worker.whole
 

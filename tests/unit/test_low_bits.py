@@ -14,6 +14,7 @@ from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.encodings import make_codec
 from vcasgd.learning.encodings.blocks import BlockFormat, ErrorFeedback
 from vcasgd.learning.encodings.low_bits import Int2, Int4, LowBits, Ternary
+from vcasgd.learning.encodings.packed import PackedFormat
 
 CODECS: list[LowBits] = [Int4(), Int2(), Ternary()]
 codecs = st.sampled_from(CODECS)
@@ -46,13 +47,26 @@ def test_the_bits_of_a_number(codec: str, bits: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "error"), [(Int4(), 0.115), (Int2(), 0.29), (Ternary(), 0.44)], ids=lambda each: each
+    ("codec", "error", "bits"),
+    [(Int4(), 0.15, 3.25), (Int2(), 0.31, 2.15), (Ternary(), 0.445, 1.6)],
+    ids=["int4", "int2", "ternary"],
 )
-def test_the_scale_is_about_the_best_for_normal_numbers(codec: LowBits, error: float) -> None:
-    """The errors of the best uniform quantizers (Max 1960) are 0.107, 0.283, and 0.436."""
+def test_the_scale_trades_error_for_bits(codec: LowBits, error: float, bits: float) -> None:
+    """The errors of the best uniform quantizers (Max 1960) are 0.107, 0.283, and 0.436, where the
+    codes of normal numbers pack into 3.6, 2.2, and 1.6 bits."""
     vector = torch.randn(1 << 16, generator=torch.Generator().manual_seed(0))
+    packed = PackedFormat(BlockFormat(codec, len(vector), len(vector))).encode(vector)
 
     assert relative_error(codec, vector * 1e-6) <= error
+    assert 8 * len(packed) / len(vector) <= bits
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+def test_numbers_of_one_size_are_kept(codec: LowBits) -> None:
+    """Not all of them may be rounded to 0, in this update and in all that follow."""
+    vector = torch.randn(2000, generator=torch.Generator().manual_seed(0)).sign() * 1e-3
+
+    assert relative_error(codec, vector) <= 2**-8
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)

@@ -41,7 +41,7 @@ def rejected(fmt: RowsFormat, payload: bytes) -> bool:
     if not fmt.fits(len(payload)):
         return True
     try:
-        fmt.check(memoryview(payload))
+        fmt.unpack(memoryview(payload))
     except InvalidUpdate:
         return True
     return False
@@ -148,7 +148,7 @@ def test_invalid_rows_are_rejected(words: tuple[int, ...]) -> None:
     payload = memoryview(struct.pack(f"<{len(words)}I", *words) + bytes(4 * numbers))
 
     with pytest.raises(InvalidUpdate) as caught:
-        SMALL.check(payload)
+        SMALL.unpack(payload)
 
     assert caught.value.reason == "rows"
     assert not rejected(SMALL, struct.pack("<3I", 1, 0, 2) + bytes(4 * 7))

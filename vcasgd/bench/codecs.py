@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from vcasgd.learning.encodings import CODECS, make_codec
-from vcasgd.learning.encodings.blocks import BlockFormat, EncodedBlocks, ErrorFeedback
+from vcasgd.learning.encodings.blocks import BlockFormat, ErrorFeedback
+from vcasgd.learning.encodings.encoder import as_sent
+from vcasgd.learning.encodings.packed import PackedFormat, PackedVector
 from vcasgd.learning.encodings.payload import EncodedVector, PayloadFormat
 from vcasgd.learning.encodings.rows import EncodedRows, RowsFormat, Table
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
@@ -65,10 +67,15 @@ def _measured(size_mb: int, seconds: float) -> list[CodecFigures]:
 
 
 def _blockwise(name: str, vector: Tensor, seconds: float) -> CodecFigures:
-    wire = BlockFormat(make_codec(name), len(vector), len(vector))
-    feedback = ErrorFeedback(wire)
+    blocks = BlockFormat(make_codec(name), len(vector), len(vector))
+    feedback, wire = ErrorFeedback(blocks), as_sent(blocks)
+
+    def encode(update: Tensor) -> EncodedVector:
+        encoded = feedback.encode(update)
+        return PackedVector(encoded) if isinstance(wire, PackedFormat) else encoded
+
     # The encoding of the first update, before there is a residual.
-    return _measure(wire, EncodedBlocks(wire, vector), feedback.encode, vector, seconds)
+    return _measure(wire, wire.encode(vector), encode, vector, seconds)
 
 
 def _rows(vector: Tensor, seconds: float) -> CodecFigures:
@@ -96,9 +103,9 @@ def _measure(
             pass
 
     def decode() -> None:
-        wire.check(payload)
+        unpacked = wire.unpack(payload)
         for piece in wire.pieces(PIECE_FLOATS):
-            piece.decode(payload, scratch)
+            piece.decode(unpacked, scratch)
 
     return CodecFigures(
         codec=wire.name,
@@ -119,8 +126,9 @@ def _fill(payload: memoryview, chunks: Iterable[memoryview]) -> None:
 
 def _error(wire: PayloadFormat, payload: memoryview, vector: Tensor) -> float:
     scratch, wrong = wire.scratch(PIECE_FLOATS), 0.0
+    unpacked = wire.unpack(payload)
     for piece in wire.pieces(PIECE_FLOATS):
-        off = piece.decode(payload, scratch) - vector[piece.start : piece.stop]
+        off = piece.decode(unpacked, scratch) - vector[piece.start : piece.stop]
         wrong += float(off.double().square().sum())
     return float((wrong / float(vector.double().square().sum())) ** 0.5)
 

@@ -198,11 +198,12 @@ class ModelState:
         Raises :class:`InvalidUpdate`; the model is then unchanged.
         """
         integers = _integers(header, self.integers.numel())
-        self._format(header).check(self.payload(header))
+        payload = self._format(header).unpack(self.payload(header))
         staleness = self._staleness(header)
         weight = self._round_weight(header, staleness)
         self._blend_floats(
-            header,
+            self._format(header),
+            payload,
             Context(
                 staleness,
                 epoch=self._config.plan.epoch_of(header.subtask) + 1,
@@ -232,18 +233,20 @@ class ModelState:
 
         Raises :class:`InvalidUpdate`.
         """
-        payload, out = self.payload(header), torch.empty_like(self.weights)
-        self._format(header).check(payload)
+        payload = self._format(header).unpack(self.payload(header))
+        out = torch.empty_like(self.weights)
         for piece in self._format(header).pieces(PIECE_FLOATS):
             out[piece.start : piece.stop] = piece.decode(payload, self._scratch)
         start = self.parameters if self._config.rule.payload is Payload.DELTA else 0
         out[start:] -= self.weights[start:]
         return out
 
-    def _blend_floats(self, header: Header, context: Context) -> None:
+    def _blend_floats(
+        self, payload_format: PayloadFormat, payload: memoryview, context: Context
+    ) -> None:
         """Decode and blend piece by piece, so that decoded numbers are still in the cache."""
-        rule, payload = self._config.rule, self.payload(header)
-        for piece in self._format(header).pieces(PIECE_FLOATS):
+        rule = self._config.rule
+        for piece in payload_format.pieces(PIECE_FLOATS):
             numbers = piece.decode(payload, self._scratch)
             part = context.piece(piece.start, piece.stop)
             rule.blend(self.weights[piece.start : piece.stop], numbers, part)

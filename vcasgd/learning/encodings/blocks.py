@@ -87,8 +87,9 @@ class BlockFormat:
     def fits(self, size: int) -> bool:
         return size == self.size
 
-    def check(self, payload: memoryview) -> None:
-        """Do nothing: every payload of the right size and magnitude can be decoded."""
+    def unpack(self, payload: memoryview) -> memoryview:
+        """Return the payload: every one of the right size and magnitude can be decoded."""
+        return payload
 
     def pieces(self, most: int) -> Iterator[BlockPiece]:
         for section in self.sections:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from vcasgd.learning.encodings import Codec, Float32, Int8, Partition, TopK, make_codec
 from vcasgd.learning.encodings.blocks import BlockFormat, ErrorFeedback
+from vcasgd.learning.encodings.low_bits import LowBits
+from vcasgd.learning.encodings.packed import PackedFormat, PackedVector
 from vcasgd.learning.encodings.payload import EncodedVector, PayloadFormat
 from vcasgd.learning.encodings.rows import NAME as ROWS
 from vcasgd.learning.encodings.rows import RowsFormat, tables_of
@@ -41,7 +43,12 @@ def payload_formats(update: Update, layout: Layout, part: ShardRange) -> dict[st
     if usual.codec.for_statistics:
         return {usual.name: usual}
     whole = BlockFormat(Float32(), part.floats, part.parameters)
-    return {usual.name: usual, whole.name: whole}
+    return {usual.name: as_sent(usual), whole.name: whole}
+
+
+def as_sent(blocks: BlockFormat) -> PayloadFormat:
+    """Return the format of payloads in blocks: that of packed ones if packing makes them fewer."""
+    return PackedFormat(blocks) if isinstance(blocks.codec, LowBits) else blocks
 
 
 def step_format(update: Update, layout: Layout, part: ShardRange) -> StepFormat | None:
@@ -68,7 +75,9 @@ class Encoder:
         self._part = part
         tables = tables_of(layout, part)
         self._rows = RowsFormat(part.floats, tables) if update.codec == ROWS else None
-        self._feedback = ErrorFeedback(BlockFormat(codec_of(update), part.floats, part.parameters))
+        blocks = BlockFormat(codec_of(update), part.floats, part.parameters)
+        self._packs = isinstance(as_sent(blocks), PackedFormat)
+        self._feedback = ErrorFeedback(blocks)
 
     @property
     def has_residual(self) -> bool:
@@ -83,4 +92,7 @@ class Encoder:
         own = self._part.of(vector)
         if self._rows is not None:
             return self._rows.encode(own)
-        return self._feedback.whole(own) if last else self._feedback.encode(own)
+        if last:
+            return self._feedback.whole(own)
+        encoded = self._feedback.encode(own)
+        return PackedVector(encoded) if self._packs else encoded

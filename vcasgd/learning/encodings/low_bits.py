@@ -24,13 +24,15 @@ _PIECE_FLOATS = 1 << 15
 
 
 class LowBits:
-    """Uniform quantization with few levels and the best scale of each block.
+    """Uniform quantization with few levels and a scale for each block.
 
-    Numbers beyond the outermost level are cut off. The scale minimizes the squared error: starting
-    from that of normally distributed numbers, it is fitted to the codes, and the codes to the
-    scale (Lloyd 1982). The rest is added to the next update
-    (:class:`~vcasgd.learning.encodings.blocks.ErrorFeedback`). Bytes that no encoder writes decode
-    to levels, too. The scale of a block is not finite if any of its numbers is not.
+    Numbers beyond the outermost level are cut off. The scale is fitted to the codes, and the codes
+    to the scale (Lloyd 1982). It starts larger than the best one for normally distributed numbers,
+    because the payload is packed (:class:`~vcasgd.learning.encodings.packed.PackedFormat`), and a
+    larger scale with nearly the same squared error has more codes that are 0. The rest is added to
+    the next update (:class:`~vcasgd.learning.encodings.blocks.ErrorFeedback`). Bytes that no
+    encoder writes decode to levels, too. The scale of a block is not finite if any of its numbers
+    is not.
     """
 
     name: ClassVar[str]
@@ -38,8 +40,9 @@ class LowBits:
     levels: ClassVar[int]
     #: Numbers in a byte.
     digits: ClassVar[int]
-    #: The best scale for normally distributed numbers of variance 1.
-    normal: ClassVar[float]
+    #: The scale to start from, for numbers of variance 1: 1.5 times the best one for normally
+    #: distributed numbers.
+    start: ClassVar[float]
 
     block_bytes = 128
     for_statistics = False
@@ -87,7 +90,7 @@ class LowBits:
         empty = largest < torch.finfo(torch.float32).tiny
         # Relative to the largest number, no square underflows.
         sizes.mul_(torch.where(empty, 0, 1 / largest))
-        scales = self.normal * self.block_floats**-0.5 * sizes.norm(dim=1, keepdim=True)
+        scales = self.start * self.block_floats**-0.5 * sizes.norm(dim=1, keepdim=True)
         for _ in range(_REFINEMENTS):
             codes = (sizes / scales).round_().clamp_(max=self._outermost)
             products = torch.linalg.vecdot(codes, sizes), torch.linalg.vecdot(codes, codes)
@@ -128,18 +131,18 @@ def _scales_of(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 class Int4(LowBits):
-    """15 levels, two numbers in a byte: 4.06 bits a number."""
+    """15 levels, two numbers in a byte: 4.06 bits a number, packed about 3."""
 
-    name, levels, digits, normal = "int4", 15, 2, 0.35
+    name, levels, digits, start = "int4", 15, 2, 0.52
 
 
 class Int2(LowBits):
-    """5 levels, three numbers in a byte: 2.71 bits a number."""
+    """5 levels, three numbers in a byte: 2.71 bits a number, packed about 1.9."""
 
-    name, levels, digits, normal = "int2", 5, 3, 0.84
+    name, levels, digits, start = "int2", 5, 3, 1.26
 
 
 class Ternary(LowBits):
-    """3 levels, five numbers in a byte: 1.63 bits a number."""
+    """3 levels, five numbers in a byte: 1.63 bits a number, packed about 1.3."""
 
-    name, levels, digits, normal = "ternary", 3, 5, 1.22
+    name, levels, digits, start = "ternary", 3, 5, 1.83

@@ -18,7 +18,7 @@ class Piece(Protocol):
     def stop(self) -> int: ...
 
     def decode(self, payload: memoryview, scratch: Tensor) -> Tensor:
-        """Return float32 ``[stop − start]`` from the payload of the whole vector.
+        """Return float32 ``[stop − start]`` from the unpacked payload of the whole vector.
 
         The memory is that of :meth:`Codec.decode_chunk`.
         """
@@ -61,10 +61,11 @@ class PayloadFormat(Protocol):
     def max_magnitude(self, chunk: memoryview, at: int) -> float:
         """Return :meth:`Codec.max_magnitude` of whole blocks that start at byte ``at``."""
 
-    def check(self, payload: memoryview) -> None:
-        """Check what only the whole payload shows. Raises :class:`InvalidUpdate`.
+    def unpack(self, payload: memoryview) -> memoryview:
+        """Return the bytes that the pieces decode; the payload itself if it isn't packed.
 
-        A payload that passes can be decoded without an error.
+        Checks what only the whole payload shows. Raises :class:`InvalidUpdate`. A payload that
+        passes can be decoded without an error.
         """
 
     def pieces(self, most: int) -> Iterator[Piece]:

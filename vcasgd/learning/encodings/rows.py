@@ -113,8 +113,11 @@ class RowsFormat:
     def max_magnitude(self, chunk: memoryview, at: int) -> float:  # noqa: ARG002 - all alike
         return Float32().max_magnitude(chunk)
 
-    def check(self, payload: memoryview) -> None:
-        """Check the row indices. Raises :class:`InvalidUpdate` with the reason ``rows``."""
+    def unpack(self, payload: memoryview) -> memoryview:
+        """Return the payload after a check of its row indices.
+
+        Raises :class:`InvalidUpdate` with the reason ``rows``.
+        """
         words = np.frombuffer(payload, "<u4")
         counts = [int(count) for count in words[: len(self.tables)]]
         possible = all(n <= table.rows for n, table in zip(counts, self.tables, strict=True))
@@ -123,6 +126,7 @@ class RowsFormat:
         for table, sent in zip(self.tables, RowIndex(self, payload).rows_sent, strict=True):
             if (sent[1:] <= sent[:-1]).any() or (sent >= table.rows).any():
                 raise InvalidUpdate("a row index is invalid or repeated", reason="rows")
+        return payload
 
     def pieces(self, most: int) -> Iterator[GapPiece | TablePiece]:
         """Yield all elements in pieces of at most ``most`` elements, or of a single row."""

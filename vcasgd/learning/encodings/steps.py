@@ -43,7 +43,11 @@ class StepFormat:
         difference = exact.clone()
         difference[: self.parameters].sub_(published[: self.parameters])
         step = bytearray().join(self.payload.encode(difference).chunks(ENCODED_BYTES))
-        return memoryview(step) if self._is_sound(memoryview(step)) else None
+        try:
+            self._unpacked(memoryview(step))
+        except InvalidUpdate:
+            return None
+        return memoryview(step)
 
     def apply(self, step: memoryview, published: Tensor) -> None:
         """Move a published model, float32 ``[floats]``, by a step.
@@ -53,21 +57,21 @@ class StepFormat:
         """
         if not self.payload.fits(step.nbytes):
             raise InvalidUpdate(f"step of {step.nbytes} bytes", reason="length")
-        self.payload.check(step)
-        if not self._is_sound(step):
-            raise InvalidUpdate("the step is not finite, or far too large", reason="non-finite")
+        unpacked = self._unpacked(step)
         scratch = self.payload.scratch(PIECE_FLOATS)
         for piece in self.payload.pieces(PIECE_FLOATS):
-            numbers = piece.decode(step, scratch)
+            numbers = piece.decode(unpacked, scratch)
             edge = min(max(self.parameters, piece.start), piece.stop)
             trained = edge - piece.start
             # Not fused with the decoding, so that every machine rounds alike.
             published[piece.start : edge].add_(numbers[:trained])
             published[edge : piece.stop].copy_(numbers[trained:])
 
-    def _is_sound(self, step: memoryview) -> bool:
+    def _unpacked(self, step: memoryview) -> memoryview:
         # NaN fails any comparison.
-        return self.payload.max_magnitude(step, 0) <= LARGEST_VALUE
+        if not self.payload.max_magnitude(step, 0) <= LARGEST_VALUE:
+            raise InvalidUpdate("the step is not finite, or far too large", reason="non-finite")
+        return self.payload.unpack(step)
 
 
 def checksum(vector: Tensor) -> int:
