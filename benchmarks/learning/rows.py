@@ -39,7 +39,7 @@ ASYNCHRONOUS = (
     "parameter_server/round_members.py",
     "bench/simulation.py",
     "bench/simulated_worker.py",
-    "bench/presence.py",
+    "fleet/presence.py",
 )
 #: Files among them that a run without strangers doesn't use.
 LEARNS_NOTHING = frozenset({"learning/screening.py"})
