@@ -32,18 +32,24 @@ static struct clock *file_of(const char *name, int flags) {
     return mapped == MAP_FAILED ? 0 : mapped;
 }
 
-static struct clock *file_of_process(pid_t process, int flags) {
+static struct clock *file_of_process(pid_t process) {
     char name[32];
     snprintf(name, sizeof name, "%d", process);
-    return file_of(name, flags);
+    return file_of(name, 0);
 }
 
+// The file appears with its content, so that no clock that is set meanwhile is overwritten.
 static void start_with(long offset) {
-    struct clock *mine = file_of_process(getpid(), O_CREAT);
+    char name[32], before[4000], after[4000];
+    snprintf(name, sizeof name, "%d.new", getpid());
+    struct clock *mine = file_of(name, O_CREAT);
     if (!mine) return;
     mine->offset = offset;
     mine->reads = 0;
-    own = mine;
+    snprintf(before, sizeof before, "%s/%s", folder, name);
+    snprintf(after, sizeof after, "%s/%d", folder, getpid());
+    if (rename(before, after) == 0) own = mine;
+    else munmap(mine, sizeof *mine);
 }
 
 // A process starts with the clock of its parent, as on a machine.
@@ -58,7 +64,7 @@ __attribute__((constructor)) static void start(void) {
     const char *from = getenv("STEPPING_CLOCKS");
     if (!from) return;
     snprintf(folder, sizeof folder, "%s", from);
-    struct clock *parents = file_of_process(getppid(), 0);
+    struct clock *parents = file_of_process(getppid());
     if (!parents) parents = file_of("default", 0);
     start_with(parents ? parents->offset : 0);
     if (parents) munmap(parents, sizeof *parents);
