@@ -107,7 +107,7 @@ class Sampler:
         #: Names of all machines.
         self.machines: set[str] = set()
         self._stopped = threading.Event()
-        #: What ended the thread.
+        #: Error that ended the thread.
         self.error: Exception | None = None
 
     @contextlib.contextmanager
