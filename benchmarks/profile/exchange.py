@@ -106,20 +106,20 @@ def processes(state: StackState, provider: LocalProvider) -> dict[int, str]:
     """Return the kind of each process that takes part in an exchange, by process ID."""
     kinds = {part.pid: name for name, part in state.parts.items()}
     for machine in provider.instances():
-        trains = max(provider.processes(machine.id), key=_threads)
+        trains = max(provider.processes(machine.id), key=lambda each: processor_seconds(each.pid))
         kinds[trains.pid] = "worker"
     return kinds
 
 
-def _threads(process: object) -> float:
-    return sum(psutil.Process(process.pid).cpu_times()[:2])  # type: ignore[attr-defined]
+def processor_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def seconds(kinds: dict[int, str]) -> dict[str, float]:
     used: defaultdict[str, float] = defaultdict(float)
     for pid, kind in kinds.items():
-        times = psutil.Process(pid).cpu_times()
-        used[kind] += times.user + times.system
+        used[kind] += processor_seconds(pid)
     return used
 
 
