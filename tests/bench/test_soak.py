@@ -51,10 +51,14 @@ def test_no_part_has_two_faults_at_a_time(soak: Any) -> None:
     ],
 )
 def test_what_grows_is_a_leak(
-    soak: Any, growth: dict[str, int], message: str | None, monkeypatch: pytest.MonkeyPatch
+    soak: Any,
+    growth: dict[str, int],
+    message: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sampler = soak.Sampler()
-    sampler.home = Path("/nowhere")
+    sampler.home = tmp_path / "home"
     monkeypatch.setattr(soak, "PROCESSES", ("it",))
     steady = {"memory": 200 * 10**6, "descriptors": 100}
     for nth in range(101):
@@ -66,9 +70,9 @@ def test_what_grows_is_a_leak(
     assert found == ([message] if message else [])
 
 
-def test_a_process_without_samples_is_no_success(soak: Any) -> None:
+def test_a_process_without_samples_is_no_success(soak: Any, tmp_path: Path) -> None:
     sampler = soak.Sampler()
-    sampler.home = Path("/nowhere")
+    sampler.home = tmp_path / "home"
 
     assert "worker: only 0 samples; take more minutes" in soak.leaks(sampler)
 
