@@ -14,6 +14,7 @@ from pathlib import Path
 
 from entrants import WORKERS, Entrant
 from environments import python_of
+from links import LOCAL, Links, Place
 from outcomes import Row, Workload, observe, parse_lines
 from vcasgd.bench.goodput import Observations
 from vcasgd.fleet.providers.local.processes import MARKER, Process, kill_all
@@ -40,11 +41,19 @@ class Machine:
 class PeerCluster:
     """Keeps as many machines as the entrant has. A replacement starts at the loss or the notice."""
 
-    def __init__(self, entrant: Entrant, workload: Workload, folder: Path, data: Path) -> None:
+    def __init__(
+        self,
+        entrant: Entrant,
+        workload: Workload,
+        folder: Path,
+        data: Path,
+        links: Links | None = None,
+    ) -> None:
         self._entrant, self._workload, self._folder, self._data = entrant, workload, folder, data
+        self._links = links
         self._machines: dict[str, Machine] = {}
         self._coordinator: Machine | None = None
-        self._address = f"127.0.0.1:{_free_port()}"
+        self._address = f"{links.hub if links else LOCAL}:{_free_port()}"
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._supervise, name="cluster", daemon=True)
@@ -159,13 +168,16 @@ class PeerCluster:
 
     def _spawn(self, role: str, name: str) -> Machine:
         workload = self._workload
+        place = self._links.place() if self._links and role != COORDINATOR else Place()
         options = {
             "role": role,
             "folder": self._folder,
             "machine": name,
             "coordinator": self._address,
+            "address": place.address,
             "workers": workload.workers,
             "batch": workload.batch,
+            "model": workload.model,
             "pace": workload.pace_ms / 1000,
             "sync-every": workload.sync_every,
             "data": self._data,
@@ -183,7 +195,11 @@ class PeerCluster:
         environment.pop("PYTHONPATH", None)
         with (self._folder / "logs" / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                argv, stdout=log, stderr=log, start_new_session=True, env=environment
+                place.command(argv),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
             )
         return Machine(name, process, time.time())
 
@@ -210,5 +226,5 @@ def _end(machine: Machine) -> None:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((LOCAL, 0))
         return int(probe.getsockname()[1])

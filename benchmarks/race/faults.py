@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from links import LinkSpeed
 from vcasgd.fleet.presence import machines
 
+SLOW = LinkSpeed(mbit=100.0, delay_ms=25.0)
 TRACES = Path(__file__).resolve().parents[1] / "cifar10" / "traces"
 TRACE = TRACES / "aws-v100-4node-us-east-2a-2023-08-03.json"
 #: Makes losses of several days fall into a minute.
@@ -33,8 +35,8 @@ class Column:
     every: float = 0.0
     at_once: int = 1
     trace: bool = False
-    #: Reason why it can't be measured; empty if it can.
-    missing: str = ""
+    #: Links of the machines; None if they are as fast as the computer.
+    link: LinkSpeed | None = None
 
 
 COLUMNS = {
@@ -47,11 +49,7 @@ COLUMNS = {
         Column("slow", "one machine 4 times slower", Action.SLOW),
         Column("trace", "losses of a recorded spot history", Action.KILL, trace=True),
         Column("coordinator", "the coordinator killed every 30 s", Action.COORDINATOR, 30.0),
-        Column(
-            "slow-links",
-            "links of 100 Mbit/s with 50 ms",
-            missing="the kernel has no netem, which delays packets",
-        ),
+        Column("slow-links", "links of 100 Mbit/s, round trips of 50 ms", link=SLOW),
     )
 }
 #: Seconds of the notice of an eviction.

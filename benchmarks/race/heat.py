@@ -12,18 +12,21 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import psutil
 
 from cluster import PeerCluster
-from cnn import SLOW_FILE
+from common import CNN
 from entrants import ENTRANTS
 from faults import COLUMNS, NOTICE_SECONDS, Action, Event, schedule
 from judge import judge
+from links import Links, LinkSpeed
 from outcomes import Heat, Row, Seen, Workload, figures, make_row
+from pace import SLOW_FILE
 from vcasgd.bench.goodput import Observations
 
 #: Seconds until all machines have contributed.
@@ -49,42 +52,54 @@ class Cluster(Protocol):
     def why(self) -> str: ...
 
 
-def make_cluster(heat: Heat, workload: Workload, folder: Path, data: Path) -> Cluster:
+def make_cluster(
+    heat: Heat, workload: Workload, folder: Path, data: Path, links: Links | None
+) -> Cluster:
     entrant = ENTRANTS[heat.contender]
     if entrant.script:
-        return PeerCluster(entrant, workload, folder, data)
+        return PeerCluster(entrant, workload, folder, data, links)
     # Imported here, because it takes seconds.
     from ours import OurCluster
+    from ours_joined import JoinedCluster
 
+    if links is not None:
+        return JoinedCluster(workload, folder, data, links)
     return OurCluster(workload, folder, data, COLUMNS[heat.column].at_once)
 
 
 def run_heat(heat: Heat, workload: Workload, data: Path, isolated: bool) -> Row:
     """Return the row of a run. What goes wrong in a contender is its result."""
-    with tempfile.TemporaryDirectory(prefix="vcr-", dir="/tmp") as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="vcr-", dir="/tmp") as name,
+        open_links(COLUMNS[heat.column].link) as links,
+    ):
         folder = Path(name)
-        cluster = make_cluster(heat, workload, folder, data)
+        cluster = make_cluster(heat, workload, folder, data, links)
         try:
             cluster.start()
             _log("waits for all machines")
             if not _await(lambda: len(cluster.contributors()) >= cluster.trainers, START_SECONDS):
                 return {"ended": f"did not start: {cluster.why()}"}
             _log(f"all {cluster.trainers} machines train")
-            seen = _measure(cluster, heat, workload, folder)
+            seen = _measure(cluster, heat, workload, folder, links)
             if not isolated:
-                seen.loopback_bytes = seen.others = None
+                seen.carried_bytes = seen.others = None
         finally:
             cluster.close()
-        _log("judges the snapshots")
-        seen.accuracies = judge(folder / "snapshots", data, seen.window[1])
-        return figures(seen, workload.pace)
+        if workload.model == CNN:
+            _log("judges the snapshots")
+            seen.accuracies = judge(folder / "snapshots", data, seen.window[1])
+        return figures(seen, workload)
 
 
-def _measure(cluster: Cluster, heat: Heat, workload: Workload, folder: Path) -> Seen:
+def _measure(
+    cluster: Cluster, heat: Heat, workload: Workload, folder: Path, links: Links | None
+) -> Seen:
     rng = random.Random(heat.number)
     column = COLUMNS[heat.column]
     faults = missed = 0
-    start, before, processors = time.time(), loopback_bytes(), processor_seconds()
+    carried = links.carried if links else loopback_bytes
+    start, before, processors = time.time(), carried(), processor_seconds()
     for event in schedule(column, workload.seconds, cluster.trainers, heat.number):
         time.sleep(max(0.0, start + event.at - time.time()))
         fired = _fire(cluster, event, rng, folder)
@@ -94,13 +109,26 @@ def _measure(cluster: Cluster, heat: Heat, workload: Workload, folder: Path) -> 
     time.sleep(max(0.0, start + workload.seconds - time.time()))
     window = (start, time.time())
     seen = Seen(cluster.observations(), window, faults=faults, missed=missed)
-    seen.loopback_bytes = loopback_bytes() - before
+    seen.carried_bytes = carried() - before
     busy, own = (
         after - first for first, after in zip(processors, processor_seconds(), strict=True)
     )
     seen.others = max(0.0, busy - own) / (os.cpu_count() or 1)
     seen.repeated = cluster.repeated()
     return seen
+
+
+@contextmanager
+def open_links(speed: LinkSpeed | None) -> Iterator[Links | None]:
+    """Create slow links, and remove them at the end; None for machines without."""
+    if speed is None:
+        yield None
+        return
+    links = Links(speed)
+    try:
+        yield links
+    finally:
+        links.close()
 
 
 def _fire(cluster: Cluster, event: Event, rng: random.Random, folder: Path) -> list[str]:

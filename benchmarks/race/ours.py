@@ -6,14 +6,15 @@ import random
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cnn import make_model
-from common import SNAPSHOT_SECONDS
+from common import CNN, SNAPSHOT_SECONDS
 from outcomes import Workload
 from vcasgd.bench.goodput import Observations
-from vcasgd.bench.goodput_run import MachineObserver
+from vcasgd.bench.goodput_run import Fleet, MachineObserver
 from vcasgd.chaos.killers import Killer
 from vcasgd.client import Client
 from vcasgd.errors import StoreError
@@ -22,7 +23,7 @@ from vcasgd.learning.layout import Layout
 from vcasgd.learning.vector import named_tensors
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
-from vcasgd.stack import StackHome, StackState, running
+from vcasgd.stack import StackHome, running
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.jobs import Jobs
@@ -53,35 +54,56 @@ class OurCluster:
         return self._workload.workers
 
     def start(self) -> None:
-        settings = Settings(home=self._folder / "home", local_capacity=self._capacity, api_port=0)
-        state = self._resources.enter_context(running(settings))
-        home = StackHome(settings.home_path)
-        self._client = Client(state.api_url, home.token() or "")
+        self._settings = self._choose_settings()
+        self._state = self._resources.enter_context(running(self._settings))
+        self._home = StackHome(self._settings.home_path)
+        self._client = Client(self._state.api_url, self._home.token() or "")
         self._resources.callback(self._client.close)
-        pool = LocalPool("local", settings.local_capacity)
-        self._provider = LocalProvider(home.path, settings.cluster, pool)
         self._job = self._client.submit_directory(self._spec()).id
-        ledger, tensors = (_connect(home, state, name) for name in ("ledger", "tensors"))
-        jobs = Jobs(ledger)
-        self._killer = Killer(
-            home, self._provider, jobs, self._job, heartbeat=settings.heartbeat, services={}
-        )
-        snapshots = SnapshotStore(tensors, TensorKeys(self._job))
-        self._observer = SnapshotObserver(
-            self._provider, jobs, snapshots, self._job, self._folder / "snapshots"
+        self._jobs = Jobs(self._connect("ledger"))
+        fleet = self._open_fleet()
+        snapshots = SnapshotStore(self._connect("tensors"), TensorKeys(self._job))
+        self._observer = (
+            SnapshotObserver(fleet, self._jobs, snapshots, self._job, self._folder / "snapshots")
+            if self._workload.model == CNN
+            else MachineObserver(fleet, self._jobs, snapshots, self._job)
         )
         self._observer.start()
         self._resources.callback(self._observer.stop)
 
+    def _choose_settings(self) -> Settings:
+        return Settings(home=self._folder / "home", local_capacity=self._capacity, api_port=0)
+
+    def _open_fleet(self) -> Fleet:
+        """Return the machines, which the stack starts or which join it."""
+        settings = self._settings
+        pool = LocalPool("local", settings.local_capacity)
+        self._provider = LocalProvider(self._home.path, settings.cluster, pool)
+        self._killer = Killer(
+            self._home,
+            self._provider,
+            self._jobs,
+            self._job,
+            heartbeat=settings.heartbeat,
+            services={},
+        )
+        return self._provider
+
+    def _connect(self, name: str) -> RedisClient:
+        password = self._home.ensure_password(name)
+        url = f"redis://:{password}@127.0.0.1:{self._state.ports[name]}/0"
+        return connect(url, answer_seconds=1.0)
+
     def _spec(self) -> JobSpec:
-        workload = self._workload
+        workload, data = self._workload, {"data": str(self._data)}
+        learns = workload.model == CNN
         return JobSpec.parse(
             {
                 "name": "race",
-                "task": "raced_task:RacedMnist",
+                "task": "raced_task:RacedMnist" if learns else "raced_task:RacedTransformer",
                 "working_dir": str(WORKERS),
                 "args": {
-                    "data": str(self._data),
+                    **(data if learns else {}),
                     "folder": str(self._folder),
                     # Each machine trains its part of a batch in a step.
                     "batch_size": workload.batch * workload.workers,
@@ -90,8 +112,13 @@ class OurCluster:
                 "epochs": EPOCHS,
                 "push_every": workload.sync_every,
                 "workers": {"min": 1, "max": workload.workers},
+                **self._update(),
             }
         )
+
+    def _update(self) -> dict[str, Any]:
+        """Return the field ``update`` of the job, unless it is the default."""
+        return {}
 
     def close(self) -> None:
         """Stop the stack with its machines."""
@@ -135,13 +162,13 @@ class SnapshotObserver(MachineObserver):
 
     def __init__(
         self,
-        provider: LocalProvider,
+        fleet: Fleet,
         jobs: Jobs,
         snapshots: SnapshotStore,
         job: str,
         folder: Path,
     ) -> None:
-        super().__init__(provider, jobs, snapshots, job)
+        super().__init__(fleet, jobs, snapshots, job)
         self._store, self._folder = snapshots, folder
         self._layout = Layout.of(make_model())
         self._kept_at = 0.0
@@ -157,8 +184,3 @@ class SnapshotObserver(MachineObserver):
             self._kept_at = now
             state = named_tensors(self._layout, vector, meta.integer_vector())
             torch.save({"at": now, "state": state}, self._folder / f"{now:.1f}.pt")
-
-
-def _connect(home: StackHome, state: StackState, name: str) -> RedisClient:
-    url = f"redis://:{home.ensure_password(name)}@127.0.0.1:{state.ports[name]}/0"
-    return connect(url, answer_seconds=1.0)

@@ -12,8 +12,8 @@ from vcasgd.bench.goodput import MachineLife, Observations
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "race.jsonl"
 TARGET = 0.985
-#: A run without progress for this long at its end hangs.
-HUNG_SECONDS = 25.0
+#: A run without progress for this long at its end hangs: at least, and in rounds of local steps.
+HUNG_SECONDS, HUNG_ROUNDS = 25.0, 12.0
 #: Points of a run's curve that are kept.
 CURVE_POINTS = 60
 
@@ -22,18 +22,37 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Workload:
-    """Conditions that all runs of a table have in common."""
+    """Conditions that all runs of a table have in common.
+
+    ``model`` is that of :mod:`common`, and a round of local steps is ``sync_every`` steps.
+    """
 
     workers: int = 4
     batch: int = 64
     pace_ms: float = 80.0
     sync_every: int = 20
     seconds: float = 60.0
+    model: str = "cnn"
 
     @property
     def pace(self) -> float:
         """Samples per second of a machine that does nothing but steps."""
         return self.batch / (self.pace_ms / 1000)
+
+    @property
+    def hung_seconds(self) -> float:
+        """Seconds without progress at the end of a run that hangs."""
+        return max(HUNG_SECONDS, HUNG_ROUNDS * self.sync_every * self.pace_ms / 1000)
+
+
+#: The workloads of the race, by their models.
+WORKLOADS = {
+    each.model: each
+    for each in (
+        Workload(),
+        Workload(pace_ms=500.0, sync_every=10, seconds=120.0, model="transformer"),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -57,14 +76,14 @@ class Seen:
     accuracies: list[tuple[float, float]] = field(default_factory=list)
     faults: int = 0
     missed: int = 0
-    loopback_bytes: int | None = None
+    carried_bytes: int | None = None
     #: Processor seconds of programs that don't belong to the run, per processor.
     others: float | None = None
     repeated: int | None = None
 
 
-def figures(seen: Seen, pace: float) -> Row:
-    """Return the figures of a run; ``pace`` is that of :class:`Workload`.
+def figures(seen: Seen, workload: Workload) -> Row:
+    """Return the figures of a run.
 
     ``share`` is the samples that came into the model over those that the machines compute at
     their pace, from their first step to their end; ``share_with_boot`` counts from their launch.
@@ -72,13 +91,13 @@ def figures(seen: Seen, pace: float) -> Row:
     programs used.
     """
     since, until = seen.window
-    watched = seen.observations
+    watched, pace = seen.observations, workload.pace
     samples = watched.samples(since, until)
     replaced = watched.replacements(since)
     pause = watched.longest_pause(since, until)
     last = max([at for at, _ in watched.progress if at <= until], default=since)
     return {
-        "ended": "hung" if until - last >= HUNG_SECONDS else "ok",
+        "ended": "hung" if until - last >= workload.hung_seconds else "ok",
         "samples_per_s": round(samples / (until - since), 1),
         "share": _share(samples, pace, watched.machine_seconds(since, until)),
         "share_with_boot": _share(
@@ -91,8 +110,8 @@ def figures(seen: Seen, pace: float) -> Row:
         "longest_pause_s": round(pause, 2),
         "replaced_s": [round(each, 1) for each in replaced],
         "bytes_per_s": None
-        if seen.loopback_bytes is None
-        else round(seen.loopback_bytes / (until - since)),
+        if seen.carried_bytes is None
+        else round(seen.carried_bytes / (until - since)),
         "others": None if seen.others is None else round(seen.others / (until - since), 2),
         "repeated": seen.repeated,
         "curve": curve(watched, since, until),

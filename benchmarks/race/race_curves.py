@@ -21,7 +21,7 @@ STYLE = {"svg.hashsalt": "vcasgd", "svg.fonttype": "none", "font.size": 9, "figu
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Write ``<fault>.svg`` files into a folder, and return their paths."""
     paths = []
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(STYLE):
         for name, column in COLUMNS.items():
             chosen = [row for row in rows if row["column"] == name and "curve" in row]

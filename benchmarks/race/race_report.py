@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
 import machine
 from entrants import ENTRANTS, OURS, Entrant, why_not
-from faults import COLUMNS, Column
+from faults import COLUMNS, SLOW, Column
 from markdown import table
 from outcomes import TARGET, Row, Workload
 
@@ -24,11 +25,12 @@ PAGE = """\
 
     make race
 
-{workers} machines on one computer train the convolutional network of `examples/mnist` on MNIST.
-Each machine computes {batch} samples in {pace_ms:g} ms, because a step waits until then, and
-exchanges updates every {sync_every} steps, or, with data parallelism, in every step. All contenders
-have the same model, initial parameters, data, local optimizer, pace, and faults. The clock starts
-when all machines have contributed to the model, and a run is measured for {seconds:g} s. A machine
+{cnn.workers} machines on one computer train the convolutional network of `examples/mnist` on
+MNIST, and [exchange the updates of a transformer](#a-transformer). Each machine computes
+{cnn.batch} samples in {cnn.pace_ms:g} ms, because a step waits until then, and exchanges updates
+every {cnn.sync_every} steps, or, with data parallelism, in every step. All contenders have the same
+model, initial parameters, data, local optimizer, pace, and faults. The clock starts when all
+machines have contributed to the model, and a run is measured for {cnn.seconds:g} s. A machine
 that is lost is replaced at once, and one with a notice at its notice; its start takes the time that
 the contender's own programs take. The contenders take turns.
 
@@ -41,6 +43,11 @@ Train, hivemind, and DiLoCo are the first ones that worked, and others may be be
 {machine}
 
 {noise}
+
+With slow links, each machine is a network of its own, and a program carries the packets between
+them: {mbit:g} Mbit/s in each direction for a machine, and {delay_ms:g} ms from any machine or the
+coordinator to another. The coordinator's link has a delay only. There, vcasgd's machines join its
+stack by `vcasgd join`, over one TLS connection each.
 
 ## Samples per second
 
@@ -66,6 +73,19 @@ came before the loss.
 
 {details}
 
+## A transformer
+
+The exchange of a transformer with 33.6 million parameters, float32. Its steps take
+{transformer.pace_ms:g} ms for {transformer.batch} samples, and compute nothing but a gradient of
+noise and a step of SGD, so there is no loss to compare. Machines exchange updates every
+{transformer.sync_every} steps, and a run is measured for {transformer.seconds:g} s. With slow
+links, vcasgd runs with `update: {{codec: int4}}`, otherwise with its default encoding; what
+encodings cost in quality is in [Learning](../../docs/learning.md#fewer-bytes).
+
+{transformer_throughput}
+
+{transformer_details}
+
 ## Where a peer is ahead
 
 {ahead}
@@ -80,35 +100,58 @@ came before the loss.
 """
 
 
-def write_report(rows: Sequence[Row], workload: Workload, path: Path, runs: int = 3) -> None:
-    """Write the report of all runs of a workload, and its plots."""
-    chosen = [row for row in rows if Workload(**row["workload"]) == workload]
+def write_report(
+    rows: Sequence[Row], workloads: Mapping[str, Workload], path: Path, runs: int = 3
+) -> None:
+    """Write the report of all runs of the workloads, and its plots."""
+    chosen = {
+        name: [row for row in rows if Workload(**row["workload"]) == workload]
+        for name, workload in workloads.items()
+    }
     pictures: list[Path] = []
     # Without matplotlib, the report has no plots.
     with suppress(ImportError):
         from race_curves import draw
 
-        pictures = draw(chosen, path.with_suffix(""))
-    text = page(chosen, workload, machine.describe(), runs)
+        for name, group in chosen.items():
+            pictures += draw(group, path.with_suffix("") / name)
+    text = page(chosen, workloads, machine.describe(), runs)
     path.write_text(
         text + "".join(f"\n![]({each.relative_to(path.parent)})\n" for each in pictures)
     )
 
 
-def page(rows: Sequence[Row], workload: Workload, facts: dict[str, str], runs: int) -> str:
-    columns = [column for column in COLUMNS.values() if not column.missing]
+def page(
+    rows: Mapping[str, Sequence[Row]],
+    workloads: Mapping[str, Workload],
+    facts: dict[str, str],
+    runs: int,
+) -> str:
+    """Return the report; ``rows`` are those of each workload."""
+    columns = list(COLUMNS.values())
     kept = {name: value for name, value in facts.items() if name not in ("load before", "vcasgd")}
+    everything = [row for group in rows.values() for row in group]
+
+    def throughput(group: Sequence[Row]) -> str:
+        return _grid(group, columns, lambda cell: throughput_cell(cell, runs))
+
+    def listed(lines: Callable[[Sequence[Row]], Iterable[str]]) -> str:
+        return _bullets(f"{name}: {line}" for name in workloads for line in lines(rows[name]))
+
     return PAGE.format(
-        **vars(workload),
+        **workloads,
+        **asdict(SLOW),
         runs=runs,
-        noise=noise(rows),
+        noise=noise(everything),
         target=TARGET,
-        machine=table(("", ""), {**kept, **_of_runs(rows)}.items()),
-        throughput=_grid(rows, columns, lambda group: throughput_cell(group, runs)),
-        times=_grid(rows, columns, time_cell),
-        details=_details(rows),
-        ahead=_bullets(peers_ahead(rows)) or "In no measured column.",
-        left_out=_bullets(left_out(rows, runs)) or "Nothing.",
+        machine=table(("", ""), {**kept, **_of_runs(everything)}.items()),
+        throughput=throughput(rows["cnn"]),
+        times=_grid(rows["cnn"], columns, time_cell),
+        details=_details(rows["cnn"]),
+        transformer_throughput=throughput(rows["transformer"]),
+        transformer_details=_details(rows["transformer"]),
+        ahead=listed(peers_ahead) or "In no measured column.",
+        left_out=listed(lambda group: left_out(group, runs)) or "Nothing.",
         contenders=table(
             ("contender", "what counts", "requirements"),
             ([one.title, one.counted, _requirements(one)] for one in ENTRANTS.values()),
@@ -214,9 +257,6 @@ def _advantages(
 def left_out(rows: Sequence[Row], runs: int) -> Iterator[str]:
     """Yield what the tables lack, with the reason."""
     for column in COLUMNS.values():
-        if column.missing:
-            yield f"{column.title}: {column.missing}"
-            continue
         absent: dict[int, list[str]] = {}
         for name, entrant in ENTRANTS.items():
             reason = why_not(entrant, column.action)
@@ -230,7 +270,6 @@ def left_out(rows: Sequence[Row], runs: int) -> Iterator[str]:
                 f"{made} of {runs} runs of {'; '.join(absent[made])}" for made in sorted(absent)
             )
             yield f"{column.title}: {'. '.join(groups)}"
-    yield "the exchange of a transformer with 30–100 million parameters: not built yet"
 
 
 def _grid(rows: Sequence[Row], columns: Sequence[Column], cell: Callable[[list[Row]], str]) -> str:

@@ -1,6 +1,7 @@
 """``make race``: train with every contender under every fault, in turns, and write a report.
 
-    python benchmarks/race/run.py [--contenders NAME …] [--faults NAME …] [--runs 3] [--seconds 60]
+    python benchmarks/race/run.py [--models NAME …] [--contenders NAME …] [--faults NAME …]
+        [--runs 3] [--seconds 60]
 
 Runs what has no row yet in ``results/race.jsonl``, and writes ``results/race.md``. It can be
 interrupted at any time. Stop other programs before you run it.
@@ -17,7 +18,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -30,6 +32,7 @@ from environments import prepare_environment  # noqa: E402
 from faults import COLUMNS  # noqa: E402
 from outcomes import (  # noqa: E402
     RESULTS,
+    WORKLOADS,
     Heat,
     Row,
     Workload,
@@ -39,6 +42,7 @@ from outcomes import (  # noqa: E402
     read_rows,
 )
 from race_report import write_report  # noqa: E402
+from switch import DEVICE  # noqa: E402
 
 DATA = HERE.parents[1] / "examples" / "mnist" / "data" / "mnist.npz"
 #: Seconds that a run may take besides the measured ones: start, end, and judgment.
@@ -55,9 +59,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--faults", nargs="+", choices=COLUMNS, default=list(COLUMNS),
                         metavar="NAME", help=", ".join(COLUMNS))  # fmt: skip
     parser.add_argument("--runs", type=int, default=3, help="of each contender and fault")
-    parser.add_argument("--seconds", type=float, default=60.0, help="measured in each run")
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--pace-ms", type=float, default=80.0, help="of a step of 64 samples")
+    parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS),
+                        metavar="NAME", help=", ".join(WORKLOADS))  # fmt: skip
+    parser.add_argument("--seconds", type=float, help="measured in each run; default: the model's")
     parser.add_argument("--data", type=Path, default=DATA, help="mnist.npz")
     parser.add_argument("--results", type=Path, default=RESULTS, help="rows; the report is beside")
     parser.add_argument("--list", action="store_true", help="list what is missing, run nothing")
@@ -68,21 +72,25 @@ def main() -> int:
     given = options()
     # Exit normally, so that the current run is killed too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    workload = Workload(workers=given.workers, pace_ms=given.pace_ms, seconds=given.seconds)
-    heats = _left(given, workload)
+    workloads = {
+        name: replace(each, seconds=given.seconds or each.seconds)
+        for name, each in WORKLOADS.items()
+    }
+    chosen = [workloads[name] for name in given.models]
+    left = [(heat, workload) for workload in chosen for heat in _left(given, workload)]
     if given.list:
-        print("\n".join(map(str, heats)))
+        print("\n".join(f"{workload.model}: {heat}" for heat, workload in left))
         return 0
-    if heats and not given.data.exists():
+    if left and not given.data.exists():
         raise SystemExit(f"{given.data} is missing: see examples/mnist/README.md")
     isolated = may_isolate()
-    problems = prepare({ENTRANTS[heat.contender] for heat in heats})
-    for nth, heat in enumerate(heats):
+    problems = prepare({ENTRANTS[heat.contender] for heat, _ in left})
+    for nth, (heat, workload) in enumerate(left):
         entrant = ENTRANTS[heat.contender]
         if entrant.environment in problems:
             print(f"{heat}: {problems[entrant.environment]}", flush=True)
             continue
-        print(f"{nth + 1} of {len(heats)}: {heat}", flush=True)
+        print(f"{nth + 1} of {len(left)}: {workload.model}, {heat}", flush=True)
         conditions = {
             "at": round(time.time()),
             "load": round(os.getloadavg()[0], 2),
@@ -92,21 +100,21 @@ def main() -> int:
         append_row(row, given.results)
         shown = {name: value for name, value in row.items() if name not in ("curve", "workload")}
         print(f"    {shown}", flush=True)
-        _report(given, workload)
-    _report(given, workload)
+        _report(given, workloads)
+    _report(given, workloads)
     return 0
 
 
-def _report(given: argparse.Namespace, workload: Workload) -> None:
+def _report(given: argparse.Namespace, workloads: Mapping[str, Workload]) -> None:
     path = given.results.with_suffix(".md")
-    write_report(read_rows(given.results), workload, path, given.runs)
+    write_report(read_rows(given.results), workloads, path, given.runs)
 
 
 def _left(given: argparse.Namespace, workload: Workload) -> list[Heat]:
-    for name in given.faults:
-        if COLUMNS[name].missing:
-            print(f"{name}: not measured, because {COLUMNS[name].missing}", flush=True)
-    measurable = [name for name in given.faults if not COLUMNS[name].missing]
+    problem = links_problem()
+    measurable = [name for name in given.faults if not (COLUMNS[name].link and problem)]
+    for name in set(given.faults).difference(measurable):
+        print(f"{name}: not measured, because {problem}", flush=True)
     heats = missing(given.contenders, measurable, given.runs, workload, read_rows(given.results))
     return [
         heat for heat in heats if not why_not(ENTRANTS[heat.contender], COLUMNS[heat.column].action)
@@ -118,6 +126,13 @@ def prepare(entrants: set[Entrant]) -> dict[str, str]:
     wanted = {one.environment: one.requirements for one in entrants if one.requirements}
     problems = {name: prepare_environment(name, path) for name, path in sorted(wanted.items())}
     return {name: problem for name, problem in problems.items() if problem}
+
+
+def links_problem() -> str:
+    """Return why slow links can't be made here, or an empty string."""
+    if not may_isolate():
+        return "this user may not create networks"
+    return "" if DEVICE.exists() else f"there is no {DEVICE}"
 
 
 def may_isolate() -> bool:

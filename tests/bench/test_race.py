@@ -106,9 +106,9 @@ def seen_with_a_loss(race: Any, **more: Any) -> Any:
 
 def test_figures_of_a_run(race: Any) -> None:
     accuracies = [(101.0, 0.9), (109.0, 0.986), (120.0, 0.984)]
-    seen = seen_with_a_loss(race, accuracies=accuracies, faults=1, loopback_bytes=1000, others=5.0)
+    seen = seen_with_a_loss(race, accuracies=accuracies, faults=1, carried_bytes=1000, others=5.0)
 
-    row = race.outcomes.figures(seen, pace=10.0)
+    row = race.outcomes.figures(seen, race.outcomes.Workload(batch=1, pace_ms=100.0))
 
     assert row["ended"] == "ok"
     assert row["samples_per_s"] == 15.0
@@ -125,7 +125,10 @@ def test_a_run_without_progress_at_its_end_hangs(race: Any) -> None:
     seen = seen_with_a_loss(race)
     seen.window = (100.0, 150.0)
 
-    assert race.outcomes.figures(seen, pace=10.0)["ended"] == "hung"
+    assert (
+        race.outcomes.figures(seen, race.outcomes.Workload(batch=1, pace_ms=100.0))["ended"]
+        == "hung"
+    )
 
 
 def test_a_model_that_goes_back_to_a_checkpoint_loses_samples(race: Any) -> None:
@@ -275,12 +278,14 @@ def test_report_says_where_a_peer_is_ahead_and_what_is_missing(race: Any) -> Non
         make_row(race, "torchft-localsgd", "quiet"),
     ]
 
-    page = race.race_report.page(rows, race.outcomes.Workload(), {"cores": "2"}, 3)
+    workloads = race.outcomes.WORKLOADS
+    page = race.race_report.page({"cnn": rows, "transformer": []}, workloads, {"cores": "2"}, 3)
 
-    assert "torchft LocalSGD counts 2.00 × the samples" in page
-    assert "reaches the target after 30.0 s, which vcasgd doesn't" in page
-    assert "- no faults: 0 of 3 runs of vcasgd; " in page
-    assert "netem" in page
+    ahead, missing = page.partition("## Where a peer is ahead")[2].split("## Not measured")
+    assert "torchft LocalSGD counts 2.00 × the samples" in ahead
+    assert "reaches the target after 30.0 s, which vcasgd doesn't" in ahead
+    assert "- cnn: no faults: 0 of 3 runs of vcasgd; " in missing
+    assert "- transformer: no faults: 0 of 3 runs of vcasgd; torchft LocalSGD; " in missing
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from vcasgd.bench.goodput import GoodputFigures, MachineLife, Observations
 from vcasgd.chaos.killers import Killer, await_result
@@ -240,14 +241,19 @@ def _connect(home: StackHome, state: StackState, name: str) -> RedisClient:
     return connect(url, answer_seconds=1.0)
 
 
+class Fleet(Protocol):
+    """Machines of a run."""
+
+    def instances(self) -> Sequence[Instance]:
+        """Return those that exist now."""
+
+
 class MachineObserver(threading.Thread):
     """Records machines, their first steps and pushes, and the samples applied, by Unix time."""
 
-    def __init__(
-        self, provider: LocalProvider, jobs: Jobs, snapshots: SnapshotStore, job: str
-    ) -> None:
+    def __init__(self, fleet: Fleet, jobs: Jobs, snapshots: SnapshotStore, job: str) -> None:
         super().__init__(name="goodput", daemon=True)
-        self._provider, self._jobs, self._snapshots, self._job = provider, jobs, snapshots, job
+        self._fleet, self._jobs, self._snapshots, self._job = fleet, jobs, snapshots, job
         self._stopped = threading.Event()
         self._version = 0
         self.seen = Observations()
@@ -267,7 +273,7 @@ class MachineObserver(threading.Thread):
 
     def _look_at_machines(self) -> None:
         now, seen = time.time(), self.seen
-        present = {one.id: one for one in self._provider.instances()}
+        present = {one.id: one for one in self._fleet.instances()}
         for name, one in present.items():
             seen.machines.setdefault(name, MachineLife(one.launched_at))
         for name, life in seen.machines.items():

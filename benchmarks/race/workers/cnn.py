@@ -1,10 +1,8 @@
-"""Model, data, and pace of the race, the same for every contender. Needs torch and numpy only."""
+"""Convolutional network of the race and its data. Needs torch and numpy only."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +12,6 @@ from torch import Tensor, nn
 #: Mean and standard deviation of the training pixels in 0…1.
 MEAN, DEVIATION = 0.1307, 0.3081
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
-SLOW_FACTOR = 4.0
-#: File in a run's folder with the name of the machine that is slower.
-SLOW_FILE = "slow"
 
 
 def make_model() -> nn.Module:
@@ -62,29 +57,17 @@ class Digits:
                 yield self.batch(order[start : start + size])
 
 
-class Pace:
-    """Makes a step last as long as on a machine of its own, although machines share processors.
+class DigitSteps:
+    """Model, optimizer, and loss of one machine, which has an order of the digits of its own."""
 
-    A step of ``samples`` takes ``seconds`` for each sample, on the slow machine more.
-    """
+    def __init__(self, data: Path, batch: int, seed: int) -> None:
+        self.model = make_model()
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, nesterov=True
+        )
+        self._batches = Digits(data, "train").batches(batch, seed)
 
-    def __init__(self, seconds: float, folder: Path, machine: str) -> None:
-        self._seconds, self._slow, self._machine = seconds, folder / SLOW_FILE, machine
-
-    @contextmanager
-    def step(self, samples: int) -> Iterator[None]:
-        """Wrap what a machine computes in a step, without the exchange of updates."""
-        start = time.monotonic()
-        yield
-        self.rest(start, samples)
-
-    def rest(self, start: float, samples: int) -> None:
-        """Sleep for the rest of a step that began at ``start`` of the monotonic clock."""
-        end = start + samples * self._seconds * self._factor()
-        time.sleep(max(0.0, end - time.monotonic()))
-
-    def _factor(self) -> float:
-        try:
-            return SLOW_FACTOR if self._slow.read_text() == self._machine else 1.0
-        except OSError:
-            return 1.0
+    def loss(self, model: nn.Module) -> Tensor:
+        """Return the loss of the next batch by the model, which may be wrapped."""
+        images, labels = next(self._batches)
+        return nn.functional.cross_entropy(model(images), labels)

@@ -13,32 +13,44 @@ import os
 import signal
 import time
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from cnn import LEARNING_RATE, MOMENTUM, Digits, Pace, make_model
+from cnn import DigitSteps
+from pace import Pace
+from transformer import PacedSteps
 
 #: Seconds between two snapshots of the model, which are judged after the run.
 SNAPSHOT_SECONDS = 2.0
+#: Models. Only that of the first one learns something that can be judged.
+CNN, TRANSFORMER = "cnn", "transformer"
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """Conditions of a run. ``pace`` is the seconds of a step with a whole batch."""
+    """Conditions of a run. ``pace`` is the seconds of a step with a whole batch, and ``address``
+    the one at which others reach this machine.
+    """
 
     role: str
     folder: Path
     machine: str
     coordinator: str
+    address: str
+    model: str
     workers: int
     batch: int
     pace: float
     sync_every: int
     data: Path
+
+    @property
+    def patience(self) -> float:
+        """Seconds that an exchange may take."""
+        return 2.0 if self.model == CNN else 60.0
 
     @property
     def host(self) -> str:
@@ -52,10 +64,11 @@ class WorkerOptions:
 def worker_options(arguments: list[str] | None = None) -> WorkerOptions:
     """Parse the command line, which is the same for all peers."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=(CNN, TRANSFORMER), required=True)
     parser.add_argument("--role", choices=("coordinator", "worker", "trainer"), required=True)
     for name in ("--folder", "--data"):
         parser.add_argument(name, type=Path, required=True)
-    for name in ("--machine", "--coordinator"):
+    for name in ("--machine", "--coordinator", "--address"):
         parser.add_argument(name, required=True)
     for name in ("--workers", "--batch", "--sync-every"):
         parser.add_argument(name, type=int, required=True)
@@ -73,6 +86,7 @@ class Reporter:
         self._file = path.open("a", buffering=1)
         self._snapshots = options.folder / "snapshots"
         self._snapshots.mkdir(exist_ok=True)
+        self._keeps_snapshots = options.model == CNN
         self._stepped = False
 
     def step(self) -> None:
@@ -84,6 +98,8 @@ class Reporter:
     def commit(self, total: int, model: nn.Module) -> None:
         """Report that the model contains ``total`` samples, and keep a snapshot now and then."""
         self._write(kind="commit", total=total)
+        if not self._keeps_snapshots:
+            return
         slot = int(time.time() / SNAPSHOT_SECONDS)
         try:
             # The first machine in each interval writes it.
@@ -106,13 +122,14 @@ class Training:
         torch.set_num_threads(1)
         name = machine or options.machine
         self.batch = options.batch
-        self.model = make_model()
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, nesterov=True
-        )
-        self._batches: Iterator[tuple[Tensor, Tensor]] = Digits(options.data, "train").batches(
-            options.batch, zlib.crc32(f"{name} {os.getpid()}".encode())
-        )
+        seed = zlib.crc32(f"{name} {os.getpid()}".encode())
+        self._steps: DigitSteps | PacedSteps
+        if options.model == CNN:
+            self._steps = DigitSteps(options.data, options.batch, seed)
+        else:
+            self._steps = PacedSteps(seed)
+        self.model: nn.Module = self._steps.model
+        self.optimizer = self._steps.optimizer
         self._pace = Pace(options.pace / options.batch, options.folder, name)
 
     def backward(self, wrapped: nn.Module | None = None) -> None:
@@ -121,10 +138,8 @@ class Training:
         ``wrapped`` is the model in a module that also reduces the gradients.
         """
         with self._pace.step(self.batch):
-            images, labels = next(self._batches)
             self.optimizer.zero_grad()
-            scores = (wrapped or self.model)(images)
-            nn.functional.cross_entropy(scores, labels).backward()
+            self._steps.loss(wrapped or self.model).backward()
 
 
 class Notice:

@@ -45,7 +45,7 @@ def main() -> None:
     training, reporter = Training(options), Reporter(options)
     dht = hivemind.DHT(
         initial_peers=[await_address(options.folder / ADDRESS_FILE)],
-        host_maddrs=[f"/ip4/{options.host}/tcp/0"],
+        host_maddrs=[f"/ip4/{options.address}/tcp/0"],
         start=True,
     )
     target = options.batch * options.sync_every * options.workers
@@ -57,10 +57,10 @@ def main() -> None:
         batch_size_per_step=options.batch,
         target_batch_size=target,
         use_local_updates=True,
-        # An epoch takes less than two seconds, so the defaults would be far too long.
+        # An epoch takes seconds, so the defaults would be far too long.
         matchmaking_time=0.5,
-        averaging_timeout=5.0,
-        load_state_timeout=10.0,
+        averaging_timeout=options.patience + 3.0,
+        load_state_timeout=options.patience + 8.0,
         tracker_opts={"min_refresh_period": 0.2, "default_refresh_period": 0.5},
     )
     # After hivemind has set its own handlers.

@@ -83,7 +83,7 @@ def run_node(options: WorkerOptions) -> int:
                 break
         time.sleep(0.1)
     command = ray_command(
-        *("--address", options.coordinator, "--node-ip-address", options.host),
+        *("--address", options.coordinator, "--node-ip-address", options.address),
         *("--num-cpus", "1", "--block"),
     )
     # Nodes of one computer that start together choose the same names of sockets, and fail.

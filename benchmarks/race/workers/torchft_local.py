@@ -21,7 +21,7 @@ def main() -> None:
     if options.role == "coordinator":
         run_lighthouse(options)
     notice, training, reporter = Notice(), Training(options), Reporter(options)
-    manager = make_manager(options, training, timeout=2.0)
+    manager = make_manager(options, training, timeout=options.patience)
     samples = options.batch * options.sync_every
     committed = 0
     with LocalSGD(manager, training.model, training.optimizer, options.sync_every):

@@ -36,7 +36,7 @@ def make_manager(
     load: Callable[[Any], None] | None = None,
 ) -> Manager:
     """Return the manager of a replica group of one process; ``timeout`` is that of an exchange."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore(options.address, 0, is_master=True, wait_for_workers=False)
 
     def state_dict() -> dict[str, Any]:
         return {
@@ -59,11 +59,11 @@ def make_manager(
         timeout=timedelta(seconds=timeout),
         rank=0,
         world_size=1,
-        store_addr="127.0.0.1",
+        store_addr=options.address,
         store_port=store.port,
         lighthouse_addr=f"http://{options.coordinator}",
         replica_id=options.machine,
-        hostname="127.0.0.1",
+        hostname=options.address,
         heartbeat_interval=timedelta(milliseconds=50),
     )
     # The manager uses the store for as long as it lives.

@@ -22,7 +22,7 @@ def main() -> None:
     if options.role == "coordinator":
         run_lighthouse(options)
     notice, training, reporter = Notice(), Training(options), Reporter(options)
-    manager = make_manager(options, training, timeout=3.0)
+    manager = make_manager(options, training, timeout=options.patience + 1.0)
     parameters = list(training.model.parameters())
     while not notice.given:
         manager.start_quorum()

@@ -37,7 +37,7 @@ def become_agent(options: WorkerOptions) -> None:
         *("--nnodes", f"1:{options.workers + 1}", "--nproc-per-node", "1"),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", options.coordinator),
         *("--rdzv-id", "race", "--rdzv-conf", RENDEZVOUS),
-        *("--max-restarts", "100000", "--monitor-interval", "0.1", "--local-addr", options.host),
+        *("--max-restarts", "100000", "--monitor-interval", "0.1", "--local-addr", options.address),
     ]
     os.execv(sys.executable, [sys.executable, *torchrun, sys.argv[0], *arguments])
 
