@@ -29,7 +29,7 @@ class LinkSpeed:
 
 
 class Place:
-    """Where a machine's processes run: here, in the network of this run."""
+    """Network of a machine: by default that of this run."""
 
     address = LOCAL
 

@@ -59,13 +59,13 @@ class Device:
 
 @dataclass
 class Switch:
-    """Packets on their way, with ``delay`` in seconds from any device to any other one."""
+    """Packets in transit, with ``delay`` in seconds from any device to any other one."""
 
     devices: dict[int, Device]
     delay: float
     carried: int = 0
     _number: count[int] = field(default_factory=count)
-    _on_their_way: list[tuple[float, int, Device, bytes]] = field(default_factory=list)
+    _in_transit: list[tuple[float, int, Device, bytes]] = field(default_factory=list)
     _arrived: list[tuple[float, int, Device, bytes]] = field(default_factory=list)
 
     def take(self, now: float, source: Device, packet: bytes) -> None:
@@ -76,12 +76,12 @@ class Switch:
         sent = source.up.carry(now, len(packet))
         if sent is not None:
             item = (sent + self.delay, next(self._number), target, packet)
-            heapq.heappush(self._on_their_way, item)
+            heapq.heappush(self._in_transit, item)
 
     def due(self, now: float) -> list[tuple[Device, bytes]]:
         """Return the packets that have arrived, and forget them."""
-        while self._on_their_way and self._on_their_way[0][0] <= now:
-            at, number, target, packet = heapq.heappop(self._on_their_way)
+        while self._in_transit and self._in_transit[0][0] <= now:
+            at, number, target, packet = heapq.heappop(self._in_transit)
             received = target.down.carry(at, len(packet))
             if received is not None:
                 heapq.heappush(self._arrived, (received, number, target, packet))
@@ -94,7 +94,7 @@ class Switch:
 
     def wait(self, now: float) -> float | None:
         """Return the seconds until the next packet is due; None if there is none."""
-        heads = [queue[0][0] for queue in (self._on_their_way, self._arrived) if queue]
+        heads = [queue[0][0] for queue in (self._in_transit, self._arrived) if queue]
         return max(0.0, min(heads) - now) if heads else None
 
 
