@@ -1,10 +1,10 @@
 """Measure what a model of some size takes: memory of each process, bytes and seconds of exchanges.
 
-    python benchmarks/sizing.py [--sizes 10 100 500] [--rules rounds] [--seconds 8]
+    python benchmarks/sizing.py [--sizes 10 100 500] [--rules rounds] [--nodes 1] [--seconds 8]
 
 Two workers that don't train exchange updates as fast as they can. Writes
-``benchmarks/results/sizing.md``. Seconds depend on what else runs; memory and bytes don't. All
-processes together take about eleven times the largest size, in MB.
+``benchmarks/results/sizing.md``, or another file for ``--out``. Seconds depend on what else runs;
+memory and bytes don't. All processes together take about eleven times the largest size, in MB.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PAGE = """\
 
 {machine}
 
-Vectors of float32, one store node, {workers} workers that exchange updates as fast as they can.
+Vectors of float32, {nodes}, {workers} workers that exchange updates as fast as they can.
 Each worker writes its updates into memory, and has no model, gradients, or optimizer. Other
 programs ran at the same time, as the load shows: seconds are upper bounds, while memory and bytes
 don't depend on it.
@@ -56,9 +56,10 @@ don't depend on it.
 {table}
 
 Memory is the largest proportional set size of samples every {sample:g} s from the start of the job,
-without that before the job; in parentheses, in sizes of the model. "Applied" is the median time
-from the moment a worker has an update until it knows that the update is in the published model,
-while both workers push. "Fetch" is the median of {fetches} fetches after the workers have stopped.
+without that before the job; in parentheses, in sizes of the model. Of several servers of a kind, or
+workers, the largest one counts. "Applied" is the median time from the moment a worker has an update
+until it knows that the update is in the published model, while both workers push. "Fetch" is the
+median of {fetches} fetches{part} after the workers have stopped.
 """
 
 
@@ -79,9 +80,11 @@ class Sizing:
     updates_per_second: float
 
 
-def measure(rule: str, megabytes: int, seconds: float) -> Sizing:
+def measure(rule: str, megabytes: int, nodes: int, seconds: float) -> Sizing:
     """Start all processes, measure, and clean up."""
-    workload = BenchWorkload(megabytes * MB // 4, WORKERS, "float32", fresh=True, rule=rule)
+    workload = BenchWorkload(
+        megabytes * MB // 4, WORKERS, "float32", nodes=nodes, fresh=True, rule=rule
+    )
     with Rig(workload, own_settings()) as rig:
         before = {name: pss(pid) for name, pid in rig.servers.items()}
         with sampled(rig) as samples:
@@ -119,7 +122,7 @@ def measure(rule: str, megabytes: int, seconds: float) -> Sizing:
         fetch_bytes=workload.model_bytes,
         applied=float(np.median(applied)),
         fetch=fetch,
-        updates_per_second=len(applied) / took,
+        updates_per_second=len(applied) / nodes / took,
     )
 
 
@@ -154,15 +157,14 @@ def pss(pid: int) -> float:
 def rows(figures: Sequence[Sizing]) -> Iterator[list[str]]:
     """Yield the rows of the report."""
     for each in figures:
-        workers = [size for name, size in each.memory.items() if name.startswith("worker")]
-        sizes = {**each.memory, "worker": max(workers)}
+        sizes = {
+            kind: max(size for name, size in each.memory.items() if name.startswith(kind))
+            for kind in ("tensors", "server", "worker", "ledger")
+        }
         yield [
             f"`{each.rule}`",
             f"{each.size / MB:g} MB",
-            *(
-                f"{sizes[name] / MB:.0f} MB ({sizes[name] / each.size:.1f})"
-                for name in ("tensors", "server", "worker", "ledger")
-            ),
+            *(f"{size / MB:.0f} MB ({size / each.size:.1f})" for size in sizes.values()),
             f"{each.push_bytes / MB:.1f} MB, {each.fetch_bytes / MB:.1f} MB",
             f"{each.applied:.3f} s",
             f"{each.fetch:.3f} s",
@@ -174,6 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 500])
     parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
+    parser.add_argument("--nodes", type=int, default=1, help="store nodes")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
@@ -183,15 +186,18 @@ def main() -> None:
     described = machine.describe()
     figures = []
     for rule, size in product(options.rules, options.sizes):
-        figures.append(measure(rule, size, options.seconds))
+        figures.append(measure(rule, size, options.nodes, options.seconds))
         print(figures[-1], flush=True)
+    nodes = options.nodes
     sizes, rules = " ".join(map(str, options.sizes)), " ".join(options.rules)
     heads = ["rule", "model", "tensors server", "parameter server", "worker", "ledger",
              "a push, a fetch", "applied", "fetch", "updates"]  # fmt: skip
     options.out.write_text(
         PAGE.format(
             command=f"python benchmarks/sizing.py --sizes {sizes} --rules {rules} "
-            f"--seconds {options.seconds:g}",
+            f"--nodes {nodes} --seconds {options.seconds:g}",
+            nodes="one store node" if nodes == 1 else f"{nodes} store nodes",
+            part="" if nodes == 1 else " of one node's part",
             machine=table(["", ""], described.items()),
             workers=WORKERS,
             sample=SAMPLE_SECONDS,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -36,13 +37,16 @@ from vcasgd.worker.push_queue import COMMIT_WAIT_SECONDS, TRANSIENT, PushQueue
 
 log = logging.getLogger(__name__)
 
+#: Number of fetches of which the fastest tells whether a node is slow. Others may be slow because
+#: of what else the machine did.
+FETCH_TIMES = 3
 #: A prefetch starts this many times earlier than the duration of the last fetch requires.
 FETCH_MARGIN = 1.5
 #: Version and writer of no snapshot.
 NO_VERSION = (-1, -1)
 
-#: Returns memory for a shard's part of the model, float32 [part.floats].
-Memory = Callable[[], Tensor]
+#: Returns memory for a shard's part of the model, float32 [part.floats]; None if there is none.
+Memory = Callable[[], Tensor | None]
 #: A request, and where its result goes.
 _Request = tuple[Callable[[], Any], Future[Any]]
 
@@ -75,14 +79,17 @@ class ShardClient:
         #: Version and writer of this shard in the training thread's base.
         self.base: tuple[int, int] | None = None
         self._dropped = False
+        #: Guards :attr:`late` and that the base is overwritten.
+        self._claims = threading.Lock()
         #: :attr:`Meta.rollbacks` and :attr:`Meta.restorations` of that version.
         self.rollbacks = self.restorations = 0
         #: Why the last request failed; None if it succeeded.
         self.trouble: StoreError | None = None
         self._fetched: Meta | None = None
+        self._fetched_in_base = False
         #: True while a snapshot is fetched into memory of its own.
         self._fetching = False
-        self._fetch_seconds = 0.0
+        self._fetch_times: deque[float] = deque(maxlen=FETCH_TIMES)
         #: Makes a prefetch start at once.
         self._hurry = threading.Event()
         self._late = False
@@ -118,7 +125,19 @@ class ShardClient:
 
     def mark_late(self) -> None:
         """Record that the caller stopped waiting for the last request."""
-        self._late = True
+        with self._claims:
+            self._late = True
+
+    def claim_base(self) -> bool:
+        """Let the request thread overwrite the base, unless the caller stopped waiting for that.
+
+        The base is lost then, until the fetch has succeeded.
+        """
+        with self._claims:
+            if self._late:
+                return False
+            self._dropped = True
+            return True
 
     def begin(self, subtask: int, epoch: int, size: int, token: int) -> Future[int | None]:
         """Request :meth:`~vcasgd.store.tensors.updates.UpdateSender.begin`.
@@ -147,8 +166,8 @@ class ShardClient:
         """Request what :meth:`settle` does, and fetch a snapshot that is newer than the base.
 
         ``out`` returns memory for the snapshot, float32 [part.floats]; it is called only if there
-        is a newer one. ``base`` is the present one. If both are the same tensor, the base is lost
-        when a fetch fails. A prefetched snapshot is new enough unless ``again`` is True; one of
+        is a newer one. ``base`` is the present one; ``out`` may return it after
+        :meth:`claim_base`. A prefetched snapshot is new enough unless ``again`` is True; one of
         :meth:`await_room` is.
         """
         current, self._current = self._current, False
@@ -183,6 +202,11 @@ class ShardClient:
     def has_fetched(self) -> bool:
         """True if :meth:`take` has a snapshot to return."""
         return self._last.done() and self._fetched is not None
+
+    @property
+    def fetch_seconds(self) -> float:
+        """Seconds of the fastest of the last fetches; 0 before the first one."""
+        return min(self._fetch_times, default=0.0)
 
     @property
     def is_fetching(self) -> bool:
@@ -256,12 +280,14 @@ class ShardClient:
         if newest is None:
             return
         here, memory = self._newest_here, out()
-        if memory is base:
-            self._dropped = True
-        elif here is not None and self._fetched is None and self.follows_steps:
+        if memory is None:
+            return
+        in_base = memory is base
+        is_newest_in_base = self._fetched is None or self._fetched_in_base
+        if self.follows_steps and here is not None and is_newest_in_base and not in_base:
             memory.copy_(base)
         # Nothing can be taken while the vector is overwritten.
-        self._fetched = None
+        self._fetched, self._fetched_in_base = None, in_base
         started = time.monotonic()
         self._fetching = True
         try:
@@ -271,10 +297,11 @@ class ShardClient:
                 self._fetched = self._snapshots.follow(memory, here, self._steps, newest)
         finally:
             self._fetching = False
-        self._fetch_seconds = time.monotonic() - started
+        self._fetch_times.append(time.monotonic() - started)
 
     def _fetch_in_time(self, out: Memory, base: Tensor, needed_at: float) -> None:
-        wait = needed_at - FETCH_MARGIN * self._fetch_seconds - time.monotonic()
+        last = self._fetch_times[-1] if self._fetch_times else 0.0
+        wait = needed_at - FETCH_MARGIN * last - time.monotonic()
         if wait > 0:
             self._hurry.wait(wait)
         self._check()

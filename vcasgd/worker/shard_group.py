@@ -1,8 +1,8 @@
 """All shards of a worker's job, and the base vector that the worker trains from.
 
 The parts of the base may have different versions: each shard is as new as its own store node
-could make it. While an interval is trained, the next base is fetched into a second vector, from
-all nodes at the same time. No vector is kept for longer than it is needed, because each is as large
+could make it. While an interval is trained, the next base is fetched into other memory, from all
+nodes at the same time. Nothing is kept for longer than it is needed, because a vector is as large
 as the model.
 """
 
@@ -51,13 +51,15 @@ class ShardGroup:
         self._patience = patience
         self._key = key
         self._clients: tuple[ShardClient, ...] = ()
-        self._pool = VectorPool(0)
-        #: Vector that the next base is fetched into; None while none is fetched.
-        self._next: Tensor | None = None
-        #: Guards that it is taken once for all shards.
+        self._pool = VectorPool((), 0)
+        #: Memory of the parts of the next base, by shard, from the start of their fetch.
+        self._next: dict[int, Tensor] = {}
+        #: Guards it.
         self._taking = threading.Lock()
         #: float32 [floats], from which the next interval starts; [0] if an update has its memory.
         self.base = torch.empty(0)
+        #: Parts of the base, by shard, that can't be lost with it.
+        self._kept: dict[int, Tensor] = {}
         #: int64 [k], the counters of the base.
         self.base_integers = torch.empty(0, dtype=torch.int64)
         #: Facts of the round that made the base.
@@ -79,7 +81,7 @@ class ShardGroup:
         if self._clients:
             return
         check_nodes(self._nodes, cut.shards, self._job)
-        self._pool = VectorPool(cut.floats)
+        self._pool = VectorPool(cut.parts, usual=most_unapplied)
         self.base = self._pool.take()
         self._clients = tuple(
             ShardClient(
@@ -213,66 +215,125 @@ class ShardGroup:
         _wait_for({each: self._refresh(each, again=again) for each in self._responsive()})
         self._take_over()
         for client in self._clients:
-            while client.lacks_base:
+            while client.lacks_base and not client.has_fetched:
                 self._refresh(client, again=False).result()
-                self._take_over()
                 if client.trouble:
                     raise client.trouble
+        self._take_over()
         return self._take_settled()
 
     def prefetch(self, seconds: float) -> None:
         """Start to fetch the base that is needed in so many seconds."""
         needed_at = time.monotonic() + seconds
         for client in self._clients:
-            client.prefetch(partial(self._out, client), client.part.of(self.base), needed_at)
+            client.prefetch(
+                partial(self._out, client, grow=False), self._base_of(client), needed_at
+            )
 
-    def update_memory(self) -> Tensor:
-        """Return the memory for an update, float32 [floats].
+    def update_memory(self, shards: Collection[int]) -> Tensor:
+        """Return the memory for an update of some shards, float32 [floats].
 
-        It is :attr:`base`, whose life then ends, if the model has one shard, and the next base is
-        here, under way, or fetched whole before an interval starts. With several shards, a silent
-        one keeps its part of the base.
+        It may be :attr:`base`, whose life then ends: of each shard, the next base is here or under
+        way, has to be fetched after the update is applied, or the base is kept in free memory.
         """
-        client, *others = self._clients
-        is_next_known = client.is_fetching or client.has_fetched
-        # Steps lead from the present base to the next one.
-        is_free = is_next_known or (client.updates.fills_up and not client.follows_steps)
-        if others or client.late or not is_free:
+        needed = [
+            client
+            for client in self._clients
+            if client.part.shard not in shards or not self._needs_no_base(client)
+        ]
+        if len(needed) == len(self._clients):
             return self._pool.take()
-        client.drop_base()
+        if needed and (memory := self._pool.find()) is not None:
+            return memory
+        if not self._keep(needed):
+            return self._pool.take()
+        for client in self._clients:
+            if client not in needed:
+                client.drop_base()
         # Nothing else may keep the update's memory.
         update, self.base = self.base, torch.empty(0)
         return update
+
+    def _keep(self, clients: Sequence[ShardClient]) -> bool:
+        """Copy parts of the base into free memory; return False if there isn't enough."""
+        taken: dict[int, Tensor] = {}
+        for client in clients:
+            memory = self._pool.take_part(client.part, taken.values(), grow=False)
+            # Steps may be about to be added to the base where it is.
+            if memory is None or client.follows_steps:
+                return False
+            taken[client.part.shard] = memory
+        for client in clients:
+            taken[client.part.shard].copy_(self._base_of(client))
+        self._kept = taken
+        return True
+
+    def keep_part(self, update: Tensor, client: ShardClient) -> Tensor:
+        """Return an update, float32 [floats], whose other parts may be overwritten from now on,
+        unless they are kept, too."""
+        return self._pool.keep_part(update, client.part)
+
+    def _needs_no_base(self, client: ShardClient) -> bool:
+        if client.late or self._is_slow(client):
+            return False
+        if client.is_fetching or client.has_fetched:
+            return True
+        # Steps lead from the present base to the next one.
+        return client.updates.fills_up and not client.follows_steps
+
+    def _is_slow(self, client: ShardClient) -> bool:
+        """Return True if an interval would start without waiting for a fetch from the node."""
+        fastest = min(each.fetch_seconds for each in self._clients)
+        return client.fetch_seconds > 2 * fastest + LATE_SECONDS
 
     def _refresh(self, client: ShardClient, *, again: bool) -> Future[Any]:
         return client.refresh(*self._target(client), again=again)
 
     def _target(self, client: ShardClient) -> tuple[Memory, Tensor]:
         """Return where a fetch that the caller waits for goes, and the present base."""
-        base = client.part.of(self.base)
-        # No interval needs the base meanwhile. With several shards, those that don't answer in time
-        # keep their part of it.
-        overwrites = len(self._clients) == 1 and len(self.base) > 0 and self._next is None
-        return ((lambda: base) if overwrites else partial(self._out, client)), base
+        base = self._base_of(client)
+        if not len(base) or client.part.shard in self._next or self._is_slow(client):
+            return partial(self._out, client), base
+        # No interval needs the base meanwhile, and the node has just answered.
+        return (lambda: base if client.claim_base() else self._out(client)), base
 
-    def _out(self, client: ShardClient) -> Tensor:
+    def _base_of(self, client: ShardClient) -> Tensor:
+        """Return the base of a shard, float32 [part.floats]; [0] if an update has its memory."""
+        kept = self._kept.get(client.part.shard)
+        return client.part.of(self.base) if kept is None else kept
+
+    def _out(self, client: ShardClient, *, grow: bool = True) -> Tensor | None:
+        """Return where a part of the next base goes; see :meth:`VectorPool.take_part`."""
+        part = client.part
         with self._taking:
-            if self._next is None:
-                self._next = self._pool.take()
-            return client.part.of(self._next)
+            if part.shard not in self._next:
+                beside = (*self._next.values(), *self._kept.values())
+                memory = self._pool.take_part(part, beside, grow=grow)
+                if memory is None:
+                    return None
+                self._next[part.shard] = memory
+            return self._next[part.shard]
 
     def _take_over(self) -> None:
-        ready = [client for client in self._clients if client.has_fetched]
-        if len(ready) == len(self._clients):
-            # No thread writes into it now. Without it, the snapshot is in the base already.
-            if self._next is not None:
-                self.base, self._next = self._next, None
+        """Make the base of what was fetched; without a base, once all of it is there."""
+        ready = {client.part.shard: client for client in self._clients if client.has_fetched}
+        if not len(self.base) and len(ready.keys() | self._kept.keys()) < len(self._clients):
+            return
+        with self._taking:
+            # The others were fetched into the base.
+            fetched = {shard: self._next.pop(shard) for shard in ready.keys() & self._next.keys()}
+            by_shard, self._kept = self._kept | fetched, {}
+        parts = {self._clients[shard].part: taken for shard, taken in by_shard.items()}
+        joined = self._pool.join(parts) if len(parts) == len(self._clients) else None
+        if joined is not None:
+            self.base = joined
         else:
-            for client in ready:
-                client.part.of(self.base).copy_(self._out(client))
-        for client in ready:
+            self.base = self.base if len(self.base) else self._pool.take()
+            for part, taken in parts.items():
+                part.of(self.base).copy_(taken)
+        for shard, client in ready.items():
             meta = client.take()
-            if client.part.shard == 0:
+            if shard == 0:
                 self.base_integers = meta.integer_vector()
                 self.base_round = meta.round
 

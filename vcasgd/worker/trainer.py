@@ -11,6 +11,7 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -130,7 +131,7 @@ class Trainer:
             if learner.member is not None:
                 if self._ended is not None:
                     learner.member.measure_exchange(time.monotonic() - self._ended)
-                learner.member.follow(self._base())
+                learner.member.follow(self._base(step))
                 self._moments.open(len(positions))
                 self._moments.adopt(learner.member, self._shards.rollbacks)
                 # The local batch may have changed.
@@ -172,6 +173,8 @@ class Trainer:
         """
         waited = self._wait_for_room(work.lease, step)
         self._status.note_progress()
+        # Without an interval, a fetch would take memory for nothing.
+        self._check_lease(work, step)
         # What was fetched before a wait is too old.
         self._apply(self._shards.refresh(again=waited))
         self._check_lease(work, step)
@@ -208,7 +211,7 @@ class Trainer:
         if self._seconds_per_sample is not None:
             self._shards.prefetch(self._seconds_per_sample * (step.stop - step.start))
         status.unpushed_since = steady_time()
-        base = self._base()
+        base = self._base(step)
         trained = work.learner.train(
             base,
             work.lease.number,
@@ -228,7 +231,7 @@ class Trainer:
         status.unpushed_since = None
         return trained.stop
 
-    def _base(self) -> Base:
+    def _base(self, step: Step) -> Base:
         shards = self._shards
         version = shards[0].base
         assert version is not None
@@ -239,7 +242,7 @@ class Trainer:
             restorations=shards.restorations,
             version=version[0],
             round=shards.base_round,
-            update_memory=shards.update_memory,
+            update_memory=partial(shards.update_memory, step.shards),
         )
 
     def _measure(self, samples: int, trained: Trained, seconds: float) -> None:
@@ -260,7 +263,8 @@ class Trainer:
         for shard in step.shards:
             client = self._shards[shard]
             assert client.base is not None
-            payload = learner.encoded(client.part, trained.update, last=last)
+            update = self._shards.keep_part(trained.update, client)
+            payload = learner.encoded(client.part, update, last=last)
             header = Header(
                 update=f"{self._name}.{os.getpid()}.{self._pushes}",
                 worker=self._name,

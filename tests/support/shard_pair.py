@@ -1,0 +1,141 @@
+"""A worker's clients for shards on real servers, with real parameter servers' shards."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from support.harness import RedisServer
+from support.servers import Fault, through_proxy
+from support.world import World
+from vcasgd.learning.encodings import Float32
+from vcasgd.learning.encodings.encoder import step_format
+from vcasgd.learning.shards import Cut
+from vcasgd.parameter_server.shard import Shard
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.keys import TensorKeys
+from vcasgd.store.ledger.leases import Lease
+from vcasgd.store.tensors.snapshot import Meta, Record
+from vcasgd.store.tensors.snapshot_store import SnapshotStore
+from vcasgd.store.tensors.updates import Header, checksum
+from vcasgd.worker.pending_updates import MAX_UNAPPLIED
+from vcasgd.worker.shard_group import ShardGroup
+
+#: Updates whose steps are smaller than the model.
+COARSE = {"rule": "async-local-sgd", "eta": 1.0, "codec": "int4"}
+
+
+class ShardPair:
+    """One job in two shards, or in as many as there are nodes."""
+
+    def __init__(
+        self,
+        ledger: RedisServer,
+        nodes: list[RedisServer],
+        storage: Path,
+        clients: list[RedisClient],
+        most_unapplied: int = MAX_UNAPPLIED,
+        **fields: Any,
+    ) -> None:
+        self.servers, self.most_unapplied = nodes, most_unapplied
+        self.nodes = clients
+        self.world = World(ledger.connection, self.nodes[0], storage, running=False, **fields)
+        layout = self.world.layout
+        self.cut = Cut(layout.floats, layout.parameters, len(nodes))
+        lease = self.world.leases("first").acquire()
+        assert isinstance(lease, Lease)
+        facts = {**self.world.facts().to_dict(), "shards": len(nodes)}
+        assert self.world.leases("first").report_facts(lease, facts)
+        for shard in range(len(nodes)):
+            self.install(shard)
+        self.group = self.group_with(patience=10)
+        self._named = itertools.count(1)
+
+    def group_with(self, patience: float) -> ShardGroup:
+        group = ShardGroup(self.nodes, self.world.job, patience)
+        update, layout = self.world.spec.update, self.world.layout
+        group.open(self.cut, self.most_unapplied, lambda part: step_format(update, layout, part))
+        return group
+
+    def snapshots(self, shard: int) -> SnapshotStore:
+        return SnapshotStore(self.nodes[shard], TensorKeys(self.world.job, shard))
+
+    def install(self, shard: int) -> None:
+        part, digest = self.cut.parts[shard], self.world.layout.digest()
+        meta = Meta(0, 0, part.floats, part.parameters, digest, "AAAAAAAAAAA=" * (shard == 0))
+        assert self.snapshots(shard).install(0, meta, Record(), torch.zeros(part.floats))
+
+    def shard(self, number: int, token: int = 1) -> Shard:
+        """Return a parameter server's shard."""
+        world = self.world
+        return Shard(world.jobs.get(world.job), token, tensors=self.nodes[number],
+                     ledger=world.ledger, checkpoints=world.checkpoints, number=number)  # fmt: skip
+
+    def publish(self, subtask: int, start: int, stop: int) -> None:
+        """Push an update, and publish a version with it."""
+        shards = tuple(range(len(self.nodes)))
+        self.submit(shards, subtask, start, stop)
+        flush(self)
+        for shard in shards:
+            self.shard(shard).turn()
+        self.group.settle()
+
+    def submit(
+        self,
+        shards: tuple[int, ...],
+        subtask: int,
+        start: int,
+        stop: int,
+        update: torch.Tensor | None = None,
+    ) -> None:
+        """Submit the update of an honest worker, which may be in its memory already."""
+        whole = self.world.delta(subtask, start, stop) if update is None else update
+        name = f"u{next(self._named)}"
+        for shard in shards:
+            own = self.group.keep_part(whole, self.group[shard])
+            payload = Float32().encode(self.cut.parts[shard].of(own))
+            header = Header(
+                update=name, worker="w", shard=shard, subtask=subtask, start=start, stop=stop,
+                base=0, token=1, codec="float32", size=len(payload), checksum=checksum(payload),
+                layout=self.world.layout.digest(), loss_sum=1.0,
+            )  # fmt: skip
+            self.group[shard].updates.submit(header, 0, payload)
+
+    def published(self) -> torch.Tensor:
+        """Return what a new worker would fetch."""
+        out = torch.empty(self.world.layout.floats)
+        for part in self.cut.parts:
+            self.snapshots(part.shard).fetch_rounded(part.of(out))
+        return out
+
+
+@contextmanager
+def pair_of(
+    tmp_path: Path, shards: int = 2, faults: Mapping[int, Fault] | None = None, **fields: Any
+) -> Iterator[ShardPair]:
+    """Yield a job; connections to a shard with a fault go through a proxy that has it."""
+    with ExitStack() as stack:
+        ledger = RedisServer(tmp_path / "ledger", durable=False)
+        stack.callback(ledger.end)
+        nodes, clients = [], []
+        for shard in range(shards):
+            node = RedisServer(tmp_path / f"tensors-{shard}", durable=False)
+            stack.callback(node.end)
+            fault = (faults or {}).get(shard)
+            client = stack.enter_context(
+                closing(node.client()) if fault is None else through_proxy(node, 0, fault)
+            )
+            nodes.append(node)
+            clients.append(client)
+        pair = ShardPair(ledger, nodes, tmp_path / "storage", clients, **fields)
+        stack.callback(lambda: pair.group.close())
+        yield pair
+
+
+def flush(pair: ShardPair) -> None:
+    assert pair.group.flush(10), "not everything came into the streams"
