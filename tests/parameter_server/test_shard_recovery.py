@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.harness import RedisServer
+from support.servers import Fault, through_proxy
 from support.world import HonestWorker, World, run_to_end
 
 from vcasgd.errors import (
@@ -73,13 +75,19 @@ class TestTakesOver:
 
         assert {key for key in world.tensor_keys() if key.startswith("s:")} == {"s:0.0:0"}
 
-    def test_the_ledger_is_made_right(self, world: World) -> None:
+    def test_the_ledger_is_made_right(self, world: World, server: RedisServer) -> None:
         """The previous server published, and died before its report to the ledger."""
         assert isinstance(world.leases("a").acquire(), Lease)
-        world.push(0, 0, 4)
-        shard = world.shard(token=1)
-        shard._report = lambda _model, **_: None  # type: ignore[method-assign]
-        shard.turn()
+        fault = Fault(at=1)
+        with through_proxy(server, 0, fault) as ledger:
+            shard = world.shard(token=1, ledger=ledger)
+            shard.turn()
+            world.push(0, 0, 4)
+            fault.arm()
+            with pytest.raises(StoreUnavailable):
+                shard.turn()
+        assert fault.fired
+        assert world.snapshots.read().meta.version == 1
         assert list(world.partition().leased) == [0]
 
         world.shard(token=2).turn()
