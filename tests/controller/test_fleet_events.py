@@ -62,5 +62,9 @@ def test_launched_machine_is_unlisted_for_a_limited_time(tmp_path: Path) -> None
 
     assert cloud.instances(NOW + LAUNCH_UNLISTED_SECONDS / 2) == []
     assert [one.id for one in cloud.unlisted()] == ["m-1"]
+    assert cloud.take_lapsed() == []
     cloud.instances(NOW + LAUNCH_UNLISTED_SECONDS)
     assert cloud.unlisted() == []
+    (blame,) = cloud.take_lapsed()
+    assert (blame.instance_id, blame.pool) == ("m-1", machine("m-1").pool)
+    assert cloud.take_lapsed() == []

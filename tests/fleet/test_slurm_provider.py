@@ -115,6 +115,19 @@ def test_preempted_machine_has_a_notice(
     cluster.cancel(urgent)
 
 
+def test_launch_that_was_cancelled_before_it_began_is_not_repeated(
+    cluster: SlurmCluster, provider: SlurmProvider, tmp_path: Path
+) -> None:
+    others = cluster.occupy()
+    first, _ = provider.launch("hpc", 2, _boot(tmp_path), "token-7", zones=["spot"])
+    assert _state(provider, first) is InstanceState.BOOTING
+    cluster.run("scancel", "--partition=spot")
+
+    assert provider.launch("hpc", 2, _boot(tmp_path), "token-7", zones=["spot"]) == [first]
+    assert provider.instances() == []
+    cluster.run("scancel", others)
+
+
 def test_partition_without_room_is_refused_or_says_why(
     provider: SlurmProvider, tmp_path: Path, eventually: Eventually
 ) -> None:

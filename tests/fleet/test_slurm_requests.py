@@ -84,9 +84,11 @@ def test_other_jobs_are_left_alone(name: str) -> None:
     assert parse_queue(line(name=name), "c") == []
 
 
-def test_array_that_never_began_has_no_machines() -> None:
+def test_array_that_never_began_has_one_machine_that_is_gone() -> None:
     cancelled = line("CANCELLED").replace("1           |", "N/A         |", 1)
-    assert parse_queue(cancelled, "c") == []
+    (job,) = parse_queue(cancelled, "c")
+    assert job.machine.index == 0
+    assert job.instance_state is InstanceState.GONE
     with pytest.raises(CloudUnavailable):
         parse_queue(cancelled.replace("CANCELLED", "RUNNING"), "c")
 

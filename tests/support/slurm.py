@@ -104,6 +104,15 @@ class SlurmCluster:
         assert all(each.id != job.id for each in self.jobs()), "it was requeued"
         return urgent
 
+    def occupy(self) -> str:
+        """Take all nodes, so that jobs of pools wait; return the id of the array."""
+        script, count = "#!/bin/sh\nexec sleep 600\n", len(self.nodes)
+        where = ["--partition=urgent", f"--array=0-{count - 1}", "--output=/dev/null"]
+        array = self.run("sbatch", "--parsable", "--chdir=/tmp", *where, given=script).strip()
+        tasks = [f"{array}_{task}" for task in range(count)]
+        await_truth(lambda: all(map(self._runs, tasks)), GRACE_SECONDS * 2, interval=0.2)
+        return array
+
     def cancel(self, job: str) -> None:
         self.run("scancel", job)
         await_truth(lambda: all(each.id != job for each in self.jobs()), interval=0.2)

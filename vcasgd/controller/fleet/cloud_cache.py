@@ -12,6 +12,7 @@ from functools import partial
 from vcasgd.controller.fleet.cloud_calls import CallKind, CloudCalls
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.errors import FleetError, VcasgdError
+from vcasgd.fleet.plan import Blame
 from vcasgd.fleet.providers.base import Instance, InstanceState, Offer, Provider
 
 log = logging.getLogger(__name__)
@@ -25,8 +26,10 @@ OFFERS_SECONDS = 2.0
 RETRY_SECONDS = 30.0
 #: Seconds between two requests for the boot report of a machine.
 BOOT_REPORT_SECONDS = 5.0
-#: Seconds after which a launched machine that was never listed counts as never launched.
+#: Seconds after which a launched machine that was never listed counts as never launched, and its
+#: market is left alone for a while.
 LAUNCH_UNLISTED_SECONDS = 60.0
+NEVER_APPEARED = "never appeared; it may have been cancelled"
 #: Seconds that a round waits for new lists and prices. Later ones count from the next round on.
 ANSWER_SECONDS = 0.5
 
@@ -85,6 +88,7 @@ class CloudCache:
         #: Machines whose provider was replaced.
         self._orphans = list(known)
         self._unlisted: dict[str, tuple[Instance, float]] = {}
+        self._lapsed: list[Instance] = []
         self._offers: dict[str, _CachedOffers] = {}
         self._provider_of: dict[str, Provider] = {}
         self._boots: dict[str, _Boot] = {}
@@ -128,11 +132,12 @@ class CloudCache:
         names = {one.id for one in listed}
         self._boots = {id_: each for id_, each in self._boots.items() if id_ in names}
         self._ending = {id_: each for id_, each in self._ending.items() if id_ in names}
-        self._unlisted = {
-            id_: (one, at)
-            for id_, (one, at) in self._unlisted.items()
-            if id_ not in names and now - at < LAUNCH_UNLISTED_SECONDS
-        }
+        for id_, (one, at) in list(self._unlisted.items()):
+            if id_ in names:
+                del self._unlisted[id_]
+            elif now - at >= LAUNCH_UNLISTED_SECONDS:
+                del self._unlisted[id_]
+                self._lapsed.append(one)
         return listed
 
     def provider_of(self, instance: str) -> Provider | None:
@@ -147,6 +152,11 @@ class CloudCache:
     def unlisted(self) -> list[Instance]:
         """Return the launched machines that no provider lists yet."""
         return [one for one, _ in self._unlisted.values()]
+
+    def take_lapsed(self) -> list[Blame]:
+        """Return the launched machines that count as never launched since the last call."""
+        lapsed, self._lapsed = self._lapsed, []
+        return [Blame(one.id, one.pool, one.zone, one.spot, NEVER_APPEARED) for one in lapsed]
 
     def held(self, pool: str, *, spot: bool) -> int:
         """Return the number of a pool's machines of a kind, including those not listed yet."""

@@ -143,7 +143,7 @@ class FleetLoop:
         self._clearance.set_pools(self._pools.specs)
         self._serve_requests()
         state = self._observer.observe(now, self._workers.successors)
-        failed_boots = self._status.failed_boots(state)
+        failed_boots = [*self._status.failed_boots(state), *self._cloud.take_lapsed()]
         self._status.release(state)
         # First what other machines wait for, and then what people read.
         plan = make_plan(state, now)

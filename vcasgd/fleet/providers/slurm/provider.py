@@ -69,8 +69,9 @@ class SlurmProvider:
     ) -> list[str]:
         """See the contract. Submits one array; Slurm starts its jobs when it has room.
 
-        Slurm lists the jobs of a launch until some minutes after their end (``MinJobAge``), but not
-        those of an array that was cancelled before any of them began.
+        Slurm lists the jobs of a launch until some minutes after their end (``MinJobAge``). For an
+        array that was cancelled before any of its jobs began, the answer to the same launch is its
+        first machine, which never appears.
         """
         spec = self._pool(pool)
         narrowed(spec.instance_types, instance_types, pool, "instance type")

@@ -99,9 +99,10 @@ def _jobs(lines: Iterable[str], cluster: str) -> Iterable[QueuedJob]:
         label = Label.parse(row.get("Name", "").removesuffix("|").strip())
         if len(fields) < len(_FIELDS):
             raise _unreadable(line)
-        # an array that was cancelled before any of its jobs began has no jobs
-        never_began = row.get("ArrayTaskID") == "N/A" and row.get("State", "") in _ENDED
-        if label is not None and label.cluster == cluster and not never_began:
+        if row.get("ArrayTaskID") == "N/A" and row.get("State", "") in _ENDED:
+            # An array that was cancelled before any of its jobs began: one stands for all of them.
+            row["ArrayTaskID"] = "0"
+        if label is not None and label.cluster == cluster:
             yield _job(line, row, label)
 
 
