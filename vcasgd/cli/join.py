@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ from vcasgd.agent.display import Display
 from vcasgd.agent.environment import visible
 from vcasgd.agent.machine import measure, usable_processors
 from vcasgd.agent.owner_input import OwnerInput
-from vcasgd.agent.sandbox import SandboxMode, choose, make_sandbox
+from vcasgd.agent.sandbox import Sandbox, SandboxMode, choose, make_sandbox
 from vcasgd.agent.service import install
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.agent.update import restart, update_to
@@ -26,87 +26,111 @@ from vcasgd.errors import SpecError, Unauthorized, VersionDiffers
 from vcasgd.settings import load_settings
 from vcasgd.spec.public import parse_nickname
 
+Url = Annotated[str, typer.Argument(metavar="URL", help="Address of the gateway, https://….")]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token", help="Token for joining. Prefer $VCASGD_TOKEN, which hides it from ps."
+    ),
+]
+Until = Annotated[
+    str | None, typer.Option(help="Leave at this time (07:30) or after this long (8h).")
+]
+HoursText = Annotated[str | None, typer.Option(help="Take part at these hours only, such as 22-6.")]
+WhenIdle = Annotated[
+    str | None,
+    typer.Option(help="Pause until this long after your last input on this machine, such as 10m."),
+]
+MaxCpu = Annotated[int | None, typer.Option(min=1, help="Most processors to use. Default: all.")]
+GiveUp = Annotated[
+    str | None,
+    typer.Option(help="Leave if the stack has not answered for this long, such as 1h."),
+]
+PassEnv = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Variable of yours that jobs may see. Repeatable."),
+]
+Nickname = Annotated[
+    str | None,
+    typer.Option(help="Your name on the stack's public page, if it has one; anonymous removes it."),
+]
+SandboxUse = Annotated[
+    SandboxMode | None,
+    typer.Option(
+        help="Run jobs in a sandbox: where it works (auto), or else refuse to join (require).",
+        show_default="auto",
+    ),
+]
+MaxMemory = Annotated[
+    str | None, typer.Option(help="Most memory of a job's worker. Default: 70 %.")
+]
+MaxDisk = Annotated[
+    str | None,
+    typer.Option(help="Most files of a worker, which are in memory. Default: 10 % of it."),
+]
+Share = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FOLDER", help="Folder that jobs may read. Repeatable."),
+]
+AllowNetwork = Annotated[
+    bool, typer.Option("--allow-network", help="Let jobs reach all that this machine reaches.")
+]
+Update = Annotated[
+    bool,
+    typer.Option(
+        "--update",
+        help="If the stack has a newer version, install it with pip, and join again.",
+    ),
+]
+Service = Annotated[
+    bool,
+    typer.Option("--service", help="Write a unit of systemd that joins with these options."),
+]
+OrderedAs = Annotated[
+    str | None, typer.Option(help="Name of this machine, if the stack ordered it.", hidden=True)
+]
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """How this machine takes part."""
+
+    url: str
+    token: JoinToken
+    schedule: Availability
+    owner: OwnerInput | None
+    silence: StackSilence
+    max_cpu: int | None
+    environment: Mapping[str, str]
+    sandbox: Sandbox
+    mode: SandboxMode
+    instance: str | None
+    nickname: str | None
+    updates: bool
+
 
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Fleet")(join)
 
 
 def join(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the gateway, https://….")],
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token", help="Token for joining. Prefer $VCASGD_TOKEN, which hides it from ps."
-        ),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(help="Leave at this time (07:30) or after this long (8h)."),
-    ] = None,
-    hours: Annotated[
-        str | None, typer.Option(help="Take part at these hours only, such as 22-6.")
-    ] = None,
-    when_idle: Annotated[
-        str | None,
-        typer.Option(
-            help="Pause until this long after your last input on this machine, such as 10m."
-        ),
-    ] = None,
-    max_cpu: Annotated[
-        int | None, typer.Option(min=1, help="Most processors to use. Default: all.")
-    ] = None,
-    give_up: Annotated[
-        str | None,
-        typer.Option(
-            help="Leave if the stack has not answered for this long, such as 1h.",
-        ),
-    ] = None,
-    pass_env: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Variable of yours that jobs may see. Repeatable."),
-    ] = None,
-    nickname: Annotated[
-        str | None,
-        typer.Option(
-            help="Your name on the stack's public page, if it has one; anonymous removes it."
-        ),
-    ] = None,
-    sandbox: Annotated[
-        SandboxMode | None,
-        typer.Option(
-            help="Run jobs in a sandbox: where it works (auto), or else refuse to join (require).",
-            show_default="auto",
-        ),
-    ] = None,
-    max_memory: Annotated[
-        str | None, typer.Option(help="Most memory of a job's worker. Default: 70 %.")
-    ] = None,
-    max_disk: Annotated[
-        str | None,
-        typer.Option(help="Most files of a worker, which are in memory. Default: 10 % of it."),
-    ] = None,
-    share: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FOLDER", help="Folder that jobs may read. Repeatable."),
-    ] = None,
-    allow_network: Annotated[
-        bool, typer.Option("--allow-network", help="Let jobs reach all that this machine reaches.")
-    ] = False,
-    update: Annotated[
-        bool,
-        typer.Option(
-            "--update",
-            help="If the stack has a newer version, install it with pip, and join again.",
-        ),
-    ] = False,
-    service: Annotated[
-        bool,
-        typer.Option("--service", help="Write a unit of systemd that joins with these options."),
-    ] = False,
-    instance: Annotated[
-        str | None,
-        typer.Option(help="Name of this machine, if the stack ordered it.", hidden=True),
-    ] = None,
+    url: Url,
+    token: Token = None,
+    until: Until = None,
+    hours: HoursText = None,
+    when_idle: WhenIdle = None,
+    max_cpu: MaxCpu = None,
+    give_up: GiveUp = None,
+    pass_env: PassEnv = None,
+    nickname: Nickname = None,
+    sandbox: SandboxUse = None,
+    max_memory: MaxMemory = None,
+    max_disk: MaxDisk = None,
+    share: Share = None,
+    allow_network: AllowNetwork = False,
+    update: Update = False,
+    service: Service = False,
+    instance: OrderedAs = None,
 ) -> None:
     """Join a stack elsewhere with this machine, and train for it until Ctrl-C.
 
@@ -119,59 +143,66 @@ def join(
         raise Unauthorized("no token", remedy="set VCASGD_TOKEN, or use --token")
     text = token or settings.secret("token")
     now = datetime.now(UTC).astimezone()
-    schedule = Availability(
-        until=parse_until(until, now) if until else None,
-        hours=Hours.parse(hours) if hours else None,
-    )
-    owner = OwnerInput.parse(when_idle) if when_idle else None
-    parsed = JoinToken.parse(text)
-    silence = StackSilence.parse(give_up)
-    name = parse_nickname(nickname) if nickname is not None else None
     box = make_sandbox(
         usable_processors(max_cpu), max_memory, max_disk, share or (), network=allow_network
     )
-    if service and until is not None:
-        raise SpecError("a unit starts again after --until", remedy="use --hours", field="until")
-    if service:
-        given = {"--hours": hours, "--when-idle": when_idle, "--max-cpu": max_cpu,
-                 "--give-up": give_up, "--sandbox": sandbox, "--nickname": name,
-                 "--max-memory": max_memory, "--max-disk": max_disk}  # fmt: skip
-        lists = {"--pass-env": pass_env, "--share": box.shared}
-        unit = install(
-            url,
-            text,
-            [
-                *_options(given, lists),
-                *_flag("--allow-network", allow_network),
-                *_flag("--update", update),
-            ],
-            box,
-        )
-        err.print(f"wrote {unit}; to start it now and at every login, run")
-        err.print(f"  systemctl --user enable --now {unit.name}")
-        err.print("to run it also while you are logged out: loginctl enable-linger")
+    terms = _Terms(
+        url=url,
+        token=JoinToken.parse(text),
+        schedule=Availability(
+            until=parse_until(until, now) if until else None,
+            hours=Hours.parse(hours) if hours else None,
+        ),
+        owner=OwnerInput.parse(when_idle) if when_idle else None,
+        silence=StackSilence.parse(give_up),
+        max_cpu=max_cpu,
+        environment=visible(os.environ, pass_env or (), ordered=instance is not None),
+        sandbox=box,
+        # A machine that the stack ordered has no other purpose.
+        mode=sandbox or (SandboxMode.AUTO if instance is None else SandboxMode.OFF),
+        instance=instance,
+        nickname=parse_nickname(nickname) if nickname is not None else None,
+        updates=update,
+    )
+    if not service:
+        _take_part(terms, settings.ca_file)
         return
-    # A machine that the stack ordered has no other purpose.
-    mode = sandbox or (SandboxMode.AUTO if instance is None else SandboxMode.OFF)
+    if until is not None:
+        raise SpecError("a unit starts again after --until", remedy="use --hours", field="until")
+    given = {"--hours": hours, "--when-idle": when_idle, "--max-cpu": max_cpu,
+             "--give-up": give_up, "--sandbox": sandbox, "--nickname": terms.nickname,
+             "--max-memory": max_memory, "--max-disk": max_disk}  # fmt: skip
+    lists = {"--pass-env": pass_env, "--share": box.shared}
+    flags = [*_flag("--allow-network", allow_network), *_flag("--update", update)]
+    unit = install(url, text, [*_options(given, lists), *flags], box)
+    err.print(f"wrote {unit}; to start it now and at every login, run")
+    err.print(f"  systemctl --user enable --now {unit.name}")
+    err.print("to run it also while you are logged out: loginctl enable-linger")
+
+
+def _take_part(terms: _Terms, ca_file: Path | None) -> None:
+    """Train until the machine leaves; then start again if another version is installed."""
     display, interrupts = Display(err), LeaveSignals()
     with interrupts.caught():
         try:
             display.state("measures this machine")
-            gateway = GatewayAddress.of(url, parsed.pin, settings.ca_file)
-            machine = replace(measure(max_cpu), instance=instance, nickname=name)
-            used, line = choose(mode, box, machine.gpus)
+            gateway = GatewayAddress.of(terms.url, terms.token.pin, ca_file)
+            machine = replace(
+                measure(terms.max_cpu), instance=terms.instance, nickname=terms.nickname
+            )
+            used, line = choose(terms.mode, terms.sandbox, machine.gpus)
             display.event(line)
-            if owner is not None:
-                display.event(str(owner))
+            if terms.owner is not None:
+                display.event(str(terms.owner))
             Agent(
                 gateway,
-                parsed,
+                terms.token,
                 machine,
-                schedule=schedule,
-                owner=owner,
-                silence=silence,
-                max_cpu=max_cpu,
-                environment=visible(os.environ, pass_env or (), ordered=instance is not None),
+                schedule=terms.schedule,
+                owner=terms.owner,
+                silence=terms.silence,
+                max_cpu=terms.max_cpu,
+                environment=terms.environment,
                 sandbox=used,
                 display=display,
                 interrupts=interrupts,
@@ -180,12 +211,13 @@ def join(
         except VersionDiffers as differs:
             update_to(
                 differs.version,
-                allowed=update,
+                allowed=terms.updates,
                 stopped=lambda: interrupts.count > 0,
                 show=display.event,
             )
         finally:
             display.close()
+    schedule = terms.schedule
     if not interrupts.count and not schedule.over(datetime.now(UTC).astimezone()):
         # A duration would begin again.
         restart(["--until", schedule.until.isoformat()] if schedule.until else [])
