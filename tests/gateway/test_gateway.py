@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import vcasgd
 from vcasgd.agent.connection import AgentConnection
 from vcasgd.agent.machine import Machine
 from vcasgd.agent.trust import GatewayAddress, JoinToken
+from vcasgd.certificates import self_signed
 from vcasgd.errors import (
     ApiError,
     Conflict,
@@ -28,6 +31,7 @@ from vcasgd.errors import (
     Unauthorized,
     VcasgdError,
 )
+from vcasgd.gateway.certificate import pin_of
 from vcasgd.gateway.protocol import ACCEPTED
 from vcasgd.schemas.machines import JoinRequest, ReportBody
 from vcasgd.spec.public import parse_nickname
@@ -324,3 +328,48 @@ def test_a_machine_gets_the_code_and_the_orders_of_its_own_jobs_only(
     other_code = gateway.api.jobs.get(foreign.id).package
     with pytest.raises(NotFound, match="has no job with package"):
         ann.fetch_code(view.model_copy(update={"package": other_code}), tmp_path)
+
+
+# -- its certificate -------------------------------------------------------------------------------
+
+
+def served(gateway: RunningGateway) -> str:
+    """Return the pin of the certificate that a new connection gets."""
+    return pin_of(ssl.get_server_certificate(("127.0.0.1", gateway.port)))
+
+
+@pytest.fixture
+def replaced(gateway: RunningGateway) -> Iterator[Callable[[bytes, bytes], None]]:
+    """Write another certificate and its key, and tell the gateway; undo that at the end."""
+    before = gateway.certificate.read_bytes(), gateway.key.read_bytes()
+
+    def replace_with(certificate: bytes, key: bytes) -> None:
+        gateway.certificate.write_bytes(certificate)
+        gateway.key.write_bytes(key)
+        os.kill(gateway.process.pid, signal.SIGHUP)
+
+    yield replace_with
+    replace_with(*before)
+    await_truth(lambda: served(gateway) == gateway.pin)
+
+
+def test_a_new_certificate_closes_no_connection(
+    gateway: RunningGateway, replaced: Callable[[bytes, bytes], None]
+) -> None:
+    with gateway.connection("ledger", token(gateway, "ann")) as (server, _):
+        certificate, key = self_signed("renewed")
+        replaced(certificate, key)
+        await_truth(lambda: served(gateway) == pin_of(certificate.decode()))
+
+        server.sendall(PING)
+        assert server.recv(100).startswith(b"-NOAUTH")
+
+
+def test_a_certificate_that_does_not_fit_its_key_changes_nothing(
+    gateway: RunningGateway, replaced: Callable[[bytes, bytes], None]
+) -> None:
+    log = gateway.certificate.parents[1] / "gateway.log"
+    replaced(self_signed("one")[0], self_signed("another")[1])
+    await_truth(lambda: "the certificate stays as it was" in log.read_text())
+
+    assert served(gateway) == gateway.pin

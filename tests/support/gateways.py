@@ -29,6 +29,9 @@ class RunningGateway:
     pin: str
     #: Settings of the API behind it.
     api_env: dict[str, str]
+    process: ForkedProcess
+    certificate: Path
+    key: Path
     #: Connections of the present test.
     opened: list[Transport | AgentConnection] = field(default_factory=list)
 
@@ -91,6 +94,6 @@ def gateway_of(home: Path, api: Api) -> Iterator[RunningGateway]:
     gateway = ForkedProcess("vcasgd.gateway.main:main", [], home / "gateway.log", env)
     try:
         await_truth(lambda: listens(port) and listens(api.port))
-        yield RunningGateway(api, port, pin, behind)
+        yield RunningGateway(api, port, pin, behind, gateway, certificate, key)
     finally:
         gateway.end()

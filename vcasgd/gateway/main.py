@@ -122,18 +122,34 @@ def services_of(settings: Settings) -> dict[str, str]:
 
 def tls_of(settings: Settings) -> ssl.SSLContext:
     """Return the TLS configuration of the port. Raises :class:`SpecError`."""
-    certificate = settings.required("join_certificate")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols([PROTOCOL, "http/1.1"])
+    load_certificate(context, settings)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
+    """Read the certificate and its key, for connections from now on. Raises :class:`SpecError`."""
+    certificate = settings.required("join_certificate")
     try:
+        # A pair that doesn't match would leave a context that serves nobody.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, settings.join_key)
         context.load_cert_chain(certificate, settings.join_key)
     except (OSError, ssl.SSLError) as error:
         raise SpecError(
             f"VCASGD_JOIN_CERTIFICATE: {certificate} and its key can't be used: {error}",
             field="VCASGD_JOIN_CERTIFICATE",
         ) from error
-    return context
+
+
+def _reload(context: ssl.SSLContext, settings: Settings) -> None:
+    try:
+        load_certificate(context, settings)
+    except SpecError as error:
+        log.error("the certificate stays as it was: %s", error)
+    else:
+        log.info("new connections get the certificate that was read just now")
 
 
 async def _run(settings: Settings) -> None:
@@ -163,6 +179,7 @@ async def _run(settings: Settings) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, tls, settings)
     log.info("machines can join at port %d", port)
     await asyncio.wait(
         [asyncio.create_task(stopped.wait()), watch], return_when=asyncio.FIRST_COMPLETED
@@ -173,7 +190,10 @@ async def _run(settings: Settings) -> None:
 
 
 def main() -> int:
-    """Serve until SIGTERM. Return the exit status: 0, or 1 after an error, which is logged."""
+    """Serve until SIGTERM; SIGHUP reads the certificate again.
+
+    Return the exit status: 0, or 1 after an error, which is logged.
+    """
     configure_logging("gateway")
     try:
         settings = load_settings()
