@@ -110,15 +110,16 @@ locals {
 
   # Machines elsewhere reach the gateway by the control plane's public address.
   join = var.gateway == null ? null : {
-    kind = var.gateway.certificate == null ? "pinned" : "known"
+    kind = var.gateway.acme != null ? "acme" : var.gateway.certificate == null ? "pinned" : "known"
     url  = "https://${coalesce(var.gateway.host, local.public_address)}:${var.gateway.port}"
   }
+  join_folder = "/var/lib/vcasgd/ledger/${try(local.join.kind, "") == "acme" ? "acme" : "gateway"}"
   join_settings = var.gateway == null ? {} : {
     VCASGD_API_SOCKET       = "/run/vcasgd-api/api.sock"
     VCASGD_JOIN_PORT        = tostring(var.gateway.port)
     VCASGD_JOIN_URL         = local.join.url
-    VCASGD_JOIN_CERTIFICATE = coalesce(var.gateway.certificate, "/var/lib/vcasgd/ledger/gateway/certificate.pem")
-    VCASGD_JOIN_KEY         = coalesce(var.gateway.key, "/var/lib/vcasgd/ledger/gateway/key.pem")
+    VCASGD_JOIN_CERTIFICATE = coalesce(var.gateway.certificate, "${local.join_folder}/certificate.pem")
+    VCASGD_JOIN_KEY         = coalesce(var.gateway.key, "${local.join_folder}/key.pem")
   }
   join_pools = var.gateway == null ? [] : [
     { name = var.gateway.pool, provider = "join", trust = var.gateway.trust }
@@ -166,7 +167,7 @@ module "network" {
   cidr       = var.network_cidr
   zones      = local.zones
   api_cidrs  = var.api_cidrs
-  gateway    = var.gateway == null ? null : { cidrs = var.gateway.cidrs, port = var.gateway.port }
+  gateway    = var.gateway == null ? null : { cidrs = var.gateway.cidrs, port = var.gateway.port, acme = var.gateway.acme != null }
   private    = var.private
   replicated = var.store.replicas > 0
 }
@@ -271,6 +272,9 @@ module "control_data" {
   machine = merge(local.machine, local.inside, {
     ADDRESS            = local.control_address
     JOIN               = try(local.join.kind, "")
+    ACME_NAME          = try(var.gateway.acme == null ? "" : var.gateway.host, "")
+    ACME_EMAIL         = try(var.gateway.acme.email, "")
+    ACME_SERVER        = try(coalesce(var.gateway.acme.server, ""), "")
     API_NAME           = local.open ? aws_eip.api[0].public_ip : "localhost"
     API_SUBJECT        = "IP:${local.open ? aws_eip.api[0].public_ip : "127.0.0.1"},DNS:localhost"
     LEDGER_DISK        = local.managed ? "" : module.store.ledger_disk

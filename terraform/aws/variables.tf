@@ -262,6 +262,9 @@ variable "gateway" {
     # Without them, the control plane makes a certificate, whose fingerprint is in the tokens.
     certificate = optional(string)
     key         = optional(string)
+    # Or a certificate for host by ACME, over port 80, which is open to everyone then. The default
+    # server is that of Let's Encrypt, whose terms you accept.
+    acme = optional(object({ email = string, server = optional(string) }))
   })
   default = null
 
@@ -288,6 +291,11 @@ variable "gateway" {
   validation {
     condition     = var.gateway == null || try((var.gateway.certificate == null) == (var.gateway.key == null) && (var.gateway.certificate == null || var.gateway.host != null), false)
     error_message = "gateway: certificate needs key, and host, the name in the certificate."
+  }
+
+  validation {
+    condition     = try(var.gateway.acme, null) == null || try(var.gateway.host != null && var.gateway.certificate == null && can(regex("^[A-Za-z0-9._+-]+@[A-Za-z0-9.-]+$", var.gateway.acme.email)) && can(regex("^(https://[A-Za-z0-9.:/_-]+)?$", coalesce(var.gateway.acme.server, "https://-"))), false)
+    error_message = "gateway: acme needs host, an email, perhaps an https:// URL as server, and no certificate."
   }
 
   validation {

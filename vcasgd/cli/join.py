@@ -93,7 +93,7 @@ OrderedAs = Annotated[
 
 @dataclass(frozen=True)
 class _Terms:
-    """How this machine takes part."""
+    """Terms under which this machine takes part."""
 
     url: str
     token: JoinToken

@@ -333,6 +333,38 @@ run "gateway_with_a_certificate" {
   }
 }
 
+run "gateway_with_acme" {
+  command = plan
+
+  variables {
+    gateway = {
+      cidrs = ["203.0.113.0/24"]
+      host  = "join.example.org"
+      acme  = { email = "ada@example.org" }
+    }
+  }
+
+  assert {
+    condition     = local.join == { kind = "acme", url = "https://join.example.org:8790" }
+    error_message = "a certificate of a known authority needs no fingerprint"
+  }
+
+  assert {
+    condition     = local.join_settings.VCASGD_JOIN_CERTIFICATE == "/var/lib/vcasgd/ledger/acme/certificate.pem"
+    error_message = "the gateway must use the certificate that the script installs"
+  }
+}
+
+run "gateway_with_acme_for_no_name" {
+  command = plan
+
+  variables {
+    gateway = { cidrs = ["203.0.113.0/24"], acme = { email = "ada@example.org" } }
+  }
+
+  expect_failures = [var.gateway]
+}
+
 run "no_gateway" {
   command = plan
 

@@ -7,16 +7,17 @@ locals {
 
   # Machines elsewhere join a cluster with a gateway.
   gateway = lookup(var.machine, "JOIN", "") != "" ? ["gateway"] : []
+  acme    = lookup(var.machine, "JOIN", "") == "acme" ? ["acme"] : []
 
   programs = concat(["common", "cloud-${var.cloud}", "boot", "unit-failed"], {
-    control-plane = concat(["secrets"], local.sentinel)
+    control-plane = concat(["secrets"], local.acme, local.sentinel)
     store         = concat(["secrets", "tensors"], local.sentinel)
     replica       = concat(["secrets", "tensors"], local.sentinel)
     worker        = ["worker"]
   }[var.role])
 
   units = {
-    control-plane = concat(["secrets", "ledger", "head", "api", "controller"], local.gateway, local.sentinel)
+    control-plane = concat(["secrets", "ledger", "head", "api", "controller"], local.gateway, local.acme, local.sentinel)
     store         = concat(["secrets", "tensors", "server"], local.sentinel)
     replica       = concat(["secrets", "tensors"], local.sentinel)
     worker        = ["worker"]
@@ -46,11 +47,12 @@ locals {
     },
   )
 
-  worker = var.role == "worker" ? {
-    "/etc/systemd/system/vcasgd-worker.path" = {
-      mode = "0644", content = file("${local.infra}/systemd/vcasgd-worker.path")
+  triggers = {
+    for unit in concat(var.role == "worker" ? ["worker.path"] : [], [for name in local.acme : "${name}.timer"]) :
+    "/etc/systemd/system/vcasgd-${unit}" => {
+      mode = "0644", content = file("${local.infra}/systemd/vcasgd-${unit}")
     }
-  } : {}
+  }
 
   machine = merge(var.machine, { ROLE = var.role, CLOUD = var.cloud })
 
@@ -72,5 +74,5 @@ locals {
     { for name, content in var.files : "/etc/vcasgd/${name}" => { mode = "0644", content = content } },
   )
 
-  files = merge(local.scripts, local.worker, local.settings, local.configured)
+  files = merge(local.scripts, local.triggers, local.settings, local.configured)
 }

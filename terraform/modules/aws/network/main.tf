@@ -153,6 +153,18 @@ resource "aws_vpc_security_group_ingress_rule" "gateway" {
   to_port           = var.gateway.port
 }
 
+# Authorities don't say from where they look.
+resource "aws_vpc_security_group_ingress_rule" "acme" {
+  count = try(var.gateway.acme, false) ? 1 : 0
+
+  security_group_id = aws_security_group.this["control"].id
+  description       = "the gateway's certificate authority"
+  cidr_ipv4         = "0.0.0.0/0"
+  ip_protocol       = "tcp"
+  from_port         = 80
+  to_port           = 80
+}
+
 locals {
   # Ray's processes choose their ports; ports below 1024 stay closed.
   inside = {

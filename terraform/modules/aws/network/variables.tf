@@ -47,6 +47,6 @@ variable "api_cidrs" {
 
 variable "gateway" {
   description = "Networks that may reach the gateway, and its port. Null: no gateway."
-  type        = object({ cidrs = list(string), port = number })
+  type        = object({ cidrs = list(string), port = number, acme = bool })
   default     = null
 }

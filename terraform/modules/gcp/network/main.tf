@@ -91,6 +91,21 @@ resource "google_compute_firewall" "gateway" {
   }
 }
 
+# Authorities don't say from where they look.
+resource "google_compute_firewall" "acme" {
+  count = try(var.gateway.acme, false) ? 1 : 0
+
+  name                    = "${var.cluster}-acme"
+  network                 = google_compute_network.this.id
+  source_ranges           = ["0.0.0.0/0"]
+  target_service_accounts = [var.accounts.control]
+
+  allow {
+    protocol = "tcp"
+    ports    = ["80"]
+  }
+}
+
 # Shells and tunnels through Google's proxy, which authenticates users.
 resource "google_compute_firewall" "tunnel" {
   name                    = "${var.cluster}-tunnel"

@@ -42,6 +42,6 @@ variable "accounts" {
 
 variable "gateway" {
   description = "Networks that may reach the gateway, and its port. Null: no gateway."
-  type        = object({ cidrs = list(string), port = number })
+  type        = object({ cidrs = list(string), port = number, acme = bool })
   default     = null
 }
