@@ -1,10 +1,11 @@
 """Measure what a model of some size takes: memory of each process, bytes and seconds of exchanges.
 
-    python benchmarks/sizing.py [--sizes 10 100 500] [--rules rounds] [--nodes 1] [--seconds 8]
+    python benchmarks/sizing.py [--sizes 10 100 500] [--rules rounds] [--nodes 1] [--workers 2]
+        [--seconds 8]
 
-Two workers that don't train exchange updates as fast as they can. Writes
+Workers that don't train exchange updates as fast as they can. Writes
 ``benchmarks/results/sizing.md``, or another file for ``--out``. Seconds depend on what else runs;
-memory and bytes don't. All processes together take about eleven times the largest size, in MB.
+memory and bytes don't. All processes together take up to eleven times the largest size, in MB.
 """
 
 from __future__ import annotations
@@ -31,14 +32,13 @@ from vcasgd.learning.encodings import make_codec
 
 OUT = Path(__file__).resolve().parent / "results" / "sizing.md"
 MB = 1_000_000
-WORKERS = 2
 #: The default, and one whose workers don't wait for each other.
 RULES = ("rounds", "async-local-sgd")
 #: Updates of each worker before those that count, and fetches whose median is shown.
 WARM_UP_UPDATES, FETCHES = 3, 5
-LIMIT_SECONDS = 300.0
-#: Sizes of the model that all processes together need, generously.
-MODELS = 12
+LIMIT_SECONDS = 900.0
+#: Sizes of the model that all processes need together, and those of each worker, generously.
+MODELS, MODELS_OF_WORKER = 6, 3
 SAMPLE_SECONDS = 0.1
 
 PAGE = """\
@@ -48,18 +48,18 @@ PAGE = """\
 
 {machine}
 
-Vectors of float32, {nodes}, {workers} workers that exchange updates as fast as they can.
+Vectors of float32, {nodes}, {workers} updates as fast as possible.
 Each worker writes its updates into memory, and has no model, gradients, or optimizer. Other
 programs ran at the same time, as the load shows: seconds are upper bounds, while memory and bytes
 don't depend on it.
 
 {table}
 
-Memory is the largest proportional set size of samples every {sample:g} s from the start of the job,
-without that before the job; in parentheses, in sizes of the model. Of several servers of a kind, or
-workers, the largest one counts. "Applied" is the median time from the moment a worker has an update
-until it knows that the update is in the published model, while both workers push. "Fetch" is the
-median of {fetches} fetches{part} after the workers have stopped.
+Memory is the largest proportional set size, with what is swapped out, of samples every {sample:g} s
+from the start of the job, without that before the job; in parentheses, in sizes of the model. Of
+several servers of a kind, or workers, the largest one counts. "Applied" is the median time from the
+moment a worker has an update until it knows that the update is in the published model, while all
+workers push. "Fetch" is the median of {fetches} fetches{part} after the workers have stopped.
 """
 
 
@@ -80,10 +80,10 @@ class Sizing:
     updates_per_second: float
 
 
-def measure(rule: str, megabytes: int, nodes: int, seconds: float) -> Sizing:
+def measure(rule: str, megabytes: int, nodes: int, workers: int, seconds: float) -> Sizing:
     """Start all processes, measure, and clean up."""
     workload = BenchWorkload(
-        megabytes * MB // 4, WORKERS, "float32", nodes=nodes, fresh=True, rule=rule
+        megabytes * MB // 4, workers, "float32", nodes=nodes, fresh=True, rule=rule
     )
     with Rig(workload, own_settings()) as rig:
         before = {name: pss(pid) for name, pid in rig.servers.items()}
@@ -150,8 +150,9 @@ def sampled(rig: Rig) -> Iterator[dict[str, list[float]]]:
 
 
 def pss(pid: int) -> float:
-    """Return the proportional set size of a process, in bytes."""
-    return float(psutil.Process(pid).memory_full_info().pss)
+    """Return the proportional set size of a process, and what is swapped out, in bytes."""
+    memory = psutil.Process(pid).memory_full_info()
+    return float(memory.pss + memory.swap)
 
 
 def rows(figures: Sequence[Sizing]) -> Iterator[list[str]]:
@@ -177,16 +178,18 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 500])
     parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
     parser.add_argument("--nodes", type=int, default=1, help="store nodes")
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    needed = MODELS * max(options.sizes) * MB
-    if psutil.virtual_memory().available < needed:
+    models = MODELS + MODELS_OF_WORKER * options.workers
+    needed = models * max(options.sizes) * MB
+    if psutil.virtual_memory().available + psutil.swap_memory().free < needed:
         parser.error(f"this needs {needed / 1e9:.0f} GB of free memory; choose smaller --sizes")
     described = machine.describe()
     figures = []
     for rule, size in product(options.rules, options.sizes):
-        figures.append(measure(rule, size, options.nodes, options.seconds))
+        figures.append(measure(rule, size, options.nodes, options.workers, options.seconds))
         print(figures[-1], flush=True)
     nodes = options.nodes
     sizes, rules = " ".join(map(str, options.sizes)), " ".join(options.rules)
@@ -195,11 +198,13 @@ def main() -> None:
     options.out.write_text(
         PAGE.format(
             command=f"python benchmarks/sizing.py --sizes {sizes} --rules {rules} "
-            f"--nodes {nodes} --seconds {options.seconds:g}",
+            f"--nodes {nodes} --workers {options.workers} --seconds {options.seconds:g}",
             nodes="one store node" if nodes == 1 else f"{nodes} store nodes",
             part="" if nodes == 1 else " of one node's part",
             machine=table(["", ""], described.items()),
-            workers=WORKERS,
+            workers="1 worker that exchanges"
+            if options.workers == 1
+            else f"{options.workers} workers that exchange",
             sample=SAMPLE_SECONDS,
             fetches=FETCHES,
             table=table(heads, rows(figures)),

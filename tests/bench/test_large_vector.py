@@ -12,8 +12,8 @@ from vcasgd.bench.rig import BenchWorkload, Rig
 from vcasgd.bench.store import own_settings
 
 GIB = 1 << 30
-#: Vectors that all processes together need: tensors servers 3, parameter servers 2, worker 4.
-VECTORS = 10
+#: Vectors that all processes together need: tensors servers 3, parameter servers 2, worker 2.
+VECTORS = 8
 
 
 @pytest.mark.extended
