@@ -31,8 +31,9 @@ from vcasgd.store.ledger.job import Failure
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
 from vcasgd.store.ledger.tuning import Tuned, Tunings
+from vcasgd.store.tensors import updates
 from vcasgd.store.tensors.snapshot import Record
-from vcasgd.store.tensors.snapshot_store import SnapshotStore
+from vcasgd.store.tensors.snapshot_store import ONLY_CHUNK, SnapshotStore
 from vcasgd.store.tensors.updates import NO_COMMIT, UpdateSender
 
 pytestmark = pytest.mark.both_servers
@@ -400,7 +401,7 @@ def test_a_worker_can_report_the_facts_of_the_first_snapshot(
 
 
 def test_a_worker_can_do_its_work_in_the_tensors_server(
-    tensors_as_worker: RedisClient, world: World
+    tensors_as_worker: RedisClient, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = world.shard(token=2)
     shard.turn()
@@ -415,7 +416,14 @@ def test_a_worker_can_do_its_work_in_the_tensors_server(
     assert not sender.push(world.update(0, 0, 2, 1, update=f"{WORKER}.1.2")[0], 0, payload).accepted
     snapshots.request_pin("evaluation")
     shard.turn()
-    assert sender.status([(0, 0, 4, header.update)]).fates == ["applied"]
+    asked = [(0, 0, 4, header.update)]
+    _, status = sender.status_after_commit(1.0, NO_COMMIT, asked, (0, 0), ONLY_CHUNK)
+    assert status.fates == ["applied"]
+    assert len(status.content) == 4 * world.layout.floats
+    with monkeypatch.context() as patch:
+        patch.setattr(updates, "SMALL_PAYLOAD", 0)
+        header, payload = world.update(1, 0, 2, 1, worker=WORKER, update=f"{WORKER}.1.3")
+        assert sender.push(header, 0, payload).accepted
     assert snapshots.version() == 1
     out = torch.empty(world.layout.floats)
     assert snapshots.fetch_rounded(out).version == 1

@@ -138,6 +138,7 @@ class TestPlaces:
             return script(**arguments)
 
         monkeypatch.setattr(updates, "SMALL_PAYLOAD", 0)
+        monkeypatch.setattr(updates, "ONE_TRIP", 0)
         monkeypatch.setattr(world.sender, "_push", lose_the_place_first)
         with pytest.raises(StoreUnavailable):
             world.sender.push(header, 0, payload)

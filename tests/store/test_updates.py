@@ -18,8 +18,10 @@ from vcasgd.errors import Fenced, InvalidUpdate, SnapshotMissing, StoreFull, Sto
 from vcasgd.store.tensors import bf16_split, updates
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, chunk_count
 from vcasgd.store.tensors.push_slots import PushSlots
+from vcasgd.store.tensors.snapshot_store import ONLY_CHUNK
 from vcasgd.store.tensors.updates import (
     LONGEST_HEADER,
+    NO_COMMIT,
     PAYLOAD_SECONDS,
     Header,
     PushResult,
@@ -47,6 +49,7 @@ def interrupt_push(world: World, header: Header, payload: memoryview) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates, "SMALL_PAYLOAD", 0)
+        patch.setattr(updates, "ONE_TRIP", 0)
         patch.setattr(world.sender, "_push", die)
         with pytest.raises(KeyboardInterrupt):
             world.sender.push(header, 0, payload)
@@ -198,6 +201,7 @@ class TestPush:
             return script(**arguments)
 
         monkeypatch.setattr(updates, "SMALL_PAYLOAD", 0)
+        monkeypatch.setattr(updates, "ONE_TRIP", 0)
         monkeypatch.setattr(world.sender, "_push", lose_the_payload_first)
         with pytest.raises(StoreUnavailable, match="lost a part of a pushed update"):
             world.sender.push(header, 0, payload)
@@ -218,6 +222,43 @@ class TestPush:
         key = world.keys.payload_chunk(header.update, 0)
         assert world.tensors.get(key) == bytes(payload)
         assert world.tensors.ttl(key) == -1
+
+    def test_a_payload_of_one_chunk_is_sent_before_the_slot_is_given(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(updates, "SMALL_PAYLOAD", 0)
+        header, payload = world.update(0, 0, 3, 1)
+        # Given a server without the scripts, then one with them
+        world.tensors.script_flush()
+        assert world.sender.push(header, 0, payload).accepted
+        monkeypatch.setattr(world.sender, "_take_slot", None)
+
+        header, payload = world.update(1, 0, 3, 1)
+        assert world.sender.push(header, 0, payload).accepted
+        again = world.sender.push(header, 0, payload)
+
+        assert again.accepted
+        assert world.reader.waiting() == 2
+        assert world.receive(header, len(payload)) == bytes(payload)
+        assert world.tensors.ttl(world.keys.payload_chunk(header.update, 0)) == -1
+        assert world.tensors.zscore(world.keys.places, header.update) == float("inf")
+
+    def test_a_payload_of_one_chunk_without_a_slot_gets_no_entry(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(updates, "SMALL_PAYLOAD", 0)
+        world.tensors.set(world.keys.window, 1)
+        world.push(0, 0, 3)
+        header, payload = world.update(1, 0, 3, 1)
+
+        with pytest.raises(StoreFull, match="all push slots are taken"):
+            world.sender.push(header, 0, payload)
+
+        assert world.reader.waiting() == 1
+        assert world.tensors.ttl(world.keys.payload_chunk(header.update, 0)) > 0
+
+        world.tensors.delete(world.keys.window)
+        assert world.sender.push(header, 0, payload).accepted
 
     def test_a_small_payload_needs_a_slot(self, world: World) -> None:
         world.tensors.set(world.keys.window, 1)
@@ -331,6 +372,35 @@ class TestStatus:
         assert status.version == (1, 9)
         assert status.fates == ["applied", "pending", "lost"]
         assert world.sender.status([]).fates == []
+
+    def test_the_status_after_a_commit_brings_a_small_snapshot(self, world: World) -> None:
+        shard = world.shard()
+        shard.turn()
+        header, _ = world.push(0, 0, 3)
+        shard.turn()
+        asked = [(0, 0, 3, header.update)]
+
+        seen, status = world.sender.status_after_commit(5.0, NO_COMMIT, asked, (0, 0), "0")
+        nothing, same = world.sender.status_after_commit(
+            0.01, seen, asked, status.version, ONLY_CHUNK
+        )
+        other = world.sender.status(asked, (0, 0), "h0")
+
+        assert status.fates == ["applied"]
+        assert status.meta is not None
+        expected, out = world.vector(), torch.empty(world.layout.floats)
+        world.tensors.delete(*world.snapshots.chunk_keys(status.meta))
+        assert world.snapshots.fetch_rounded(out, status.meta, status.content) == status.meta
+        assert torch.equal(out, expected)
+        assert (nothing, same.meta, same.content) == (seen, None, b"")
+        assert (other.meta, other.content) == (status.meta, b"")
+
+    def test_the_status_after_a_commit_loads_its_script(self, world: World) -> None:
+        world.tensors.script_flush()
+
+        _, status = world.sender.status_after_commit(0.01, NO_COMMIT, [])
+
+        assert status.fates == []
 
 
 class TestPayload:

@@ -2,8 +2,8 @@
 
 Bulk data uses connections of its own. redis-py connects, authenticates, speaks TLS and finds the
 primary. It can't receive a string into existing memory or send several buffers in one system call,
-so :class:`BulkSocket` uses the connection's socket directly. Only ``SET`` and ``GET`` are sent,
-whose answers have a known length.
+so :class:`BulkSocket` uses the connection's socket directly for ``SET`` and ``GET``, whose answers
+have a known length.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import select
 import socket
 import ssl
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
+
+import redis
 
 from vcasgd.errors import StoreUnavailable
 from vcasgd.store.connection import RedisClient
@@ -36,6 +38,9 @@ LOCAL_RECEIVE_BUFFER = 1 << 21
 #: slow or its answer is a short error.
 GATHER_MS = 20
 _OK = b"+OK\r\n"
+
+#: Words of a command.
+Command = Sequence[str | bytes | int]
 
 
 class Missing(Exception):
@@ -72,15 +77,33 @@ class BulkTransfer:
 
         Each view is read when it is sent, so a generator may fill it just before.
         """
-        option = b"$2\r\nEX\r\n" + _bulk(b"%d" % expire) if expire is not None else b""
-        command = b"*%d\r\n$3\r\nSET\r\n" % (5 if option else 3)
         with self._socket() as bulk_socket:
-            count = 0
-            for key, value in items:
-                head = command + _bulk(key.encode()) + b"$%d\r\n" % value.nbytes
-                bulk_socket.send(memoryview(head), value, memoryview(b"\r\n" + option))
-                count += 1
-            _receive_oks(bulk_socket, count)
+            _receive_oks(bulk_socket, _send_strings(bulk_socket, items, expire))
+
+    def store_between(
+        self,
+        before: Command,
+        items: Iterable[tuple[str, memoryview]],
+        after: Callable[[], Command],
+        *,
+        expire: int,
+    ) -> tuple[Any, Any]:
+        """Write strings between two commands, in one round trip; return the answers to both.
+
+        ``after`` is called once the strings are sent. Raises the first error among the answers, and
+        ``NoScriptError`` if the server lacks a script.
+        """
+        with self._socket() as bulk_socket, mapped_errors():
+            connection = bulk_socket.connection
+            _send_command(bulk_socket, before)
+            count = _send_strings(bulk_socket, items, expire)
+            _send_command(bulk_socket, after())
+            answers = [_answer(connection) for _ in range(count + 2)]
+        with mapped_errors():
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
+        return answers[0], answers[-1]
 
     def load(self, keys: Sequence[str], targets: Sequence[memoryview]) -> Iterator[int]:
         """Receive each string into its target, and yield its index once it is complete.
@@ -223,6 +246,33 @@ class BulkSocket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LOCAL_RECEIVE_BUFFER)
             self._gathers = True
+
+
+def _send_strings(
+    bulk_socket: BulkSocket, items: Iterable[tuple[str, memoryview]], expire: int | None
+) -> int:
+    """Send ``SET`` for each item, and return their number."""
+    option = b"$2\r\nEX\r\n" + _bulk(b"%d" % expire) if expire is not None else b""
+    command = b"*%d\r\n$3\r\nSET\r\n" % (5 if option else 3)
+    count = 0
+    for key, value in items:
+        head = command + _bulk(key.encode()) + b"$%d\r\n" % value.nbytes
+        bulk_socket.send(memoryview(head), value, memoryview(b"\r\n" + option))
+        count += 1
+    return count
+
+
+def _send_command(bulk_socket: BulkSocket, command: Command) -> None:
+    parts = bulk_socket.connection.pack_command(*command)
+    bulk_socket.send(*(memoryview(part) for part in parts))
+
+
+def _answer(connection: Any) -> Any:
+    """Return an answer, or the error that the server answered."""
+    try:
+        return connection.read_response()
+    except redis.ResponseError as error:
+        return error
 
 
 def _bulk(word: bytes) -> bytes:

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -182,6 +182,32 @@ class RedisClient(redis.Redis):
             if isinstance(result, Exception):
                 raise result
             return result
+
+    def read_in_one_trip(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Run commands that only read, one after the other, in one round trip.
+
+        A pipeline would ask first whether the server has the scripts. Raises ``NoScriptError`` if
+        it lacks one.
+        """
+        with mapped_errors():
+            connection = self._connected()
+            try:
+                connection.send_packed_command(connection.pack_commands(commands))
+                answers = [self._answer(connection, command[0]) for command in commands]
+            except BaseException:
+                self._discard(connection)
+                raise
+            self._idle.append(connection)
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
+            return answers
+
+    def _answer(self, connection: Any, command: str) -> Any:
+        try:
+            return self.parse_response(connection, command)
+        except ResponseError as error:
+            return error
 
     def _exchange(self, *args: Any, **options: Any) -> Any:
         """Run a command on an idle connection.

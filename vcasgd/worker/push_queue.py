@@ -105,6 +105,11 @@ class PushQueue:
         """Wait until all updates are in the stream; False if that takes longer than ``seconds``."""
         with self._changed:
             self._hurries = True
+        return self.await_accepted(seconds)
+
+    def await_accepted(self, seconds: float) -> bool:
+        """Do what :meth:`flush` does, without a hurry."""
+        with self._changed:
             self._changed.wait_for(
                 lambda: self._pending.next_unsent() is None or self._error is not None,
                 timeout=seconds,

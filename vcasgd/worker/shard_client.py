@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -30,10 +30,16 @@ from vcasgd.learning.shards import ShardRange
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.snapshot import Meta
-from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import NO_COMMIT, UpdateSender, UpdateStatus
-from vcasgd.worker.pending_updates import MAX_UNAPPLIED
-from vcasgd.worker.push_queue import COMMIT_WAIT_SECONDS, TRANSIENT, PushQueue
+from vcasgd.store.tensors.snapshot_store import ONLY_CHUNK, SnapshotStore
+from vcasgd.store.tensors.updates import (
+    NO_COMMIT,
+    SMALL_SNAPSHOT,
+    Pushed,
+    UpdateSender,
+    UpdateStatus,
+)
+from vcasgd.worker.pending_updates import MAX_UNAPPLIED, PendingUpdate
+from vcasgd.worker.push_queue import COMMIT_WAIT_SECONDS, FLOAT32_BYTES, TRANSIENT, PushQueue
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +80,9 @@ class ShardClient:
         keys = TensorKeys(job, part.shard)
         self.part = part
         self._steps = steps
+        small = steps is None and part.floats * FLOAT32_BYTES <= SMALL_SNAPSHOT
+        #: Chunk of a snapshot that comes with the status of updates.
+        self._chunk = ONLY_CHUNK if small else ""
         self._snapshots = SnapshotStore(node, keys)
         self._sender = UpdateSender(node, keys, key)
         #: Version and writer of this shard in the training thread's base.
@@ -257,26 +266,39 @@ class ShardClient:
     def _check(self, newer_than: tuple[int, int] | None = None) -> UpdateStatus:
         """Settle the sent updates."""
         sent = self.updates.sent()
-        status = self._sender.status(
-            [(update.subtask, update.epoch, update.stop, update.name) for update in sent],
-            newer_than,
+        chunk = self._chunk if newer_than is not None else ""
+        status = self._sender.status(_asked(sent), newer_than, chunk)
+        self.updates.on_status(sent, status)
+        return status
+
+    def _check_after_commit(self) -> UpdateStatus:
+        """Settle the updates after the next commit, for which it waits for a while."""
+        newest = self._newest_here or NO_VERSION
+        if not self.updates.takes_one:
+            # Waits for any of them; the last one may not be in the stream yet.
+            self._seen = self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, self._seen)
+            return self._check(newest)
+        if not self.updates.await_accepted(COMMIT_WAIT_SECONDS):
+            return self._check(newest)
+        sent = self.updates.sent()
+        self._seen, status = self._sender.status_after_commit(
+            COMMIT_WAIT_SECONDS, self._seen, _asked(sent), newest, self._chunk
         )
         self.updates.on_status(sent, status)
         return status
 
     def _await_room(self, out: Memory, base: Tensor) -> None:
         waits = self.updates.full
-        if waits:
-            self._seen = self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, self._seen)
-        status = self._check(self._newest_here or NO_VERSION)
+        status = self._check_after_commit() if waits else self._check()
         if waits and not self.updates.full:
-            self._fetch(status.meta, out, base)
+            self._fetch(status, out, base)
             self._current = True
 
     def _check_and_fetch(self, out: Memory, base: Tensor) -> None:
-        self._fetch(self._check(self._newest_here or NO_VERSION).meta, out, base)
+        self._fetch(self._check(self._newest_here or NO_VERSION), out, base)
 
-    def _fetch(self, newest: Meta | None, out: Memory, base: Tensor) -> None:
+    def _fetch(self, status: UpdateStatus, out: Memory, base: Tensor) -> None:
+        newest = status.meta
         if newest is None:
             return
         here, memory = self._newest_here, out()
@@ -292,7 +314,7 @@ class ShardClient:
         self._fetching = True
         try:
             if self._steps is None:
-                self._fetched = self._snapshots.fetch_rounded(memory, newest)
+                self._fetched = self._snapshots.fetch_rounded(memory, newest, status.content)
             else:
                 self._fetched = self._snapshots.follow(memory, here, self._steps, newest)
         finally:
@@ -314,3 +336,7 @@ class ShardClient:
         if self._fetched is not None:
             return self._fetched.version, self._fetched.token
         return None if self._dropped else self.base
+
+
+def _asked(sent: Sequence[PendingUpdate]) -> list[Pushed]:
+    return [(update.subtask, update.epoch, update.stop, update.name) for update in sent]

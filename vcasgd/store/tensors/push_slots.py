@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vcasgd.store.bulk_transfer import DEPTH
+from vcasgd.store.bulk_transfer import DEPTH, Command
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, chunk_count
@@ -72,12 +72,16 @@ class PushSlots:
         not processed yet. Raises :class:`~vcasgd.errors.SnapshotMissing`, because no server would
         read the update.
         """
-        return bool(
-            self._reserve(
-                keys=[self._keys.places, self._keys.window, self._keys.meta],
-                args=[update, _slot_ms(), *after],
-            )
-        )
+        return bool(self._reserve(keys=self._reserve_keys, args=[update, _slot_ms(), *after]))
+
+    def command(self, update: str) -> Command:
+        """Return the command that :meth:`take` sends."""
+        keys = self._reserve_keys
+        return ("EVALSHA", self._reserve.sha, len(keys), *keys, update, _slot_ms())
+
+    @property
+    def _reserve_keys(self) -> list[str]:
+        return [self._keys.places, self._keys.window, self._keys.meta]
 
     # -- for the parameter server --------------------------------------------------------------
 

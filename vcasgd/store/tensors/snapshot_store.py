@@ -21,6 +21,7 @@ from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.bf16_split import (
+    bytes_of,
     chunk_count,
     chunk_names,
     chunks_of,
@@ -45,6 +46,8 @@ READ_ATTEMPTS = 50
 REPLACED_TOO_OFTEN = "the snapshot was replaced faster than it could be read"
 #: Chunks of the previous version that make room for as many of the next one at a time.
 REMOVED_CHUNKS = 16
+#: Name of the chunk of a snapshot that has a single one and isn't split into halves.
+ONLY_CHUNK = "0"
 #: First letters of the chunks of the rule's state, and of the vector that workers train from if it
 #: is not the exact one.
 STATE, PUBLISHED = "r", "p"
@@ -80,13 +83,16 @@ class SnapshotStore(SnapshotIndex):
                 return snapshot
         raise StoreUnavailable(REPLACED_TOO_OFTEN)
 
-    def fetch_rounded(self, out: Tensor, meta: Meta | None = None) -> Meta:
+    def fetch_rounded(self, out: Tensor, meta: Meta | None = None, content: bytes = b"") -> Meta:
         """Read the present parameters into ``out``, float32 [floats].
 
         They are rounded to bfloat16 if the snapshot is split into halves, which reads half the
         bytes. If it is stepped, they are those that workers train from. ``meta`` is the present
-        description, if it was just read. Raises as :meth:`fetch`.
+        description, if it was just read, and ``content`` its chunk :data:`ONLY_CHUNK`, if that was,
+        too. Raises as :meth:`fetch`.
         """
+        if meta and content and self._unpack(meta, content, out):
+            return meta
         for _ in range(READ_ATTEMPTS):
             meta = meta or self.read_meta()
             if self._receive(meta, out, rounded=True):
@@ -131,6 +137,14 @@ class SnapshotStore(SnapshotIndex):
         if not self._receive(pinned.meta, out):
             raise SnapshotMissing(f"the snapshot {name} is no longer complete")
         return pinned, out
+
+    def _unpack(self, meta: Meta, content: bytes, out: Tensor) -> bool:
+        target = bytes_of(out)
+        if meta.halves or meta.stepped or not len(content) == len(target) == 4 * meta.floats:
+            return False
+        target[:] = content
+        self._tensors.count_bulk(len(content))
+        return True
 
     def _receive(self, meta: Meta, out: Tensor, *, rounded: bool = False) -> bool:
         if out.numel() != meta.floats:

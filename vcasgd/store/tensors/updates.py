@@ -12,15 +12,17 @@ import hmac
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from redis.exceptions import NoScriptError
 
 from vcasgd.errors import InvalidUpdate, StoreFull, StoreUnavailable
 from vcasgd.learning.encodings.payload import EncodedVector
-from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
+from vcasgd.store.bulk_transfer import BulkTransfer, Command, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, chunk_count, chunks_of
@@ -31,6 +33,10 @@ from vcasgd.store.tensors.snapshot import Meta
 PAYLOAD_SECONDS = 3600
 #: Bytes of a payload that goes to the server together with its entry, in one script.
 SMALL_PAYLOAD = 1 << 17
+#: Bytes of a payload that is sent before the server has given its slot: a single chunk.
+ONE_TRIP = CHUNK_BYTES
+#: Bytes of a snapshot that a worker lets come with the status of its updates.
+SMALL_SNAPSHOT = 1 << 18
 #: Bytes of a header; a longer one is not parsed.
 LONGEST_HEADER = 1 << 20
 #: Characters of a field's name in an error message.
@@ -44,6 +50,9 @@ NO_COMMIT = b"0-0"
 
 #: Payload of a push: bytes, or a vector that is encoded while it is sent.
 Payload = memoryview | EncodedVector
+
+#: Subtask of an update, its epoch, the sample at which it ends, and its name.
+Pushed = tuple[int, int, int, str]
 
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -163,13 +172,15 @@ class UpdateStatus:
     ``version`` is that of the present snapshot, with the token of its writer. Each of ``fates`` is
     ``applied``, ``pending``, ``lost`` or ``rejected:<reason>``. Up to the version ``safe``,
     everything is on the replicas, if there are any. ``meta`` describes the snapshot if it was asked
-    for and is not the one that the worker has.
+    for and is not the one that the worker has; ``content`` is its only chunk if that was asked for,
+    too, or empty.
     """
 
     version: tuple[int, int]
     safe: int
     fates: list[str]
     meta: Meta | None = None
+    content: bytes = b""
 
 
 def checksum(payload: memoryview | bytes | bytearray) -> int:
@@ -225,31 +236,85 @@ class UpdateSender:
         Also raises :class:`~vcasgd.errors.Fenced`, :class:`~vcasgd.errors.SnapshotMissing`,
         :class:`~vcasgd.errors.StoreUnavailable`.
         """
-        keys = self._keys
-        names = payload_keys(keys, header, len(payload))
-        digest, small = xxhash.xxh3_64(), []
-        if len(names) == 1 and len(payload) <= SMALL_PAYLOAD and not after:
-            small = [b"".join(_chunks(payload))]
-            digest.update(small[0])
-        else:
-            self._take_slot(header.update, after)
-            items = self._renewing_slot(header.update, names, _chunks(payload), digest)
-            self._transfer.store(items, expire=PAYLOAD_SECONDS)
-        if header.checksum is None:
-            header = header.model_copy(update={"checksum": digest.intdigest()})
-        if self._key is not None:
-            header = header.signed(self._key, keys)
-        answer, position = self._push(
-            keys=[keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream, keys.places,
-                  keys.window, *names],
-            args=[header.subtask, epoch, header.start, header.stop, header.token, header.update,
-                  header.model_dump_json(), *small],
-        )  # fmt: skip
+        names = payload_keys(self._keys, header, len(payload))
+        answer, position = self._write(header, epoch, names, payload, after)
         if answer == b"full":
             raise StoreFull(ALL_SLOTS_TAKEN)
         if answer == b"incomplete":
             raise StoreUnavailable("the tensors server lost a part of a pushed update")
         return PushResult(answer == b"accepted", int(position))
+
+    def _write(
+        self,
+        header: Header,
+        epoch: int,
+        names: Sequence[str],
+        payload: Payload,
+        after: Sequence[str],
+    ) -> Any:
+        """Write payload and entry, and return the answer of the script."""
+        digest, alone = xxhash.xxh3_64(), len(names) == 1 and not after
+        if alone and len(payload) <= SMALL_PAYLOAD:
+            small = b"".join(_chunks(payload))
+            digest.update(small)
+            keys, args = self._entry(header, epoch, names, digest, small)
+            return self._push(keys=keys, args=args)
+        if alone and len(payload) <= ONE_TRIP and not self._tensors.waits:
+            with suppress(NoScriptError):
+                return self._write_in_one_trip(header, epoch, names, payload)
+        self._take_slot(header.update, after)
+        items = self._renewing_slot(header.update, names, _chunks(payload), digest)
+        self._transfer.store(items, expire=PAYLOAD_SECONDS)
+        keys, args = self._entry(header, epoch, names, digest)
+        return self._push(keys=keys, args=args)
+
+    def _write_in_one_trip(
+        self, header: Header, epoch: int, names: Sequence[str], payload: Payload
+    ) -> Any:
+        """Take the slot, write the payload, and add the entry, without waiting in between.
+
+        A payload without a slot gets no entry, and expires.
+        """
+        digest = xxhash.xxh3_64()
+        items = self._hashed(names, _chunks(payload), digest)
+
+        def entry() -> Command:
+            keys, args = self._entry(header, epoch, names, digest)
+            return ("EVALSHA", self._push.sha, len(keys), *keys, *args)
+
+        command = self._slots.command(header.update)
+        slot, answer = self._transfer.store_between(command, items, entry, expire=PAYLOAD_SECONDS)
+        return answer if slot else (b"full", 0)
+
+    def _entry(
+        self,
+        header: Header,
+        epoch: int,
+        names: Sequence[str],
+        digest: xxhash.xxh3_64,
+        *small: bytes,
+    ) -> tuple[list[str], list[Any]]:
+        """Return the keys and arguments of the script that adds an update's entry."""
+        keys = self._keys
+        if header.checksum is None:
+            header = header.model_copy(update={"checksum": digest.intdigest()})
+        if self._key is not None:
+            header = header.signed(self._key, keys)
+        return (
+            [keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream, keys.places,
+             keys.window, *names],
+            [header.subtask, epoch, header.start, header.stop, header.token, header.update,
+             header.model_dump_json(), *small],
+        )  # fmt: skip
+
+    @staticmethod
+    def _hashed(
+        names: Sequence[str], chunks: Iterable[memoryview], digest: xxhash.xxh3_64
+    ) -> Iterator[tuple[str, memoryview]]:
+        for name, chunk in zip(names, chunks, strict=True):
+            # Data that is read here is in the processor's cache when it is sent.
+            digest.update(chunk)
+            yield name, chunk
 
     def _renewing_slot(
         self,
@@ -260,13 +325,11 @@ class UpdateSender:
     ) -> Iterator[tuple[str, memoryview]]:
         """Yield the chunks and renew the update's slot meanwhile. Raises :class:`StoreFull`."""
         renew_at = time.monotonic() + RENEW_SECONDS
-        for name, chunk in zip(names, chunks, strict=True):
+        for item in self._hashed(names, chunks, digest):
             if time.monotonic() >= renew_at:
                 self._take_slot(update)
                 renew_at = time.monotonic() + RENEW_SECONDS
-            # Data that is read here is in the processor's cache when it is sent.
-            digest.update(chunk)
-            yield name, chunk
+            yield item
 
     def _take_slot(self, update: str, after: Sequence[str] = ()) -> None:
         if not self._slots.take(update, after):
@@ -274,26 +337,50 @@ class UpdateSender:
 
     def status(
         self,
-        pushed: Sequence[tuple[int, int, int, str]],
+        pushed: Sequence[Pushed],
         newer_than: tuple[int, int] | None = None,
+        chunk: str = "",
     ) -> UpdateStatus:
         """Return the present version and the fates of updates.
 
-        Each update is a tuple of subtask, its epoch, the sample at which it ends, and its name.
-        ``newer_than``, a version and its writer, asks for the description of any other snapshot.
+        ``newer_than``, a version and its writer, asks for the description of any other snapshot,
+        and ``chunk`` for the content of its chunk of this name.
         Raises :class:`~vcasgd.errors.SnapshotMissing`.
         """
+        keys, args = self._question(pushed, newer_than, chunk)
+        return _status_of(self._status(keys=keys, args=args))
+
+    def status_after_commit(
+        self,
+        seconds: float,
+        seen: bytes,
+        pushed: Sequence[Pushed],
+        newer_than: tuple[int, int] | None = None,
+        chunk: str = "",
+    ) -> tuple[bytes, UpdateStatus]:
+        """Do :meth:`wait_for_commit`, then :meth:`status`, in one round trip."""
+        keys, args = self._question(pushed, newer_than, chunk)
+        milliseconds = max(1, int(seconds * 1000))
+        try:
+            streams, status = self._tensors.read_in_one_trip(
+                [
+                    ("XREAD", "COUNT", 1, "BLOCK", milliseconds, "STREAMS", self._keys.news, seen),
+                    ("EVALSHA", self._status.sha, len(keys), *keys, *args),
+                ]
+            )
+        except NoScriptError:
+            seen = self.wait_for_commit(seconds, seen)
+            return seen, self.status(pushed, newer_than, chunk)
+        return _last_seen(streams, seen), _status_of(status)
+
+    def _question(
+        self, pushed: Sequence[Pushed], newer_than: tuple[int, int] | None, chunk: str
+    ) -> tuple[list[str], list[Any]]:
         keys = self._keys
         has = "" if newer_than is None else f"{newer_than[0]} {newer_than[1]}"
-        version, token, safe, meta, *fates = self._status(
-            keys=[keys.meta, keys.applied, keys.pushed, keys.rejected],
-            args=[has, *(part for each in pushed for part in each)],
-        )
-        return UpdateStatus(
-            (int(version), int(token)),
-            int(safe),
-            [fate.decode() for fate in fates],
-            Meta.from_json(meta) if meta else None,
+        return (
+            [keys.meta, keys.applied, keys.pushed, keys.rejected],
+            [has, chunk, *(part for each in pushed for part in each)],
         )
 
     def wait_for_commit(self, seconds: float, seen: bytes) -> bytes:
@@ -304,9 +391,24 @@ class UpdateSender:
         streams = self._tensors.xread(
             {self._keys.news: seen}, count=1, block=max(1, int(seconds * 1000))
         )
-        for _stream, entries in streams:
-            seen = entries[-1][0]
-        return seen
+        return _last_seen(streams, seen)
+
+
+def _last_seen(streams: Any, seen: bytes) -> bytes:
+    for _stream, entries in streams or ():
+        seen = entries[-1][0]
+    return seen
+
+
+def _status_of(answer: Sequence[Any]) -> UpdateStatus:
+    version, token, safe, meta, content, *fates = answer
+    return UpdateStatus(
+        (int(version), int(token)),
+        int(safe),
+        [fate.decode() for fate in fates],
+        Meta.from_json(meta) if meta else None,
+        content,
+    )
 
 
 class UpdateReader:
