@@ -16,6 +16,7 @@ from support.shard_pair import ShardPair, flush, pair_of
 
 from vcasgd.errors import StoreUnavailable
 from vcasgd.parameter_server.shard import Shard
+from vcasgd.worker import shard_client
 from vcasgd.worker.shard_group import LATE_SECONDS
 
 Eventually = Callable[..., Any]
@@ -125,6 +126,13 @@ def test_a_late_answer_never_changes_the_base_of_an_interval(
     assert torch.equal(pair.group.base, pair.published())
 
 
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are read by themselves, as large ones are, and don't come with the status."""
+    monkeypatch.setattr(shard_client, "SMALL_SNAPSHOT", 0)
+
+
+@pytest.mark.usefixtures("large")
 def test_no_interval_starts_from_a_base_that_is_half_overwritten(tmp_path: Path) -> None:
     # Given a fetch into the base whose connection is cut in the middle
     cut = CutReads(at=0)
@@ -143,6 +151,7 @@ def test_no_interval_starts_from_a_base_that_is_half_overwritten(tmp_path: Path)
         assert torch.equal(pair.group.base, pair.published())
 
 
+@pytest.mark.usefixtures("large")
 def test_the_base_of_a_slow_node_is_not_overwritten(tmp_path: Path) -> None:
     """An interval starts without waiting for the node."""
     slow = SlowReads(at=0, armed=True)
