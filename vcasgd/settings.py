@@ -101,6 +101,11 @@ class Settings(BaseSettings):
     worker_key: SecretStr | None = Field(
         default=None, description="Key that signs the headers of a worker's updates."
     )
+    volunteer: bool = Field(
+        default=False,
+        description="True for a worker in a pool with trust: volunteer, which commits to its "
+        "states.",
+    )
     cache_dir: Path | None = Field(default=None, description="Folder where workers unpack code.")
     storage_url: str | None = Field(
         default=None, description="Prefix of object storage: file://, s3://, or gs://."

@@ -42,7 +42,7 @@ ASYNCHRONOUS = (
     "fleet/presence.py",
 )
 #: Files among them that a run without strangers doesn't use.
-LEARNS_NOTHING = frozenset({"learning/screening.py"})
+LEARNS_NOTHING = frozenset({"learning/screening.py", "learning/repetition.py"})
 
 
 #: Fields of a job that don't decide what it learns in the simulator.

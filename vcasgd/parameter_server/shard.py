@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
 from vcasgd.errors import CheckpointDamaged, Fenced, InvalidUpdate, NotFound, StoreUnavailable
+from vcasgd.learning.repetition import why_not_repeatable
 from vcasgd.parameter_server.background import Background
 from vcasgd.parameter_server.contributions import Contributions
 from vcasgd.parameter_server.model_state import MOST_UPDATES, ModelState, ShardConfig
@@ -31,6 +32,7 @@ from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.owners import Owners
 from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.tensors.push_slots import PushSlots
+from vcasgd.store.tensors.repetitions import RepetitionExchange
 from vcasgd.store.tensors.snapshot import SnapshotView
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import Arrivals, Header, StreamEntry, UpdateReader
@@ -114,7 +116,15 @@ class Shard:
             token=token,
             shards=job.facts.shards,
         )
-        self._strangers = Strangers(Owners(prompt or ledger), job.id, number, self._reports)
+        several = "the job has several shards" if job.facts.shards > 1 else None
+        self._strangers = Strangers(
+            Owners(prompt or ledger),
+            job.id,
+            number,
+            self._reports,
+            RepetitionExchange(tensors, keys),
+            several or why_not_repeatable(job.spec),
+        )
         self._contributions = Contributions(Contributors(prompt or ledger), job.id)
         self._background = Background[Tuned | None](executor)
         self._reported_at = float("-inf")
@@ -173,6 +183,7 @@ class Shard:
     def lose(self, workers: Collection[str]) -> None:
         """Wait for lost workers no longer."""
         self._members.lose(workers)
+        self._strangers.lose(workers)
         if self._model is not None:
             self._model.lose(workers)
 
@@ -195,7 +206,9 @@ class Shard:
             return 0
         self._update_slots()
         model = self._roll_back(model)
+        self._strangers.remember(model)
         processed = self._collect(model, arrivals)
+        self._strangers.turn()
         if model.batch.pending and self._round_is_complete(model):
             self._close(model)
             self._publish(model)

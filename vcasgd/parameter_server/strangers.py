@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.screening import OWN, Measure, Screening, Sketcher
 from vcasgd.parameter_server.model_state import ModelState
+from vcasgd.parameter_server.repetitions import Repetitions
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE, Reports
 from vcasgd.store.ledger.joined_machines import PREFIX
 from vcasgd.store.ledger.owners import Owners, Suspect
+from vcasgd.store.tensors.repetitions import RepetitionExchange
 from vcasgd.store.tensors.updates import Header
 
 #: Reason of the rejection of an update that differs too much from those of others.
@@ -32,10 +34,22 @@ class Strangers:
     shards, by the ledger; until then, a part that is refused is open in its own shard only.
     """
 
-    def __init__(self, owners: Owners, job: str, shard: int, reports: Reports) -> None:
+    def __init__(
+        self,
+        owners: Owners,
+        job: str,
+        shard: int,
+        reports: Reports,
+        exchange: RepetitionExchange,
+        why_not: str | None,
+    ) -> None:
+        """``why_not``: why the job's updates can't be repeated, if that is so."""
         self._ledger = owners
         self._job, self._shard = job, shard
         self._reports = reports
+        self._repetitions = Repetitions(
+            exchange, reports, self._accuse_repeated, why_not, tells=shard == 0
+        )
         #: Worker → owner.
         self._owners: dict[str, str] = {}
         self._excluded: frozenset[str] = frozenset()
@@ -51,6 +65,8 @@ class Strangers:
         of a machine that joined can't be read.
         """
         owner = self._owner(header.worker)
+        if owner == OWN:
+            self._repetitions.own(header)
         if self._screening is None:
             if owner == OWN:
                 return None
@@ -67,6 +83,8 @@ class Strangers:
                 before = self._screening.version_before(owner)
                 self._accuse(owner, f"{self._refused[owner]} updates in a row: {why}", before)
             raise InvalidUpdate(why, reason=SCREENED)
+        if owner != OWN:
+            self._repetitions.check(owner, header, model)
         return measure
 
     def applied(self, header: Header, measure: Measure | None, version: int) -> None:
@@ -75,6 +93,8 @@ class Strangers:
             return
         owner = self._owners[header.worker]
         self._refused.pop(owner, None)
+        if owner != OWN:
+            self._repetitions.applied(owner, header, version)
         suspicion = self._screening.add(owner, measure, version)
         if suspicion is not None:
             self._accuse(owner, suspicion.why, suspicion.version)
@@ -83,6 +103,24 @@ class Strangers:
         """Forget what updates looked like, because the model went back."""
         if self._screening is not None:
             self._screening = Screening()
+            self._repetitions.restart()
+
+    def remember(self, model: ModelState) -> None:
+        """Keep what workers train from, before the next updates; see :class:`Repetitions`."""
+        if not model.batch.pending:
+            self._repetitions.remember(model)
+
+    def turn(self) -> None:
+        """Continue the repetition of an update. Call it before updates are published: workers have
+        to see a request for their states before they see that an update was applied.
+
+        Raises as the client of the tensors server does.
+        """
+        self._repetitions.turn()
+
+    def lose(self, workers: Collection[str]) -> None:
+        """Wait for lost workers no longer."""
+        self._repetitions.lose(workers)
 
     def exclude(self, owners: Iterable[str]) -> None:
         """Refuse all updates of owners that a shard has accused."""
@@ -112,6 +150,11 @@ class Strangers:
             sketch=self._sketcher.sketch(step),
             model=self._sketcher.sketch(model.weights),
         )
+
+    def _accuse_repeated(self, owner: str, why: str, version: int) -> None:
+        """Accuse an owner for wrong updates that were applied after a version."""
+        screened = self._screening.version_before(owner) if self._screening else None
+        self._accuse(owner, why, version if screened is None else min(version, screened))
 
     def _accuse(self, owner: str, why: str, version: int | None) -> None:
         self.exclude([owner])

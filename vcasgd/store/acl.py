@@ -184,7 +184,9 @@ def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
 
 def _on_tensors(keys: TensorKeys, worker: str) -> tuple[Grant, ...]:
     snapshots, payloads = _any(keys, "s:*"), _any(keys, f"u:{worker}.*")
-    moments = _any(keys, "o:*")
+    moments, repetitions = _any(keys, "o:*"), _any(keys, "r:*")
+    # Uploaded by other workers, for one that repeats an interval of theirs.
+    states = _any(keys, "u:*.states.*")
     fence, meta, applied, pushed, tokens, stream, rejected, pins, requests, places, window, news = (
         _on_any_shard(keys, key)
         for key in (keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
@@ -192,7 +194,7 @@ def _on_tensors(keys: TensorKeys, worker: str) -> tuple[Grant, ...]:
     )  # fmt: skip
     return (
         _scripts(TENSORS_SCRIPTS, (_any(keys, "*"),)),
-        Grant("R", "get mget", (fence, meta, snapshots, window, moments)),
+        Grant("R", "get mget", (fence, meta, snapshots, window, moments, repetitions, states)),
         Grant("R", "exists", (fence, meta, snapshots, payloads)),
         Grant("R", "hget hmget hgetall", (applied, pushed, tokens, rejected, pins)),
         Grant("R", "xrange", (stream,)),

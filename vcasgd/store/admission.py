@@ -56,8 +56,11 @@ def worker_environment(settings: Settings, job: str, worker: str) -> dict[str, s
     }
 
 
-def joined_environment(settings: Settings, job: str, worker: str) -> dict[str, str]:
-    """Return :func:`worker_environment` for a machine that joined by itself.
+def joined_environment(
+    settings: Settings, job: str, worker: str, *, volunteer: bool = False
+) -> dict[str, str]:
+    """Return :func:`worker_environment` for a machine that joined by itself, a ``volunteer``'s or
+    one's own.
 
     It reaches the servers by Unix sockets, one for each of :data:`~vcasgd.store.address.LEDGER`
     and the tensors servers, in the folder that :data:`SOCKETS` stands for. Raises
@@ -79,6 +82,7 @@ def joined_environment(settings: Settings, job: str, worker: str) -> dict[str, s
             for node, url in enumerate(tensors)
         ),
         "VCASGD_WORKER_KEY": worker_key(secret, job, worker),
+        **({"VCASGD_VOLUNTEER": "true"} if volunteer else {}),
     }
 
 

@@ -394,6 +394,11 @@ class TensorKeys:
         chunk. Workers write them."""
         return self._key(f"o:{name}")
 
+    def repetition(self, name: str) -> str:
+        """Return a key of an interval that is repeated: ``request`` and ``task``, strings, or a
+        chunk. Read-only for workers."""
+        return self._key(f"r:{name}")
+
     def snapshot_chunk(self, version: int, token: int, name: str) -> str:
         """Return the key of one chunk of a snapshot."""
         return self._key(f"s:{version}.{token}:{name}")

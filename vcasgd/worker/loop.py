@@ -34,6 +34,9 @@ from vcasgd.worker.learner import Learner
 from vcasgd.worker.log_capture import LineCapture
 from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.notices import NoticeLike, NoticePoll, NoticeWatch
+from vcasgd.worker.repetition.duty import RepetitionDuty
+from vcasgd.worker.repetition.recorder import StateRecorder
+from vcasgd.worker.repetition.verifier import Verifier
 from vcasgd.worker.setup import Setup
 from vcasgd.worker.shard_group import ShardGroup
 from vcasgd.worker.trainer import Trainer, TunedSettings
@@ -78,7 +81,7 @@ class Worker:
         self._moments = MomentsExchange(context.nodes, job, name)
         self._trainer = Trainer(
             *(name, self.shards, self._held, self._departure, self._status, self._tuned),
-            self._moments,
+            *(self._moments, self._repetition_duty()),
         )
         self._evaluator = Evaluator(context, self._status)
         self._errors = ErrorHandler(context, self.shards, self._held, self._departure, self._status)
@@ -139,6 +142,15 @@ class Worker:
         for lease in self._held.unfinished():
             self._context.leases.release(lease)
             self._held.drop(lease.piece)
+
+    def _repetition_duty(self) -> RepetitionDuty:
+        context = self._context
+        if len(context.nodes) > 1:
+            return RepetitionDuty()
+        names = context.nodes[0], context.job, context.name
+        if context.settings.volunteer:
+            return StateRecorder(*names)
+        return Verifier(*names, lambda: self._departure.leaving, self._status.note_progress)
 
     # -- one work item after the other -------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -32,6 +33,7 @@ from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.pending_updates import Settled
+from vcasgd.worker.repetition.duty import RepetitionDuty
 from vcasgd.worker.shard_group import ShardGroup
 
 log = logging.getLogger(__name__)
@@ -94,6 +96,7 @@ class Trainer:
         status: WorkerStatus,
         tuned: TunedSettings,
         moments: MomentsExchange,
+        duty: RepetitionDuty,
     ) -> None:
         self._name = name
         self._shards = shards
@@ -102,6 +105,7 @@ class Trainer:
         self._status = status
         self._tuned = tuned
         self._moments = moments
+        self._duty = duty
         self._pushes = 0
         #: Measured in the last interval; None before the first one.
         self._seconds_per_sample: float | None = None
@@ -133,7 +137,8 @@ class Trainer:
                     learner.member.measure_exchange(time.monotonic() - self._ended)
                 learner.member.follow(self._base(step))
                 self._moments.open(len(positions))
-                self._moments.adopt(learner.member, self._shards.rollbacks)
+                if self._duty.adopts:
+                    self._moments.adopt(learner.member, self._shards.rollbacks)
                 # The local batch may have changed.
                 step = next_step(positions, work.size, reach) or step
             stop = self._train_interval(work, step)
@@ -162,6 +167,7 @@ class Trainer:
     def _apply(self, settled: Settled) -> None:
         for subtask, reason in settled.rejected:
             log.warning("an update of subtask %d was rejected: %s", subtask, reason)
+            self._duty.rejected(reason)
         self._held.settle(settled.rework, self._shards.subtasks())
 
     # -- before an interval ------------------------------------------------------------------------
@@ -173,6 +179,7 @@ class Trainer:
         """
         waited = self._wait_for_room(work.lease, step)
         self._status.note_progress()
+        waited = self._duty.serve(work.learner) or waited
         # Without an interval, a fetch would take memory for nothing.
         self._check_lease(work, step)
         # What was fetched before a wait is too old.
@@ -212,6 +219,7 @@ class Trainer:
             self._shards.prefetch(self._seconds_per_sample * (step.stop - step.start))
         status.unpushed_since = steady_time()
         base = self._base(step)
+        self._duty.begin(work.learner, base)
         trained = work.learner.train(
             base,
             work.lease.number,
@@ -227,7 +235,8 @@ class Trainer:
         if work.learner.member is not None:
             work.learner.member.measure(seconds / max(trained.steps, 1))
         unchanged = torch.equal(trained.integers, base.integers)
-        self._push(work, step, trained, "" if unchanged else encode_integers(trained.integers))
+        integers = "" if unchanged else encode_integers(trained.integers)
+        self._push(work, step, trained, integers, self._duty.end(work.learner, step.stop))
         status.unpushed_since = None
         return trained.stop
 
@@ -254,8 +263,13 @@ class Trainer:
         status.local_steps = trained.steps
         status.momentum = trained.momentum
 
-    def _push(self, work: _Work, step: Step, trained: Trained, integers: str) -> None:
-        """Submit each shard's part to its own store node. Only shard 0 carries ``integers``."""
+    def _push(
+        self, work: _Work, step: Step, trained: Trained, integers: str, states: dict[str, Any]
+    ) -> None:
+        """Submit each shard's part to its own store node. Only shard 0 carries ``integers``.
+
+        ``states`` are fields of the headers.
+        """
         self._pushes += 1
         lease, learner = work.lease, work.learner
         member = learner.member
@@ -283,5 +297,7 @@ class Trainer:
                 batch=member.batch if member else 0.0,
                 step_seconds=member.step_seconds if member else 0.0,
                 exchange_seconds=member.exchange_seconds if member else 0.0,
+                **states,
             )
+            self._duty.submitted(header.update)
             client.updates.submit(header, work.epoch, payload)

@@ -246,15 +246,17 @@ class WorkerActuator:
         for job, names in by_job.items():
             with isolated(job, requests[job]):
                 for name in names:
-                    self._start(name, due[name], requests[job])
+                    pool = pools[due[name].instance_id]
+                    self._start(name, due[name], pool, requests[job])
 
-    def _start(self, name: str, action: StartWorker, request: str | None) -> None:
+    def _start(self, name: str, action: StartWorker, pool: str, request: str | None) -> None:
         with bound(job=action.job, worker=name, request=request):
             log.info("start %s", name)
         arguments = {"job": action.job, "worker": name, "instance": action.instance_id}
         try:
             if is_joined(action.instance_id):
-                env = joined_environment(self._settings, action.job, name)
+                volunteer = self._clearance.is_volunteer(pool)
+                env = joined_environment(self._settings, action.job, name, volunteer=volunteer)
             else:
                 env = worker_environment(self._settings, action.job, name)
             self._ray.cluster.start_worker(action.instance_id, name, ENTRY, arguments, env)

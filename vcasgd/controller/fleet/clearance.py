@@ -67,6 +67,10 @@ class ClearancePolicy:
             ],
         )
 
+    def is_volunteer(self, pool: str) -> bool:
+        """Return True if the machines of a pool belong to people who aren't well known."""
+        return pool in self._pools and self._pools[pool].trust == "volunteer"
+
     def place(self, pools: Mapping[str, Mapping[str, str]]) -> None:
         """Record pools, owners, and contributors of each job's workers; call it before the workers
         are started."""
@@ -75,7 +79,7 @@ class ClearancePolicy:
                 job: {
                     worker: self._machines.owner(instance_of(worker))
                     for worker, pool in workers.items()
-                    if pool in self._pools and self._pools[pool].trust == "volunteer"
+                    if self.is_volunteer(pool)
                 }
                 for job, workers in pools.items()
             }

@@ -1,0 +1,232 @@
+"""Exchange of an interval that is repeated: its request, the states around it, and the result.
+
+The parameter server asks the worker that made an update for its states before and after the
+interval, and then a worker on a machine of one's own to repeat it. Workers write only under their
+own names, so nobody answers for another one. Everything expires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.keys import TensorKeys
+from vcasgd.store.ledger.untrusted import Content, Invalid, Text, parse
+from vcasgd.store.tensors.bf16_split import bytes_of, chunk_count, chunks_of
+from vcasgd.store.tensors.updates import LONGEST_HEADER, Header
+
+#: Digest of the state of a new learner: no parameter has any.
+FRESH = "0" * 64
+#: Reason of the rejection of an update that does not continue from its worker's last state.
+WRONG_STATE = "state"
+#: Part of the server's memory limit up to which repetitions may use it.
+USABLE = 0.8
+#: Seconds after which what belongs to a repetition expires.
+KEPT_SECONDS = 900
+#: Bytes of a result or of sizes; longer ones aren't read.
+LONGEST_ANSWER = 1 << 10
+#: Bytes of a task, which contains an update's header.
+LONGEST_TASK = 1 << 21
+#: Largest relative difference in a result; any larger one counts as much.
+LARGEST_DIFFERENCE = 1e9
+#: Vectors that belong to a repetition, at the start of their names.
+VectorName = Literal["base", "sent"]
+#: States that a worker uploads.
+StateName = Literal["before", "after"]
+
+Answer = TypeVar("Answer", bound=Content)
+_Id = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,150}$")]
+_Bytes = Annotated[int, Field(gt=0, le=1 << 40)]
+
+
+class RepetitionRequest(Content):
+    """Request to the worker of an update to upload its states."""
+
+    id: _Id
+    worker: _Name
+    update: _Name
+
+
+class StateSizes(Content):
+    """Sizes of uploaded states in bytes."""
+
+    before: _Bytes
+    after: _Bytes
+
+
+class RepetitionTask(Content):
+    """Request to the worker ``by`` to repeat the interval of an update.
+
+    ``header`` is that of the update, as JSON; ``integers`` is base64 of the base's counters.
+    ``fresh``: the state before has to be that of a new learner.
+    """
+
+    id: _Id
+    by: _Name
+    header: Annotated[str, Field(max_length=LONGEST_HEADER)]
+    integers: str
+    restorations: Annotated[int, Field(ge=0)]
+    sizes: StateSizes
+    fresh: bool
+
+    @property
+    def update(self) -> Header:
+        """The update's header. Raises :class:`~vcasgd.errors.InvalidUpdate`."""
+        return Header.parse(self.header.encode())
+
+
+class RepetitionResult(Content):
+    """Result of a repetition: the larger relative difference of the update and of the state after.
+
+    ``why`` says what else was wrong, or why the interval could not be repeated.
+    """
+
+    outcome: Literal["repeated", "malformed", "unable"]
+    update: Annotated[float, Field(ge=0, le=LARGEST_DIFFERENCE, allow_inf_nan=False)] = 0.0
+    state: Annotated[float, Field(ge=0, le=LARGEST_DIFFERENCE, allow_inf_nan=False)] = 0.0
+    why: Text = ""
+
+
+class RepetitionExchange:
+    """Repetitions of one shard's updates. Methods raise as those of the client do."""
+
+    def __init__(self, tensors: RedisClient, keys: TensorKeys) -> None:
+        self._tensors = tensors
+        self._keys = keys
+        self._transfer = BulkTransfer(tensors)
+
+    # -- for the parameter server --------------------------------------------------------------
+
+    def has_room(self, size: int) -> bool:
+        """Return True if the server has so many bytes to spare."""
+        memory = self._tensors.info("memory")
+        limit = int(memory["maxmemory"]) * USABLE
+        return not limit or int(memory["used_memory"]) + size <= limit
+
+    def request(self, request: RepetitionRequest, base: Tensor, sent: Tensor) -> None:
+        """Store the base of an interval and its update, float32 [floats], and ask for states."""
+        for name, vector in (("base", base), ("sent", sent)):
+            keys = self._vector_keys(request.id, name, vector.numel())
+            self._transfer.store(
+                zip(keys, chunks_of(bytes_of(vector)), strict=True), expire=KEPT_SECONDS
+            )
+        self._set(self._keys.repetition("request"), request)
+
+    def answer(self, request: RepetitionRequest) -> StateSizes | None:
+        """Return the sizes of the states that the worker uploaded; None if it hasn't.
+
+        Raises :class:`~vcasgd.store.ledger.untrusted.Invalid`.
+        """
+        return _parsed(StateSizes, self._start_of(self._sizes_key(request.worker, request.id)))
+
+    def assign(self, task: RepetitionTask) -> None:
+        """Ask a worker to repeat the interval."""
+        self._set(self._keys.repetition("task"), task)
+
+    def result(self, task: RepetitionTask) -> RepetitionResult | None:
+        """Return the result of the worker that was asked; None if there is none.
+
+        Raises :class:`~vcasgd.store.ledger.untrusted.Invalid`.
+        """
+        return _parsed(RepetitionResult, self._start_of(self._result_key(task.by, task.id)))
+
+    def end(self, request: RepetitionRequest, floats: int, sizes: StateSizes | None) -> None:
+        """Delete what belongs to a repetition of a shard with so many floats."""
+        keys = [self._keys.repetition("request"), self._keys.repetition("task")]
+        keys += self._vector_keys(request.id, "base", floats)
+        keys += self._vector_keys(request.id, "sent", floats)
+        if sizes is not None:
+            keys += self._state_keys(request.worker, request.id, "before", sizes.before)
+            keys += self._state_keys(request.worker, request.id, "after", sizes.after)
+        self._tensors.unlink(*keys)
+
+    # -- for the worker of the update ----------------------------------------------------------
+
+    def requested(self) -> RepetitionRequest | None:
+        """Return the present request, to any worker."""
+        text = self._tensors.get(self._keys.repetition("request"))
+        return None if text is None else parse(RepetitionRequest, text, LONGEST_ANSWER)
+
+    def upload(self, request: RepetitionRequest, before: Tensor, after: Tensor) -> None:
+        """Upload the states around the interval, uint8 [n] each."""
+        for name, state in (("before", before), ("after", after)):
+            keys = self._state_keys(request.worker, request.id, name, len(state))
+            items = zip(keys, chunks_of(bytes_of(state)), strict=True)
+            self._transfer.store(items, expire=KEPT_SECONDS)
+        sizes = StateSizes(before=len(before), after=len(after))
+        self._set(self._sizes_key(request.worker, request.id), sizes)
+
+    # -- for the worker that repeats it --------------------------------------------------------
+
+    def task(self) -> RepetitionTask | None:
+        """Return the present task, of any worker."""
+        text = self._tensors.get(self._keys.repetition("task"))
+        return None if text is None else parse(RepetitionTask, text, LONGEST_TASK)
+
+    def vector(self, task: RepetitionTask, name: VectorName, floats: int) -> Tensor:
+        """Return the base of the interval or the update as it was decoded, float32 [floats].
+
+        Raises :class:`~vcasgd.store.ledger.untrusted.Invalid` if it is gone.
+        """
+        out = torch.empty(floats)
+        self._load(self._vector_keys(task.id, name, floats), out, name)
+        return out
+
+    def state(self, task: RepetitionTask, name: StateName, most: int) -> Tensor:
+        """Return an uploaded state, uint8 [n], of at most so many bytes. It can be anything.
+
+        Raises :class:`~vcasgd.store.ledger.untrusted.Invalid`.
+        """
+        size = getattr(task.sizes, name)
+        if size > most:
+            raise Invalid(f"the state {name} has {size} bytes, at most {most} are possible")
+        out = torch.empty(size, dtype=torch.uint8)
+        self._load(self._state_keys(task.update.worker, task.id, name, size), out, name)
+        return out
+
+    def report(self, task: RepetitionTask, result: RepetitionResult) -> None:
+        """Store the result under this worker's name."""
+        self._set(self._result_key(task.by, task.id), result)
+
+    # -- keys ----------------------------------------------------------------------------------
+
+    def _load(self, keys: Sequence[str], out: Tensor, name: str) -> None:
+        try:
+            for _ in self._transfer.load(keys, chunks_of(bytes_of(out))):
+                pass
+        except Missing as error:
+            raise Invalid(f"a part of {name} is missing") from error
+        except WrongLength as error:
+            raise Invalid(f"chunk {error.index} of {name} is {error.value}") from error
+
+    def _set(self, key: str, content: Content) -> None:
+        self._tensors.set(key, content.model_dump_json(), ex=KEPT_SECONDS)
+
+    def _start_of(self, key: str) -> bytes:
+        # A worker may have stored a string of any length.
+        return bytes(self._tensors.getrange(key, 0, LONGEST_ANSWER))
+
+    def _vector_keys(self, number: str, name: str, floats: int) -> list[str]:
+        count = chunk_count(floats * 4)
+        return [self._keys.repetition(f"{number}.{name}.{index}") for index in range(count)]
+
+    def _state_keys(self, worker: str, number: str, name: str, size: int) -> list[str]:
+        name = f"{worker}.states.{number}.{name}"
+        return [self._keys.payload_chunk(name, index) for index in range(chunk_count(size))]
+
+    def _sizes_key(self, worker: str, number: str) -> str:
+        return self._keys.payload_chunk(f"{worker}.states.{number}", 0)
+
+    def _result_key(self, worker: str, number: str) -> str:
+        return self._keys.payload_chunk(f"{worker}.result.{number}", 0)
+
+
+def _parsed(model: type[Answer], text: bytes) -> Answer | None:
+    return parse(model, text, LONGEST_ANSWER) if text else None

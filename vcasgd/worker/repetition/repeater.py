@@ -1,0 +1,165 @@
+"""Repeats a push interval of another worker beside a learner's own training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vcasgd.learning.batch_source import SampleRange
+from vcasgd.learning.repetition import why_not_repeatable
+from vcasgd.worker.interval import Base, Trained
+from vcasgd.worker.learner import Learner
+from vcasgd.worker.member import Member
+from vcasgd.worker.repetition.state import LearnerState, NotRepeatable, StateFormat
+
+
+class WrongInterval(Exception):
+    """Facts of an interval that no worker of this job trains. The message is the reason."""
+
+
+@dataclass(frozen=True)
+class IntervalFacts:
+    """Facts of an interval that its update names.
+
+    Samples ``[start, stop)`` of a subtask, of which more were ``planned``; the local ``batch`` is a
+    mean, 0 without rounds; ``rollbacks`` and ``restorations`` are those before its base.
+    """
+
+    subtask: int
+    start: int
+    stop: int
+    planned: int
+    batch: float
+    rollbacks: int = 0
+    restorations: int = 0
+
+
+def check_repeatable(learner: Learner) -> None:
+    """Raise :class:`NotRepeatable` if another worker can't repeat a learner's intervals."""
+    if why := why_not_repeatable(learner.spec):
+        raise NotRepeatable(why)
+    if learner._task.makes_steps:
+        raise NotRepeatable("the task makes its steps itself")
+    if learner._precision.scales:
+        raise NotRepeatable("gradients in float16 have a scale")
+
+
+def state_of(learner: Learner) -> LearnerState:
+    """Return a copy of a learner's present state. Raises :class:`NotRepeatable`."""
+    if learner._optimizer is None:
+        raise NotRepeatable("there is no optimizer yet")
+    member = learner._member
+    return LearnerState.of(learner._optimizer, member._moments if member else None)
+
+
+def new_state(learner: Learner) -> LearnerState:
+    """Return the state of a learner with a new optimizer. Raises :class:`NotRepeatable`."""
+    if learner._optimizer is None:
+        raise NotRepeatable("there is no optimizer yet")
+    present = StateFormat(learner._optimizer)
+    return present.new(bytes(present.parameters))
+
+
+def renew_optimizer(learner: Learner) -> None:
+    """Give a learner a new optimizer, in the middle of a subtask, too."""
+    learner._optimizer = None
+    learner.start_subtask()
+
+
+class RepeatingLearner(Learner):
+    """A learner with the model and the data of another one, and with an optimizer of its own.
+
+    Only one of both may train at a time: the other one loads its next base anyway.
+    """
+
+    @classmethod
+    def beside(cls, learner: Learner) -> RepeatingLearner:
+        """Return a learner beside one that has trained.
+
+        Raises :class:`NotRepeatable` if intervals depend on more than their base, their samples,
+        and the state of an optimizer.
+        """
+        check_repeatable(learner)
+        other = cls.__new__(cls)
+        vars(other).update(vars(learner))
+        # The learner's own loader processes are ahead of it.
+        vars(other).pop("_source", None)
+        assert learner._optimizer is not None
+        other._format = StateFormat(learner._optimizer)
+        return other
+
+    _format: StateFormat
+
+    @property
+    def format(self) -> StateFormat:
+        """Format of the states of this job's learners."""
+        return self._format
+
+    def state(self) -> LearnerState:
+        """Return a copy of the state after the last repetition."""
+        return state_of(self)
+
+    def repeat(
+        self,
+        facts: IntervalFacts,
+        base: tuple[Tensor, Tensor],
+        before: LearnerState,
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> Trained:
+        """Repeat an interval from its base, float32 [floats] and int64 [k], and the state before.
+
+        Raises :class:`WrongInterval`, and what :meth:`train` does.
+        """
+        self._check(facts)
+        self._rollbacks = facts.rollbacks
+        self._divergences = facts.rollbacks - facts.restorations
+        self._member = _RepeatedMember(self._batch_size, facts.batch) if self._rule.rounds else None
+        renew_optimizer(self)
+        assert self._optimizer is not None
+        before.load(self._optimizer, self._member._moments if self._member else None)
+        # An interval that was cut short ended after a whole local step.
+        most = -(-(facts.stop - facts.start) // self._step_size(facts.planned - facts.start))
+        steps = 0
+
+        def count() -> None:
+            nonlocal steps
+            steps += 1
+            on_step()
+
+        with torch.random.fork_rng(devices=[]):
+            trained = self.train(
+                Base(*base, facts.rollbacks, facts.restorations),
+                facts.subtask,
+                facts.start,
+                facts.planned,
+                should_stop=lambda: should_stop() or steps >= most,
+                on_step=count,
+            )
+        if trained.stop != facts.stop and not should_stop():
+            raise WrongInterval(f"an interval that ends at sample {facts.stop}")
+        return trained
+
+    def _check(self, facts: IntervalFacts) -> None:
+        if not 0 <= facts.subtask < self.plan.total_subtasks:
+            raise WrongInterval(f"subtask {facts.subtask}")
+        if not 0 <= facts.start < facts.stop <= facts.planned <= self.plan.size(facts.subtask):
+            raise WrongInterval(f"samples {facts.start} to {facts.stop} of {facts.planned}")
+        if self._rule.rounds and not 1 <= facts.batch <= self._batch_size:
+            raise WrongInterval(f"a local batch of {facts.batch:g} samples")
+
+    def _following(self, subtask: int, start: int) -> Iterator[SampleRange]:  # noqa: ARG002
+        # Nothing follows a repetition.
+        return iter(())
+
+
+class _RepeatedMember(Member):
+    """Part of a worker with a given local batch in the rounds of a job."""
+
+    def __init__(self, job_batch: int, batch: float) -> None:
+        super().__init__(job_batch, 1, 1)
+        self._batch.size = batch
