@@ -306,10 +306,12 @@ class Harness:
         """The parameter server of the first store node."""
         return self.servers[0]
 
-    def start_server(self, node: int = 0, **options: Any) -> Child:
+    def start_server(
+        self, node: int = 0, *, entry: str = "vcasgd.parameter_server.main:main", **options: Any
+    ) -> Child:
         """Start a parameter server; ``options`` as those of :meth:`_start`."""
         self.servers[node] = self._start(
-            "vcasgd.parameter_server.main:main",
+            entry,
             [],
             f"server-{node}",
             {"VCASGD_NODE": str(node)},

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vcasgd.store.tensors.repetitions import RepetitionExchange, RepetitionRequest
 from vcasgd.worker.interval import Trained
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.main import main
+from vcasgd.worker.repetition.recorder import StateRecorder
 
 ATTACK, BEGUN = "HOSTILE_ATTACK", "HOSTILE_SINCE"
 
@@ -56,7 +58,11 @@ class Forger:
 
 
 def run() -> int:
-    forger = Forger(os.environ[ATTACK], Path(os.environ[BEGUN]))
+    attack, begun = os.environ[ATTACK], Path(os.environ[BEGUN])
+    if attack in ON_REPETITIONS:
+        ON_REPETITIONS[attack](begun)
+        return main()
+    forger = Forger(attack, begun)
     honest = Learner.train
 
     def train(self: Learner, *arguments: Any, **options: Any) -> Trained:
@@ -65,3 +71,49 @@ def run() -> int:
 
     Learner.train = train  # type: ignore[method-assign]
     return main()
+
+
+def _poison_momentum(begun: Path) -> None:
+    """Push the momentum instead of the update, and commit to the result."""
+    honest = Learner.train
+
+    def train(self: Learner, *arguments: Any, **options: Any) -> Trained:
+        trained = honest(self, *arguments, **options)
+        assert self._optimizer is not None
+        if begun.exists():
+            for state in self._optimizer.state.values():
+                momentum = state["momentum_buffer"]
+                momentum += 0.05 * momentum.norm() / momentum.numel() ** 0.5
+        return trained
+
+    Learner.train = train  # type: ignore[method-assign]
+
+
+def _answer_nothing(begun: Path) -> None:
+    honest = StateRecorder.serve
+
+    def serve(self: StateRecorder, learner: Learner) -> bool:
+        return False if begun.exists() else honest(self, learner)
+
+    StateRecorder.serve = serve  # type: ignore[method-assign]
+
+
+def _upload_garbage(begun: Path) -> None:
+    honest = RepetitionExchange.upload
+
+    def upload(
+        self: RepetitionExchange, request: RepetitionRequest, before: Tensor, after: Tensor
+    ) -> None:
+        if begun.exists():
+            before = torch.full((3 * len(before),), 255, dtype=torch.uint8)
+        honest(self, request, before, after)
+
+    RepetitionExchange.upload = upload  # type: ignore[method-assign]
+
+
+#: Attacks on repetitions.
+ON_REPETITIONS = {
+    "momentum": _poison_momentum,
+    "silence": _answer_nothing,
+    "garbage": _upload_garbage,
+}

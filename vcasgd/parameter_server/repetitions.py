@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.learning.repetition import DIFFERENT, RepetitionJudge
+from vcasgd.learning.repetition import DIFFERENT, DIFFERENT_STATE, RepetitionJudge
 from vcasgd.parameter_server.model_state import ModelState
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.store.ledger.untrusted import Invalid
@@ -299,7 +299,7 @@ class Repetitions:
             self._end_wrong(each, result.why)
         elif result.update > DIFFERENT:
             self._end_wrong(each, f"it differs by {result.update:.0%} from what it should be")
-        elif result.state > DIFFERENT:
+        elif result.state > (DIFFERENT if result.coarse else DIFFERENT_STATE):
             self._end_wrong(each, f"the state after it differs by {result.state:.0%}")
         else:
             self._judge.right(each.owner)

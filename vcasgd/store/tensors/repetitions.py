@@ -83,14 +83,16 @@ class RepetitionTask(Content):
 
 
 class RepetitionResult(Content):
-    """Result of a repetition: the larger relative difference of the update and of the state after.
+    """Result of a repetition: the relative differences of the update and of the state after.
 
-    ``why`` says what else was wrong, or why the interval could not be repeated.
+    ``coarse`` is True if the task computes in bfloat16. ``why`` says what else was wrong, or why
+    the interval could not be repeated.
     """
 
     outcome: Literal["repeated", "malformed", "unable"]
     update: Annotated[float, Field(ge=0, le=LARGEST_DIFFERENCE, allow_inf_nan=False)] = 0.0
     state: Annotated[float, Field(ge=0, le=LARGEST_DIFFERENCE, allow_inf_nan=False)] = 0.0
+    coarse: bool = False
     why: Text = ""
 
 
@@ -142,6 +144,7 @@ class RepetitionExchange:
         keys = [self._keys.repetition("request"), self._keys.repetition("task")]
         keys += self._vector_keys(request.id, "base", floats)
         keys += self._vector_keys(request.id, "sent", floats)
+        keys.append(self._sizes_key(request.worker, request.id))
         if sizes is not None:
             keys += self._state_keys(request.worker, request.id, "before", sizes.before)
             keys += self._state_keys(request.worker, request.id, "after", sizes.after)

@@ -98,6 +98,11 @@ class RepeatingLearner(Learner):
         """Format of the states of this job's learners."""
         return self._format
 
+    @property
+    def is_coarse(self) -> bool:
+        """True if the task computes in bfloat16, in part."""
+        return self._task.mixed_precision is not None
+
     def state(self) -> LearnerState:
         """Return a copy of the state after the last repetition."""
         return state_of(self)

@@ -1,0 +1,198 @@
+"""A machine of one's own repeats volunteers' intervals, and finds what looks like honest noise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import pytest
+from support.harness import PATIENCE, Harness
+from support.hostile_worker import ATTACK, BEGUN
+from support.training import TASKS
+from support.waiting import await_truth
+
+from vcasgd.store.keys import TensorKeys
+from vcasgd.store.ledger.job import JobRecord, JobState
+from vcasgd.store.ledger.owners import Owners
+from vcasgd.store.tensors.repetitions import RepetitionExchange, RepetitionTask
+
+SAMPLES, EPOCHS = 800, 12
+OWN = "own"
+#: What makes PyTorch and its libraries compute without the vector instructions of new processors.
+OLD_PROCESSOR = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+}
+
+
+class RepeatedJob:
+    """A job of one machine of one's own, and of volunteers, of which mallory may attack."""
+
+    def __init__(
+        self,
+        harness: Harness,
+        attack: str | None = None,
+        *,
+        epochs: int = EPOCHS,
+        own: int = 1,
+        volunteers_env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.harness, self.attack, self.epochs = harness, attack, epochs
+        self.begun = harness.home / "attack"
+        harness.bind_workers("only the platform knows")
+        self.job = harness.submit(
+            TASKS,
+            task="blobs:Blobs",
+            args={"samples": SAMPLES},
+            epochs=epochs,
+            subtasks_per_epoch=10,
+            push_every=1,
+            update={"rule": "rounds"},
+            checkpoint={"every": "1s", "keep": 50},
+        )
+        harness.start_server(entry="support.eager_server:run")
+        harness.start_job_loop()
+        self.own = [harness.start_worker(self.job, name=f"{OWN}-{n}") for n in range(own)]
+        for owner in ("alice", "mallory"):
+            self._start(owner, volunteers_env)
+
+    def _start(self, owner: str, fresh_env: Mapping[str, str] | None) -> None:
+        name = f"{self.job}.join-{owner}-1"
+        # As the controller does before it starts a worker.
+        Owners(self.harness.ledger.connection).place({self.job: {name: owner}})
+        env, entry = {"VCASGD_VOLUNTEER": "true"}, "vcasgd.worker.main:main"
+        if owner == "mallory" and self.attack:
+            entry = "support.hostile_worker:run"
+            env |= {ATTACK: self.attack, BEGUN: str(self.begun)}
+        self.harness.start_worker(self.job, name=name, entry=entry, env=env, fresh_env=fresh_env)
+
+    def attack_at(self, samples: int) -> None:
+        await_truth(lambda: self.harness.applied(self.job) >= samples, timeout=4 * PATIENCE)
+        self.begun.touch()
+
+    def await_success(self) -> JobRecord:
+        """Wait for the end; every sample of every epoch must be in the model once."""
+        jobs = self.harness.jobs
+        await_truth(lambda: jobs.get(self.job).state.over, timeout=8 * PATIENCE)
+        done = jobs.get(self.job)
+        assert done.state is JobState.SUCCEEDED, done.reason
+        assert done.totals["samples"] == done.totals["applied"] == self.epochs * SAMPLES
+        assert done.totals["repeated"] == 0
+        return done
+
+    def accused(self) -> list[str]:
+        events = self.harness.events(self.job, "owner-quarantined")
+        return [event["details"]["owner"] for event in events]
+
+    def task(self) -> RepetitionTask | None:
+        """Return the repetition that a worker was asked for last, if it is still open."""
+        return RepetitionExchange(self.harness.tensors.connection, TensorKeys(self.job)).task()
+
+    def hold_helper(self) -> RepetitionTask:
+        """Freeze a worker that has to repeat an interval, before it does; return its task."""
+        for _ in range(1000):
+            task = self.task()
+            if task is None:
+                continue
+            self.harness.workers[task.by].freeze()
+            if self.task() == task and f"repeated update {task.update.update}:" not in self.log(
+                task.by
+            ):
+                return task
+            self.harness.workers[task.by].thaw()
+        raise AssertionError("no worker was caught before it repeated an interval")
+
+    def log(self, worker: str) -> str:
+        return (self.harness.home / f"{worker}.log").read_text()
+
+    def differences(self) -> list[float]:
+        """Return all relative differences that machines of one's own have found."""
+        found = "".join(map(self.log, self.own))
+        return [float(each) for each in re.findall(r"(?:update|state)=([0-9.e-]+)", found)]
+
+    def failed(self) -> list[str]:
+        return [each["text"] for each in self.harness.events(self.job, "repetition-failed")]
+
+
+def _is_found(harness: Harness, attack: str, text: str) -> RepeatedJob:
+    # Given a job that has a machine of one's own
+    job = RepeatedJob(harness, attack)
+    job.attack_at(SAMPLES)
+
+    # When one of its volunteers attacks from then on
+    done = job.await_success()
+
+    # Then it is named, by two repetitions
+    assert job.accused() == ["mallory"]
+    failed = job.failed()
+    assert len(failed) == 2
+    assert all(text in each for each in failed), failed
+
+    # and what it has done is undone
+    (event,) = harness.events(job.job, "rolled-back")
+    assert event["details"]["owner"] == "mallory"
+    assert done.tuned.learning_rate == 1.0
+    return job
+
+
+def test_a_push_of_a_third_of_each_update_is_found(harness: Harness) -> None:
+    _is_found(harness, "backdoor", "it differs by")
+
+
+@pytest.mark.extended
+def test_flipped_updates_are_found_late_in_a_job(harness: Harness) -> None:
+    job = RepeatedJob(harness, "flip")
+    job.attack_at(EPOCHS * SAMPLES // 2)
+
+    job.await_success()
+
+    assert job.accused() == ["mallory"]
+    assert all("it differs by 200%" in each for each in job.failed())
+
+
+@pytest.mark.extended
+def test_a_push_of_the_momentum_is_found_by_the_state_after_an_interval(harness: Harness) -> None:
+    _is_found(harness, "momentum", "the state after it differs by")
+
+
+@pytest.mark.extended
+def test_a_worker_that_never_uploads_its_states_is_found(harness: Harness) -> None:
+    _is_found(harness, "silence", "its worker doesn't upload its states")
+
+
+@pytest.mark.extended
+def test_a_malformed_upload_is_refused_and_harms_nobody(harness: Harness) -> None:
+    job = _is_found(harness, "garbage", "the state before the interval")
+    assert harness.jobs.failures(job.job) == []
+
+
+@pytest.mark.extended
+def test_honest_machines_with_other_rounding_are_not_accused(harness: Harness) -> None:
+    # Given a volunteer whose processor lacks the vector instructions of one's own machine
+    job = RepeatedJob(harness, volunteers_env=OLD_PROCESSOR)
+
+    # When their updates are repeated
+    job.await_success()
+
+    # Then all of them are right
+    differences = job.differences()
+    assert len(differences) > 20
+    assert 0 < max(differences) < 0.01
+    assert job.accused() == job.failed() == []
+
+
+def test_another_machine_repeats_an_interval_when_one_is_lost(harness: Harness) -> None:
+    # Given two machines of one's own, of which one was asked to repeat an interval and is lost
+    job = RepeatedJob(harness, epochs=4, own=2)
+    await_truth(lambda: job.task() is not None)
+    held = job.hold_helper()
+
+    # When it doesn't come back
+    harness.workers[held.by].kill()
+
+    # Then the other one repeats it, and the job goes on
+    other = next(each for each in job.own if each != held.by)
+    await_truth(lambda: f"repeated update {held.update.update}:" in job.log(other))
+    job.await_success()
+    assert job.accused() == job.failed() == []

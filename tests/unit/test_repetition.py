@@ -1,0 +1,100 @@
+"""Differences of repeated updates, and what follows for their owners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from vcasgd.learning.repetition import (
+    DIFFERENT,
+    MOST_LEFT,
+    MOST_WRONG,
+    RepetitionJudge,
+    update_difference,
+    why_not_repeatable,
+)
+from vcasgd.spec.job import JobSpec
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, None),
+        ({"update": {"rule": "rounds", "codec": "bfloat16"}}, None),
+        ({"update": {"rule": "async-local-sgd"}}, None),
+        ({"update": {"rule": "rounds", "codec": "int8"}}, "int8 depend on earlier ones"),
+        ({"update": {"rule": "vc-asgd"}}, "vc-asgd are not differences"),
+        ({"update": {"rule": "easgd"}}, "easgd are not differences"),
+        ({"tuning": {"momentum": True}, "update": {"rule": "downpour"}}, "momentum"),
+    ],
+)
+def test_a_job_whose_intervals_depend_on_more_is_named(
+    fields: dict[str, Any], reason: str | None
+) -> None:
+    why = why_not_repeatable(JobSpec.parse({"name": "j", "task": "t:T", "epochs": 1, **fields}))
+    assert (why or "").endswith(reason or "") if reason is None else reason in (why or "")
+
+
+PARAMETERS = 3
+
+
+@pytest.mark.parametrize(
+    ("sent", "right", "difference"),
+    [
+        ([3.0, 4.0, 0.0, 7.0], [3.0, 4.0, 0.0, 7.0], 0.0),
+        ([3.0, 4.0, 1.5, 7.0], [3.0, 4.0, 0.0, 7.0], 0.3),
+        ([-3.0, -4.0, 0.0, 7.0], [3.0, 4.0, 0.0, 7.0], 2.0),
+        # A statistic that changes from 5 to 7 by rights.
+        ([3.0, 4.0, 0.0, 7.2], [3.0, 4.0, 0.0, 7.0], 0.1),
+        # One that changes by less than its encoding loses.
+        ([3.0, 4.0, 0.0, 5.025], [3.0, 4.0, 0.0, 5.0], 0.1),
+        # Steps of a learning rate of almost 0 are rounding.
+        ([1e-9, 0.0, 0.0, 5.0], [0.0, 1e-9, 0.0, 5.0], 1e-9 * 2**0.5 / 1e-4),
+        ([float("nan"), 4.0, 0.0, 7.0], [3.0, 4.0, 0.0, 7.0], float("nan")),
+    ],
+)
+def test_the_difference_is_relative_to_the_right_change(
+    sent: list[float], right: list[float], difference: float
+) -> None:
+    base = torch.tensor([1.0, 0.0, 0.0, 5.0])
+    found = update_difference(torch.tensor(sent), torch.tensor(right), base, PARAMETERS)
+    assert found == pytest.approx(difference, rel=1e-4, nan_ok=True)
+
+
+def test_a_model_without_statistics_has_a_difference() -> None:
+    one = torch.ones(4)
+    assert update_difference(2 * one, one, one, 4) == pytest.approx(1.0)
+
+
+def test_a_push_of_a_third_is_different() -> None:
+    assert DIFFERENT < 0.3 / 2
+
+
+RIGHT, WRONG, LEFT = "right", "wrong", "left"
+
+
+@pytest.mark.parametrize(
+    ("results", "accused"),
+    [
+        ([("bob", RIGHT)] * 9 + [("eve", WRONG)] * (MOST_WRONG - 1), []),
+        ([("bob", RIGHT)] + [("eve", WRONG)] * MOST_WRONG, ["eve"]),
+        ([("eve", RIGHT)] + [("eve", WRONG)] * MOST_WRONG, ["eve"]),
+        # No machine gets what another one got.
+        ([("bob", WRONG), ("eve", WRONG)] * MOST_WRONG, []),
+        ([("eve", LEFT)] * (MOST_LEFT - 1), []),
+        ([("eve", LEFT)] * MOST_LEFT, ["eve"]),
+        ([("eve", RIGHT)] * MOST_LEFT + [("eve", LEFT)] * MOST_LEFT, []),
+    ],
+)
+def test_an_owner_is_accused_for_wrong_updates_and_for_leaving(
+    results: list[tuple[str, str]], accused: list[str]
+) -> None:
+    judge = RepetitionJudge()
+    for owner, result in results:
+        getattr(judge, result)(owner)
+
+    assert [owner for owner in ("bob", "eve") if judge.accusation(owner)] == accused
+    assert judge.is_unclear is (not accused and len(results) > 1 and {
+        result for _, result in results} == {WRONG})  # fmt: skip

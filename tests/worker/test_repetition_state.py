@@ -1,0 +1,350 @@
+"""Intervals that another learner repeats from bytes: exactly the same update, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.utils.data import TensorDataset
+
+import vcasgd
+from vcasgd.learning.repetition import update_difference
+from vcasgd.spec.job import JobSpec
+from vcasgd.store.tensors.repetitions import FRESH
+from vcasgd.worker.interval import Base, Trained
+from vcasgd.worker.learner import Learner
+from vcasgd.worker.repetition.repeater import (
+    IntervalFacts,
+    RepeatingLearner,
+    WrongInterval,
+    state_of,
+)
+from vcasgd.worker.repetition.state import (
+    LearnerState,
+    MalformedState,
+    NotRepeatable,
+    StateFormat,
+)
+
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "momentum": lambda each: SGD(each, lr=0.05, momentum=0.9),
+    "plain": lambda each: SGD(each, lr=0.05),
+    "adam": lambda each: Adam(each, lr=0.01),
+    "adamw": lambda each: AdamW(each, lr=0.01, weight_decay=0.1),
+    "rmsprop": lambda each: RMSprop(each, lr=0.01, momentum=0.5, centered=True),
+    "adagrad": lambda each: Adagrad(each, lr=0.01),
+}
+
+
+class Noisy(vcasgd.Task):
+    """A task with random noise, running statistics, and a schedule."""
+
+    batch_size = 8
+    clip_norm = 1.0
+
+    def __init__(self, make: MakeOptimizer = OPTIMIZERS["momentum"]) -> None:
+        self.make = make
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 3))
+
+    def dataset(self, split: str) -> TensorDataset:
+        random = torch.Generator().manual_seed(1)
+        return TensorDataset(
+            torch.randn(160, 4, generator=random), torch.randint(0, 3, (160,), generator=random)
+        )
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return self.make(list(parameters))
+
+    def schedule(self, progress: float) -> float:
+        return 1.0 - progress / 2
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        points, labels = batch
+        return F.cross_entropy(model(points), labels)
+
+
+class Machine:
+    """A learner that trains one interval after the other, as a worker does."""
+
+    def __init__(self, task: vcasgd.Task, subtask: int = 0, **fields: Any) -> None:
+        spec = {"name": "j", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 4,
+                "workers": {"max": 2}, "push_every": 2, **fields}  # fmt: skip
+        self.learner = Learner(JobSpec.parse(spec), task, "cpu")
+        self.learner.start_subtask()
+        self.base = self.learner.initial()
+        self.subtask, self.position, self.rollbacks = subtask, 0, 0
+
+    def interval(
+        self, most: int | None = None
+    ) -> tuple[LearnerState, Trained, LearnerState, IntervalFacts]:
+        """Train an interval, of at most so many steps; move the base by the update."""
+        learner, steps = self.learner, 0
+        planned = learner.interval_stop(self.subtask, self.position)
+
+        def count() -> None:
+            nonlocal steps
+            steps += 1
+
+        before = state_of(learner)
+        trained = learner.train(
+            Base(*(each.clone() for each in self.base), self.rollbacks),
+            *(self.subtask, self.position, planned),
+            should_stop=lambda: steps == most,
+            on_step=count,
+        )
+        member = learner.member
+        facts = IntervalFacts(
+            *(self.subtask, self.position, trained.stop, planned),
+            member.batch if member else 0.0,
+            self.rollbacks,
+        )
+        self.position = trained.stop
+        return before, trained, state_of(learner), facts
+
+    def move(self, trained: Trained) -> None:
+        floats, at = self.base[0].clone(), self.learner.layout.parameters
+        floats[:at] += trained.update[:at]
+        floats[at:] = trained.update[at:]
+        self.base = floats, trained.integers
+
+
+def sent(state: LearnerState, state_format: StateFormat) -> LearnerState:
+    """Return what another machine makes of the bytes of a state."""
+    return state_format.parse(state.data.clone())
+
+
+@pytest.mark.parametrize("rule", ["rounds", "async-local-sgd"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_repetition_is_the_same_to_the_last_bit(name: str, rule: str) -> None:
+    # Given two machines, of which one has trained something else
+    update = {"rule": rule}
+    volunteer = Machine(Noisy(OPTIMIZERS[name]), update=update, optimizer_state="keep")
+    own = Machine(Noisy(OPTIMIZERS[name]), subtask=2, update=update, optimizer_state="keep")
+    own.interval()
+    last = None
+    for _ in range(3):
+        base = volunteer.base
+        before, trained, after, facts = volunteer.interval()
+        # The states of successive intervals fit together
+        assert last is None or before.digest == last
+        last = after.digest
+
+        # When it repeats the interval
+        repeating = RepeatingLearner.beside(own.learner)
+        again = repeating.repeat(facts, base, sent(before, repeating.format))
+
+        # Then it gets the same update and the same state
+        assert torch.equal(again.update, trained.update)
+        assert torch.equal(again.integers, trained.integers)
+        assert after.difference(repeating.state()) == 0.0
+        assert repeating.state().digest == after.digest
+        volunteer.move(trained)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_the_own_training_is_the_same_to_the_last_bit(name: str) -> None:
+    # Given two equal machines, of which one also repeats an interval of a third one
+    make = OPTIMIZERS[name]
+    own, twin, volunteer = (Machine(Noisy(make), subtask=n) for n in (1, 1, 3))
+    for each in (own, twin):
+        each.move(each.interval()[1])
+    before, _, _, facts = volunteer.interval()
+    repeating = RepeatingLearner.beside(own.learner)
+    repeating.repeat(facts, volunteer.base, sent(before, repeating.format))
+
+    # When both go on
+    one, two = own.interval(), twin.interval()
+
+    # Then nothing differs
+    assert torch.equal(one[1].update, two[1].update)
+    assert (one[0].digest, one[2].digest) == (two[0].digest, two[2].digest)
+
+
+def test_an_interval_that_was_cut_short_is_repeated_up_to_there() -> None:
+    volunteer, own = Machine(Noisy(), push_every=4), Machine(Noisy(), subtask=1, push_every=4)
+    own.interval()
+    base = volunteer.base
+    before, trained, after, facts = volunteer.interval(most=2)
+    assert facts.stop < facts.planned
+
+    repeating = RepeatingLearner.beside(own.learner)
+    again = repeating.repeat(facts, base, sent(before, repeating.format))
+
+    assert torch.equal(again.update, trained.update)
+    assert after.difference(repeating.state()) == 0.0
+
+
+def test_an_interval_after_a_rollback_has_smaller_steps() -> None:
+    volunteer, own = Machine(Noisy()), Machine(Noisy(), subtask=1)
+    own.interval()
+    volunteer.interval()
+    volunteer.rollbacks = 1
+    base = volunteer.base
+    _, trained, after, facts = volunteer.interval()
+
+    repeating = RepeatingLearner.beside(own.learner)
+    fresh = repeating.format.new(bytes(repeating.format.parameters))
+    again = repeating.repeat(facts, base, fresh)
+
+    assert torch.equal(again.update, trained.update)
+    assert after.difference(repeating.state()) == 0.0
+    assert fresh.digest == FRESH
+
+
+@pytest.mark.parametrize(("push", "least", "most"), [(0.0, 0.0, 0.0), (0.3, 0.29, 0.31)])
+def test_a_pushed_momentum_differs(push: float, least: float, most: float) -> None:
+    volunteer, own = Machine(Noisy()), Machine(Noisy(), subtask=1)
+    own.interval()
+    volunteer.move(volunteer.interval()[1])
+    base = volunteer.base
+    before, _, after, facts = volunteer.interval()
+    momenta = [each.values for each in after.tensors()]
+    whole = sum(float(each.square().sum()) for each in momenta) ** 0.5
+    momenta[0].view(-1)[0] += push * whole
+
+    repeating = RepeatingLearner.beside(own.learner)
+    repeating.repeat(facts, base, sent(before, repeating.format))
+
+    assert least <= after.difference(repeating.state()) <= most
+
+
+def test_a_wrong_base_shows_in_the_update() -> None:
+    volunteer, own = Machine(Noisy()), Machine(Noisy(), subtask=1)
+    own.interval()
+    floats, integers = volunteer.base
+    before, trained, _, facts = volunteer.interval()
+
+    repeating = RepeatingLearner.beside(own.learner)
+    again = repeating.repeat(facts, (floats + 0.3, integers), sent(before, repeating.format))
+
+    parameters = own.learner.layout.parameters
+    assert update_difference(trained.update, again.update, floats, parameters) > 0.1
+
+
+def test_only_second_moments_make_no_old_optimizer() -> None:
+    # Given a new optimizer of Adam that took over second moments
+    machine = Machine(Noisy(OPTIMIZERS["adam"]))
+    member = machine.learner.member
+    assert member is not None
+    assert member.adopt(torch.full((member.lacking,), 0.5), 100)
+    adopted = state_of(machine.learner)
+    assert adopted.is_fresh
+    assert adopted.digest != FRESH
+
+    # When it trains
+    machine.interval()
+
+    # Then it isn't new any more
+    assert not state_of(machine.learner).is_fresh
+
+
+# -- bytes that aren't trusted -----------------------------------------------------------------
+
+
+def _changed(at: int, value: int) -> Callable[[Tensor], Tensor]:
+    def change(data: Tensor) -> Tensor:
+        data[at] = value
+        return data
+
+    return change
+
+
+def _with_float(at: int, value: float) -> Callable[[Tensor], Tensor]:
+    def change(data: Tensor) -> Tensor:
+        data[at : at + 4].view(torch.float32).fill_(value)
+        return data
+
+    return change
+
+
+#: Start of Adam's tensors of the first parameter, float32 [6, 4]: ``exp_avg``, ``exp_avg_sq``, and
+#: ``step``.
+FIRST, COUNTER = 0, 2 * 96
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data[:0], "flags"),
+        (lambda data: data[:3], "flags"),
+        (lambda data: data[1:], "expected"),
+        (lambda data: torch.cat([torch.zeros(16, dtype=torch.uint8), data]), "expected"),
+        (lambda data: torch.full_like(data, 255), "flags"),
+        (_changed(-1, 2), "flags"),
+        (_changed(-1, 0), "expected"),
+        (_with_float(FIRST, float("nan")), "exp_avg is not finite"),
+        (_with_float(FIRST + 96, float("inf")), "exp_avg_sq is not finite"),
+        (_with_float(COUNTER, -1.0), "step is not a number of steps"),
+        (_with_float(COUNTER, 1e30), "step is not a number of steps"),
+    ],
+)
+def test_malformed_bytes_are_refused(change: Callable[[Tensor], Tensor], message: str) -> None:
+    machine = Machine(Noisy(OPTIMIZERS["adam"]), update={"rule": "async-local-sgd"})
+    machine.interval()
+    state = state_of(machine.learner)
+
+    with pytest.raises(MalformedState, match=message):
+        state.format.parse(change(state.data.clone()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"subtask": 99},
+        {"start": 8, "stop": 8},
+        {"planned": 1000},
+        {"batch": 0.0},
+        {"batch": 1e9},
+        {"stop": 3},
+    ],
+)
+def test_an_interval_that_no_worker_trains_is_refused(changes: dict[str, Any]) -> None:
+    machine = Machine(Noisy())
+    base = machine.base
+    before, _, _, facts = machine.interval()
+    repeating = RepeatingLearner.beside(machine.learner)
+
+    with pytest.raises(WrongInterval):
+        repeating.repeat(IntervalFacts(**{**vars(facts), **changes}), base, before)
+
+
+class Scripted(Noisy):
+    makes_steps = True
+
+
+class Halved(Noisy):
+    mixed_precision = "fp16"
+
+
+@pytest.mark.parametrize(
+    ("task", "message"), [(Scripted(), "makes its steps"), (Halved(), "float16")]
+)
+def test_a_learner_whose_intervals_depend_on_more_is_named(task: vcasgd.Task, message: str) -> None:
+    with pytest.raises(NotRepeatable, match=message):
+        RepeatingLearner.beside(Machine(task).learner)
+
+
+class Factored(SGD):
+    """Keeps a state of another shape than the parameter's, as Adafactor does."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                self.state[each]["row"] = torch.zeros(each.shape[0] + 1)
+
+
+def test_an_optimizer_with_another_state_is_named() -> None:
+    machine = Machine(Noisy(lambda each: Factored(each, lr=0.1)))
+    assert machine.learner._optimizer is not None
+    machine.learner._optimizer.step()
+
+    with pytest.raises(NotRepeatable, match="another shape"):
+        RepeatingLearner.beside(machine.learner)
