@@ -58,6 +58,8 @@ def test_the_token_of_a_volunteers_machine_is_its_owner(
 
     # Then only the volunteer's has an owner
     owners = Owners(ledger)
+    names = ("ours", "theirs", "gone")
+    assert [policy.is_volunteer(each) for each in names] == [False, True, False]
     assert [owners.owner("job", worker) for worker in workers] == [None, "alice"]
 
     # and both are contributors, under names that say nothing about their tokens

@@ -6,15 +6,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pydantic import SecretStr
 from support.fleet_records import PACKAGE, events_of, job_spec
 
+from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.act import WorkerActuator, drain_seconds
 from vcasgd.controller.fleet.clearance import ClearancePolicy
+from vcasgd.controller.fleet.joined import MixedWorkplaces
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
-from vcasgd.fleet.plan import StopWorker
+from vcasgd.fleet.plan import StartWorker, StopWorker
+from vcasgd.fleet.pools import parse_pools
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.joined_machines import JoinedMachines, MachineFacts
 from vcasgd.worker_names import worker_name
 
 
@@ -69,3 +74,45 @@ def test_worker_that_an_earlier_controller_stopped_is_killed_in_time(
     hasty.kill_lingering({"A.m-1"})
     hasty.kill_lingering({"A.m-1"})
     assert set(ray.killed) == {"A.m-1"}
+
+
+def test_only_workers_of_volunteers_learn_that_they_are(ledger: RedisClient, jobs: Jobs) -> None:
+    # Given machines that joined in a pool of volunteers, and in one of one's own
+    settings = Settings(
+        home=Path("/nowhere"),
+        ledger_url=SecretStr("redis://10.0.0.1:6379/0"),
+        tensors_url=SecretStr("redis://10.0.0.2:6379/0"),
+        job_secret=SecretStr("a secret of the cluster"),
+    )
+    machines, clearance = JoinedMachines(ledger, 10.0), ClearancePolicy(settings, ledger)
+    trusted = {"ours": "own", "theirs": "volunteer"}
+    pools = parse_pools(
+        {"pools": [{"name": n, "provider": "join", "trust": t} for n, t in trusted.items()]}
+    )
+    clearance.set_pools({pool.name: pool for pool in pools})
+    facts = MachineFacts(host="h", cpus=1, memory_mb=1)
+    joined = {name: machines.join("ann", "0" * 64, None, name, facts).name for name in trusted}
+    for name in joined.values():
+        machines.report(name, {}, leaving=False)
+    workplaces = MixedWorkplaces(machines, Cluster, lambda: False)
+    workplaces.nodes()
+
+    # When workers are started there
+    job = jobs.submit(job_spec(), PACKAGE).id
+    starter = WorkerActuator(
+        settings,
+        jobs=jobs,
+        ray=SimpleNamespace(cluster=workplaces),  # type: ignore[arg-type]
+        clearance=clearance,
+        restarts=RestartBackoff(jobs, 1.0),
+    )
+    instances = [SimpleNamespace(id=name, pool=pool) for pool, name in joined.items()]
+    starter.start(
+        [StartWorker(each.id, job) for each in instances],
+        SimpleNamespace(instances=instances),  # type: ignore[arg-type]
+    )
+
+    # Then only the volunteer's one has to commit to its states
+    environments = {pool: machines.orders_of(name)[0].env for pool, name in joined.items()}
+    assert environments["theirs"]["VCASGD_VOLUNTEER"] == "true"
+    assert "VCASGD_VOLUNTEER" not in environments["ours"]

@@ -1,4 +1,4 @@
-"""Updates of volunteers that a shard has repeated: by whom, and what comes of it."""
+"""Updates of volunteers that a shard has repeated, the workers that do it, and the consequences."""
 
 from __future__ import annotations
 

@@ -74,6 +74,9 @@ def test_a_machine_that_joins_gets_a_workers_credentials_and_no_address() -> Non
     first, second = there["VCASGD_TENSORS_URL"].split()
     assert first.endswith("@/sockets/tensors-0?db=0")
     assert second.endswith("@/sockets/tensors-1?db=0")
+    assert "VCASGD_VOLUNTEER" not in there
+    volunteers = joined_environment(settings, "job", "job.join-ann-1", volunteer=True)
+    assert volunteers == {**there, "VCASGD_VOLUNTEER": "true"}
     for value in there.values():
         assert "platform" not in value
         assert "10.0.0" not in value

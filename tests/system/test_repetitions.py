@@ -115,9 +115,9 @@ class RepeatedJob:
         return [each["text"] for each in self.harness.events(self.job, "repetition-failed")]
 
 
-def _is_found(harness: Harness, attack: str, text: str) -> RepeatedJob:
+def _is_found(harness: Harness, attack: str, text: str, epochs: int = EPOCHS) -> RepeatedJob:
     # Given a job that has a machine of one's own
-    job = RepeatedJob(harness, attack)
+    job = RepeatedJob(harness, attack, epochs=epochs)
     job.attack_at(SAMPLES)
 
     # When one of its volunteers attacks from then on
@@ -137,7 +137,7 @@ def _is_found(harness: Harness, attack: str, text: str) -> RepeatedJob:
 
 
 def test_a_push_of_a_third_of_each_update_is_found(harness: Harness) -> None:
-    _is_found(harness, "backdoor", "it differs by")
+    _is_found(harness, "backdoor", "it differs by", epochs=6)
 
 
 @pytest.mark.extended

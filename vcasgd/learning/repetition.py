@@ -22,8 +22,8 @@ STATELESS = ("float32", "bfloat16")
 #: Length of an update's parameters and of its statistics, relative to those of the base, below
 #: which differences are rounding: of training in float32, and of values in bfloat16.
 LEAST_PARAMETERS, LEAST_STATISTICS = 1e-4, 0.05
-#: Relative difference above which an update is wrong; and above which a state is, if the task
-#: computes in float32 (docs/adr/0055). What is added to a momentum in each interval adds up.
+#: Relative difference above which an update is wrong, and above which a state is
+#: (docs/adr/0055). What is added to a momentum in each interval adds up.
 DIFFERENT, DIFFERENT_STATE = 0.1, 0.02
 #: Wrong repetitions of an owner after which it is accused: one may be an accident.
 MOST_WRONG = 2

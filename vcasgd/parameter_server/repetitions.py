@@ -1,4 +1,4 @@
-"""Repetitions of volunteers' updates: which ones are repeated, by whom, and what comes of it.
+"""Repetitions of volunteers' updates: their selection, their stages, and their consequences.
 
 At most one is open at a time. It goes through three stages, each with a limit in time: the
 update's worker uploads its states, a worker on a machine of one's own repeats the interval, and the
@@ -35,8 +35,9 @@ log = logging.getLogger(__name__)
 
 #: Updates of volunteers of which one is repeated, on average.
 ONE_IN = 32
-#: Published versions whose models are kept, because updates can be based on them.
-VERSIONS = 4
+#: Published versions whose models are kept, because updates can be based on them: at least and at
+#: most, and the bytes that limit their number in between.
+VERSIONS, VERSIONS_BYTES = (4, 64), 1 << 28
 #: Vectors of the model's size that a repetition takes on the tensors server: base, update, and
 #: two states of at most four vectors, those of Adam with local batches.
 VECTORS = 10
@@ -171,7 +172,8 @@ class Repetitions:
         followed = model.followed
         floats = followed.bfloat16().float() if model.meta.halves else followed.clone()
         self._versions[version] = KeptVersion(floats, model.meta.integers, model.meta.restorations)
-        while len(self._versions) > VERSIONS:
+        least, most = VERSIONS
+        while len(self._versions) > min(most, max(least, VERSIONS_BYTES // (4 * len(floats)))):
             del self._versions[next(iter(self._versions))]
 
     def lose(self, workers: Collection[str]) -> None:
@@ -299,7 +301,7 @@ class Repetitions:
             self._end_wrong(each, result.why)
         elif result.update > DIFFERENT:
             self._end_wrong(each, f"it differs by {result.update:.0%} from what it should be")
-        elif result.state > (DIFFERENT if result.coarse else DIFFERENT_STATE):
+        elif result.state > DIFFERENT_STATE:
             self._end_wrong(each, f"the state after it differs by {result.state:.0%}")
         else:
             self._judge.right(each.owner)

@@ -145,8 +145,6 @@ class Worker:
 
     def _repetition_duty(self) -> RepetitionDuty:
         context = self._context
-        if len(context.nodes) > 1:
-            return RepetitionDuty()
         names = context.nodes[0], context.job, context.name
         if context.settings.volunteer:
             return StateRecorder(*names)

@@ -123,6 +123,9 @@ class Trainer:
         work = _Work(lease, learner, plan.epoch_of(subtask), plan.size(subtask))
         positions = self._shards.begin(subtask, work.epoch, work.size, lease.token)
         self._watch_complete(work, positions)
+        if len(positions) > 1:
+            # There are no repetitions in jobs with several shards.
+            self._duty = RepetitionDuty()
         self._status.doing = f"training subtask {subtask}"
         if min(positions) < work.size:
             learner.start_subtask()

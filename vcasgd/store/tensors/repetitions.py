@@ -85,14 +85,12 @@ class RepetitionTask(Content):
 class RepetitionResult(Content):
     """Result of a repetition: the relative differences of the update and of the state after.
 
-    ``coarse`` is True if the task computes in bfloat16. ``why`` says what else was wrong, or why
-    the interval could not be repeated.
+    ``why`` says what else was wrong, or why the interval could not be repeated.
     """
 
     outcome: Literal["repeated", "malformed", "unable"]
     update: Annotated[float, Field(ge=0, le=LARGEST_DIFFERENCE, allow_inf_nan=False)] = 0.0
     state: Annotated[float, Field(ge=0, le=LARGEST_DIFFERENCE, allow_inf_nan=False)] = 0.0
-    coarse: bool = False
     why: Text = ""
 
 

@@ -9,7 +9,7 @@ from vcasgd.worker.learner import Learner
 
 
 class RepetitionDuty:
-    """Does nothing, as in jobs with several shards. Calls come from the training thread."""
+    """Does nothing. Its calls come from the training thread."""
 
     #: True if a new optimizer may take over second moments of other workers.
     adopts = True

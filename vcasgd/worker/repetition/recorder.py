@@ -65,10 +65,12 @@ class StateRecorder(RepetitionDuty):
         request = self._exchange.requested() if self._kept else None
         if request is None or request.worker != self._worker or request.id == self._answered:
             return False
-        for update, before, after in self._kept:
-            if update == request.update:
-                log.info("another worker repeats update %s; uploading its states", update)
-                self._exchange.upload(request, before.state.data, after.state.data)
+        kept = {update: states for update, *states in self._kept}
+        if request.update in kept:
+            log.info("uploading the states of update %s, to have it repeated", request.update)
+            self._exchange.upload(request, *(each.state.data for each in kept[request.update]))
+        else:
+            log.warning("the states of update %s are no longer kept", request.update)
         self._answered = request.id
         return True
 

@@ -43,8 +43,8 @@ def check_repeatable(learner: Learner) -> None:
         raise NotRepeatable(why)
     if learner._task.makes_steps:
         raise NotRepeatable("the task makes its steps itself")
-    if learner._precision.scales:
-        raise NotRepeatable("gradients in float16 have a scale")
+    if learner._task.mixed_precision is not None:
+        raise NotRepeatable(f"{learner._task.mixed_precision} rounds too much")
 
 
 def state_of(learner: Learner) -> LearnerState:
@@ -97,11 +97,6 @@ class RepeatingLearner(Learner):
     def format(self) -> StateFormat:
         """Format of the states of this job's learners."""
         return self._format
-
-    @property
-    def is_coarse(self) -> bool:
-        """True if the task computes in bfloat16, in part."""
-        return self._task.mixed_precision is not None
 
     def state(self) -> LearnerState:
         """Return a copy of the state after the last repetition."""

@@ -131,7 +131,6 @@ class Verifier(RepetitionDuty):
             outcome="repeated",
             update=_bounded(update_difference(sent, trained.update, base[0], parameters)),
             state=_bounded(after.difference(repeating.state())),
-            coarse=repeating.is_coarse,
         )
 
     def _state(
