@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -14,7 +15,11 @@ from support.waiting import await_truth
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.owners import Owners
-from vcasgd.store.tensors.repetitions import RepetitionExchange, RepetitionTask
+from vcasgd.store.tensors.repetitions import (
+    WRONG_STATE,
+    RepetitionExchange,
+    RepetitionTask,
+)
 
 SAMPLES, EPOCHS = 800, 12
 OWN = "own"
@@ -67,9 +72,21 @@ class RepeatedJob:
             env |= {ATTACK: self.attack, BEGUN: str(self.begun)}
         self.harness.start_worker(self.job, name=name, entry=entry, env=env, fresh_env=fresh_env)
 
-    def attack_at(self, samples: int) -> None:
+    def await_samples(self, samples: int) -> None:
         await_truth(lambda: self.harness.applied(self.job) >= samples, timeout=4 * PATIENCE)
+
+    def attack_at(self, samples: int) -> None:
+        self.await_samples(samples)
         self.begun.touch()
+
+    def refused_states(self) -> int:
+        """Return how many updates didn't continue from the state before them."""
+        totals = self.harness.snapshots(self.job).read().meta.totals
+        return totals.rejected.get(WRONG_STATE, 0)
+
+    def uploads(self, owner: str) -> int:
+        """Return how often the owner's machine has uploaded its states."""
+        return self.log(f"{self.job}.join-{owner}-1").count("uploading the states")
 
     def await_success(self) -> JobRecord:
         """Wait for the end; every sample of every epoch must be in the model once."""
@@ -195,4 +212,31 @@ def test_another_machine_repeats_an_interval_when_one_is_lost(harness: Harness) 
     other = next(each for each in job.own if each != held.by)
     await_truth(lambda: f"repeated update {held.update.update}:" in job.log(other))
     job.await_success()
+    assert job.accused() == job.failed() == []
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("harness", [0.25], indirect=True)
+def test_a_machine_that_loses_its_leases_starts_with_a_new_optimizer_and_is_not_accused(
+    harness: Harness,
+) -> None:
+    # Given a volunteer whose updates of a lost lease never reach the model
+    job = RepeatedJob(harness, epochs=40)
+    frozen = harness.workers[f"{job.job}.join-alice-1"]
+    job.await_samples(SAMPLES)
+
+    # When that happens until its next update doesn't continue from the last one in the model
+    for _ in range(30):
+        frozen.freeze()
+        time.sleep(harness.settings.lease_seconds + 1)
+        frozen.thaw()
+        if job.refused_states():
+            break
+        time.sleep(1)
+    assert job.refused_states()
+
+    # Then it goes on, and no owner is accused
+    contributed = job.uploads("alice")
+    await_truth(lambda: job.uploads("alice") > contributed, timeout=2 * PATIENCE)
+    assert harness.jobs.quarantined(job.job) == {}
     assert job.accused() == job.failed() == []

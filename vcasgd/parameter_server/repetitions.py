@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 
 #: Updates of volunteers of which one is repeated, on average.
 ONE_IN = 32
-#: Published versions whose models are kept, because updates can be based on them: at least and at
+#: Published versions whose models are kept, because late updates are based on them: at least and at
 #: most, and the bytes that limit their number in between.
-VERSIONS, VERSIONS_BYTES = (4, 64), 1 << 28
+VERSIONS, VERSIONS_BYTES = (2, 64), 1 << 28
 #: Vectors of the model's size that a repetition takes on the tensors server: base, update, and
 #: two states of at most four vectors, those of Adam with local batches.
 VECTORS = 10
