@@ -108,17 +108,25 @@ class RepeatedJob:
 
     def hold_helper(self) -> RepetitionTask:
         """Freeze a worker that has to repeat an interval, before it does; return its task."""
-        for _ in range(1000):
+        held: list[RepetitionTask] = []
+
+        def holds() -> bool:
             task = self.task()
             if task is None:
-                continue
-            self.harness.workers[task.by].freeze()
-            if self.task() == task and f"repeated update {task.update.update}:" not in self.log(
-                task.by
-            ):
-                return task
-            self.harness.workers[task.by].thaw()
-        raise AssertionError("no worker was caught before it repeated an interval")
+                return False
+            helper = self.harness.workers[task.by]
+            helper.freeze()
+            if self.task() == task and not self.was_repeated(task):
+                held.append(task)
+            else:
+                helper.thaw()
+            return bool(held)
+
+        await_truth(holds, interval=0.002)
+        return held[0]
+
+    def was_repeated(self, task: RepetitionTask, by: str | None = None) -> bool:
+        return f"repeated update {task.update.update}:" in self.log(by or task.by)
 
     def log(self, worker: str) -> str:
         return (self.harness.home / f"{worker}.log").read_text()
@@ -153,6 +161,7 @@ def _is_found(harness: Harness, attack: str, text: str, epochs: int = EPOCHS) ->
     return job
 
 
+@pytest.mark.slow
 def test_a_push_of_a_third_of_each_update_is_found(harness: Harness) -> None:
     _is_found(harness, "backdoor", "it differs by", epochs=6)
 
@@ -199,10 +208,10 @@ def test_honest_machines_with_other_rounding_are_not_accused(harness: Harness) -
     assert job.accused() == job.failed() == []
 
 
+@pytest.mark.slow
 def test_another_machine_repeats_an_interval_when_one_is_lost(harness: Harness) -> None:
     # Given two machines of one's own, of which one was asked to repeat an interval and is lost
     job = RepeatedJob(harness, epochs=4, own=2)
-    await_truth(lambda: job.task() is not None)
     held = job.hold_helper()
 
     # When it doesn't come back
@@ -210,7 +219,7 @@ def test_another_machine_repeats_an_interval_when_one_is_lost(harness: Harness) 
 
     # Then the other one repeats it, and the job goes on
     other = next(each for each in job.own if each != held.by)
-    await_truth(lambda: f"repeated update {held.update.update}:" in job.log(other))
+    await_truth(lambda: job.was_repeated(held, by=other))
     job.await_success()
     assert job.accused() == job.failed() == []
 
