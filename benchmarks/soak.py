@@ -85,7 +85,7 @@ class Sample:
 def scenario(minutes: float) -> Scenario:
     """Return the faults of a run."""
     seconds = 60 * minutes
-    history = {"what": "capacity", "where": "pool", "trace": str(TRACE), "skip": "36h",
+    history = {"what": "capacity", "where": "pool", "trace": str(TRACE), "skip": "134h",
                "faster": 60, "when": 3, "for": seconds}  # fmt: skip
     faults = [history]
     for at, fault in CYCLE.items():
