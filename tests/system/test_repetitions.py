@@ -22,6 +22,8 @@ from vcasgd.store.tensors.repetitions import (
 )
 
 SAMPLES, EPOCHS = 800, 12
+#: Seconds of a local step: on any computer, a machine repeats about one interval per second.
+PAUSE = 0.1
 OWN = "own"
 #: What makes PyTorch and its libraries compute without the vector instructions of new processors.
 OLD_PROCESSOR = {
@@ -49,7 +51,7 @@ class RepeatedJob:
         self.job = harness.submit(
             TASKS,
             task="blobs:Blobs",
-            args={"samples": SAMPLES},
+            args={"samples": SAMPLES, "pause": PAUSE},
             epochs=epochs,
             subtasks_per_epoch=10,
             push_every=1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import torch
@@ -19,9 +20,13 @@ CLASSES, FEATURES = 10, 16
 class Blobs(vcasgd.Task):
     batch_size = 16
 
-    def __init__(self, samples: int = 1600, learning_rate: float = 0.02) -> None:
+    def __init__(
+        self, samples: int = 1600, learning_rate: float = 0.02, pause: float = 0.0
+    ) -> None:
+        """``pause`` is the seconds that each local step takes at least."""
         self.samples = samples
         self.learning_rate = learning_rate
+        self.pause = pause
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, CLASSES))
@@ -39,6 +44,7 @@ class Blobs(vcasgd.Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         points, labels = batch
+        time.sleep(self.pause)
         return F.cross_entropy(model(points), labels)
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
