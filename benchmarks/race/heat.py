@@ -12,8 +12,8 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from common import CNN
 from entrants import ENTRANTS
 from faults import COLUMNS, NOTICE_SECONDS, Action, Event, schedule
 from judge import judge
-from links import Links, LinkSpeed
+from links import Links
 from outcomes import Heat, Row, Seen, Workload, figures, make_row
 from pace import SLOW_FILE
 from vcasgd.bench.goodput import Observations
@@ -69,9 +69,10 @@ def make_cluster(
 
 def run_heat(heat: Heat, workload: Workload, data: Path, isolated: bool) -> Row:
     """Return the row of a run. What goes wrong in a contender is its result."""
+    speed = COLUMNS[heat.column].link
     with (
         tempfile.TemporaryDirectory(prefix="vcr-", dir="/tmp") as name,
-        open_links(COLUMNS[heat.column].link) as links,
+        closing(Links(speed)) if speed else nullcontext() as links,
     ):
         folder = Path(name)
         cluster = make_cluster(heat, workload, folder, data, links)
@@ -116,19 +117,6 @@ def _measure(
     seen.others = max(0.0, busy - own) / (os.cpu_count() or 1)
     seen.repeated = cluster.repeated()
     return seen
-
-
-@contextmanager
-def open_links(speed: LinkSpeed | None) -> Iterator[Links | None]:
-    """Create slow links, and remove them at the end; None for machines without."""
-    if speed is None:
-        yield None
-        return
-    links = Links(speed)
-    try:
-        yield links
-    finally:
-        links.close()
 
 
 def _fire(cluster: Cluster, event: Event, rng: random.Random, folder: Path) -> list[str]:

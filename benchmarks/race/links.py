@@ -70,22 +70,19 @@ class Links:
     """
 
     def __init__(self, speed: LinkSpeed) -> None:
-        self._resources = ExitStack()
         self._used = 0
         names = [f"{PREFIX}{nth}" for nth in range(MACHINES)]
-        self._switch = subprocess.Popen(
-            [sys.executable, str(SWITCH), HUB, *names,
-             "--mbit", str(speed.mbit), "--delay", str(speed.delay_ms / 1000)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self._resources.callback(_end, self._switch)
-        try:
+        with ExitStack() as resources:
+            self._switch = subprocess.Popen(
+                [sys.executable, str(SWITCH), HUB, *names,
+                 "--mbit", str(speed.mbit), "--delay", str(speed.delay_ms / 1000)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            resources.callback(_end, self._switch)
             if self._answer() != "ready":
                 raise OSError("the switch of the slow links didn't start; its message is above")
             _up(HUB, self.hub, lambda argv: argv)
-        except BaseException:
-            self.close()
-            raise
+            self._resources = resources.pop_all()
 
     @property
     def hub(self) -> str:

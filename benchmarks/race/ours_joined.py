@@ -22,7 +22,7 @@ from vcasgd.spec.access import Scope
 from vcasgd.stack.layout import GATEWAY
 
 POOL = "joined"
-#: What an agent prints before its name in the stack.
+#: Text before the machine's name in the output of an agent.
 JOINED = "joined as "
 STOP_SECONDS = 10.0
 CODEC = "int4"

@@ -66,10 +66,10 @@ infinite.
 
 ## Bytes, pauses, and replacements
 
-Of the runs above: megabytes per second over the loopback interface of the run's own network; the
-share of the processors that other programs used, where it was measured; the longest time without a
-change of the model; seconds from a loss to the replacement's first contribution, negative if it
-came before the loss.
+Of the runs above: megabytes per second over the loopback interface of the run's own network, or
+over the slow links; the share of the processors that other programs used, where it was measured;
+the longest time without a change of the model; seconds from a loss to the replacement's first
+contribution, negative if it came before the loss.
 
 {details}
 

@@ -24,7 +24,7 @@ from pathlib import Path
 DEVICE = Path("/dev/net/tun")
 #: From linux/if_tun.h.
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-#: Packets of the devices' MTU, with the header.
+#: Largest IP packet.
 PACKET_BYTES = 65_536
 #: Seconds that packets wait for a link at most; more are dropped, as by a router.
 QUEUE_SECONDS = 0.2
@@ -126,7 +126,7 @@ def run(switch: Switch) -> None:
 
 
 def _drain(switch: Switch, device: Device, now: float) -> None:
-    # As many as fit into the queue; others are the turn of the next round.
+    # A bounded number, so that no device keeps the others waiting.
     for _ in range(64):
         try:
             switch.take(now, device, os.read(device.file, PACKET_BYTES))

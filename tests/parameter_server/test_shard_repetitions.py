@@ -178,7 +178,7 @@ def test_the_worker_is_asked_before_it_sees_that_its_update_was_applied(
     # Given a worker whose first update was applied, so that models are kept from now on
     repeated.push("eve")
 
-    # When the second one is taken, and the server dies before it publishes it
+    # When the second one is taken
     seen = []
     publish = repeated.shard._publisher.publish
 
@@ -189,7 +189,7 @@ def test_the_worker_is_asked_before_it_sees_that_its_update_was_applied(
     repeated.shard._publisher.publish = stop  # type: ignore[method-assign]
     header = repeated.push("eve")
 
-    # Then it was asked before
+    # Then it was asked before that is published
     assert [each.update for each in seen if each is not None] == [header.update]
 
 

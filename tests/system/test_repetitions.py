@@ -25,7 +25,7 @@ SAMPLES, EPOCHS = 800, 12
 #: Seconds of a local step: on any computer, a machine repeats about one interval per second.
 PAUSE = 0.1
 OWN = "own"
-#: What makes PyTorch and its libraries compute without the vector instructions of new processors.
+#: Settings that keep PyTorch and its libraries from using recent vector instructions.
 OLD_PROCESSOR = {
     "ATEN_CPU_CAPABILITY": "default",
     "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
