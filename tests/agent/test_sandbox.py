@@ -16,6 +16,7 @@ import psutil
 import pytest
 from rich.console import Console
 from support.harness import Process
+from support.processes import read_each
 from support.sandboxes import FILES, working_sandbox
 
 from vcasgd.agent.display import Display
@@ -150,8 +151,8 @@ print(json.dumps([os.nice(0), score, len(os.sched_getaffinity(0)), *limits]))
 
 
 def _sleepers(agent: psutil.Process) -> int:
-    found = agent.children(recursive=True)
-    return len([each for each in found if each.name().startswith("python")])
+    names = read_each(agent.children(recursive=True), psutil.Process.name)
+    return len([name for name in names if name.startswith("python")])
 
 
 class TestNetwork:

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.api_harness import Api
+from support.processes import read_each
 from support.waiting import PATIENCE, await_truth
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -49,9 +50,8 @@ def exporting(
 
 def processes(job: str) -> list[psutil.Process]:
     """Return the processes that export a job."""
-    children = psutil.Process().children()
-    lines = [(each, each.cmdline()) for each in children if each.status() != "zombie"]
-    return [each for each, line in lines if "track" in line and job in " ".join(line)]
+    lines = read_each(psutil.Process().children(), lambda child: (child, child.cmdline()))
+    return [child for child, line in lines if "track" in line and job in " ".join(line)]
 
 
 def steps(folder: Path) -> list[int]:

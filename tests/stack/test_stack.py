@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.processes import read_each
 
 from vcasgd.cluster import Command
 from vcasgd.errors import PortInUse, StackError, StoreUnsupported
@@ -254,7 +255,9 @@ def test_foreground_stack_can_be_stopped_before_it_is_ready(stack: StackHarness)
 def test_killed_head_takes_its_helpers_along_and_restarts(stack: StackHarness) -> None:
     stack.up(("ledger", "head"))
     head = psutil.Process(stack.part("head").pid)
-    stack.eventually(lambda: {"gcs_server", "raylet"} <= {p.name() for p in _below(head)})
+    stack.eventually(
+        lambda: {"gcs_server", "raylet"} <= set(read_each(_below(head), psutil.Process.name))
+    )
     helpers = _below(head)
 
     stack.kill("head")
@@ -337,7 +340,7 @@ def test_secrets_stay_in_private_files(stack: StackHarness) -> None:
 
     for path in (home.token_file, home.secrets_file):
         assert path.stat().st_mode & 0o777 == 0o600
-    shown = [" ".join(process.cmdline()) for process in stack.processes()]
+    shown = [" ".join(line) for line in read_each(stack.processes(), psutil.Process.cmdline)]
     shown += [path.read_text() for path in (*home.logs.iterdir(), stack.home / "stack.json")]
     assert not any(secret in text for secret in secrets for text in shown)
 
@@ -347,7 +350,9 @@ def test_parts_do_not_inherit_the_lock(stack: StackHarness) -> None:
     state = stack.up()
     lock = stack.home / "stack.lock"
     assert is_locked(lock)
-    holders = {process.pid for process in stack.processes() if _holds(process, lock)}
+    opened = read_each(stack.processes(), lambda each: (each.pid, each.open_files()))
+    path = str(lock.resolve())
+    holders = {pid for pid, files in opened if path in [file.path for file in files]}
     assert state.supervisor.pid in holders
     assert not holders & {part.pid for part in state.parts.values()}
 
@@ -459,8 +464,3 @@ def _program(folder: Path, text: str) -> str:
     path.write_text(text)
     path.chmod(0o755)
     return str(path)
-
-
-def _holds(process: psutil.Process, path: Path) -> bool:
-    links = Path(f"/proc/{process.pid}/fd").iterdir()
-    return any(link.exists() and link.samefile(path) for link in links)
