@@ -6,12 +6,15 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import psutil
 
-#: Seconds of an endless stream that are read.
+from support.waiting import PATIENCE
+
+#: Seconds without a part of a body after which it is taken for an endless stream.
 STREAM_SECONDS = 0.5
 
 
@@ -56,7 +59,7 @@ def answers(url: str, token: str, values: dict[str, str]) -> Iterator[tuple[str,
     Routes with other parameters in their path are left out.
     """
     headers = {"Authorization": f"Bearer {token}"}
-    with httpx.Client(base_url=url, headers=headers, timeout=10, trust_env=False) as http:
+    with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE, trust_env=False) as http:
         document = http.get("/api/v1/openapi.json").raise_for_status().json()
         for path, route in document["paths"].items():
             names = re.findall(r"\{(\w+)\}", path)
@@ -66,10 +69,9 @@ def answers(url: str, token: str, values: dict[str, str]) -> Iterator[tuple[str,
 
 def _read(http: httpx.Client, path: str) -> tuple[int, bytes]:
     body = b""
-    try:
-        with http.stream("GET", path, timeout=STREAM_SECONDS) as answer:
-            for part in answer.iter_raw():
-                body += part
-    except httpx.ReadTimeout:
-        pass  # An endless stream.
+    with http.stream("GET", path) as answer, suppress(httpx.ReadTimeout):
+        # Its first byte may take long on a busy machine, but an endless stream is cut.
+        answer.request.extensions["timeout"]["read"] = STREAM_SECONDS
+        for part in answer.iter_raw():
+            body += part
     return answer.status_code, body
