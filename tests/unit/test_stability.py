@@ -31,7 +31,9 @@ def job(rule: str, workers: int, *, codec: str = "float32", push_every: int = 1)
     )
 
 
-def ratios(rule: str, workers: int, codec: str = "float32") -> list[float]:
+def ratios(
+    rule: str, workers: int, codec: str = "float32", push_every: int | None = None
+) -> list[float]:
     """Return the measured final losses, as multiples of those of one process."""
     rows: list[Row] = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     plain = {row["task"]: row["loss"] for row in rows if row["rule"] == "plain"}
@@ -39,6 +41,7 @@ def ratios(rule: str, workers: int, codec: str = "float32") -> list[float]:
         math.inf if row["loss"] is None else row["loss"] / plain[row["task"]]
         for row in rows
         if (row["rule"], row["codec"], row["workers"]) == (rule, codec, workers)
+        and push_every in (None, row["push_every"])
     ]
 
 
@@ -62,11 +65,12 @@ def test_a_warning_names_the_field_and_the_remedy() -> None:
 
 @pytest.mark.parametrize("codec", ["bfloat16", "int8", "int4", "int2", "ternary", "topk", "rows"])
 def test_encodings_that_exceed_the_limit_have_a_warning(codec: str) -> None:
-    exceeds = max(ratios("rounds", 8, codec)) > LIMIT
-    found = unstable_settings(job("rounds", 8, codec=codec, push_every=64))
-
-    assert [each.field for each in found] == ["push_every"] * exceeds
-    assert unstable_settings(job("rounds", 8, codec=codec, push_every=16)) == []
+    exceeds = False
+    for steps in (1, 4, 16, 64):
+        exceeds = exceeds or max(ratios("rounds", 8, codec, steps)) > LIMIT
+        found = unstable_settings(job("rounds", 8, codec=codec, push_every=steps))
+        assert [each.field for each in found] == ["push_every"] * exceeds, steps
+    assert max(ratios("rounds", 4, codec)) <= LIMIT
     assert unstable_settings(job("rounds", 4, codec=codec, push_every=64)) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from vcasgd.spec.job import JobSpec
@@ -16,14 +17,16 @@ LOSSES: dict[str, tuple[float, float]] = {
     "sma": (1.14, 2.35),
     "async-local-sgd": (1.12, 18.15),
     "downpour": (1.12, 3.10),
-    "delayed-nesterov": (1.25, 6.74),
+    "delayed-nesterov": (1.28, 10.04),
     "fedbuff": (3.95, 5.36),
     "dc-asgd": (1.12, 33.68),
 }
 #: Ratio of the losses above which settings count as unstable.
 LIMIT = 1.1
-#: Encodings with larger ratios under the default rule, from this many workers and local steps on.
-COARSE, COARSE_WORKERS, COARSE_STEPS = ("int2", "ternary"), 8, 64
+#: Local steps from which on encodings have larger ratios under the default rule, with
+#: ``COARSE_WORKERS`` or more.
+COARSE_STEPS = {"int2": 64, "ternary": 64, "topk": 16}
+COARSE_WORKERS = 8
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,8 @@ def unstable_settings(spec: JobSpec) -> list[SettingWarning]:
         remedy = "leave it out to train as on one machine; docs/learning.md has the measurements"
         return [SettingWarning("update.rule", message, remedy)]
     steps, codec = spec.push_every, spec.update.codec
-    long = isinstance(steps, int) and steps >= COARSE_STEPS
-    if codec in COARSE and long and spec.workers.max >= COARSE_WORKERS:
+    long = isinstance(steps, int) and steps >= COARSE_STEPS.get(codec, math.inf)
+    if long and spec.workers.max >= COARSE_WORKERS:
         message = f"a loss more than {LIMIT:g} times that of one process was measured with {codec}"
         return [SettingWarning("push_every", message, "shorten it, or use int4")]
     return []
