@@ -1,4 +1,4 @@
-"""Adam's second moments of a worker with a part of the batch, against those of the whole batch."""
+"""Moments of a worker with a part of the batch, against those of the whole batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from vcasgd.learning import local_moments
-from vcasgd.learning.local_moments import LocalMoments
+from vcasgd.learning.local_moments import FIRST_MOMENTS, LocalMoments
 
 SIZE, WORKERS = 500, 4
 
@@ -32,7 +32,7 @@ class Training:
         self.optimizer = OPTIMIZERS[name]([self.parameter])
         self.moments = None if share is None else LocalMoments(self.optimizer)
         if self.moments is not None and share is not None:
-            self.moments.share = share
+            self.moments.follow(share)
         torch.manual_seed(0)
 
     def run(self, steps: int, signal: float, noise: float) -> None:
@@ -106,7 +106,7 @@ def test_they_change_gradually_when_others_join_and_leave(name: str) -> None:
 
     for share in (0.5, 1.0):
         before = worker.second.mean()
-        worker.moments.share = share
+        worker.moments.follow(share)
         worker.run(5, 1.0, 1.0)
 
         assert float(worker.second.mean()) == pytest.approx(float(before), rel=0.1)
@@ -125,3 +125,46 @@ def test_large_parameters_are_corrected_in_pieces(
 
     assert torch.equal(pieces.second, whole.second)
     assert torch.equal(pieces.parameter, whole.parameter)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_first_moments_of_all_workers_stay_as_they_are_when_shares_change(name: str) -> None:
+    workers = [Training(name, share=share) for share in (0.5, 0.25, 0.25)]
+    for worker in workers:
+        worker.run(20, 1.0, 2.0)
+    before = sum_of_firsts(workers)
+
+    for worker, share in zip(workers, (0.2, 0.3, 0.5), strict=True):
+        assert worker.moments is not None
+        worker.moments.follow(share)
+
+    torch.testing.assert_close(sum_of_firsts(workers), before)
+
+
+def test_a_worker_that_goes_on_alone_follows_its_past_no_further_than_before() -> None:
+    """Its gradients were a quarter of each step; without new ones, the rest of the way is that."""
+    worker, alone = (Training("sgd", share=1 / WORKERS) for _ in range(2))
+    assert alone.moments is not None
+    ways = []
+    for each, share in ((worker, 1 / WORKERS), (alone, 1.0)):
+        torch.manual_seed(1)
+        each.run(20, 0.0, 1.0)
+        assert each.moments is not None
+        each.moments.follow(share)
+        start = each.parameter.detach().clone()
+        each.run(50, 0.0, 0.0)
+        ways.append(share * (each.parameter.detach() - start))
+
+    assert float(ways[0].norm()) > 0.1
+    torch.testing.assert_close(ways[1], ways[0])
+
+
+def sum_of_firsts(workers: list[Training]) -> Tensor:
+    """Return the sum of the workers' first moments, weighted by their shares."""
+    total = torch.zeros(SIZE)
+    for worker in workers:
+        assert worker.moments is not None
+        state = worker.optimizer.state[worker.parameter]
+        first = next(state[each] for each in FIRST_MOMENTS if each in state)
+        total += worker.moments.share * first
+    return total

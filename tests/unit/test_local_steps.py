@@ -136,7 +136,7 @@ def test_overflow_skips_the_step(fused: bool) -> None:
     task.scale, task.clip_norm = 5e4, 1.0
     model = task.model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
-    LocalMoments(optimizer).share = 0.5
+    LocalMoments(optimizer).follow(0.5)
     precision = StepPrecision(task, "cpu")
     before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     interval = train_on(task, model, optimizer, precision=precision)

@@ -14,6 +14,8 @@ from torch.optim import SGD
 import vcasgd
 from vcasgd.learning.repetition import update_difference
 from vcasgd.store.tensors.repetitions import FRESH
+from vcasgd.store.tensors.snapshot import RoundFacts
+from vcasgd.worker.interval import Base
 from vcasgd.worker.repetition.repeater import (
     IntervalFacts,
     RepeatingLearner,
@@ -59,6 +61,32 @@ def test_a_repetition_is_the_same_to_the_last_bit(name: str, rule: str) -> None:
         assert after.difference(repeating.state()) == 0.0
         assert repeating.state().digest == after.digest
         volunteer.move(trained)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_a_repetition_follows_a_changed_share_of_the_batch(name: str) -> None:
+    volunteer, own = (Machine(Noisy(OPTIMIZERS[name]), subtask=n) for n in range(2))
+    own.interval()
+    _, trained, last, _ = volunteer.interval()
+    volunteer.move(trained)
+    member = volunteer.learner.member
+    assert member is not None
+    share = member.share
+    member.measure(step_seconds=0.01)
+    # When others have left, so that this one's part of the batch grows
+    facts_of_round = RoundFacts(workers=3, batch=0.7 * member.batch / share)
+    member.follow(Base(*volunteer.base, version=1, round=facts_of_round))
+    assert member.share > share, "its part has grown"
+    base = volunteer.base
+    before, trained, after, facts = volunteer.interval()
+    assert before.digest == last.digest
+
+    repeating = RepeatingLearner.beside(own.learner)
+    again = repeating.repeat(facts, base, sent(before, repeating.format))
+
+    parameters = volunteer.learner.layout.parameters
+    assert update_difference(trained.update, again.update, base[0], parameters) < 1e-6
+    assert after.difference(repeating.state()) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])

@@ -1,6 +1,13 @@
-"""Second moments of a worker's Adam, as they would be with the job's whole batch.
+"""Moments of a worker's optimizer, as they would be with the job's whole batch.
 
-A worker trains with a part of the batch, so its gradients are noisier. Averaging the models of a
+**First moments.** The mean of the workers' copies moves by the mean of their first moments, weighted
+by their shares of the batch. So a gradient counts by the share that its worker has *now*. A worker
+that goes on alone would suddenly follow its own few samples four times as far as four workers
+together would have, for about ten steps. Therefore the first moments are divided by the factor by
+which a share changes: then each gradient keeps the weight that it had in its own step, and the sum
+over all workers stays as it is.
+
+**Second moments.** A worker trains with a part of the batch, so its gradients are noisier. Averaging the models of a
 round removes the noise from the model, but Adam divides by ``√v``, the root mean square of the
 worker's own gradients, of which their noise is a part: ``v = μ² + σ²/b`` for a batch of b samples.
 Its first moments are a mean of about ``1/r`` gradients, so the mean of their squares is
@@ -25,6 +32,9 @@ from torch.optim import Optimizer
 #: any vector instruction, so that each number is computed as in one piece.
 PIECE = 1 << 22
 
+#: Names of first moments in the states of optimizers.
+FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
+
 
 @dataclass
 class _Moments:
@@ -35,16 +45,28 @@ class _Moments:
 
 
 class LocalMoments:
-    """Corrects the second moments of Adam and AdamW; other optimizers stay as they are.
+    """Corrects the first moments of PyTorch's optimizers, and the second ones of Adam and AdamW.
 
-    It needs two more vectors of the size of the parameters.
+    The latter need two more vectors of the size of the parameters.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
         #: The local batch as a share of the job's, in (0, 1]. With 1, Adam isn't changed.
         self.share = 1.0
         self._moments: dict[Tensor, _Moments] = {}
         optimizer.register_step_pre_hook(self._before_step)
+
+    @torch.no_grad()
+    def follow(self, share: float) -> None:
+        """Adapt to the share of the next steps."""
+        factor, self.share = self.share / share, share
+        if factor == 1:
+            return
+        for state in self._optimizer.state.values():
+            for name in FIRST_MOMENTS:
+                if isinstance(first := state.get(name), Tensor):
+                    first.mul_(factor)
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:

@@ -129,7 +129,7 @@ class Member:
     def begin(self) -> None:
         """Start an interval: from now on, the optimizer's state is that of the whole batch."""
         if self._moments is not None:
-            self._moments.share = self.share
+            self._moments.follow(self.share)
 
     def interval_stop(self, position: int, size: int) -> int:
         """Return where the next interval ends in a subtask of ``size`` samples.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from vcasgd.learning.local_moments import LocalMoments, _Moments
+from vcasgd.learning.local_moments import FIRST_MOMENTS, LocalMoments, _Moments
 from vcasgd.store.tensors.bf16_split import bytes_of
 from vcasgd.store.tensors.repetitions import FRESH
 
@@ -135,7 +135,11 @@ class StateFormat:
 
 @dataclass(frozen=True)
 class LearnerState:
-    """State of a learner: ``data``, uint8 [n] on the CPU, in the format of its job."""
+    """State of a learner: ``data``, uint8 [n] on the CPU, in the format of its job.
+
+    With local moments, the first moments are those of a share of 1, because the next interval may
+    have another share.
+    """
 
     format: StateFormat
     flags: bytes
@@ -158,6 +162,8 @@ class LearnerState:
             else:
                 source = known[parameter][name]
             each.values.copy_(source)
+            if moments is not None and name in FIRST_MOMENTS:
+                each.values.mul_(moments.share)
         return state
 
     def load(self, optimizer: Optimizer, moments: LocalMoments | None) -> None:
