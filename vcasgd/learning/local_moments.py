@@ -1,17 +1,18 @@
 """Moments of a worker's optimizer, as they would be with the job's whole batch.
 
-**First moments.** The mean of the workers' copies moves by the mean of their first moments, weighted
-by their shares of the batch. So a gradient counts by the share that its worker has *now*. A worker
-that goes on alone would suddenly follow its own few samples four times as far as four workers
-together would have, for about ten steps. Therefore the first moments are divided by the factor by
-which a share changes: then each gradient keeps the weight that it had in its own step, and the sum
-over all workers stays as it is.
+**First moments.** The mean of the workers' copies moves by the mean of their first moments,
+weighted by their shares of the batch. So a gradient counts by the share that its worker has *now*.
+A worker that is left alone would suddenly follow its own few samples four times as far as four
+workers together would have, for about ten steps. Therefore the first moments are divided by the
+factor by which a share changes: then each gradient keeps the weight that it had in its own step,
+and the sum over all workers stays as it is.
 
-**Second moments.** A worker trains with a part of the batch, so its gradients are noisier. Averaging the models of a
-round removes the noise from the model, but Adam divides by ``√v``, the root mean square of the
-worker's own gradients, of which their noise is a part: ``v = μ² + σ²/b`` for a batch of b samples.
-Its first moments are a mean of about ``1/r`` gradients, so the mean of their squares is
-``q = μ² + r·σ²/b`` with ``r = (1 - β₁)/(1 + β₁)``. From both follows v for the job's batch B,
+**Second moments.** A worker trains with a part of the batch, so its gradients are noisier.
+Averaging the models of a round removes the noise from the model, but Adam divides by ``√v``, the
+root mean square of the worker's own gradients, of which their noise is a part: ``v = μ² + σ²/b``
+for a batch of b samples. Its first moments are a mean of about ``1/r`` gradients, so the mean of
+their squares is ``q = μ² + r·σ²/b`` with ``r = (1 - β₁)/(1 + β₁)``. From both follows v for the
+job's batch B,
 
     v_B = μ² + σ²/B = v - (1 - b/B)·(v - q)/(1 - r),
 
