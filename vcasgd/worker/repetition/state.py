@@ -167,7 +167,7 @@ class LearnerState:
         return state
 
     def load(self, optimizer: Optimizer, moments: LocalMoments | None) -> None:
-        """Give the state to a new optimizer and its local moments."""
+        """Give the state to a new optimizer and its local moments, whose share is still 1."""
         parameters = _parameters(optimizer)
         groups = {each: group for group in optimizer.param_groups for each in group["params"]}
         loaded: dict[tuple[int, str], Tensor] = {}
