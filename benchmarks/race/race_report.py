@@ -59,8 +59,8 @@ exchanges, faults, and recovery. Medians of the runs, with their number if it is
 
 ## Seconds to an accuracy of {target}
 
-The accuracy of snapshots, every 2 s, on the test images. A run that didn't get there counts as
-infinite.
+The accuracy on the test images of snapshots, one after each exchange and at most two per second. A
+run that didn't get there counts as infinite.
 
 {times}
 

@@ -24,7 +24,7 @@ from pace import Pace
 from transformer import PacedSteps
 
 #: Seconds between two snapshots of the model, which are judged after the run.
-SNAPSHOT_SECONDS = 2.0
+SNAPSHOT_SECONDS = 0.5
 #: Models. Only that of the first one learns something that can be judged.
 CNN, TRANSFORMER = "cnn", "transformer"
 
