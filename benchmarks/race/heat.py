@@ -26,7 +26,7 @@ from faults import COLUMNS, NOTICE_SECONDS, Action, Event, schedule
 from judge import judge
 from links import Links
 from outcomes import Heat, Row, Seen, Workload, figures, make_row
-from pace import SLOW_FILE
+from pace import BEGAN_FILE, SLOW_FILE
 from vcasgd.bench.goodput import Observations
 
 #: Seconds until all machines have contributed.
@@ -87,6 +87,8 @@ def run_heat(heat: Heat, workload: Workload, data: Path, isolated: bool) -> Row:
                 seen.carried_bytes = seen.others = None
         finally:
             cluster.close()
+        if (folder / BEGAN_FILE).exists():
+            seen.began = float((folder / BEGAN_FILE).read_text())
         if workload.model == CNN:
             _log("judges the snapshots")
             seen.accuracies = judge(folder / "snapshots", data, seen.window[1])

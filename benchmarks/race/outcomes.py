@@ -73,6 +73,8 @@ class Seen:
 
     observations: Observations
     window: tuple[float, float]
+    #: When the first machine began to train; None if that isn't known exactly.
+    began: float | None = None
     accuracies: list[tuple[float, float]] = field(default_factory=list)
     faults: int = 0
     missed: int = 0
@@ -80,6 +82,14 @@ class Seen:
     #: Processor seconds of programs that don't belong to the run, per processor.
     others: float | None = None
     repeated: int | None = None
+
+    @property
+    def began_at(self) -> float:
+        """When the first machine began to train, as far as that is known."""
+        if self.began is not None:
+            return self.began
+        steps = (life.trained for life in self.observations.machines.values())
+        return min((at for at in steps if at is not None), default=self.window[0])
 
 
 def figures(seen: Seen, workload: Workload) -> Row:
@@ -103,7 +113,7 @@ def figures(seen: Seen, workload: Workload) -> Row:
         "share_with_boot": _share(
             samples, pace, watched.machine_seconds(since, until, booting=True)
         ),
-        "target_s": seconds_to_target(seen.accuracies, since),
+        "target_s": seconds_to_target(seen.accuracies, seen.began_at),
         "accuracy": round(seen.accuracies[-1][1], 4) if seen.accuracies else None,
         "faults": seen.faults,
         "missed": seen.missed,

@@ -29,8 +29,8 @@ PAGE = """\
 MNIST, and [exchange the updates of a transformer](#a-transformer). Each machine computes
 {cnn.batch} samples in {cnn.pace_ms:g} ms, because a step waits until then, and exchanges updates
 every {cnn.sync_every} steps, or, with data parallelism, in every step. All contenders have the same
-model, initial parameters, data, local optimizer, pace, and faults. The clock starts when all
-machines have contributed to the model, and a run is measured for {cnn.seconds:g} s. A machine
+model, initial parameters, data, local optimizer, pace, and faults. Samples and faults count from
+the moment when all machines have contributed to the model, for {cnn.seconds:g} s. A machine
 that is lost is replaced at once, and one with a notice at its notice; its start takes the time that
 the contender's own programs take. The contenders take turns.
 
@@ -59,8 +59,8 @@ exchanges, faults, and recovery. Medians of the runs, with their number if it is
 
 ## Seconds to an accuracy of {target}
 
-The accuracy on the test images of snapshots, one after each exchange and at most two per second. A
-run that didn't get there counts as infinite.
+From the moment when the first machine began to train. The accuracy on the test images of snapshots,
+one after each exchange and at most two per second. A run that didn't get there counts as infinite.
 
 {times}
 

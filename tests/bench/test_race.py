@@ -106,6 +106,7 @@ def seen_with_a_loss(race: Any, **more: Any) -> Any:
 
 def test_figures_of_a_run(race: Any) -> None:
     accuracies = [(101.0, 0.9), (109.0, 0.986), (120.0, 0.984)]
+    # The target counts since the first step of the first machine, at 95.
     seen = seen_with_a_loss(race, accuracies=accuracies, faults=1, carried_bytes=1000, others=5.0)
 
     row = race.outcomes.figures(seen, race.outcomes.Workload(batch=1, pace_ms=100.0))
@@ -115,7 +116,7 @@ def test_figures_of_a_run(race: Any) -> None:
     # 20 + 10 + 5 machine-seconds since the first steps, and 4 to boot
     assert row["share"] == pytest.approx(300 / 350, abs=1e-4)
     assert row["share_with_boot"] == pytest.approx(300 / 390, abs=1e-4)
-    assert (row["target_s"], row["accuracy"]) == (9.0, 0.984)
+    assert (row["target_s"], row["accuracy"]) == (14.0, 0.984)
     assert (row["replaced_s"], row["longest_pause_s"]) == ([6.0], 1.0)
     assert (row["faults"], row["bytes_per_s"], row["others"]) == (1, 50, 0.25)
     assert row["curve"][-1] == [20.0, 300]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SLOW_FACTOR = 4.0
 #: File in a run's folder with the name of the machine that is slower.
 SLOW_FILE = "slow"
+#: File in a run's folder with the Unix time at which the first machine began to train.
+BEGAN_FILE = "began"
 
 
 class Pace:
@@ -20,6 +22,7 @@ class Pace:
 
     def __init__(self, seconds: float, folder: Path, machine: str) -> None:
         self._seconds, self._slow, self._machine = seconds, folder / SLOW_FILE, machine
+        self._began: Path | None = folder / BEGAN_FILE
 
     @contextmanager
     def step(self, samples: int) -> Iterator[None]:
@@ -30,8 +33,17 @@ class Pace:
 
     def rest(self, start: float, samples: int) -> None:
         """Sleep for the rest of a step that began at ``start`` of the monotonic clock."""
+        self._begin(time.time() - (time.monotonic() - start))
         end = start + samples * self._seconds * self._factor()
         time.sleep(max(0.0, end - time.monotonic()))
+
+    def _begin(self, at: float) -> None:
+        """Write the time of this machine's first step, unless another one was first."""
+        if self._began is not None:
+            # A worker in a sandbox may not write.
+            with suppress(OSError), self._began.open("x") as file:
+                file.write(str(at))
+            self._began = None
 
     def _factor(self) -> float:
         try:

@@ -36,6 +36,8 @@ ENVIRONMENT = {
 #: Any ports, because all nodes are on one computer.
 PORTS = ("--min-worker-port", "0", "--max-worker-port", "0", "--object-store-memory", "100000000")
 RESIZE_SECONDS = 2.0
+#: Longest time that the first driver waits for all nodes, so that training begins on all of them.
+NODES_SECONDS = 120.0
 #: Line of ``ray start`` when the node runs.
 STARTED = "Ray runtime started"
 
@@ -59,6 +61,11 @@ def run_head(options: WorkerOptions) -> None:
     from ray.train.torch import TorchTrainer
 
     ray.init(address=options.coordinator)
+    storage, deadline = options.folder / "storage", time.monotonic() + NODES_SECONDS
+    while not storage.exists() and time.monotonic() < deadline:
+        if ray.cluster_resources().get("CPU", 0) >= options.workers:
+            break
+        time.sleep(0.1)
     TorchTrainer(
         train,
         train_loop_config={"arguments": sys.argv[1:]},
@@ -68,7 +75,7 @@ def run_head(options: WorkerOptions) -> None:
         ),
         run_config=RunConfig(
             name="race",
-            storage_path=str(options.folder / "storage"),
+            storage_path=str(storage),
             failure_config=FailureConfig(max_failures=-1, controller_failure_limit=-1),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
         ),
