@@ -7,120 +7,27 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from support.processes import read_each
+from support.stacks import FOREGROUND, OLD_SERVER, REDIS, Eventually, StackHarness, program
 
-from vcasgd.cluster import Command
 from vcasgd.errors import PortInUse, StackError, StoreUnsupported
 from vcasgd.fleet.providers.local.instance import is_locked
 from vcasgd.settings import Settings
 from vcasgd.stack import (
     ForegroundStack,
-    PartState,
     StackHome,
     StackPhase,
     StackState,
-    down,
     is_running,
     up,
 )
-from vcasgd.stack.child import FIRST_PAUSE_SECONDS, HEALTHY_SECONDS, LONGEST_PAUSE_SECONDS, Child
 from vcasgd.stack.home import LOG_BYTES
-from vcasgd.stack.parts import StackPart
-from vcasgd.store.connection import RedisClient, connect
-
-Eventually = Callable[..., object]
-
-#: Parts that start within a second and suffice for most tests.
-REDIS = ("ledger", "tensors")
-
-#: Program that claims to be Redis 6; vcasgd/store/connection.py sends the queries.
-OLD_SERVER = """\
-#!{python}
-import re, socketserver, sys
-
-class Redis6(socketserver.StreamRequestHandler):
-    def handle(self):
-        while count := self.rfile.readline():
-            words = [self.word() for _ in range(int(count[1:]))]
-            body = b"redis_version:6.2.14\\r\\n"
-            info = b"$%d\\r\\n%s\\r\\n" % (len(body), body)
-            self.wfile.write(info if words[0].upper() == b"INFO" else b"+OK\\r\\n")
-
-    def word(self):
-        size = int(self.rfile.readline()[1:])
-        return self.rfile.read(size + 2)[:size]
-
-port = int(re.search(r"^port (\\d+)$", open(sys.argv[1]).read(), re.M)[1])
-socketserver.ThreadingTCPServer.allow_reuse_address = True
-socketserver.ThreadingTCPServer(("127.0.0.1", port), Redis6).serve_forever()
-"""
-
-#: Starts a foreground stack, reports it, and waits to be killed.
-FOREGROUND = """
-import sys
-from pathlib import Path
-from vcasgd.settings import Settings
-from vcasgd.stack import ForegroundStack
-stack = ForegroundStack(Settings(home=Path(sys.argv[1]), api_port=0), ("ledger", "tensors"))
-stack.await_ready()
-print("up", flush=True)
-sys.stdin.read()
-"""
-
-
-class StackHarness:
-    """Home of a stack, with helpers for tests."""
-
-    def __init__(self, home: Path, eventually: Eventually) -> None:
-        self.home = home
-        self.eventually = eventually
-
-    def settings(self, **options: object) -> Settings:
-        return Settings.model_validate({"home": self.home, "api_port": 0, **options})
-
-    def up(self, names: tuple[str, ...] = REDIS, **options: object) -> StackState:
-        return up(self.settings(**options), names=names)
-
-    def down(self) -> bool:
-        return down(self.settings())
-
-    def state(self) -> StackState:
-        return StackState.read(self.home)
-
-    def part(self, name: str) -> PartState:
-        return self.state().parts[name]
-
-    def kill(self, name: str) -> PartState:
-        """Kill a part with SIGKILL, and return its state after the restart."""
-        before = self.part(name)
-        os.kill(before.pid, signal.SIGKILL)
-        self.eventually(lambda: self.part(name).restarts > before.restarts)
-        self.eventually(lambda: self.part(name).ready)
-        return self.part(name)
-
-    def processes(self) -> list[psutil.Process]:
-        """Return all processes that have this home in their arguments or environment."""
-        processes = []
-        for process in psutil.process_iter():
-            try:
-                words = [*process.cmdline(), *process.environ().values()]
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-            if process.pid != os.getpid() and any(str(self.home) in word for word in words):
-                processes.append(process)
-        return processes
-
-    def await_end(self) -> None:
-        self.eventually(lambda: not self.processes() and not is_running(self.home))
-
-    def ledger(self) -> RedisClient:
-        password = StackHome(self.home).ensure_password("ledger")
-        return connect(f"redis://:{password}@127.0.0.1:{self.state().ports['ledger']}/0")
+from vcasgd.store.connection import connect
 
 
 @pytest.fixture
@@ -289,14 +196,14 @@ def test_down_cleans_up_after_all_were_killed_at_once(stack: StackHarness) -> No
 def test_part_that_dies_at_start_is_an_error_with_its_log(
     stack: StackHarness, tmp_path: Path
 ) -> None:
-    server = _program(tmp_path, "#!/bin/sh\necho out of luck >&2\nexit 1\n")
+    server = program(tmp_path, "#!/bin/sh\necho out of luck >&2\nexit 1\n")
     with pytest.raises(StackError, match=r"(?s)ledger died.*out of luck"):
         stack.up(redis_server=server)
     stack.await_end()
 
 
 def test_unsupported_server_is_refused(stack: StackHarness, tmp_path: Path) -> None:
-    server = _program(tmp_path, OLD_SERVER.format(python=sys.executable))
+    server = program(tmp_path, OLD_SERVER)
     with pytest.raises(StoreUnsupported, match=r"server is version 6\.2\.14") as caught:
         stack.up(redis_server=server)
     assert "Redis 7" in str(caught.value)
@@ -388,61 +295,6 @@ def test_large_log_is_rotated_at_the_next_start(stack: StackHarness) -> None:
     assert (home.logs / "ledger.log.1").stat().st_size == LOG_BYTES + 1
 
 
-class Restarts:
-    """Part that a test kills, under a clock that the test sets."""
-
-    def __init__(self, home: StackHome) -> None:
-        self.now = 0.0
-        command = Command(("sleep", "300"), {})
-        part = StackPart("part", lambda: command, ready=lambda _started: True)
-        self.child = Child(part, home, clock=lambda: self.now)
-
-    def bring_up(self) -> None:
-        self.child.update(may_start=True)
-        self.child.update(may_start=True)
-        assert self.child.state.ready
-
-    def pause(self) -> float:
-        """Kill the part, and return the seconds until its restart."""
-        pid = self.child.state.pid
-        os.kill(pid, signal.SIGKILL)
-        while self.child.state.pid == pid:
-            self.child.update(may_start=True)
-        died = self.now
-        while self.child.state.pid == 0:
-            self.now += 0.05
-            self.child.update(may_start=True)
-        self.child.update(may_start=True)
-        return self.now - died
-
-
-@pytest.fixture
-def restarts(tmp_path: Path) -> Iterator[Restarts]:
-    home = StackHome(tmp_path)
-    home.create()
-    restarts = Restarts(home)
-    yield restarts
-    restarts.child.stop(0.0)
-
-
-def test_restart_pauses_grow_to_a_limit_and_reset_after_health(restarts: Restarts) -> None:
-    restarts.bring_up()
-    pauses = [restarts.pause() for _ in range(8)]
-    assert pauses[0] == pytest.approx(FIRST_PAUSE_SECONDS, abs=0.06)
-    assert pauses[1] == pytest.approx(2 * FIRST_PAUSE_SECONDS, abs=0.06)
-    assert pauses[-1] == pytest.approx(LONGEST_PAUSE_SECONDS, abs=0.06)
-
-    restarts.now += HEALTHY_SECONDS + 1
-
-    assert restarts.pause() == pytest.approx(FIRST_PAUSE_SECONDS, abs=0.06)
-    assert restarts.child.state.restarts == 9
-
-
-def test_part_waits_for_its_dependencies(restarts: Restarts) -> None:
-    assert not restarts.child.update(may_start=False)
-    assert restarts.child.state == PartState()
-
-
 def test_unwritable_home_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StackError, match="VCASGD_HOME") as caught:
@@ -457,10 +309,3 @@ def test_state_before_the_first_start_is_an_error(tmp_path: Path) -> None:
 
 def _below(process: psutil.Process) -> list[psutil.Process]:
     return process.children(recursive=True)
-
-
-def _program(folder: Path, text: str) -> str:
-    path = folder / "program"
-    path.write_text(text)
-    path.chmod(0o755)
-    return str(path)

@@ -1,0 +1,112 @@
+"""Stacks of real processes in a home of their own, and programs that stand in for parts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from vcasgd.settings import Settings
+from vcasgd.stack import PartState, StackHome, StackState, down, is_running, up
+from vcasgd.store.connection import RedisClient, connect
+
+Eventually = Callable[..., object]
+
+#: Parts that start within a second and suffice for most tests.
+REDIS = ("ledger", "tensors")
+
+#: Program that claims to be Redis 6; vcasgd/store/connection.py sends the queries.
+OLD_SERVER = f"""\
+#!{sys.executable}
+import re, socketserver, sys
+
+class Redis6(socketserver.StreamRequestHandler):
+    def handle(self):
+        while count := self.rfile.readline():
+            words = [self.word() for _ in range(int(count[1:]))]
+            body = b"redis_version:6.2.14\\r\\n"
+            info = b"$%d\\r\\n%s\\r\\n" % (len(body), body)
+            self.wfile.write(info if words[0].upper() == b"INFO" else b"+OK\\r\\n")
+
+    def word(self):
+        size = int(self.rfile.readline()[1:])
+        return self.rfile.read(size + 2)[:size]
+
+port = int(re.search(r"^port (\\d+)$", open(sys.argv[1]).read(), re.M)[1])
+socketserver.ThreadingTCPServer.allow_reuse_address = True
+socketserver.ThreadingTCPServer(("127.0.0.1", port), Redis6).serve_forever()
+"""
+
+#: Starts a foreground stack, reports it, and waits to be killed.
+FOREGROUND = """
+import sys
+from pathlib import Path
+from vcasgd.settings import Settings
+from vcasgd.stack import ForegroundStack
+stack = ForegroundStack(Settings(home=Path(sys.argv[1]), api_port=0), ("ledger", "tensors"))
+stack.await_ready()
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+class StackHarness:
+    """Home of a stack, with helpers for tests."""
+
+    def __init__(self, home: Path, eventually: Eventually) -> None:
+        self.home = home
+        self.eventually = eventually
+
+    def settings(self, **options: object) -> Settings:
+        return Settings.model_validate({"home": self.home, "api_port": 0, **options})
+
+    def up(self, names: tuple[str, ...] = REDIS, **options: object) -> StackState:
+        return up(self.settings(**options), names=names)
+
+    def down(self) -> bool:
+        return down(self.settings())
+
+    def state(self) -> StackState:
+        return StackState.read(self.home)
+
+    def part(self, name: str) -> PartState:
+        return self.state().parts[name]
+
+    def kill(self, name: str) -> PartState:
+        """Kill a part with SIGKILL, and return its state after the restart."""
+        before = self.part(name)
+        os.kill(before.pid, signal.SIGKILL)
+        self.eventually(lambda: self.part(name).restarts > before.restarts)
+        self.eventually(lambda: self.part(name).ready)
+        return self.part(name)
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all processes that have this home in their arguments or environment."""
+        processes = []
+        for process in psutil.process_iter():
+            try:
+                words = [*process.cmdline(), *process.environ().values()]
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            if process.pid != os.getpid() and any(str(self.home) in word for word in words):
+                processes.append(process)
+        return processes
+
+    def await_end(self) -> None:
+        self.eventually(lambda: not self.processes() and not is_running(self.home))
+
+    def ledger(self) -> RedisClient:
+        password = StackHome(self.home).ensure_password("ledger")
+        return connect(f"redis://:{password}@127.0.0.1:{self.state().ports['ledger']}/0")
+
+
+def program(folder: Path, text: str) -> str:
+    """Write an executable script, and return its path."""
+    path = folder / "program"
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
