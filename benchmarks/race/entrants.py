@@ -10,6 +10,7 @@ from faults import Action
 HERE = Path(__file__).resolve().parent
 WORKERS = HERE / "workers"
 OURS = "ours"
+COUNTED = "samples of the updates in the published snapshot"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Entrant:
     machines: int | None = None
     trainers: int | None = None
     has_coordinator: bool = True
+    #: vcasgd only: its workers choose the length of their rounds, as they do by default.
+    chooses_rounds: bool = False
     #: Faults that mean nothing to it, with the reason.
     pointless: tuple[tuple[Action, str], ...] = ()
 
@@ -36,7 +39,8 @@ class Entrant:
 ENTRANTS = {
     entrant.name: entrant
     for entrant in (
-        Entrant(OURS, "vcasgd", "samples of the updates in the published snapshot"),
+        Entrant(OURS, "vcasgd", COUNTED),
+        Entrant("ours-default", "vcasgd, rounds as by default", COUNTED, chooses_rounds=True),
         Entrant(
             "torchft-localsgd",
             "torchft LocalSGD",

@@ -63,8 +63,8 @@ def make_cluster(
     from ours_joined import JoinedCluster
 
     if links is not None:
-        return JoinedCluster(workload, folder, data, links)
-    return OurCluster(workload, folder, data, COLUMNS[heat.column].at_once)
+        return JoinedCluster(workload, folder, data, entrant, links)
+    return OurCluster(workload, folder, data, entrant, COLUMNS[heat.column].at_once)
 
 
 def run_heat(heat: Heat, workload: Workload, data: Path, isolated: bool) -> Row:

@@ -12,6 +12,7 @@ import torch
 
 from cnn import make_model
 from common import CNN, SNAPSHOT_SECONDS
+from entrants import Entrant
 from outcomes import Workload
 from vcasgd.bench.goodput import Observations
 from vcasgd.bench.goodput_run import Fleet, MachineObserver
@@ -39,8 +40,16 @@ EPOCHS = 1000
 class OurCluster:
     """A stack with one job; the same interface as :class:`cluster.PeerCluster`."""
 
-    def __init__(self, workload: Workload, folder: Path, data: Path, column_at_once: int) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        folder: Path,
+        data: Path,
+        entrant: Entrant,
+        column_at_once: int,
+    ) -> None:
         self._workload, self._folder, self._data = workload, folder, data
+        self._rounds = {} if entrant.chooses_rounds else {"push_every": workload.sync_every}
         # A machine with a notice and its replacement exist at the same time.
         self._capacity = workload.workers + column_at_once + 1
         self._resources = ExitStack()
@@ -110,7 +119,7 @@ class OurCluster:
                     "pace": 1 / workload.pace,
                 },
                 "epochs": EPOCHS,
-                "push_every": workload.sync_every,
+                **self._rounds,
                 "workers": {"min": 1, "max": workload.workers},
                 **self._update(),
             }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common import CNN
+from entrants import Entrant
 from links import Links, Place
 from ours import OurCluster
 from outcomes import Workload
@@ -31,8 +32,10 @@ CODEC = "int4"
 class JoinedCluster(OurCluster):
     """A stack on the fast side of the links, with machines that join it by ``vcasgd join``."""
 
-    def __init__(self, workload: Workload, folder: Path, data: Path, links: Links) -> None:
-        super().__init__(workload, folder, data, 0)
+    def __init__(
+        self, workload: Workload, folder: Path, data: Path, entrant: Entrant, links: Links
+    ) -> None:
+        super().__init__(workload, folder, data, entrant, 0)
         self._links = links
 
     def _choose_settings(self) -> Settings:

@@ -35,10 +35,12 @@ that is lost is replaced at once, and one with a notice at its notice; its start
 the contender's own programs take. The contenders take turns.
 
 vcasgd runs with `push_every: 20` and the batches of all machines as its batch; everything else is a
-default. Short trials came before this choice: the default `push_every`, and a batch of one machine,
-gave fewer samples per second. Except for torchft's timeouts, the peers had no such trials. Their
-settings are in `benchmarks/race/workers` and are meant to recover quickly; those of torchrun, Ray
-Train, hivemind, and DiLoCo are the first ones that worked, and others may be better.
+default. A second row has the default `push_every`, with which rounds are about as long as an
+exchange: they cost samples per second, and each sample teaches more. Short trials came before: a
+batch of one machine gave fewer samples per second. Except for torchft's timeouts, the peers had no
+such trials. Their settings are in `benchmarks/race/workers` and are meant to recover quickly; those
+of torchrun, Ray Train, hivemind, and DiLoCo are the first ones that worked, and others may be
+better.
 
 {machine}
 
@@ -234,7 +236,7 @@ def peers_ahead(rows: Sequence[Row]) -> Iterator[str]:
         ours = group_of(rows, OURS, column.name)
         for name, entrant in ENTRANTS.items():
             theirs = group_of(rows, name, column.name)
-            if name == OURS or not finished(ours) or not finished(theirs):
+            if not entrant.script or not finished(ours) or not finished(theirs):
                 continue
             yield from _advantages(entrant, column, ours, theirs)
 
