@@ -63,6 +63,8 @@ exchanges, faults, and recovery. Medians of the runs, with their number if it is
 
 From the moment when the first machine began to train. The accuracy on the test images of snapshots,
 one after each exchange and at most two per second. A run that didn't get there counts as infinite.
+The time varies by several seconds from run to run, so single runs don't separate contenders that are
+close.
 
 {times}
 
