@@ -35,8 +35,8 @@ that is lost is replaced at once, and one with a notice at its notice; its start
 the contender's own programs take. The contenders take turns.
 
 vcasgd runs with `push_every: 20` and the batches of all machines as its batch; everything else is a
-default. A second row has the default `push_every`, with which rounds are about as long as an
-exchange: they cost samples per second, and each sample teaches more. Short trials came before: a
+default. A second row also has the default `push_every`, so rounds are about as long as an exchange:
+they cost samples per second, and each sample teaches more. Short trials came before: a
 batch of one machine gave fewer samples per second. Except for torchft's timeouts, the peers had no
 such trials. Their settings are in `benchmarks/race/workers` and are meant to recover quickly; those
 of torchrun, Ray Train, hivemind, and DiLoCo are the first ones that worked, and others may be
@@ -63,8 +63,8 @@ exchanges, faults, and recovery. Medians of the runs, with their number if it is
 
 From the moment when the first machine began to train. The accuracy on the test images of snapshots,
 one after each exchange and at most two per second. A run that didn't get there counts as infinite.
-The time varies by several seconds from run to run, so single runs don't separate contenders that are
-close.
+The time varies by several seconds from run to run, so single runs don't separate contenders that
+are close.
 
 {times}
 
