@@ -38,6 +38,11 @@ def publish(pair: ShardPair, *servers: Shard) -> None:
     pair.group.settle()
 
 
+def has_newest_base(pair: ShardPair) -> bool:
+    pair.group.refresh(again=True)
+    return torch.equal(pair.group.base, pair.published())
+
+
 def all_fetched(pair: ShardPair, shards: list[int]) -> bool:
     return all(pair.group[shard].has_fetched for shard in shards)
 
@@ -60,8 +65,8 @@ def test_a_worker_has_as_many_vectors_as_unapplied_updates(
             for _ in group.wait_for_room(every):
                 for server in servers:
                     server.turn()
-            group.refresh(again=True)
-            assert torch.equal(group.base, pair.published())
+            # On a busy machine, a node may answer late, and then keeps its part of the base.
+            eventually(partial(has_newest_base, pair))
             # Sometimes one node, sometimes all.
             applied = [shard for shard in every if start % (3 + shard)]
             meanwhile = [shard for shard in applied if group[shard].updates.unapplied]

@@ -270,11 +270,12 @@ class WorkerActuator:
         taken = [each for each in actions if each.name in new and each.successor]
         requests = self._jobs.requests_of({job_of(name) for name in new})
         self._jobs.drain_all((job_of(name), name) for name in new)
+        # One deadline for all, so that one call ends all machines whose workers miss it.
+        self._draining |= dict.fromkeys(new, steady_time() + drain_seconds(self._settings))
         for name, reason in new.items():
             job = job_of(name)
             with bound(job=job, worker=name, request=requests[job]):
                 log.info("stop %s: %s", name, reason)
-            self._draining[name] = steady_time() + drain_seconds(self._settings)
         self.successors |= {each.name: each.successor for each in taken if each.successor}
         self._jobs.add_events([event for each in taken for event in preemption_events(each)])
 
@@ -283,12 +284,13 @@ class WorkerActuator:
 
         ``draining``: all that were asked to leave; an earlier controller may have asked some.
         """
-        alive, deadline = self._ray.alive, steady_time() + drain_seconds(self._settings)
+        alive, now = self._ray.alive, steady_time()
+        deadline = now + drain_seconds(self._settings)
         self._draining = dict.fromkeys(draining, deadline) | self._draining
         self._draining = {name: at for name, at in self._draining.items() if name in alive}
         self.successors = {name: job for name, job in self.successors.items() if name in alive}
         for name, deadline in self._draining.items():
-            if steady_time() > deadline:
+            if now > deadline:
                 log.warning("%s did not leave in time", name)
                 self._ray.cluster.stop_worker(name)
 
