@@ -86,7 +86,7 @@ class Agents:
     def start(self, place: Place) -> None:
         """Start one in a place of its own."""
         log = self._folder / f"{len(self._agents)}.log"
-        # Its job reads the data, and writes nothing that isn't in its own folder.
+        # Its job reads the data and writes when it began, both outside of its own folder.
         argv = [sys.executable, "-m", "vcasgd.cli", "join", self._url, "--sandbox", "off"]
         environment = {**os.environ, "VCASGD_TOKEN": self._token, "OMP_NUM_THREADS": "1"}
         with log.open("wb") as output:

@@ -73,7 +73,7 @@ class Seen:
 
     observations: Observations
     window: tuple[float, float]
-    #: When the first machine began to train; None if that isn't known exactly.
+    #: When the first machine began to train; None if none has.
     began: float | None = None
     accuracies: list[tuple[float, float]] = field(default_factory=list)
     faults: int = 0
@@ -82,14 +82,6 @@ class Seen:
     #: Processor seconds of programs that don't belong to the run, per processor.
     others: float | None = None
     repeated: int | None = None
-
-    @property
-    def began_at(self) -> float:
-        """When the first machine began to train, as far as that is known."""
-        if self.began is not None:
-            return self.began
-        steps = (life.trained for life in self.observations.machines.values())
-        return min((at for at in steps if at is not None), default=self.window[0])
 
 
 def figures(seen: Seen, workload: Workload) -> Row:
@@ -113,7 +105,7 @@ def figures(seen: Seen, workload: Workload) -> Row:
         "share_with_boot": _share(
             samples, pace, watched.machine_seconds(since, until, booting=True)
         ),
-        "target_s": seconds_to_target(seen.accuracies, seen.began_at),
+        "target_s": seconds_to_target(seen.accuracies, since if seen.began is None else seen.began),
         "accuracy": round(seen.accuracies[-1][1], 4) if seen.accuracies else None,
         "faults": seen.faults,
         "missed": seen.missed,

@@ -45,6 +45,8 @@ better.
 {machine}
 
 {noise}
+Killed processes of a contender may count as other programs, which is likely where only Ray Train's
+runs with losses show many.
 
 With slow links, each machine is a network of its own, and a program carries the packets between
 them: {mbit:g} Mbit/s in each direction for a machine, and {delay_ms:g} ms from any machine or the
@@ -55,7 +57,8 @@ stack by `vcasgd join`, over one TLS connection each.
 
 Samples that came into the model per second, and in parentheses as a share of what the machines
 compute at their pace, from their first step to their end. What is missing to 1 is the cost of
-exchanges, faults, and recovery. Medians of the runs, with their number if it isn't {runs}.
+exchanges, faults, and recovery. Medians of the runs, with their number if it isn't {runs}. A
+negative rate means that the model started over, because all machines that had it were lost.
 
 {throughput}
 

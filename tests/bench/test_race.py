@@ -106,8 +106,9 @@ def seen_with_a_loss(race: Any, **more: Any) -> Any:
 
 def test_figures_of_a_run(race: Any) -> None:
     accuracies = [(101.0, 0.9), (109.0, 0.986), (120.0, 0.984)]
-    # The target counts since the first step of the first machine, at 95.
-    seen = seen_with_a_loss(race, accuracies=accuracies, faults=1, carried_bytes=1000, others=5.0)
+    seen = seen_with_a_loss(
+        race, began=95.0, accuracies=accuracies, faults=1, carried_bytes=1000, others=5.0
+    )
 
     row = race.outcomes.figures(seen, race.outcomes.Workload(batch=1, pace_ms=100.0))
 
