@@ -21,6 +21,7 @@ from vcasgd.store.embedded.server import ServerFiles
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.worker_beats import WorkerBeats
 from vcasgd.task.package import digest_of, pack
 
 #: Parts of a stack that exchange updates.
@@ -74,7 +75,8 @@ def _train_job(
         for nth in range(workers)
     ]
     leadership = Leadership(Control(ledger), settings)
-    loop = JobLoop(settings, ledger, [connect(settings.secret("tensors_url"))], leadership)
+    nodes = [connect(settings.secret("tensors_url"))]
+    loop = JobLoop(settings, ledger, nodes, leadership, WorkerBeats(ledger))
     try:
         wait_until(
             lambda: jobs.worker_count(job) == workers and jobs.get(job).facts is not None,
