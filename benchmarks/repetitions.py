@@ -37,7 +37,7 @@ from vcasgd.learning.repetition import (
 )
 from vcasgd.parameter_server.repetitions import ONE_IN
 from vcasgd.spec.job import JobSpec
-from vcasgd.store.tensors.updates import Header
+from vcasgd.store.tensors.header import Header
 from vcasgd.task.task import Task
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.repetition.repeater import IntervalFacts, RepeatingLearner, state_of

@@ -29,7 +29,7 @@ from vcasgd.bench.simulation import Conditions, Simulation
 from vcasgd.fleet.presence import always
 from vcasgd.learning.screening import Measure, Screening, Sketcher
 from vcasgd.spec.job import JobSpec
-from vcasgd.store.tensors.updates import Header
+from vcasgd.store.tensors.header import Header
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
 

@@ -31,9 +31,10 @@ from vcasgd.store.keys import LedgerKeys, TensorKeys
 from vcasgd.store.ledger.job import JobState, ModelFacts
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import Meta, Record
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import Header, UpdateSender, checksum
+from vcasgd.store.tensors.updates import UpdateSender, checksum
 
 #: Samples of a subtask, and floats of the model.
 SAMPLES, FLOATS = 2, 1024

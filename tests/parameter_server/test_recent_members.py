@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vcasgd.parameter_server.recent_members import MOST_MISSED, RecentMembers
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import RoundFacts
-from vcasgd.store.tensors.updates import Header
 
 
 def header(batch: float, step_seconds: float = 0.0, exchange_seconds: float = 0.0) -> Header:

@@ -13,8 +13,8 @@ from support.world import World
 
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.store.ledger.leases import Lease
+from vcasgd.store.tensors.header import LONGEST_HEADER
 from vcasgd.store.tensors.snapshot import encode_integers
-from vcasgd.store.tensors.updates import LONGEST_HEADER
 
 MakeWorld = Callable[..., World]
 

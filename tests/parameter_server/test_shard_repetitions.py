@@ -13,6 +13,7 @@ from vcasgd.parameter_server import repetitions as module
 from vcasgd.parameter_server import shard as shard_module
 from vcasgd.parameter_server.repetitions import MOST_LATER, MOST_TRIES
 from vcasgd.store.ledger.owners import Owners
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.repetitions import (
     FRESH,
     LONGEST_ANSWER,
@@ -20,7 +21,6 @@ from vcasgd.store.tensors.repetitions import (
     RepetitionRequest,
     RepetitionResult,
 )
-from vcasgd.store.tensors.updates import Header
 
 MakeWorld = Callable[..., World]
 SAMPLES = 200

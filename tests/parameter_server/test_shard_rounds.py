@@ -11,8 +11,8 @@ from support.world import World
 
 from vcasgd.parameter_server.round_members import GRACE_INTERVALS
 from vcasgd.parameter_server.shard import Shard
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import RoundFacts
-from vcasgd.store.tensors.updates import Header
 
 MakeWorld = Callable[..., World]
 ROUNDS = {"rule": "rounds"}

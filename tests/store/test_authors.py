@@ -15,7 +15,8 @@ from vcasgd.store.acl import worker_key
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobState
-from vcasgd.store.tensors.updates import UNSIGNED, Header, UpdateSender
+from vcasgd.store.tensors.header import UNSIGNED, Header
+from vcasgd.store.tensors.updates import UpdateSender
 
 SECRET = "only the platform knows"
 

@@ -27,8 +27,9 @@ from vcasgd.parameter_server.reports import INNOCENT
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
-from vcasgd.store.tensors.updates import Header, checksum
+from vcasgd.store.tensors.updates import checksum
 
 MakeWorld = Callable[..., World]
 #: of the examples below; with up to 24 entries each on each of two servers

@@ -7,7 +7,7 @@ from typing import Any
 from support.world import World
 from vcasgd.learning.shards import Cut
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.tensors.updates import Header
+from vcasgd.store.tensors.header import Header
 from vcasgd.worker.pending_updates import Settled
 from vcasgd.worker.shard_client import ShardClient
 

@@ -20,9 +20,10 @@ from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.leases import Lease
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import Meta, Record
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import Header, checksum
+from vcasgd.store.tensors.updates import checksum
 from vcasgd.worker.pending_updates import MAX_UNAPPLIED
 from vcasgd.worker.shard_group import ShardGroup
 

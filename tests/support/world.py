@@ -37,9 +37,10 @@ from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Accounts, Lease, Leases, Wait
 from vcasgd.store.ledger.leases import WorkKind as Work
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import Meta, Record, encode_integers
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import Header, PushResult, UpdateReader, UpdateSender, checksum
+from vcasgd.store.tensors.updates import PushResult, UpdateReader, UpdateSender, checksum
 
 COUNTING = {"rule": "async-local-sgd", "eta": 1.0}
 #: Samples in a local step of the task.

@@ -15,7 +15,8 @@ from support.training import BATCH, Training
 from vcasgd.store.keys import LedgerKeys, TensorKeys
 from vcasgd.store.ledger.lost_workers import LostWorkers
 from vcasgd.store.tensors.bf16_split import bytes_of
-from vcasgd.store.tensors.updates import Header, checksum
+from vcasgd.store.tensors.header import Header
+from vcasgd.store.tensors.updates import checksum
 
 Eventually = Callable[..., Any]
 #: Long enough for a notice to be seen, and some steps.

@@ -26,7 +26,8 @@ from vcasgd.store.acl import (
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.leases import Leases
-from vcasgd.store.tensors.updates import Header, checksum
+from vcasgd.store.tensors.header import Header
+from vcasgd.store.tensors.updates import checksum
 
 SECRET = "only the platform knows"
 Eventually = Callable[..., Any]

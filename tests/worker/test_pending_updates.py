@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vcasgd.store.tensors.updates import Header, UpdateStatus
+from vcasgd.store.tensors.header import Header
+from vcasgd.store.tensors.updates import UpdateStatus
 from vcasgd.worker.pending_updates import DELAYS_KEPT, PendingUpdate, PendingUpdates, PushState
 
 SUBTASK, EPOCH, SIZE = 3, 0, 10

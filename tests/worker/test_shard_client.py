@@ -14,7 +14,7 @@ from support.world import World
 
 from vcasgd.errors import SnapshotMissing
 from vcasgd.store.connection import connect
-from vcasgd.store.tensors.updates import Header
+from vcasgd.store.tensors.header import Header
 from vcasgd.worker import push_queue as module
 from vcasgd.worker.shard_client import ShardClient
 

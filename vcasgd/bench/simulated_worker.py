@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass
 
 from vcasgd.fleet.presence import Life
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import encode_integers
-from vcasgd.store.tensors.updates import Header
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.pending_updates import MAX_UNAPPLIED

@@ -31,9 +31,9 @@ from vcasgd.learning.rules import make_rule
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.parameter_server.round_members import RoundMembers
 from vcasgd.spec.job import JobSpec
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.published_steps import path
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
-from vcasgd.store.tensors.updates import Header
 from vcasgd.task.task import Task
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner

@@ -22,6 +22,7 @@ from vcasgd.learning.vector import LARGEST_VALUE
 from vcasgd.parameter_server.recent_members import RecentMembers
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import MOST_STALENESS, ModelFacts
+from vcasgd.store.tensors.header import UNSIGNED, Header
 from vcasgd.store.tensors.published_steps import extended
 from vcasgd.store.tensors.snapshot import (
     MOST_CONTRIBUTORS,
@@ -32,7 +33,6 @@ from vcasgd.store.tensors.snapshot import (
     UpdateTotals,
     new_meta,
 )
-from vcasgd.store.tensors.updates import UNSIGNED, Header
 
 #: Updates in one publication; bounds how long a reader waits for a version.
 MOST_UPDATES = 32

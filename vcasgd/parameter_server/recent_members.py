@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import RoundFacts
-from vcasgd.store.tensors.updates import Header
 
 #: Rounds that a worker can miss in a row and still count. A late one is in the next round again,
 #: and in the meantime, the others must not take over its part of the batch.

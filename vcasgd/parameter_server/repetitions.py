@@ -20,6 +20,7 @@ from vcasgd.learning.repetition import DIFFERENT, DIFFERENT_STATE, RepetitionJud
 from vcasgd.parameter_server.model_state import ModelState
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.store.ledger.untrusted import Invalid
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.repetitions import (
     FRESH,
     WRONG_STATE,
@@ -29,7 +30,6 @@ from vcasgd.store.tensors.repetitions import (
     RepetitionTask,
     StateSizes,
 )
-from vcasgd.store.tensors.updates import Header
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Accounts
 from vcasgd.store.ledger.owners import Owners, Suspect
+from vcasgd.store.tensors.header import UNSIGNED, Header
 from vcasgd.store.tensors.snapshot import UpdateTotals
-from vcasgd.store.tensors.updates import UNSIGNED, Header
 
 log = logging.getLogger(__name__)
 

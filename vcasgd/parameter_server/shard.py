@@ -31,11 +31,12 @@ from vcasgd.store.ledger.job import Failure, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.owners import Owners
 from vcasgd.store.ledger.tuning import Tuned, Tunings
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.push_slots import PushSlots
 from vcasgd.store.tensors.repetitions import RepetitionExchange
 from vcasgd.store.tensors.snapshot import SnapshotView
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import Arrivals, Header, StreamEntry, UpdateReader
+from vcasgd.store.tensors.updates import Arrivals, StreamEntry, UpdateReader
 
 #: Seconds between two updates of the number of push slots.
 SLOTS_SECONDS = 1.0

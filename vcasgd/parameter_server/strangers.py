@@ -18,8 +18,8 @@ from vcasgd.parameter_server.repetitions import Repetitions
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE, Reports
 from vcasgd.store.ledger.joined_machines import PREFIX
 from vcasgd.store.ledger.owners import Owners, Suspect
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.repetitions import RepetitionExchange
-from vcasgd.store.tensors.updates import Header
 
 #: Reason of the rejection of an update that differs too much from those of others.
 SCREENED = "screened"

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import takewhile
 
-from vcasgd.store.tensors.updates import Header, Payload, UpdateStatus
+from vcasgd.store.tensors.header import Header
+from vcasgd.store.tensors.updates import Payload, UpdateStatus
 
 #: Most unapplied updates of a shard. With a third one, a worker would train further and further
 #: away from a model that it hasn't fetched.

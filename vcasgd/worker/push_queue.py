@@ -15,7 +15,8 @@ from vcasgd.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from vcasgd.store.tensors.updates import NO_COMMIT, Header, Payload, UpdateSender, UpdateStatus
+from vcasgd.store.tensors.header import Header
+from vcasgd.store.tensors.updates import NO_COMMIT, Payload, UpdateSender, UpdateStatus
 from vcasgd.worker.pending_updates import PendingUpdate, PendingUpdates, Settled
 
 log = logging.getLogger(__name__)

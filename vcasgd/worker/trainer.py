@@ -24,8 +24,8 @@ from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.tuning import Tunings
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import encode_integers
-from vcasgd.store.tensors.updates import Header
 from vcasgd.worker.departure import Departure
 from vcasgd.worker.heartbeat import WorkerStatus
 from vcasgd.worker.held_leases import HeldLeases, WorkInterrupted

@@ -35,9 +35,10 @@ from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Lease, Leases, WorkKind
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import Meta, Record
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import Header, UpdateSender, checksum
+from vcasgd.store.tensors.updates import UpdateSender, checksum
 from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.untrusted import Content, Invalid, Text, parse
 from vcasgd.store.tensors.bf16_split import bytes_of, chunk_count, chunks_of
-from vcasgd.store.tensors.updates import LONGEST_HEADER, Header
+from vcasgd.store.tensors.header import LONGEST_HEADER, Header
 
 #: Digest of the state of a new learner: no parameter has any.
 FRESH = "0" * 64

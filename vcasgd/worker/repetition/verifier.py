@@ -18,6 +18,7 @@ from vcasgd.learning.repetition import update_difference
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.untrusted import Invalid
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.repetitions import (
     LARGEST_DIFFERENCE,
     RepetitionExchange,
@@ -26,7 +27,6 @@ from vcasgd.store.tensors.repetitions import (
     StateName,
 )
 from vcasgd.store.tensors.snapshot import encode_integers
-from vcasgd.store.tensors.updates import Header
 from vcasgd.worker.interval import Trained
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.repetition.duty import RepetitionDuty

@@ -1,0 +1,125 @@
+"""Headers of updates: nothing that arrives is trusted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from vcasgd.errors import InvalidUpdate
+from vcasgd.store.tensors.header import LONGEST_HEADER, Header
+
+VALID: dict[str, Any] = {
+    "format": 1, "update": "u1", "worker": "w", "subtask": 0, "start": 0, "stop": 1, "base": 0,
+    "token": 1, "codec": "float32", "size": 4, "checksum": 0, "layout": "x",
+}  # fmt: skip
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+def parsed(text: bytes) -> Header | None:
+    try:
+        return Header.parse(text)
+    except InvalidUpdate as error:
+        return None if error.reason == "header" else pytest.fail(f"reason {error.reason}")
+
+
+def test_a_valid_one() -> None:
+    header = Header.parse(json.dumps(VALID).encode())
+
+    assert header.update == "u1"
+    assert Header.parse(header.model_dump_json().encode()) == header
+
+
+@given(st.binary(max_size=300))
+@example(b"")
+@example(b"null")
+@example(b"[" * 100_000)
+@example(b'{"a":' * 10_000)
+@example(b"\xff\xfe")
+@example(b'{"subtask": ' + b"9" * 5000 + b"}")
+def test_garbage_is_invalid_and_nothing_else(text: bytes) -> None:
+    assert parsed(text) is None
+
+
+@given(st.sampled_from(sorted(VALID)), anything)
+def test_a_wrong_field_never_gets_through(field: str, value: Any) -> None:
+    header = parsed(json.dumps({**VALID, field: value}).encode())
+
+    if header is not None:
+        assert type(getattr(header, field)) is type(VALID[field])
+        assert getattr(header, field) == value
+
+
+@given(st.text(), anything)
+def test_unknown_fields_are_refused(field: str, value: Any) -> None:
+    if field not in Header.model_fields:
+        assert parsed(json.dumps({**VALID, field: value}).encode()) is None
+
+
+@pytest.mark.parametrize("field", sorted(VALID.keys() - {"format"}))
+def test_every_field_is_needed(field: str) -> None:
+    value = {key: each for key, each in VALID.items() if key != field}
+
+    assert parsed(json.dumps(value).encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("format", 2),
+        ("update", ""),
+        ("update", "a:b"),  # would name a key of something else
+        ("update", "a}b"),
+        ("update", "a\n"),
+        ("update", "ü"),
+        ("update", "x" * 151),
+        ("worker", "a b"),
+        ("subtask", -1),
+        ("subtask", 2**53),
+        ("subtask", 1.0),
+        ("subtask", "1"),
+        ("subtask", True),
+        ("stop", None),
+        ("integers", "x" * LONGEST_HEADER),
+        ("loss_sum", "NaN"),
+        ("loss_sum", 1e300),
+        ("loss_sum", -1e300),
+    ],
+)
+def test_out_of_bounds(field: str, value: Any) -> None:
+    assert parsed(json.dumps({**VALID, field: value}).encode()) is None
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_loss_that_is_no_number(number: str) -> None:
+    text = json.dumps({**VALID, "loss_sum": 0.5}).replace("0.5", number)
+
+    assert parsed(text.encode()) is None
+
+
+def test_a_long_one_is_not_even_parsed() -> None:
+    text = json.dumps(VALID).encode() + b" " * LONGEST_HEADER
+
+    with pytest.raises(InvalidUpdate, match="too long"):
+        Header.parse(text)
+
+
+def test_a_worker_can_not_build_a_wrong_one_either() -> None:
+    with pytest.raises(ValidationError):
+        Header(**{**VALID, "subtask": -1})
+
+
+def test_it_can_not_be_changed() -> None:
+    header = Header(**VALID)
+
+    with pytest.raises(ValidationError):
+        header.subtask = 5

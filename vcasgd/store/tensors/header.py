@@ -1,0 +1,118 @@
+"""Header of an update: what a worker claims about it, parsed strictly."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vcasgd.errors import InvalidUpdate
+from vcasgd.store.keys import TensorKeys
+
+#: Bytes of a header; a longer one is not parsed.
+LONGEST_HEADER = 1 << 20
+#: Characters of a field's name in an error message.
+LONGEST_NAME = 64
+#: Reason of the rejection of a header without a valid signature of its worker.
+UNSIGNED = "signature"
+
+_Count = Annotated[int, Field(ge=0, lt=2**53)]
+_Digest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+
+
+class Header(BaseModel):
+    """Description of an update for one shard.
+
+    ``start`` and ``stop`` are samples of the subtask, and ``base`` is the version of this shard
+    that the update was trained from; ``rollbacks`` is the lowest :attr:`Meta.rollbacks` of all
+    shards' parts of that model. ``size`` and ``checksum``
+    (:func:`~vcasgd.store.tensors.updates.checksum`) describe the encoded part of the vector that
+    belongs to the shard; a missing checksum is computed while the payload is sent. ``integers`` is
+    base64 of int64, or empty if unchanged since the base; only shard 0 has them. ``batch`` is the
+    worker's local batch in samples, a mean that needn't be whole, ``step_seconds`` the duration of
+    its local steps, and ``exchange_seconds`` the least time between two of its last intervals; 0 if
+    unknown.
+
+    ``planned`` is where the interval was to stop, at ``stop`` or after it. ``state_before`` and
+    ``state_after`` are digests of the learner's state before and after the interval
+    (:mod:`vcasgd.worker.repetition`), by which a volunteer's worker commits to them; otherwise they
+    are empty. ``repeats`` is True if the worker can repeat intervals of others.
+    ``signature`` is the HMAC-SHA256 of the rest under its worker's key, or empty if workers have no
+    keys.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[1] = 1
+    update: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,150}$")
+    worker: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")
+    shard: _Count = 0
+    subtask: _Count
+    start: _Count
+    stop: _Count
+    base: _Count
+    rollbacks: _Count = 0
+    token: _Count
+    codec: str = Field(max_length=32)
+    size: _Count
+    checksum: int | None = Field(default=None, ge=0, lt=2**64)
+    layout: str = Field(max_length=64)
+    integers: str = Field(default="", max_length=LONGEST_HEADER // 2)
+    # Far beyond any real loss; sums of such values stay finite.
+    loss_sum: float = Field(default=0.0, ge=-1e200, le=1e200, allow_inf_nan=False)
+    batch: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
+    step_seconds: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
+    exchange_seconds: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
+    planned: _Count = 0
+    state_before: _Digest = ""
+    state_after: _Digest = ""
+    repeats: bool = False
+    signature: str = Field(default="", max_length=64)
+
+    @property
+    def interval_seconds(self) -> float:
+        """Seconds for which the worker trained the update."""
+        return self.step_seconds * (self.stop - self.start) / max(self.batch, 1.0)
+
+    def signed(self, key: str, keys: TensorKeys) -> Header:
+        """Return the header signed with its worker's key, for the shard of ``keys``."""
+        return self.model_copy(update={"signature": self._signature(key, keys)})
+
+    def check_signature(self, key: str, keys: TensorKeys) -> None:
+        """Check that the worker that the header names signed it for this shard.
+
+        Raises :class:`InvalidUpdate` (:data:`UNSIGNED`).
+        """
+        expected = self._signature(key, keys).encode()
+        # Only the worker itself may write payloads whose names start with its own.
+        if not (
+            hmac.compare_digest(self.signature.encode(), expected)
+            and self.update.startswith(f"{self.worker}.")
+        ):
+            raise InvalidUpdate(f"not signed by {self.worker}, which it names", reason=UNSIGNED)
+
+    def _signature(self, key: str, keys: TensorKeys) -> str:
+        text = keys.prefix + self.model_dump_json(exclude={"signature"})
+        return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+    @classmethod
+    def parse(cls, text: bytes) -> Header:
+        """Parse and validate a header. Raises :class:`InvalidUpdate` (``header``)."""
+        if len(text) > LONGEST_HEADER:
+            raise InvalidUpdate("the header is too long", reason="header")
+        try:
+            header = cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            # The sender chooses the names of unknown fields, and they appear in logs and events.
+            where = ".".join(str(part) for part in first["loc"])[:LONGEST_NAME]
+            raise InvalidUpdate(f"header: {where}: {first['msg']}", reason="header") from error
+        if header.checksum is None:
+            raise InvalidUpdate("header: checksum: Field required", reason="header")
+        # JSON does not define which of two equal fields counts. A valid header has no nested ones.
+        if len(json.loads(text, object_pairs_hook=list)) != len(header.model_fields_set):
+            raise InvalidUpdate("header: a field occurs twice", reason="header")
+        return header
