@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--workers", nargs="+", type=int, choices=(1, 2, 4, 8), default=[2, 4])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the data sets")
+    parser.add_argument("--to", type=Path, default=RESULTS, help="file that gets the line")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--machines", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rate", type=float, help=argparse.SUPPRESS)
@@ -63,7 +64,7 @@ def main() -> None:
         "cores": os.cpu_count(),
         "contenders": contenders,
     }
-    with RESULTS.open("a") as file:
+    with options.to.open("a") as file:
         file.write(json.dumps(row) + "\n")
     print("\n".join(table([row])))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -328,3 +330,20 @@ def test_divergence_of_the_plain_loop_is_a_result(modules: Any) -> None:
 
     assert training.divergence.startswith("the loss is")
     assert len(training.points) < 50
+
+
+# -- real processes ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_real_processes_are_measured(tmp_path: Path) -> None:
+    measured = tmp_path / "real.jsonl"
+    command = [sys.executable, FOLDER / "real.py", "--task", "svm", "--workers", "2"]
+
+    subprocess.run([*command, "--to", measured], check=True, timeout=600)
+
+    (row,) = [json.loads(line) for line in measured.read_text().splitlines()]
+    finals = {each["title"]: each["points"][-1]["metrics"] for each in row["contenders"]}
+    assert finals.keys() == {"one process", "2 workers", "data parallel, 2"}
+    assert all(final["accuracy"] > 0.9 for final in finals.values())
