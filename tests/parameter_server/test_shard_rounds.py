@@ -146,6 +146,45 @@ def test_an_open_round_is_published_if_the_tensors_server_comes_back_empty(world
     assert world.positions() == {0: 2, 1: 1}
 
 
+def test_a_second_update_of_a_worker_waits_for_the_next_round(world: World) -> None:
+    shard = first_round(world)
+    first = push(world, "a", 0, 1, 2, 4.0)
+    second = push(world, "a", 0, 2, 3, 6.0)
+    shard.turn()
+    assert (world.fate(first), world.fate(second)) == ("pending", "pending")
+    assert shard.position[1] != "0-0", "nothing new has to be read"
+    other = push(world, "b", 1, 1, 2, 8.0)
+
+    shard.turn()
+
+    assert [world.fate(each) for each in (first, other, second)] == [
+        "applied",
+        "applied",
+        "pending",
+    ]
+    assert world.vector()[0] == 6.0
+    push(world, "b", 1, 2, 3, 2.0)
+    shard.turn()
+    assert world.fate(second) == "applied"
+    assert world.vector()[0] == 6.0 + 4.0
+    assert world.positions() == {0: 3, 1: 3}
+
+
+def test_a_second_update_ends_no_round(world: World) -> None:
+    """A worker that pushes more often than others doesn't make them late."""
+    shard = first_round(world)
+    for start in (1, 2, 3):
+        push(world, "a", 0, start, start + 1, 4.0)
+        shard.turn()
+
+    assert shard.version == 2
+    shard.lose({"b"})
+    for version in (3, 4, 5):
+        shard.turn()
+        assert shard.version == version, "each is a round of its own"
+    assert world.vector()[0] == 3 * 4.0
+
+
 def test_a_late_update_counts_in_the_next_round(world: World) -> None:
     shard = first_round(world)
     push(world, "a", 0, 1, 2, 4.0, seconds=0.0)

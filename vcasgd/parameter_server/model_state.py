@@ -66,6 +66,8 @@ class Batch:
 
     applied: int = 0
     entries: list[str] = field(default_factory=list)
+    #: Last entry that was read for the batch: one of its own, or one that the next batch takes.
+    last_read: str = "0-0"
     #: Names of the updates in the entries with a valid header.
     dealt: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
@@ -188,6 +190,14 @@ class ModelState:
         # NaN fails any comparison, so this refuses it together with infinity.
         if not self._format(header).max_magnitude(chunk, at) <= LARGEST_VALUE:
             raise InvalidUpdate("the update is not finite, or far too large", reason="non-finite")
+
+    def belongs_to_next(self, header: Header) -> bool:
+        """Return True if an update must wait for the next round.
+
+        A worker that doesn't wait for its last update may push one more before the round ends. A
+        mean of both would move the model by half of their sum.
+        """
+        return self._config.rule.rounds and header.worker in self.batch.members
 
     def blend(
         self, entry: str, header: Header, keys: list[str], contributor: str | None = None

@@ -163,8 +163,7 @@ class Shard:
     def _cursor(self) -> str:
         # Entries of an open round stay in the stream until it is published. The next round starts
         # from the beginning, because after a failover, new entries can have older IDs.
-        entries = self._model.batch.entries if self._model else []
-        return entries[-1] if entries else "0-0"
+        return self._model.batch.last_read if self._model else "0-0"
 
     @property
     def awaits_first_snapshot(self) -> bool:
@@ -406,17 +405,20 @@ class Shard:
         for entry in arrivals.entries:
             if model.full:
                 break
-            self._take(model, entry)
-            processed += 1
+            processed += self._take(model, entry)
+            model.batch.last_read = entry.id
         return processed
 
-    def _take(self, model: ModelState, entry: StreamEntry) -> None:
+    def _take(self, model: ModelState, entry: StreamEntry) -> bool:
+        """Process an update; return False if it is left to the next round."""
         header: Header | None = None
         keys: list[str] = []
         size = self._config.payload_size
         try:
             header = Header.parse(entry.header)
             self._check_author(header)
+            if model.belongs_to_next(header):
+                return False
             keys = self._reader.payload_keys(header, size)
             model.check(header)
             at = 0
@@ -435,6 +437,7 @@ class Shard:
         else:
             self._reports.applied(header.worker)
             self._strangers.applied(header, measure, version)
+        return True
 
     def _check_author(self, header: Header) -> None:
         """Check the signature, if workers have keys. Raises :class:`InvalidUpdate`."""
