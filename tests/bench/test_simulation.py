@@ -129,6 +129,25 @@ def test_late_updates_cost_no_rounds(workers: int) -> None:
     assert outcome.points[-1].metrics["weight"] == pytest.approx(-steps, rel=0.05)
 
 
+def test_exchanges_that_are_shorter_than_a_step_cost_no_time() -> None:
+    def run(latency: float, **job: Any) -> Outcome:
+        conditions = {"latency": latency, "seconds_per_sample": 0.25}
+        return simulate(always(4), make_task=LargeBatches, conditions=conditions, update=ROUNDS,
+                        epochs=50, subtasks_per_epoch=4, **job)  # fmt: skip
+
+    # A step of a worker's part of the batch lasts one second.
+    waiting, overlapping = run(0.8), run(0.8, push_every=None)
+
+    assert overlapping.seconds < 0.65 * waiting.seconds
+    assert 3 < overlapping.staleness_mean < 5, "a base lacks the last round"
+    assert waiting.staleness_mean < 0.5
+    steps = 50 * SAMPLES // LargeBatches.batch_size
+    assert overlapping.points[-1].metrics["weight"] == pytest.approx(-steps, rel=0.05)
+    assert overlapping.points[-1].samples == 50 * SAMPLES
+    # An exchange that is longer than a step isn't hidden.
+    assert run(4.0, push_every=None).staleness_mean < 1
+
+
 def test_latency_delays_updates() -> None:
     prompt, late = (
         simulate(always(1), conditions={"latency": seconds, "spread": 0.0})

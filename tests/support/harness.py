@@ -419,7 +419,7 @@ class Harness:
         samples: int = 1000,
         epochs: int | None = None,
         subtasks: int | None = 10,
-        push_every: int | str = 4,
+        push_every: int | str | None = 4,
         step_seconds: float = 0.0,
         working_dir: Path = AUDIT_TASK,
         task: str = "audit:Audit",

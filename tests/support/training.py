@@ -31,7 +31,8 @@ class Training:
     """A job with ``samples`` per epoch in ``subtasks``, and a push after ``push_every`` steps.
 
     The job has ``epochs``, or ends after ``max_samples``. ``subtasks`` is None for the default.
-    Each step takes ``step_seconds`` until :meth:`release`.
+    With ``push_every`` None, the workers choose it. Each step takes ``step_seconds`` until
+    :meth:`release`.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Training:
         epochs: int = 2,
         max_samples: int | None = None,
         subtasks: int | None = 4,
-        push_every: int | str = 4,
+        push_every: int | str | None = 4,
         step_seconds: float = 0.05,
         task: str = "traced:Traced",
         **fields: Any,
@@ -55,7 +56,7 @@ class Training:
             samples, per_epoch, epochs, seed=0, total_samples=total, batch_size=BATCH
         )
         self.total = total
-        self.interval = samples if push_every == "subtask" else int(push_every) * BATCH
+        self.interval = samples if push_every == "subtask" else int(push_every or 1) * BATCH
         self._trace, self._hold = harness.home / "trace", harness.home / "hold"
         self._hold.touch()
         self.job = harness.submit_audit(

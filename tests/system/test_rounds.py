@@ -13,14 +13,19 @@ Eventually = Callable[..., Any]
 ROUNDS = {"rule": "rounds"}
 
 
-def start(harness: Harness, workers: int) -> tuple[Training, list[str]]:
-    training = Training(harness, samples=600, update=ROUNDS)
+def start(harness: Harness, workers: int, push_every: int | None = 4) -> tuple[Training, list[str]]:
+    training = Training(harness, samples=600, push_every=push_every, update=ROUNDS)
     return training, training.start(workers)
 
 
 def members(harness: Harness, job: str) -> int:
     """Return the number of workers in the last round."""
     return harness.snapshots(job).read().meta.round.workers
+
+
+def one_round_late(harness: Harness, job: str) -> int:
+    """Return the number of updates whose base lacked the round of two workers before them."""
+    return harness.snapshots(job).read().meta.totals.staleness.get("2", 0)
 
 
 def test_workers_train_from_the_same_version(harness: Harness, eventually: Eventually) -> None:
@@ -51,9 +56,14 @@ def test_exchanges_are_measured_if_a_subtask_is_one_interval(
 
 
 @pytest.mark.parametrize("killed", ["worker", "parameter-server"])
-def test_a_kill_loses_nothing(harness: Harness, eventually: Eventually, killed: str) -> None:
-    training, names = start(harness, 2)
+@pytest.mark.parametrize("push_every", [4, None], ids=["waiting", "overlapping"])
+def test_a_kill_loses_nothing(
+    harness: Harness, eventually: Eventually, killed: str, push_every: int | None
+) -> None:
+    training, names = start(harness, 2, push_every)
     eventually(lambda: members(harness, training.job) == 2)
+    if push_every is None:
+        eventually(lambda: one_round_late(harness, training.job) > 10)
 
     if killed == "worker":
         training.worker(names[0]).kill()

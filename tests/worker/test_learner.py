@@ -18,6 +18,7 @@ from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.shards import ShardRange
 from vcasgd.spec.job import JobSpec
+from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.learner import Learner
 
@@ -76,6 +77,56 @@ def test_differences_are_those_to_the_snapshot() -> None:
     learner = learner_of(update={"rule": "async-local-sgd"})
 
     assert interval(learner, 10.0).update.item() == -2
+
+
+#: Facts of a round whose exchanges are shorter than its steps.
+SHORT = RoundFacts(workers=2, batch=2, step_seconds=1.0, exchange_seconds=0.1)
+
+
+def test_an_interval_goes_on_from_an_update_that_its_base_lacks() -> None:
+    learner = learner_of(update={"rule": "rounds"})
+    assert learner.member is not None
+    part = ShardRange(0, 0, 1, 1)
+    update, starts = [], []
+    for lacks in ((), (part,), (part,), ()):
+        base = Base(torch.tensor([10.0]), torch.empty(0, dtype=torch.int64), round=SHORT)
+        learner.member.follow(base)
+        trained = learner.train(
+            replace(base, lacks=lacks), 0, 0, 4, should_stop=lambda: False, on_step=lambda: None
+        )
+        update.append(trained.update.item())
+        starts.append(next(learner._model.module.parameters()).item() - update[-1])
+
+    assert starts == [10, 8, 8, 10], "one update ahead at most, and of the present base"
+    assert update == [-2, -2, -2, -2], "an update is never pushed twice"
+    assert learner.most_unapplied == 2
+
+
+def test_running_statistics_go_on_from_their_values() -> None:
+    learner = learner_of(Normalized(), update={"rule": "rounds"})
+    assert learner.member is not None
+    floats, integers = learner.initial()
+    part = learner.cut(1).parts[0]
+    base = Base(floats, integers, round=SHORT)
+    learner.member.follow(base)
+    first = learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+    statistics = first.update[part.parameters :].clone()
+
+    learner.train(
+        replace(base, lacks=(part,)), 0, 4, 4, should_stop=lambda: False, on_step=lambda: None
+    )
+
+    assert torch.equal(learner._model.read()[0][part.parameters :], statistics)
+    assert not torch.equal(statistics, floats[part.parameters :])
+
+
+def test_an_update_of_an_interval_that_waits_is_not_kept() -> None:
+    learner = learner_of(update={"rule": "rounds"})
+
+    interval(learner, 10.0)
+
+    assert learner._last is None
+    assert learner.most_unapplied == 1
 
 
 class Normalized(Slope):

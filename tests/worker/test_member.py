@@ -119,6 +119,29 @@ def test_an_interval_of_push_every_has_as_many_samples_with_fewer_workers(
     assert member.interval_stop(0, 32_000) == steps * 8
 
 
+@pytest.mark.parametrize(
+    ("workers", "exchange", "fixed", "expected"),
+    [
+        (4, 0.001, False, True),
+        (4, 0.013, False, True),
+        (4, 0.02, False, False),
+        (4, 0.0, False, False),
+        (4, 0.001, True, False),
+        (1, 0.001, False, False),
+    ],
+    ids=["short", "as a step", "longer", "unknown", "push_every", "alone"],
+)
+def test_a_step_overlaps_with_an_exchange_that_is_not_longer(
+    workers: int, exchange: float, fixed: bool, expected: bool
+) -> None:
+    member = Member(32, 4, steps=1, fixed=fixed)
+    facts = RoundFacts(workers, batch=32, step_seconds=0.01, exchange_seconds=exchange)
+
+    member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
+
+    assert member.overlaps is expected
+
+
 def test_exchange_is_the_shortest_of_the_last_ones() -> None:
     """Longer ones waited for other workers."""
     member = Member(32, 4, steps=2)

@@ -71,6 +71,22 @@ def test_the_fate_of_a_sent_update(
     assert state is None or update.state is state
 
 
+def test_settled_updates_are_in_the_version_or_never_will_be() -> None:
+    pending = PendingUpdates()
+    for start in (0, 2, 4, 6):
+        push(pending, start, start + 2)
+    pending.watch(SUBTASK + 1, EPOCH, SIZE)
+    assert (pending.added, pending.settled) == (4, 0)
+
+    # The replicas don't have the first one yet.
+    report(pending, "applied", "rejected:checksum", "pending", "pending", "pending", safe=4)
+
+    assert pending.unapplied == 3
+    assert pending.settled == 2
+    pending.forget(SUBTASK)
+    assert pending.settled == 4
+
+
 @pytest.mark.parametrize(
     ("fate", "watched", "rework"),
     [("applied", False, set()), ("pending", True, set()), ("lost", False, {SUBTASK})],

@@ -43,6 +43,24 @@ class TestBase:
         assert set(first) == {7.0}
         assert set(second) <= {0.0, 1.0}
 
+    def test_lacks_the_last_update_until_it_is_fetched_with_it(self, pair: ShardPair) -> None:
+        pair.group.limit_unapplied(2)
+        pair.group.refresh(again=False)
+        assert not any(client.lacks_last for client in pair.group)
+
+        pair.submit((0, 1), 0, 0, 2)
+        flush(pair)
+        assert all(client.lacks_last for client in pair.group)
+        pair.shard(0).turn()
+        pair.group.refresh(again=False)
+
+        assert [client.lacks_last for client in pair.group] == [False, True]
+        pair.shard(1).turn()
+        pair.group.settle()
+        assert pair.group[1].lacks_last, "it is applied, and not fetched"
+        pair.group.refresh(again=True)
+        assert not pair.group[1].lacks_last
+
     def test_of_several_shards_is_kept(self, pair: ShardPair) -> None:
         """A silent shard keeps its part."""
         pair.group.refresh(again=False)

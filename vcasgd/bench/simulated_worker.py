@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vcasgd.fleet.presence import Life
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import encode_integers
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
+from vcasgd.worker.member import Member
 from vcasgd.worker.pending_updates import MAX_UNAPPLIED
 
 CHUNK_BYTES = 1 << 20
@@ -32,11 +33,11 @@ class Fetched:
 
 @dataclass(frozen=True)
 class SimulatedInterval:
-    """An interval in progress: samples up to ``stop``, trained from ``start_from``."""
+    """An interval in progress: samples up to ``stop``, trained from a base."""
 
     stop: int
     seconds: float
-    start_from: Fetched
+    base: Base
 
 
 class SimulatedWorker:
@@ -58,15 +59,15 @@ class SimulatedWorker:
         self.subtask: int | None = None
         #: End of the samples of the subtask that are trained.
         self.position = 0
-        #: Pushed updates that aren't applied yet.
-        self.unapplied = 0
+        #: Updates that were pushed, that aren't applied yet, and that are in ``fetched``.
+        self.pushed = self.unapplied = self.contained = 0
         #: True while the worker waits until an update is applied.
         self.waits = False
         self.fetched: Fetched | None = None
         #: True if ``fetched`` is meant for the next interval.
         self.prefetched = False
-        #: When the last interval ended; None before the first one.
-        self.ended: float | None = None
+        #: When the last intervals ended, by the number of their update.
+        self.ended: dict[int, float] = {}
         #: Seconds per sample of the last interval; None before the first one.
         self._pace: float | None = None
 
@@ -87,13 +88,27 @@ class SimulatedWorker:
     def _most_unapplied(self) -> int:
         return self.learner.most_unapplied if self.learner else MAX_UNAPPLIED
 
+    def fetch(self, snapshot: Fetched) -> None:
+        """Receive a snapshot, which contains all updates that are applied."""
+        self.fetched, self.contained = snapshot, self.pushed - self.unapplied
+
+    def measure_exchange(self, member: Member, now: float) -> None:
+        """Measure how long the exchange took of the last update that ``fetched`` contains."""
+        done = [self.ended.pop(each) for each in sorted(self.ended) if each <= self.contained]
+        if done:
+            member.measure_exchange(now - done[-1])
+
     def interval(self, stop: int, seconds_per_sample: float) -> SimulatedInterval:
         """Return the next interval; its duration is drawn."""
         assert self.fetched is not None
+        assert self.learner is not None
+        base = self.fetched.base
+        if self.pushed > self.contained:
+            base = replace(base, lacks=self.learner.cut(1).parts)
         # The shift gives the factor a mean of 1.
         factor = math.exp(self._rng.gauss(-self._jitter * self._jitter / 2, self._jitter))
         seconds = (stop - self.position) * seconds_per_sample * factor / self._speed
-        return SimulatedInterval(stop, seconds, self.fetched)
+        return SimulatedInterval(stop, seconds, base)
 
     def expected_seconds(self, interval: SimulatedInterval) -> float | None:
         """Return the duration that the worker expects; None in its first interval."""
@@ -108,7 +123,7 @@ class SimulatedWorker:
         assert learner is not None
         assert subtask is not None
         trained = learner.train(
-            interval.start_from.base,
+            interval.base,
             subtask,
             start,
             interval.stop,
@@ -128,7 +143,7 @@ class SimulatedWorker:
             subtask=subtask,
             start=start,
             stop=trained.stop,
-            base=interval.start_from.version,
+            base=interval.base.version,
             token=0,
             codec=encoded.codec,
             size=len(payload),
@@ -141,6 +156,7 @@ class SimulatedWorker:
         )
         self._pace = interval.seconds / (trained.stop - start)
         self.position = trained.stop
+        self.pushed += 1
         self.unapplied += 1
         if trained.stop == learner.plan.size(subtask):
             self.subtask = None

@@ -139,6 +139,8 @@ class Simulation:
         self._members = RoundMembers()
         #: Workers of the blended updates that aren't published yet.
         self._pushed_by: list[SimulatedWorker] = []
+        #: Takes the updates that are left to the next round.
+        self._left: list[Callable[[], None]] = []
         #: Second moments that workers share, and the steps behind them.
         self._moments: tuple[Tensor, int] | None = None
         #: When they are written next.
@@ -211,8 +213,7 @@ class Simulation:
         worker.prefetched = False
         assert worker.fetched is not None
         if worker.learner.member is not None:
-            if worker.ended is not None:
-                worker.learner.member.measure_exchange(self._now - worker.ended)
+            worker.measure_exchange(worker.learner.member, self._now)
             worker.learner.member.follow(worker.fetched.base)
             self._adopt_moments(worker.learner.member)
         stop = worker.learner.interval_stop(worker.subtask, worker.position)
@@ -242,13 +243,13 @@ class Simulation:
         weights = model.followed.bfloat16().float() if halves else model.followed.clone()
         base = Base(weights, model.integers.clone(), version=meta.version, round=meta.round)
         way = None if worker.fetched is None else path(meta, worker.fetched.stored)
-        worker.fetched = Fetched(meta.version, meta.token, base)
+        worker.fetch(Fetched(meta.version, meta.token, base))
         size = weights.numel() * (2 if halves else 4)
         self.outcome.bytes_fetched += size if way is None else sum(step.size for step in way)
 
     def _finish(self, worker: SimulatedWorker, interval: SimulatedInterval) -> None:
         header, payload = worker.train(interval, f"u{next(self._numbers)}")
-        worker.ended = self._now
+        worker.ended[worker.pushed] = self._now
         self._share_moments(worker)
         self._pushed[header.subtask] = header.stop
         self.outcome.bytes_pushed += len(payload)
@@ -291,6 +292,9 @@ class Simulation:
     def _apply(self, worker: SimulatedWorker, header: Header, payload: bytes) -> None:
         """Blend an update, and publish it, or the round that it completes."""
         model = self._model
+        if model.belongs_to_next(header):
+            self._left.append(partial(self._apply, worker, header, payload))
+            return
         model.check(header)
         model.payload(header)[:] = payload
         model.inspect(header, model.payload(header), 0)
@@ -320,6 +324,9 @@ class Simulation:
             if worker.waits:
                 worker.waits = worker.prefetched = False
                 self._continue(worker)
+        left, self._left = self._left, []
+        for take in left:
+            take()
 
     def _evaluate(self) -> bool:
         """Evaluate the model if an epoch has ended and is due; return True if one has ended."""

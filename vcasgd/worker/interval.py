@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from vcasgd.learning.shards import ShardRange
 from vcasgd.store.tensors.snapshot import RoundFacts
 
 
@@ -16,7 +17,8 @@ class Base:
 
     ``rollbacks`` is the number of times that training went back before it, of which
     ``restorations`` don't lower the learning rate, and ``round`` describes the round that made
-    the version. ``update_memory`` returns memory for the update, float32 [floats]; it may be
+    the version. ``lacks`` are the shards that don't have this worker's last update yet, from whose
+    end it continues. ``update_memory`` returns memory for the update, float32 [floats]; it may be
     ``floats`` itself.
     """
 
@@ -26,6 +28,7 @@ class Base:
     restorations: int = 0
     version: int = 0
     round: RoundFacts = field(default_factory=RoundFacts)
+    lacks: tuple[ShardRange, ...] = ()
     update_memory: Callable[[], Tensor] | None = None
 
 

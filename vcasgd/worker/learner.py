@@ -34,7 +34,7 @@ from vcasgd.learning.training import (
     train,
 )
 from vcasgd.learning.tuning import Momenta, local_steps
-from vcasgd.learning.vector import is_sound
+from vcasgd.learning.vector import is_sound, new_vector
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.tuning import Tuning
 from vcasgd.store.ledger.job import ModelFacts
@@ -64,6 +64,8 @@ class Learner:
         self._encoders: dict[ShardRange, Encoder] = {}
         #: This worker's own copy, float32 [floats], if the rule keeps one.
         self._local: Tensor | None = None
+        #: The last update, float32 [floats], if the next interval continues from its end.
+        self._last: Tensor | None = None
         self._plan: EpochPlan | None = None
         self._recorded_batch: int | None = None
         self._optimizer: Optimizer | None = None
@@ -200,7 +202,7 @@ class Learner:
         """Keep nothing of the training that went back; make smaller steps if it diverged."""
         self._rollbacks = base.rollbacks
         self._divergences = base.rollbacks - base.restorations
-        self._local = self._optimizer = None
+        self._local = self._last = self._optimizer = None
         self._encoders.clear()
         self.start_subtask()
 
@@ -233,7 +235,9 @@ class Learner:
     @property
     def most_unapplied(self) -> int:
         """Updates that may be unapplied while this worker trains."""
-        return 1 if self._rule.rounds else MAX_UNAPPLIED
+        if self.member is None or self.member.overlaps:
+            return MAX_UNAPPLIED
+        return 1
 
     def train(
         self,
@@ -259,7 +263,7 @@ class Learner:
         rates, plan = self._rates, self.plan
         momentum = self._momenta.follow(asynchrony) if self._momenta is not None else None
         self._source.announce(plan, subtask, start)
-        start_from = interval_start(self._rule, self._local, base.floats)
+        start_from = interval_start(self._rule, self._local, self._ahead(base))
         self._model.load(start_from, base.integers)
         set_seed(seed_for(self._spec.seed, subtask, start), self._device)
         interval, member, clip_factor = SampleRange(subtask, start, stop), self.member, 1.0
@@ -279,7 +283,8 @@ class Learner:
             clip_factor=clip_factor,
             precision=self._precision,
         )
-        update, integers = self._update(base)
+        update, integers = self._update(base, start_from)
+        self._last = update if member is not None and member.overlaps else None
         stop = start + trained.samples
         return Trained(stop, trained.steps, trained.loss_sum, update, integers, momentum)
 
@@ -313,7 +318,19 @@ class Learner:
         source = self.__dict__.get("_source")
         return source.reading() if source else {}
 
-    def _update(self, base: Base) -> tuple[Tensor, Tensor]:
+    def _ahead(self, base: Base) -> Tensor:
+        """Return the base with what it lacks of this worker's last update, float32 [floats]."""
+        last, self._last = self._last, None
+        if last is None or not base.lacks:
+            return base.floats
+        start = new_vector(self.layout.floats).copy_(base.floats)
+        for part in base.lacks:
+            mine, update = part.of(start), part.of(last)
+            mine[: part.parameters] += update[: part.parameters]
+            mine[part.parameters :] = update[part.parameters :]
+        return start
+
+    def _update(self, base: Base, start_from: Tensor) -> tuple[Tensor, Tensor]:
         # Pending updates refer to their vectors until they are applied.
         payload, local = self._rule.payload, None
         if self._rule.pull < 1:
@@ -323,7 +340,7 @@ class Learner:
         else:
             memory = base.update_memory
             update = memory() if memory is not None else torch.empty_like(base.floats)
-            origin = base.floats if payload is Payload.DELTA else None
+            origin = start_from if payload is Payload.DELTA else None
             integers = self._model.read_into(update, origin)
         self._local = None
         # The parameter server would refuse it, and blame this worker.

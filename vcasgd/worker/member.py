@@ -46,7 +46,7 @@ class Member:
         self._steps = steps
         self._fixed = fixed
         self._first_steps = steps
-        self._alone = False
+        self._alone = self._overlaps = False
         self._exchanges: deque[float] = deque(maxlen=EXCHANGES)
         self._moments: LocalMoments | None = None
         #: The optimizer whose second moments are shared, if there is one.
@@ -68,8 +68,17 @@ class Member:
         return self._batch.step_seconds
 
     @property
+    def overlaps(self) -> bool:
+        """True if the next interval doesn't wait for the exchange of the last one.
+
+        It continues from this worker's own copy, whose difference to the mean is made up for one
+        interval later. After longer intervals, the copies would be too far apart.
+        """
+        return self._overlaps
+
+    @property
     def exchange_seconds(self) -> float:
-        """Least time between two of the last intervals, in seconds; 0 if unknown."""
+        """Least time that one of the last exchanges took, in seconds; 0 if unknown."""
         return min(self._exchanges, default=0.0)
 
     def follow(self, base: Base) -> None:
@@ -77,7 +86,9 @@ class Member:
         facts = base.round
         self._alone = facts.workers == 1
         if not self._fixed:
-            self._steps = balanced_steps(facts) or self._first_steps
+            balanced = balanced_steps(facts)
+            self._steps = balanced or self._first_steps
+            self._overlaps = balanced == 1 and not self._alone
         elif facts.workers:
             # With fewer workers, each has a larger batch. Intervals of as many samples keep the
             # rounds as short, for newcomers and for what a lost worker loses.
@@ -89,7 +100,7 @@ class Member:
         self._batch.measure(step_seconds)
 
     def measure_exchange(self, seconds: float) -> None:
-        """Record the time between two intervals, in seconds."""
+        """Record the time from the end of an interval until a base had its update, in seconds."""
         self._exchanges.append(seconds)
 
     def use(self, optimizer: Optimizer, *, keeps: bool = True) -> None:

@@ -89,6 +89,7 @@ class PendingUpdates:
         self._rework: set[int] = set()
         self._rejected: list[tuple[int, str]] = []
         self._delays: deque[float] = deque(maxlen=DELAYS_KEPT)
+        self.added = 0
         self.sent = 0
         self.sent_bytes = 0
         self.sent_again = 0
@@ -96,6 +97,7 @@ class PendingUpdates:
 
     def add(self, header: Header, epoch: int, payload: Payload) -> None:
         """Add an update to push."""
+        self.added += 1
         self._updates.append(
             PendingUpdate(header.subtask, epoch, header.stop, header, payload, PushState.UNSENT)
         )
@@ -139,6 +141,12 @@ class PendingUpdates:
     def unapplied(self) -> int:
         """Number of updates with a payload."""
         return sum(update.payload is not None for update in self._updates)
+
+    @property
+    def settled(self) -> int:
+        """Number of added updates that the present version contains, or will never contain."""
+        unsettled = (each.payload is not None and each.applied_in is None for each in self._updates)
+        return self.added - sum(unsettled)
 
     def subtasks(self) -> frozenset[int]:
         """Return the subtasks that aren't completely applied, or whose outcome isn't taken yet."""

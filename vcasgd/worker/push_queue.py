@@ -48,10 +48,11 @@ class PushQueue:
     def __init__(
         self, sender: UpdateSender, *, shard: int, floats: int, most_unapplied: int
     ) -> None:
-        """``floats``: numbers of the shard's part; ``most_unapplied`` makes the queue full."""
+        """``floats``: numbers of the shard's part."""
         self._sender = sender
         self._floats = floats
-        self._most_unapplied = most_unapplied
+        #: Unapplied updates that make the queue :attr:`full`.
+        self.most_unapplied = most_unapplied
         #: Guards the pending updates, and is notified when they change.
         self._changed = threading.Condition()
         self._pending = PendingUpdates()
@@ -134,9 +135,21 @@ class PushQueue:
             return self._pending.unapplied
 
     @property
+    def submitted(self) -> int:
+        """Number of updates that were submitted."""
+        with self._changed:
+            return self._pending.added
+
+    @property
+    def settled(self) -> int:
+        """Number of them that the present version contains, or will never contain."""
+        with self._changed:
+            return self._pending.settled
+
+    @property
     def full(self) -> bool:
         """True if the queue takes no further update until one is applied."""
-        return self.unapplied >= self._most_unapplied
+        return self.unapplied >= self.most_unapplied
 
     def counts(self) -> dict[str, int]:
         """Return the counters of the heartbeat."""
@@ -153,12 +166,12 @@ class PushQueue:
     @property
     def takes_one(self) -> bool:
         """True if one update makes the queue :attr:`full`."""
-        return self._most_unapplied == 1
+        return self.most_unapplied == 1
 
     @property
     def fills_up(self) -> bool:
         """True if the next update makes the queue :attr:`full`."""
-        return self.unapplied + 1 >= self._most_unapplied
+        return self.unapplied + 1 >= self.most_unapplied
 
     # -- outcomes ----------------------------------------------------------------------------------
 

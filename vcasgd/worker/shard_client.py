@@ -87,6 +87,8 @@ class ShardClient:
         self._sender = UpdateSender(node, keys, key)
         #: Version and writer of this shard in the training thread's base.
         self.base: tuple[int, int] | None = None
+        #: Number of submitted updates that it contains, or that no version will ever contain.
+        self.settled = 0
         self._dropped = False
         #: Guards :attr:`late` and that the base is overwritten.
         self._claims = threading.Lock()
@@ -96,6 +98,7 @@ class ShardClient:
         self.trouble: StoreError | None = None
         self._fetched: Meta | None = None
         self._fetched_in_base = False
+        self._fetched_settled = 0
         #: True while a snapshot is fetched into memory of its own.
         self._fetching = False
         self._fetch_times: deque[float] = deque(maxlen=FETCH_TIMES)
@@ -194,6 +197,11 @@ class ShardClient:
             self._request(lambda: self._fetch_in_time(out, base, needed_at))
 
     @property
+    def lacks_last(self) -> bool:
+        """True if the base doesn't contain the last submitted update, but a later one will."""
+        return self.updates.submitted > self.settled
+
+    @property
     def lacks_base(self) -> bool:
         """True if nothing was fetched yet, or since :meth:`drop_base`."""
         return self.base is None or self._dropped
@@ -228,6 +236,7 @@ class ShardClient:
         assert self._fetched is not None
         meta, self._fetched = self._fetched, None
         self.base, self._dropped = (meta.version, meta.token), False
+        self.settled = self._fetched_settled
         self.rollbacks, self.restorations = meta.rollbacks, meta.restorations
         return meta
 
@@ -310,6 +319,7 @@ class ShardClient:
             memory.copy_(base)
         # Nothing can be taken while the vector is overwritten.
         self._fetched, self._fetched_in_base = None, in_base
+        self._fetched_settled = self.updates.settled
         started = time.monotonic()
         self._fetching = True
         try:

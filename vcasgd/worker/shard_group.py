@@ -73,8 +73,8 @@ class ShardGroup:
     ) -> None:
         """Connect to the shards of the job, once their number is known; later calls do nothing.
 
-        The worker waits while ``most_unapplied`` of its updates are unapplied. ``steps`` returns
-        the format of the steps that it may fetch.
+        The worker waits while ``most_unapplied`` of its updates are unapplied, until
+        :meth:`limit_unapplied`. ``steps`` returns the format of the steps that it may fetch.
 
         Raises :class:`StoreUnavailable` if a shard's store node is missing from the settings.
         """
@@ -202,6 +202,12 @@ class ShardGroup:
             frozenset(subtask for each in outcomes for subtask in each.rework),
             tuple(rejected for each in outcomes for rejected in each.rejected),
         )
+
+    def limit_unapplied(self, most: int) -> None:
+        """Let the worker wait from now on while ``most`` of its updates are unapplied."""
+        self._pool.usual = most
+        for client in self._clients:
+            client.updates.most_unapplied = most
 
     # -- the base ----------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -31,6 +32,7 @@ from vcasgd.worker.heartbeat import WorkerStatus
 from vcasgd.worker.held_leases import HeldLeases, WorkInterrupted
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.learner import Learner
+from vcasgd.worker.member import Member
 from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.pending_updates import Settled
 from vcasgd.worker.repetition.duty import RepetitionDuty
@@ -110,9 +112,11 @@ class Trainer:
         #: Measured in the last interval; None before the first one.
         self._seconds_per_sample: float | None = None
         self._seconds_per_step: deque[float] = deque(maxlen=SPEED_INTERVALS)
-        #: When the training of the last interval ended. It may have been one of another subtask:
-        #: short subtasks have only one.
-        self._ended: float | None = None
+        #: When the training of the last intervals ended whose updates no base contained yet, by the
+        #: number of their updates to shard 0.
+        self._ended: dict[int, float] = {}
+        #: Shards of the last interval.
+        self._last: Collection[int] = ()
 
     def train(self, lease: Lease, learner: Learner) -> None:
         """Train a subtask from each shard's position to its end.
@@ -136,10 +140,11 @@ class Trainer:
         while (step := next_step(positions, work.size, reach)) is not None:
             self._prepare_interval(work, step)
             if learner.member is not None:
-                if self._ended is not None:
-                    learner.member.measure_exchange(time.monotonic() - self._ended)
+                self._measure_exchange(learner.member)
                 learner.member.follow(self._base(step))
                 self._moments.open(len(positions))
+                if self._duty.overlaps:
+                    self._shards.limit_unapplied(learner.most_unapplied)
                 if self._duty.adopts:
                     self._moments.adopt(learner.member, self._shards.rollbacks)
                 # The local batch may have changed.
@@ -171,6 +176,9 @@ class Trainer:
         for subtask, reason in settled.rejected:
             log.warning("an update of subtask %d was rejected: %s", subtask, reason)
             self._duty.rejected(reason)
+        if settled.rework:
+            # The last update may never be in any base.
+            self._last = ()
         self._held.settle(settled.rework, self._shards.subtasks())
 
     # -- before an interval ------------------------------------------------------------------------
@@ -232,14 +240,16 @@ class Trainer:
             on_step=status.on_step,
             asynchrony=self._tuned.asynchrony,
         )
-        self._ended = time.monotonic()
-        seconds = self._ended - started
+        ended = time.monotonic()
+        seconds = ended - started
         self._measure(trained.stop - step.start, trained, seconds)
         if work.learner.member is not None:
             work.learner.member.measure(seconds / max(trained.steps, 1))
         unchanged = torch.equal(trained.integers, base.integers)
         integers = "" if unchanged else encode_integers(trained.integers)
         self._push(work, step, trained, integers, self._duty.end(work.learner, step.stop))
+        self._last = step.shards
+        self._ended[self._shards[0].updates.submitted] = ended
         status.unpushed_since = None
         return trained.stop
 
@@ -254,8 +264,16 @@ class Trainer:
             restorations=shards.restorations,
             version=version[0],
             round=shards.base_round,
+            lacks=tuple(shards[each].part for each in self._last if shards[each].lacks_last),
             update_memory=partial(shards.update_memory, step.shards),
         )
+
+    def _measure_exchange(self, member: Member) -> None:
+        """Measure how long the exchange took of the last update that the base contains."""
+        settled = self._shards[0].settled
+        done = [self._ended.pop(number) for number in sorted(self._ended) if number <= settled]
+        if done:
+            member.measure_exchange(time.monotonic() - done[-1])
 
     def _measure(self, samples: int, trained: Trained, seconds: float) -> None:
         status = self._status

@@ -29,7 +29,7 @@ class VectorPool:
     def __init__(self, parts: Sequence[ShardRange], usual: int) -> None:
         """``usual`` is the number of vectors that are always worth their memory."""
         self._parts = parts
-        self._usual = usual
+        self.usual = usual
         self._blocks: list[_Block] = []
         self._lock = threading.RLock()
 
@@ -57,7 +57,7 @@ class VectorPool:
             free = [block for block in self._blocks if block.is_free(part.shard)]
             # A vector that is free as a whole may be needed as one.
             free.sort(key=lambda block: (block not in near, block.count_free()))
-            if not free and (grow or len(self._blocks) < self._usual):
+            if not free and (grow or len(self._blocks) < self.usual):
                 free = [self._add_block()]
             return part.of(free[0].lend([part])) if free else None
 

@@ -13,6 +13,8 @@ class RepetitionDuty:
 
     #: True if a new optimizer may take over second moments of other workers.
     adopts = True
+    #: True if an interval may start from a version and an own update that the version lacks.
+    overlaps = True
 
     def serve(self, learner: Learner) -> bool:  # noqa: ARG002
         """Do what the parameter server asks for, before an interval; return True if that was

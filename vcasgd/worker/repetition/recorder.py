@@ -47,6 +47,9 @@ class StateRecorder(RepetitionDuty):
     interval. So the last :data:`~vcasgd.worker.pending_updates.MAX_UNAPPLIED` are enough.
     """
 
+    #: A repetition starts from a version, and from nothing else.
+    overlaps = False
+
     def __init__(self, tensors: RedisClient, job: str, worker: str) -> None:
         self._exchange = RepetitionExchange(tensors, TensorKeys(job))
         self._worker = worker
