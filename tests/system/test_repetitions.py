@@ -54,7 +54,7 @@ class RepeatedJob:
             args={"samples": SAMPLES, "pause": PAUSE},
             epochs=epochs,
             subtasks_per_epoch=10,
-            push_every=1,
+            push_every=None,
             update={"rule": "rounds"},
             checkpoint={"every": "1s", "keep": 50},
         )
