@@ -406,7 +406,6 @@ class Shard:
             if model.full:
                 break
             processed += self._take(model, entry)
-            model.batch.last_read = entry.id
         return processed
 
     def _take(self, model: ModelState, entry: StreamEntry) -> bool:
@@ -418,6 +417,7 @@ class Shard:
             header = Header.parse(entry.header)
             self._check_author(header)
             if model.belongs_to_next(header):
+                model.batch.last_read = entry.id
                 return False
             keys = self._reader.payload_keys(header, size)
             model.check(header)
@@ -433,8 +433,11 @@ class Shard:
                 # Raises SnapshotMissing if the server came back empty; the worker is innocent.
                 self._snapshots.version()
             model.refuse(entry.id, header, error.reason, keys)
+            model.batch.last_read = entry.id
             self._reports.rejected(header, error)
         else:
+            # At once: an error below must not have the entry processed again.
+            model.batch.last_read = entry.id
             self._reports.applied(header.worker)
             self._strangers.applied(header, measure, version)
         return True
