@@ -81,6 +81,8 @@ def test_differences_are_those_to_the_snapshot() -> None:
 
 #: Facts of a round whose exchanges are shorter than its steps.
 SHORT = RoundFacts(workers=2, batch=2, step_seconds=1.0, exchange_seconds=0.1)
+#: A subtask in the second half of the job.
+LATE = 2
 
 
 def test_an_interval_goes_on_from_an_update_that_its_base_lacks() -> None:
@@ -92,7 +94,7 @@ def test_an_interval_goes_on_from_an_update_that_its_base_lacks() -> None:
         base = Base(torch.tensor([10.0]), torch.empty(0, dtype=torch.int64), round=SHORT)
         learner.member.follow(base)
         trained = learner.train(
-            replace(base, lacks=lacks), 0, 0, 4, should_stop=lambda: False, on_step=lambda: None
+            replace(base, lacks=lacks), LATE, 0, 4, should_stop=lambda: False, on_step=lambda: None
         )
         update.append(trained.update.item())
         starts.append(next(learner._model.module.parameters()).item() - update[-1])
@@ -109,15 +111,27 @@ def test_running_statistics_go_on_from_their_values() -> None:
     part = learner.cut(1).parts[0]
     base = Base(floats, integers, round=SHORT)
     learner.member.follow(base)
-    first = learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+    first = learner.train(base, LATE, 0, 2, should_stop=lambda: False, on_step=lambda: None)
     statistics = first.update[part.parameters :].clone()
 
     learner.train(
-        replace(base, lacks=(part,)), 0, 4, 4, should_stop=lambda: False, on_step=lambda: None
+        replace(base, lacks=(part,)), LATE, 2, 2, should_stop=lambda: False, on_step=lambda: None
     )
 
     assert torch.equal(learner._model.read()[0][part.parameters :], statistics)
     assert not torch.equal(statistics, floats[part.parameters :])
+
+
+def test_a_step_early_in_a_job_waits_for_the_exchange() -> None:
+    learner = learner_of(update={"rule": "rounds"})
+    assert learner.member is not None
+    base = Base(torch.tensor([10.0]), torch.empty(0, dtype=torch.int64), round=SHORT)
+    learner.member.follow(base)
+
+    learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+
+    assert learner._last is None
+    assert learner.most_unapplied == 1
 
 
 def test_an_update_of_an_interval_that_waits_is_not_kept() -> None:

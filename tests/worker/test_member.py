@@ -29,7 +29,7 @@ def test_second_moments_are_those_of_the_whole_batch() -> None:
 
     for version in range(100):
         member.follow(base_of(4, version))
-        member.begin()
+        member.begin(progress=0.0)
         for _ in range(4):
             parameter.grad = torch.randn(200)
             optimizer.step()
@@ -138,6 +138,18 @@ def test_a_step_overlaps_with_an_exchange_that_is_not_longer(
     facts = RoundFacts(workers, batch=32, step_seconds=0.01, exchange_seconds=exchange)
 
     member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
+    member.begin(progress=0.5)
+
+    assert member.overlaps is expected
+
+
+@pytest.mark.parametrize(("progress", "expected"), [(0.0, False), (0.49, False), (0.5, True)])
+def test_no_step_overlaps_in_the_first_half_of_a_job(progress: float, expected: bool) -> None:
+    member = Member(32, 4, steps=1)
+    facts = RoundFacts(4, batch=32, step_seconds=0.01, exchange_seconds=0.001)
+    member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
+
+    member.begin(progress)
 
     assert member.overlaps is expected
 
@@ -146,7 +158,23 @@ def test_exchange_is_the_shortest_of_the_last_ones() -> None:
     """Longer ones waited for other workers."""
     member = Member(32, 4, steps=2)
     assert member.exchange_seconds == 0
-    for seconds in (0.1, 0.5, 0.4, 0.7, 0.3, 0.6):
-        member.measure_exchange(seconds)
+    for update, seconds in enumerate((0.1, 0.5, 0.4, 0.7, 0.3, 0.6), start=1):
+        member.end(update, now=10.0)
+        member.measure_exchange(update, now=10.0 + seconds)
 
-    assert member.exchange_seconds == 0.3
+    assert member.exchange_seconds == pytest.approx(0.3)
+
+
+def test_exchange_is_that_of_the_last_update_in_the_base() -> None:
+    member = Member(32, 4, steps=1)
+    for update, ended in ((1, 10.0), (2, 11.0), (3, 12.0)):
+        member.end(update, ended)
+
+    member.measure_exchange(0, now=12.0)
+    assert member.exchange_seconds == 0
+
+    member.measure_exchange(2, now=12.5)
+    assert member.exchange_seconds == 1.5
+
+    member.measure_exchange(2, now=12.6)
+    assert member.exchange_seconds == 1.5, "each is measured once"

@@ -11,7 +11,6 @@ from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import encode_integers
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.member import Member
 from vcasgd.worker.pending_updates import MAX_UNAPPLIED
 
 CHUNK_BYTES = 1 << 20
@@ -66,8 +65,6 @@ class SimulatedWorker:
         self.fetched: Fetched | None = None
         #: True if ``fetched`` is meant for the next interval.
         self.prefetched = False
-        #: When the last intervals ended, by the number of their update.
-        self.ended: dict[int, float] = {}
         #: Seconds per sample of the last interval; None before the first one.
         self._pace: float | None = None
 
@@ -91,12 +88,6 @@ class SimulatedWorker:
     def fetch(self, snapshot: Fetched) -> None:
         """Receive a snapshot, which contains all updates that are applied."""
         self.fetched, self.contained = snapshot, self.pushed - self.unapplied
-
-    def measure_exchange(self, member: Member, now: float) -> None:
-        """Measure how long the exchange took of the last update that ``fetched`` contains."""
-        done = [self.ended.pop(each) for each in sorted(self.ended) if each <= self.contained]
-        if done:
-            member.measure_exchange(now - done[-1])
 
     def interval(self, stop: int, seconds_per_sample: float) -> SimulatedInterval:
         """Return the next interval; its duration is drawn."""

@@ -212,10 +212,10 @@ class Simulation:
             self._fetch(worker)
         worker.prefetched = False
         assert worker.fetched is not None
-        if worker.learner.member is not None:
-            worker.measure_exchange(worker.learner.member, self._now)
-            worker.learner.member.follow(worker.fetched.base)
-            self._adopt_moments(worker.learner.member)
+        if (member := worker.learner.member) is not None:
+            member.measure_exchange(worker.contained, self._now)
+            member.follow(worker.fetched.base)
+            self._adopt_moments(member)
         stop = worker.learner.interval_stop(worker.subtask, worker.position)
         interval = worker.interval(stop, self._conditions.seconds_per_sample)
         ready = self._now + interval.seconds
@@ -249,8 +249,9 @@ class Simulation:
 
     def _finish(self, worker: SimulatedWorker, interval: SimulatedInterval) -> None:
         header, payload = worker.train(interval, f"u{next(self._numbers)}")
-        worker.ended[worker.pushed] = self._now
-        self._share_moments(worker)
+        if worker.learner is not None and worker.learner.member is not None:
+            worker.learner.member.end(worker.pushed, self._now)
+            self._share_moments(worker.learner.member)
         self._pushed[header.subtask] = header.stop
         self.outcome.bytes_pushed += len(payload)
         # Even without latency, the worker starts its next interval first.
@@ -262,11 +263,9 @@ class Simulation:
         if self._moments is not None and member.lacking:
             member.adopt(*self._moments)
 
-    def _share_moments(self, worker: SimulatedWorker) -> None:
+    def _share_moments(self, member: Member) -> None:
         """Let a worker share its second moments if it is its turn."""
-        assert worker.learner is not None
-        member = worker.learner.member
-        if member is None or not member.can_share or self._now < self._sharing_at:
+        if not member.can_share or self._now < self._sharing_at:
             return
         moments, made = member.shared()
         self._moments = moments.bfloat16().float(), made

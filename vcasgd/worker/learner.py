@@ -268,7 +268,7 @@ class Learner:
         set_seed(seed_for(self._spec.seed, subtask, start), self._device)
         interval, member, clip_factor = SampleRange(subtask, start, stop), self.member, 1.0
         if member is not None:
-            member.begin()
+            member.begin(plan.progress(subtask, start))
             # The noise of a smaller batch makes its gradient longer.
             clip_factor = member.share**-0.5
         trained = train(

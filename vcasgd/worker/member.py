@@ -22,6 +22,9 @@ ALONE_SECONDS = 1.0
 #: Most local steps of a round that the workers choose themselves. Longer rounds cost too much
 #: quality for the time that they save.
 MOST_STEPS = 16
+#: Progress of a job from which on its steps may overlap with exchanges. Early in a job, steps are
+#: long, consecutive ones can be opposed, and a gradient that is one step late adds to that.
+OVERLAP_FROM = 0.5
 #: Last exchanges of which the shortest counts: it waited least for other workers.
 EXCHANGES = 5
 #: Steps of an optimizer before other workers take over its second moments.
@@ -47,7 +50,10 @@ class Member:
         self._fixed = fixed
         self._first_steps = steps
         self._alone = self._overlaps = False
+        self._progress = 0.0
         self._exchanges: deque[float] = deque(maxlen=EXCHANGES)
+        #: When the intervals ended whose updates no base contained yet, by the update's number.
+        self._ended: dict[int, float] = {}
         self._moments: LocalMoments | None = None
         #: The optimizer whose second moments are shared, if there is one.
         self._sharing: Optimizer | None = None
@@ -74,7 +80,7 @@ class Member:
         It continues from this worker's own copy, whose difference to the mean is made up for one
         interval later. After longer intervals, the copies would be too far apart.
         """
-        return self._overlaps
+        return self._overlaps and self._progress >= OVERLAP_FROM
 
     @property
     def exchange_seconds(self) -> float:
@@ -99,9 +105,19 @@ class Member:
         """Record the mean duration of the local steps of an interval, in seconds."""
         self._batch.measure(step_seconds)
 
-    def measure_exchange(self, seconds: float) -> None:
-        """Record the time from the end of an interval until a base had its update, in seconds."""
-        self._exchanges.append(seconds)
+    def end(self, update: int, now: float) -> None:
+        """Record that the interval ended whose update has this number, from 1."""
+        self._ended[update] = now
+
+    def measure_exchange(self, contained: int, now: float) -> None:
+        """Record how long the exchange took of the last update that the newest base contains.
+
+        It contains the updates up to the number ``contained``. An exchange lasts from the end of
+        an interval until a base has its update.
+        """
+        done = [self._ended.pop(each) for each in sorted(self._ended) if each <= contained]
+        if done:
+            self._exchanges.append(now - done[-1])
 
     def use(self, optimizer: Optimizer, *, keeps: bool = True) -> None:
         """Use a new optimizer; ``keeps`` is False if only for one subtask."""
@@ -137,8 +153,12 @@ class Member:
 
     # -- intervals -----------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Start an interval: from now on, the optimizer's state is that of the whole batch."""
+    def begin(self, progress: float) -> None:
+        """Start an interval at a progress of the job in [0, 1].
+
+        From now on, the optimizer's state is that of the whole batch.
+        """
+        self._progress = progress
         if self._moments is not None:
             self._moments.follow(self.share)
 

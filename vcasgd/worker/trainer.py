@@ -32,7 +32,6 @@ from vcasgd.worker.heartbeat import WorkerStatus
 from vcasgd.worker.held_leases import HeldLeases, WorkInterrupted
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.member import Member
 from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.pending_updates import Settled
 from vcasgd.worker.repetition.duty import RepetitionDuty
@@ -112,9 +111,6 @@ class Trainer:
         #: Measured in the last interval; None before the first one.
         self._seconds_per_sample: float | None = None
         self._seconds_per_step: deque[float] = deque(maxlen=SPEED_INTERVALS)
-        #: When the training of the last intervals ended whose updates no base contained yet, by the
-        #: number of their updates to shard 0.
-        self._ended: dict[int, float] = {}
         #: Shards of the last interval.
         self._last: Collection[int] = ()
 
@@ -140,7 +136,7 @@ class Trainer:
         while (step := next_step(positions, work.size, reach)) is not None:
             self._prepare_interval(work, step)
             if learner.member is not None:
-                self._measure_exchange(learner.member)
+                learner.member.measure_exchange(self._shards[0].settled, time.monotonic())
                 learner.member.follow(self._base(step))
                 self._moments.open(len(positions))
                 if self._duty.overlaps:
@@ -243,13 +239,15 @@ class Trainer:
         ended = time.monotonic()
         seconds = ended - started
         self._measure(trained.stop - step.start, trained, seconds)
-        if work.learner.member is not None:
-            work.learner.member.measure(seconds / max(trained.steps, 1))
+        member = work.learner.member
+        if member is not None:
+            member.measure(seconds / max(trained.steps, 1))
         unchanged = torch.equal(trained.integers, base.integers)
         integers = "" if unchanged else encode_integers(trained.integers)
         self._push(work, step, trained, integers, self._duty.end(work.learner, step.stop))
         self._last = step.shards
-        self._ended[self._shards[0].updates.submitted] = ended
+        if member is not None:
+            member.end(self._shards[0].updates.submitted, ended)
         status.unpushed_since = None
         return trained.stop
 
@@ -267,13 +265,6 @@ class Trainer:
             lacks=tuple(shards[each].part for each in self._last if shards[each].lacks_last),
             update_memory=partial(shards.update_memory, step.shards),
         )
-
-    def _measure_exchange(self, member: Member) -> None:
-        """Measure how long the exchange took of the last update that the base contains."""
-        settled = self._shards[0].settled
-        done = [self._ended.pop(number) for number in sorted(self._ended) if number <= settled]
-        if done:
-            member.measure_exchange(time.monotonic() - done[-1])
 
     def _measure(self, samples: int, trained: Trained, seconds: float) -> None:
         status = self._status
