@@ -155,7 +155,7 @@ class Bench:
         """
         _await(lambda: sum(row.joined for row in self._client.instances()) == 2)
         time.sleep(PAUSE_SECONDS)
-        workers = self._jobs.workers(self._job).values()
+        workers = self._jobs.workers.heartbeats(self._job).values()
         machines = {one.id for one in self._provider.instances()}
         (busy,) = {each.instance for each in workers} & machines
         killed = time.time()
@@ -171,7 +171,7 @@ class Bench:
         return next(iter(self._provider.instances()), None)
 
     def _first_beat(self, instance: str) -> float | None:
-        beats = self._jobs.workers(self._job).values()
+        beats = self._jobs.workers.heartbeats(self._job).values()
         return next((time.time() for each in beats if each.instance == instance), None)
 
 

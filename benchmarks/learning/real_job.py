@@ -79,7 +79,7 @@ def _train_job(
     loop = JobLoop(settings, ledger, nodes, leadership, WorkerBeats(ledger))
     try:
         wait_until(
-            lambda: jobs.worker_count(job) == workers and jobs.get(job).facts is not None,
+            lambda: jobs.workers.count(job) == workers and jobs.get(job).facts is not None,
             READY_SECONDS,
         )
         leadership.start()

@@ -32,7 +32,7 @@ def test_workers_of_a_job_and_of_all(api: Api, client: Client) -> None:
     beat(api, second, "w-3")
     beat(api, over, "w-4")
     api.finish(over)
-    api.jobs.quarantine(first, "w-1", "sent nonsense")
+    api.jobs.workers.quarantine(first, "w-1", "sent nonsense")
 
     rows = client.workers(first)
 
@@ -47,7 +47,7 @@ def test_workers_of_a_job_and_of_all(api: Api, client: Client) -> None:
 def test_quarantined_worker_is_listed_after_its_machine_is_lost(api: Api, client: Client) -> None:
     job = api.submit()
     beat(api, job, "w-1")
-    api.jobs.quarantine(job, "w-2", "5 updates in a row were rejected, last: checksum")
+    api.jobs.workers.quarantine(job, "w-2", "5 updates in a row were rejected, last: checksum")
 
     rows = client.workers(job)
 

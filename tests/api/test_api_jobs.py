@@ -297,7 +297,7 @@ def test_view_contains_the_bytes_of_all_workers(api: Api, client: Client) -> Non
     job, idle = api.submit(), api.submit()
     api.leases(job, "w-1").renew({"pushed_bytes": 10, "fetched_bytes": 300}, [])
     api.leases(job, "w-2").renew({"pushed_bytes": 5, "fetched_bytes": 70}, [])
-    api.jobs.remove_worker(job, "w-1")
+    api.jobs.workers.remove(job, "w-1")
 
     (row,) = client.workers(job)
     assert (row.pushed_bytes, row.fetched_bytes) == (5, 70)

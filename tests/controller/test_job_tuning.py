@@ -91,7 +91,7 @@ def test_shares_follow_the_speed_and_are_reported_once(job: Callable[..., TunedJ
     assert len(one.events("tuned-local-steps")) == 1
 
     # Without the fast worker, the slow one is the fastest.
-    one.jobs.remove_worker(one.job, "fast")
+    one.jobs.workers.remove(one.job, "fast")
     assert one.step().shares == {"slow": 1.0}
     assert len(one.events("tuned-local-steps")) == 2
 

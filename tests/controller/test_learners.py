@@ -234,7 +234,7 @@ def test_crashed_learner_is_not_started_again_for_a_while(
         f"{MACHINE} runs 1 learner instead of 2; the process of {one.name(2)} ended"
     )
     assert one.jobs.failures(one.job) == []
-    assert list(one.jobs.workers(one.job)) == [one.name()]
+    assert list(one.jobs.workers.heartbeats(one.job)) == [one.name()]
     assert one.work(10) == []
 
 
@@ -256,12 +256,12 @@ def test_further_learners_stop_with_the_first_one(machine: Callable[..., TunedMa
     one.work(10)
     assert one.count() == 2
 
-    one.jobs.drain(one.job, one.name())
+    one.jobs.workers.drain(one.job, one.name())
     assert one.decide() == [StopWorker(one.name(2), "surplus learner")]
 
     # Also if it is lost already.
     one.further[one.name(2)] = True
-    one.jobs.remove_worker(one.job, one.name())
+    one.jobs.workers.remove(one.job, one.name())
     one.first_alive = False
     assert one.decide() == [StopWorker(one.name(2), "surplus learner")]
     assert Tunings(one.ledger, one.job).read().learners == {}

@@ -57,7 +57,7 @@ def test_both_jobs_have_one_event_of_a_preemption(ledger: RedisClient, jobs: Job
     )
     assert given["text"] == f"m-1 goes to {other}, which has a higher priority"
     assert received["text"] == f"m-1 comes from {donor}, because the job has a higher priority"
-    assert jobs.draining(donor) == {name}
+    assert jobs.workers.draining(donor) == {name}
     assert one.successors == {name: other}
 
 

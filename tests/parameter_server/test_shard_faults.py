@@ -82,7 +82,7 @@ class FaultyShard:
         assert job.version == present.version
         assert job.totals["applied"] == world.plan.samples * world.spec.epochs
         assert job.totals["repeated"] == 0
-        assert world.jobs.quarantined(world.job) == {}
+        assert world.jobs.workers.quarantined(world.job) == {}
         # the present snapshot, and the previous one for its readers
         chunks = {key for key in world.tensor_keys() if key.startswith(("s:", "u:"))}
         newest = f"s:{present.version}.{present.token}:0"
@@ -250,4 +250,4 @@ class TestRollback:
             assert world.counts() == expected.tolist()
             assert world.rollbacks() == 1
             assert world.jobs.get(world.job).totals["repeated"] == 0
-            assert world.jobs.quarantined(world.job) == {}
+            assert world.jobs.workers.quarantined(world.job) == {}

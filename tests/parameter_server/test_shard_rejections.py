@@ -180,13 +180,13 @@ class TestRejects:
         shard = world.shard(token=2)
         shard.turn()
         for number in range(REJECTIONS_BEFORE_QUARANTINE):
-            assert world.jobs.quarantined(world.job) == {}, f"after {number}"
+            assert world.jobs.workers.quarantined(world.job) == {}, f"after {number}"
             world.push(1, 0, 2, checksum=1, worker="bad")
             world.push(2, 0, 2, checksum=1, worker=f"good-{number}")
             shard.turn()
 
-        assert world.jobs.quarantined(world.job).keys() == {"bad"}
-        assert "checksum" in world.jobs.quarantined(world.job)["bad"]
+        assert world.jobs.workers.quarantined(world.job).keys() == {"bad"}
+        assert "checksum" in world.jobs.workers.quarantined(world.job)["bad"]
         (event,) = world.events("worker-quarantined")
         assert event["details"]["worker"] == "bad"
         assert not isinstance(world.leases("bad").acquire(), Lease)
@@ -203,7 +203,7 @@ class TestRejects:
             world.push(2, 0, 1, checksum=1)
             shard.turn()
 
-        assert world.jobs.quarantined(world.job) == {}
+        assert world.jobs.workers.quarantined(world.job) == {}
 
     def test_being_late_is_no_fault(self, world: World) -> None:
         shard = world.shard(token=2)
@@ -215,7 +215,7 @@ class TestRejects:
             shard.turn()
 
         assert world.rejected() == {"duplicate": 10, "out-of-place": 10}
-        assert world.jobs.quarantined(world.job) == {}
+        assert world.jobs.workers.quarantined(world.job) == {}
         assert world.events("update-rejected") == []
 
     def test_sums_stay_finite_whatever_a_worker_claims(self, world: World) -> None:

@@ -77,7 +77,7 @@ def test_updates_of_the_model_that_diverged_are_refused_and_blame_no_worker(worl
 
     assert {world.fate(each) for each in late} == {"rejected:rolled-back"}
     assert world.rejected() == {"rolled-back": 6}
-    assert world.jobs.quarantined(world.job) == {}
+    assert world.jobs.workers.quarantined(world.job) == {}
     assert not world.events("update-rejected")
     # The samples can be trained again.
     assert world.push(1, 0, 2, rollbacks=1)[1].accepted

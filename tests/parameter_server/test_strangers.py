@@ -95,7 +95,7 @@ def test_an_owner_of_noise_is_named_and_the_applied_record_goes_back_with_its_wo
     (event,) = world.events("owner-quarantined")
     assert event["details"]["owner"] == "mallory"
     assert "in common" in event["text"]
-    assert list(world.jobs.quarantined(world.job)) == [strangers.workers["mallory"]]
+    assert list(world.jobs.workers.quarantined(world.job)) == [strangers.workers["mallory"]]
     assert fates[0] == "applied"
     assert fates[-1] == "rejected:suspect"
     assert not world.events("update-rejected")
@@ -183,4 +183,4 @@ def test_a_new_machine_of_a_suspect_gets_no_work(world: World) -> None:
 
     owners.place({world.job: {"job.join-mallory-2": "mallory", "job.join-bob-1": "bob"}})
 
-    assert world.jobs.quarantined(world.job) == {"job.join-mallory-2": "noise"}
+    assert world.jobs.workers.quarantined(world.job) == {"job.join-mallory-2": "noise"}

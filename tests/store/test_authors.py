@@ -102,7 +102,7 @@ class TestBlame:
         shard.turn()
 
         assert world.rejected() == {UNSIGNED: 3 * REJECTIONS_BEFORE_QUARANTINE}
-        assert world.jobs.quarantined(world.job) == {}
+        assert world.jobs.workers.quarantined(world.job) == {}
         assert {each["details"]["worker"] for each in world.events("update-rejected")} == {
             "unknown"
         }
@@ -129,7 +129,7 @@ class TestBlame:
             world.inject(header, bytes(payload))
             shard.turn()
 
-        assert world.jobs.quarantined(world.job) == {}
+        assert world.jobs.workers.quarantined(world.job) == {}
 
     def test_a_payload_that_is_gone_is_nobodys_fault(self, world: World, shard: Shard) -> None:
         for number in range(2 * REJECTIONS_BEFORE_QUARANTINE):
@@ -138,7 +138,7 @@ class TestBlame:
             shard.turn()
 
         assert world.rejected() == {"missing": 2 * REJECTIONS_BEFORE_QUARANTINE}
-        assert world.jobs.quarantined(world.job) == {}
+        assert world.jobs.workers.quarantined(world.job) == {}
 
     def test_several_bad_ones_that_it_signed_are_too_many(self, world: World, shard: Shard) -> None:
         for number in range(2 * REJECTIONS_BEFORE_QUARANTINE):
@@ -146,7 +146,7 @@ class TestBlame:
             world.inject(header, bytes(payload))
             shard.turn()
 
-        assert world.jobs.quarantined(world.job).keys() == {"w"}
+        assert world.jobs.workers.quarantined(world.job).keys() == {"w"}
         assert len(world.events("worker-quarantined")) == 1
         assert len(world.events("update-rejected")) == REJECTIONS_BEFORE_QUARANTINE
 
@@ -209,6 +209,6 @@ class TestWhatWorkersWriteOfTheirJob:
         ledger.rpush(keys.failures, b"{", b"null", b"\xff", b'{"worker": 1}')
         ledger.hset(keys.counters, "next", "many")
 
-        assert world.jobs.workers(world.job) == {"w": Heartbeat(at=1.0)}
+        assert world.jobs.workers.heartbeats(world.job) == {"w": Heartbeat(at=1.0)}
         assert world.jobs.failures(world.job) == []
         assert world.jobs.work(world.job)["next"] == 0

@@ -83,7 +83,7 @@ class TestTheParameterServerIsAhead:
 
         world.assert_exact()
         assert world.reader.waiting() == 0
-        assert world.jobs.quarantined(world.job) == {}
+        assert world.jobs.workers.quarantined(world.job) == {}
         assert not [key for key in world.tensor_keys() if key.startswith("u:")]
 
     def test_what_was_pushed_and_is_gone_is_pushed_again(self, world: World) -> None:

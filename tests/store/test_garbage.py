@@ -343,7 +343,7 @@ def test_a_parameter_server_refuses_all_of_it(world: World) -> None:
         "header", "shard", "layout", "codec", "range", "length", "missing", "checksum",
         "non-finite", "integers",
     }  # fmt: skip
-    assert "rogue" in world.jobs.quarantined(world.job)
+    assert "rogue" in world.jobs.workers.quarantined(world.job)
     assert world.leases("rogue").acquire().quarantined  # type: ignore[union-attr]
     world.push(1, 0, 2, worker="honest")
     assert shard.turn() == 1

@@ -21,6 +21,7 @@ from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.clearance import Clearances
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.job_secrets import SecretDelivery, encrypt_secrets, receive_secrets
+from vcasgd.store.ledger.job_workers import JobWorkers
 from vcasgd.store.ledger.jobs import Jobs
 
 CIPHER = StorageCipher("k" * 48)
@@ -104,7 +105,7 @@ def test_a_worker_that_may_not_see_the_data_gets_no_secrets(
     ledger: RedisClient, job: str, name: str
 ) -> None:
     """One in a pool without the label, one that nobody placed, and one in quarantine."""
-    Jobs(ledger).quarantine(job, "w-2", "checksum")
+    JobWorkers(ledger).quarantine(job, "w-2", "checksum")
     keys, delivery = LedgerKeys(job), SecretDelivery(ledger, job, CIPHER)
     for worker in (name, "w-1"):
         ledger.hset(keys.secret_requests, worker, Recipient().address)

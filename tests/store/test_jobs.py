@@ -405,10 +405,10 @@ class TestRecords:
         assert kept == failures[5:]
 
     def test_each_lost_machine_counts_once(self, jobs: Jobs, job: str) -> None:
-        assert jobs.record_loss(job, "i-1", "evicted")
-        assert not jobs.record_loss(job, "i-1", "killed"), "already recorded"
-        assert jobs.record_loss(job, "i-2", "killed")
-        assert jobs.record_loss(job, "i-3", "killed")
+        assert jobs.workers.record_loss(job, "i-1", "evicted")
+        assert not jobs.workers.record_loss(job, "i-1", "killed"), "already recorded"
+        assert jobs.workers.record_loss(job, "i-2", "killed")
+        assert jobs.workers.record_loss(job, "i-3", "killed")
 
         after = jobs.get(job)
         assert (after.evictions, after.kills) == (1, 2)
@@ -424,9 +424,9 @@ class TestRecords:
         assert jobs.checkpoints(job) == {}
 
     def test_quarantined_workers_have_a_reason(self, jobs: Jobs, job: str) -> None:
-        jobs.quarantine(job, "w", "checksum")
+        jobs.workers.quarantine(job, "w", "checksum")
 
-        assert jobs.quarantined(job) == {"w": "checksum"}
+        assert jobs.workers.quarantined(job) == {"w": "checksum"}
 
     def test_all_data_of_a_job_is_under_listed_keys(
         self, jobs: Jobs, job: str, ledger: RedisClient
@@ -434,10 +434,10 @@ class TestRecords:
         jobs.event(job, "note", "x")
         jobs.add_metrics(job, {})
         jobs.add_logs(job, "w", ["x"])
-        jobs.drain(job, "w")
-        jobs.quarantine(job, "w", "why")
+        jobs.workers.drain(job, "w")
+        jobs.workers.quarantine(job, "w", "why")
         jobs.report_failure(job, Failure("w", "p", "m", "t", fatal=False))
-        jobs.record_loss(job, "i", "killed")
+        jobs.workers.record_loss(job, "i", "killed")
         jobs.set_checkpoints(job, {"v1": {}})
 
         stored = {key.decode() for key in ledger.keys(f"*job:{job}:*")}
@@ -541,7 +541,7 @@ def test_two_jobs_share_nothing(world: World) -> None:
 
     world.jobs.cancel(other)
     world.jobs.event(other, "note", "x")
-    world.jobs.quarantine(other, "w", "why")
+    world.jobs.workers.quarantine(other, "w", "why")
 
     assert world.jobs.get(world.job) == before
-    assert world.jobs.quarantined(world.job) == {}
+    assert world.jobs.workers.quarantined(world.job) == {}

@@ -103,8 +103,8 @@ class TestAcquire:
         )
 
     def test_a_quarantined_worker_gets_nothing(self, world: World) -> None:
-        assert world.jobs.quarantine(world.job, "bad", "not finite")
-        assert not world.jobs.quarantine(world.job, "bad", "again"), "already quarantined"
+        assert world.jobs.workers.quarantine(world.job, "bad", "not finite")
+        assert not world.jobs.workers.quarantine(world.job, "bad", "again"), "already quarantined"
 
         answer = world.leases("bad").acquire()
 
@@ -360,25 +360,25 @@ class TestRenew:
         renewal = world.leases("a").renew({"doing": "training"}, [])
 
         assert (renewal.state, renewal.leave) == ("running", "")
-        assert world.jobs.workers(world.job) == {"a": Heartbeat(doing="training")}
+        assert world.jobs.workers.heartbeats(world.job) == {"a": Heartbeat(doing="training")}
 
     def test_reports_the_reason_to_leave(self, world: World) -> None:
-        world.jobs.drain(world.job, "a")
+        world.jobs.workers.drain(world.job, "a")
         assert world.leases("a").renew({}, []).leave == "drain"
         assert world.leases("b").renew({}, []).leave == ""
 
-        world.jobs.quarantine(world.job, "a", "why")
+        world.jobs.workers.quarantine(world.job, "a", "why")
         assert world.leases("a").renew({}, []).leave == "quarantine"
 
-        world.jobs.remove_worker(world.job, "a")
-        assert world.jobs.workers(world.job).keys() == {"b"}
+        world.jobs.workers.remove(world.job, "a")
+        assert world.jobs.workers.heartbeats(world.job).keys() == {"b"}
         assert world.leases("a").renew({}, []).leave == "quarantine", "a quarantine is permanent"
 
     def test_an_unknown_job_stores_no_heartbeat(self, world: World) -> None:
         renewal = Leases(world.ledger, "no-such-job", "a", 60).renew({"doing": "?"}, [])
 
         assert renewal.state == "gone"
-        assert world.jobs.workers("no-such-job") == {}
+        assert world.jobs.workers.heartbeats("no-such-job") == {}
 
 
 class TestRelease:

@@ -21,8 +21,8 @@ def test_traffic_is_the_sum_of_present_and_removed_workers(world: World) -> None
     world.leases("b").renew({"pushed_bytes": 5, "fetched_bytes": 70}, [])
     assert traffic(world) == Traffic(15, 370)
 
-    world.jobs.remove_worker(world.job, "a")
-    world.jobs.remove_worker(world.job, "a")
+    world.jobs.workers.remove(world.job, "a")
+    world.jobs.workers.remove(world.job, "a")
     assert traffic(world) == Traffic(15, 370)
 
     # A worker that restarts under the same name counts from 0.
@@ -32,7 +32,7 @@ def test_traffic_is_the_sum_of_present_and_removed_workers(world: World) -> None
 
 def test_traffic_of_an_older_worker_counts_what_it_reports(world: World) -> None:
     world.leases("a").renew({"pushed_bytes": 10}, [])
-    world.jobs.remove_worker(world.job, "a")
+    world.jobs.workers.remove(world.job, "a")
 
     assert traffic(world) == Traffic(10, 0)
 
@@ -40,7 +40,7 @@ def test_traffic_of_an_older_worker_counts_what_it_reports(world: World) -> None
 def test_traffic_of_hostile_workers_is_parsed_and_never_overflows(world: World) -> None:
     world.ledger.hset(world.ledger_keys.traffic, "pushed_bytes", LARGEST_INTEGER)
     world.leases("a").renew({"pushed_bytes": LARGEST_COUNT, "fetched_bytes": -1}, [])
-    world.jobs.remove_worker(world.job, "a")
+    world.jobs.workers.remove(world.job, "a")
     world.leases("b").renew({"pushed_bytes": "many", "fetched_bytes": LARGEST_COUNT + 1}, [])
 
     assert traffic(world) == Traffic(LARGEST_INTEGER + LARGEST_COUNT, 0)

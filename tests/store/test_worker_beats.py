@@ -39,10 +39,10 @@ def test_beats_are_those_in_the_ledger(world: World, actions: list[tuple[str, st
         if action == "renew":
             renew(world, worker, samples)
         elif action == "remove":
-            world.jobs.remove_worker(world.job, worker)
+            world.jobs.workers.remove(world.job, worker)
         else:
-            assert beats.of(world.job) == world.jobs.workers(world.job)
-    assert beats.of(world.job) == world.jobs.workers(world.job)
+            assert beats.of(world.job) == world.jobs.workers.heartbeats(world.job)
+    assert beats.of(world.job) == world.jobs.workers.heartbeats(world.job)
     assert beats.traffic(world.job) == WorkerBeats(world.ledger).traffic(world.job)
 
 

@@ -320,7 +320,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def no_honest_worker_is_blamed(self) -> None:
-        blamed = self.world.jobs.quarantined(self.world.job).keys()
+        blamed = self.world.jobs.workers.quarantined(self.world.job).keys()
         self.require(blamed <= {"vandal"}, "no honest worker is blamed")
 
     def teardown(self) -> None:

@@ -209,4 +209,4 @@ class Training:
 
     def heartbeat(self, name: str) -> Heartbeat:
         """Return a worker's last heartbeat, or an empty one."""
-        return self.harness.jobs.workers(self.job).get(name, Heartbeat())
+        return self.harness.jobs.workers.heartbeats(self.job).get(name, Heartbeat())

@@ -90,7 +90,9 @@ def _is_contained(harness: Harness, attack: str) -> None:
 
     # Then this owner is named, and gets no more work
     assert volunteers.accused() == ["mallory"]
-    assert list(harness.jobs.quarantined(volunteers.job)) == [f"{volunteers.job}.join-mallory-1"]
+    assert list(harness.jobs.workers.quarantined(volunteers.job)) == [
+        f"{volunteers.job}.join-mallory-1"
+    ]
 
     # and what it has done is undone: the samples since then are trained again
     (event,) = harness.events(volunteers.job, "rolled-back")

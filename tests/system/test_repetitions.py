@@ -249,5 +249,5 @@ def test_a_machine_that_loses_its_leases_starts_with_a_new_optimizer_and_is_not_
     # Then it goes on, and no owner is accused
     contributed = job.uploads("alice")
     await_truth(lambda: job.uploads("alice") > contributed, timeout=2 * PATIENCE)
-    assert harness.jobs.quarantined(job.job) == {}
+    assert harness.jobs.workers.quarantined(job.job) == {}
     assert job.accused() == job.failed() == []

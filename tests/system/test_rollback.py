@@ -83,7 +83,7 @@ def test_a_job_recovers_from_a_learning_rate_that_is_too_high(
     (event,) = harness.events(job, "rolled-back")
     assert event["details"]["learning_rate"] == 0.5
     assert "it went back to the model of epoch " in event["text"]
-    assert harness.jobs.quarantined(job) == {}
+    assert harness.jobs.workers.quarantined(job) == {}
 
     # and the models from then on are good
     later = [each for each in done.evaluations if each.rollbacks == 1]

@@ -36,7 +36,7 @@ def test_only_touched_rows_are_sent_and_each_counts_once_despite_a_kill(sharded:
     assert (totals["repeated"], totals["rejected"]) == (0, {})
 
     # and a push contains only the rows of its samples: their count, numbers, and values
-    beat = sharded.jobs.workers(job)[survivor]
+    beat = sharded.jobs.workers.heartbeats(job)[survivor]
     rows = STEPS * BATCH
     assert beat.pushes
     assert (beat.fetched_bytes or 0) >= 4 * len(sharded.vector(job))

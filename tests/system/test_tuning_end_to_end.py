@@ -59,7 +59,7 @@ def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
     def beats() -> dict[bool, Heartbeat]:
         """Return the heartbeats, with True as the slow worker's key."""
         pid = int(slow.read_text() or 0)
-        return {beat.pid == pid: beat for beat in harness.jobs.workers(job).values()}
+        return {beat.pid == pid: beat for beat in harness.jobs.workers.heartbeats(job).values()}
 
     # When both are measured
     eventually(lambda: harness.events(job, "tuned-local-steps"))

@@ -198,7 +198,7 @@ def test_no_worker_is_blamed_for_another_ones_updates(
 
     expected = 4 * REJECTIONS_BEFORE_QUARANTINE
     eventually(lambda: rejected(training.job).get("signature") == expected)
-    assert harness.jobs.quarantined(training.job) == {}
+    assert harness.jobs.workers.quarantined(training.job) == {}
     training.await_success()
     assert training.repeated_samples() == 0
 
@@ -216,13 +216,13 @@ def test_a_rogue_worker_is_quarantined_under_its_own_name(
         rogue.tensors.set(rogue.keys.payload_chunk(header.update, 0), bytes(payload))
         rogue.inject(header.signed(rogue.key, rogue.keys).model_dump_json().encode())
 
-    eventually(lambda: "rogue" in harness.jobs.quarantined(training.job))
+    eventually(lambda: "rogue" in harness.jobs.workers.quarantined(training.job))
     eventually(lambda: not works(lambda: rogue.tensors.get(rogue.keys.meta)))
     with pytest.raises(StoreDenied):
         rogue.tensors.get(rogue.keys.meta)
     assert len(harness.events(training.job, "worker-quarantined")) == 1
     training.await_success()
-    assert harness.jobs.quarantined(training.job).keys() == {"rogue"}
+    assert harness.jobs.workers.quarantined(training.job).keys() == {"rogue"}
 
 
 def test_a_flood_of_garbage_does_not_stop_training(
@@ -255,7 +255,7 @@ def test_a_worker_that_no_server_admits_gives_up_with_a_reason(tmp_path: Path) -
         assert "the store refused" in log
         password = ledger_user("a secret that no server has", training.job).password
         assert password not in log
-        assert harness.jobs.workers(training.job) == {}
+        assert harness.jobs.workers.heartbeats(training.job) == {}
     finally:
         harness.end()
 

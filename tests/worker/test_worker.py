@@ -289,9 +289,9 @@ def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_despite_heartbeat
     assert harness.vector(job).tolist() == [1.0] * 100
 
     # although the first one still sends heartbeats
-    beat = harness.jobs.workers(job)[hanging].at or 0.0
-    eventually(lambda: (harness.jobs.workers(job)[hanging].at or 0.0) > beat)
-    eventually(lambda: harness.jobs.workers(job)[other].samples == 100)
+    beat = harness.jobs.workers.heartbeats(job)[hanging].at or 0.0
+    eventually(lambda: (harness.jobs.workers.heartbeats(job)[hanging].at or 0.0) > beat)
+    eventually(lambda: harness.jobs.workers.heartbeats(job)[other].samples == 100)
 
 
 HANGING = """

@@ -189,7 +189,7 @@ class PlatformObserver:
         return tuple(event_message(cursor, event) for cursor, event in new)
 
     def _briefs(self, names: Collection[str]) -> dict[str, JobBrief]:
-        workers, costs = self._jobs.worker_counts(names), self._costs.of_all(names)
+        workers, costs = self._jobs.workers.counts(names), self._costs.of_all(names)
         amounts, briefs = dict(zip(names, costs, strict=True)), {}
         for name, job in self._jobs.get_many(names).items():
             with isolated(name):

@@ -71,7 +71,7 @@ class PublicPage:
             for job in (records[name] for name in names if name in records)
             if job.spec.public is not None
         ]
-        workers = self._jobs.worker_counts([job.id for job, _ in public])
+        workers = self._jobs.workers.counts([job.id for job, _ in public])
         nicknames = self._contributors.nicknames()
         views = [_job(job, title, workers[job.id], nicknames) for job, title in public]
         return VolunteersView(jobs=views)

@@ -289,7 +289,7 @@ class MachineObserver(threading.Thread):
 
     def _look_at_workers(self) -> None:
         now = time.time()
-        for beat in self._jobs.workers(self._job).values():
+        for beat in self._jobs.workers.heartbeats(self._job).values():
             life = self.seen.machines.get(beat.instance or "")
             if life is None:
                 continue

@@ -41,7 +41,9 @@ def collect(home: StackHome, ledger: RedisClient, job: str) -> Evidence:
         "parts": lambda: _parts(state),
         "job": lambda: [_job(jobs, job)],
         "events": lambda: [_event(each) for each in jobs.events(job)[-EVENTS:]],
-        "heartbeats": lambda: [_heartbeat(*each) for each in sorted(jobs.workers(job).items())],
+        "heartbeats": lambda: [
+            _heartbeat(*each) for each in sorted(jobs.workers.heartbeats(job).items())
+        ],
         "leases": lambda: _rows(jobs.leases(job)),
         "machines": lambda: _rows(control.instances()),
         "pools": lambda: _rows(control.pools()),

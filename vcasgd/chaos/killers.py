@@ -196,7 +196,7 @@ class Killer:
     def busy_machines(self) -> list[Instance]:
         """Return the machines whose worker trains; none if the ledger does not answer."""
         try:
-            beats = self._jobs.workers(self._job).values()
+            beats = self._jobs.workers.heartbeats(self._job).values()
         except StoreError:
             return []
         fresh = time.time() - self._fresh_seconds

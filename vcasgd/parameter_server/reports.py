@@ -222,7 +222,7 @@ class Reports:
     def _send_quarantines(self) -> None:
         while self._quarantines:
             worker, why = self._quarantines[0]
-            if self._jobs.quarantine(self._job, worker, why):
+            if self._jobs.workers.quarantine(self._job, worker, why):
                 self.add_event("worker-quarantined", f"{worker}: {why}", worker=worker)
             self._quarantines.popleft()
         while self._suspects:
@@ -270,7 +270,7 @@ class Reports:
         }
 
     def _send_metrics(self, point: dict[str, Any]) -> None:
-        workers, spent = self._jobs.worker_count(self._job), self._costs.spent(self._job)
+        workers, spent = self._jobs.workers.count(self._job), self._costs.spent(self._job)
         self._jobs.add_metrics(self._job, {**point, "workers": workers, "spent_usd": spent})
 
 

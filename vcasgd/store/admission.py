@@ -152,9 +152,11 @@ class TensorsAdmission:
         workers: dict[str, list[str]] = {}
         banned = set()
         for job in jobs:
-            names = self._jobs.worker_names(job)
+            names = self._jobs.workers.names(job)
             # a model reveals its data, so clearances apply here too
-            excluded = self._jobs.quarantined(job).keys() | self._clearances.uncleared(job, names)
+            excluded = self._jobs.workers.quarantined(job).keys() | self._clearances.uncleared(
+                job, names
+            )
             workers[job] = _admissible(names - excluded, self._clearances.placed(job))
             banned |= {self._user(job, name, first_snapshot=False).name for name in excluded}
         self._workers, self._banned = workers, banned

@@ -61,7 +61,7 @@ def get_status(
         active_jobs=active,
         servers=len(servers.all()),
         instances=len(control.instances()),
-        workers=sum(jobs.worker_counts(active).values()),
+        workers=sum(jobs.workers.counts(active).values()),
         ledger_full=read_gauges(ledger).full,
     )
 
@@ -158,7 +158,7 @@ def _evict(control: Control, instance: str, eviction: Eviction) -> EvictionReque
 
 def _workers(jobs: Jobs, beats: WorkerBeats, ids: Collection[str]) -> Iterator[WorkerRow]:
     """Yield all workers, also quarantined ones without a machine, to show why they are."""
-    quarantined, heartbeats = jobs.quarantined_of(ids), beats.of_many(ids)
+    quarantined, heartbeats = jobs.workers.quarantined_of(ids), beats.of_many(ids)
     for job in ids:
         for name in sorted(heartbeats[job].keys() | quarantined[job].keys()):
             beat = heartbeats[job].get(name)

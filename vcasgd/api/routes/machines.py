@@ -214,7 +214,7 @@ def _order(jobs: Jobs, order: WorkerOrder) -> OrderView | None:
         job = jobs.get(order.job)
     except (NotFound, JobUnreadable):
         return None
-    beat = jobs.worker(order.job, order.worker)
+    beat = jobs.workers.heartbeat(order.job, order.worker)
     work = jobs.work(order.job)
     total = work.get("total", 0)
     return OrderView(

@@ -100,5 +100,5 @@ def _sources(jobs: Jobs, costs: Costs, beats: WorkerBeats) -> Iterator[JobSource
     """Yield the data of the active jobs that can be read."""
     for name in jobs.active()[-MOST_JOBS:]:
         with isolated(name):
-            job, workers, spent = jobs.get(name), jobs.worker_count(name), costs.spent(name)
+            job, workers, spent = jobs.get(name), jobs.workers.count(name), costs.spent(name)
             yield JobSources(job, workers, spent, beats.traffic(name))

@@ -181,7 +181,7 @@ class FleetEvents:
                 text = f"{name} was lost {'after' if noticed else 'without'} a notice"
                 event = NewEvent(row.job, f"worker-{how}", text, {"instance": name})
                 events.append(((row.job, name, how), event))
-        recorded = self._jobs.record_losses(loss for loss, _ in events)
+        recorded = self._jobs.workers.record_losses(loss for loss, _ in events)
         return [event for (_, event), new in zip(events, recorded, strict=True) if new]
 
 

@@ -106,7 +106,7 @@ class Learners:
             tunings.publish(learners=learners)
         for name in beats:
             if learner_of(name) > 1 and name not in alive:
-                self._jobs.remove_worker(job, name)
+                self._jobs.workers.remove(job, name)
         return [
             worker_name(machine, job, number)
             for machine, count in learners.items()
@@ -115,7 +115,7 @@ class Learners:
 
     def _first(self, state: Observed, job: str) -> list[str]:
         """Return the first workers of the machines that stay with a job."""
-        leaving = self._jobs.draining(job)
+        leaving = self._jobs.workers.draining(job)
         staying = {one.id for one in state.staying()}
         return [
             worker.name

@@ -115,8 +115,8 @@ class Observer:
         jobs, limits = self._demands.active_jobs(self._pools.specs), self._limits()
         self._ray.refresh()
         names = [job.id for job in jobs]
-        draining = self._jobs.draining_of(names).values()
-        beats, quarantined = self._beats.of_many(names), self._jobs.quarantined_of(names)
+        draining = self._jobs.workers.draining_of(names).values()
+        beats, quarantined = self._beats.of_many(names), self._jobs.workers.quarantined_of(names)
         machines = self._machines(beats, now)
         self._staying = frozenset(one.id for one in machines if one.state in STAYING)
         self._measure(jobs, beats, machines, limits, now)

@@ -42,9 +42,9 @@ class RestartBackoff:
         It is no crash if the worker was asked to leave, or if its last heartbeat says why it
         leaves, or that its machine is about to be taken.
         """
-        beat = self._jobs.worker(job, worker)
+        beat = self._jobs.workers.heartbeat(job, worker)
         leaves = beat is not None and (beat.leaving or beat.notice == "terminate")
-        if leaves or worker in self._jobs.draining(job):
+        if leaves or worker in self._jobs.workers.draining(job):
             self._counts.pop(worker, None)
             return
         self._counts[worker] = self._counts.get(worker, 0) + 1

@@ -67,7 +67,7 @@ class StatusPublisher:
             if job is not None:
                 of_job[job].add(instance)
         self._gone = {}
-        for job, names in self._jobs.worker_names_of(of_job).items() if of_job else ():
+        for job, names in self._jobs.workers.names_of(of_job).items() if of_job else ():
             # Learners beside the first report too.
             reported = {name for name in names if instance_of(name) in of_job[job]}
             self._gone[job] = reported | {worker_name(one, job) for one in of_job[job]}
@@ -85,7 +85,7 @@ class StatusPublisher:
         self._limited = {job.job: job.limited for job in state.jobs if job.limited}
         lost = self._events.publish(rows, self._pool_rows(state))
         if self._gone:
-            self._jobs.remove_workers(self._gone)
+            self._jobs.workers.remove_all(self._gone)
         if self._ray_dir is not None:
             for instance in lost:
                 shutil.rmtree(self._ray_dir / instance, ignore_errors=True)

@@ -217,7 +217,7 @@ class JobLifecycle:
     # -- failures and divergence -------------------------------------------------------------------
 
     def _workers(self, job: JobRecord) -> int:
-        return self._jobs.worker_count(job.id)
+        return self._jobs.workers.count(job.id)
 
     def _failures(self, job: JobRecord) -> list[Failure]:
         """Return the failures that still count."""

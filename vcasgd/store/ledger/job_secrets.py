@@ -19,7 +19,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.clearance import Clearances
 from vcasgd.store.ledger.heartbeats import worker_name
-from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.job_workers import JobWorkers
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class SecretDelivery:
             return {}
         named = ((worker_name(name), text) for name, text in rows.items())
         found = {name: text.decode("ascii", "replace") for name, text in named if name is not None}
-        excluded = set(Jobs(self._ledger).quarantined(self._job))
+        excluded = set(JobWorkers(self._ledger).quarantined(self._job))
         excluded |= Clearances(self._ledger).uncleared(self._job, found.keys())
         allowed = sorted(found.keys() - excluded)[:MOST_ANSWERS]
         return {name: found[name] for name in allowed}

@@ -1,4 +1,4 @@
-"""Jobs in the ledger: records, states, workers, leases, and checkpoints."""
+"""Jobs in the ledger: records, states, failures, leases, and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.events import EventLog, event_text
-from vcasgd.store.ledger.heartbeats import Heartbeat, worker_name
 from vcasgd.store.ledger.job import (
     WITH_MACHINES,
     Failure,
@@ -30,7 +29,7 @@ from vcasgd.store.ledger.job import (
     read_failure,
     read_job,
 )
-from vcasgd.store.ledger.traffic import keep_traffic
+from vcasgd.store.ledger.job_workers import JobWorkers
 from vcasgd.store.ledger.tuning import Tuned
 from vcasgd.store.ledger.untrusted import Invalid, count
 from vcasgd.store.over_limit import FULL_SHARE
@@ -64,6 +63,8 @@ class Jobs(EventLog):
         self._transition = ledger.script("ledger/transition")
         self._change = ledger.script("ledger/change_job")
         self._roll_back = ledger.script("ledger/roll_back")
+        #: Workers of all jobs.
+        self.workers = JobWorkers(ledger)
 
     # -- lifecycle ------------------------------------------------------------------------------
 
@@ -345,106 +346,7 @@ class Jobs(EventLog):
                 )
         return self.get(job)
 
-    # -- workers -------------------------------------------------------------------------------
-
-    def workers(self, job: str) -> dict[str, Heartbeat]:
-        """Return the last heartbeat of each worker of a job, without those that can't be read."""
-        stored = self._ledger.hgetall(LedgerKeys(job).workers)
-        rows = ((worker_name(worker), Heartbeat.parse(text)) for worker, text in stored.items())
-        return {name: beat for name, beat in rows if name is not None and beat is not None}
-
-    def worker(self, job: str, worker: str) -> Heartbeat | None:
-        """Return the last heartbeat of a worker; None without one that can be read."""
-        return Heartbeat.parse(self._ledger.hget(LedgerKeys(job).workers, worker) or b"")
-
-    def worker_names(self, job: str) -> set[str]:
-        """Return the names of the workers that have a heartbeat and were not removed."""
-        return self.worker_names_of([job])[job]
-
-    def worker_names_of(self, jobs: Collection[str]) -> dict[str, set[str]]:
-        """Return :meth:`worker_names` of several jobs, in one round trip."""
-        with self._ledger.pipeline() as pipe:
-            for job in jobs:
-                pipe.hkeys(LedgerKeys(job).workers)
-            rows = pipe.execute()
-        return {
-            job: {name for name in map(worker_name, row) if name is not None}
-            for job, row in zip(jobs, rows, strict=True)
-        }
-
-    def worker_count(self, job: str) -> int:
-        """Return the number of workers that have a heartbeat and were not removed."""
-        return self.worker_counts([job])[job]
-
-    def worker_counts(self, jobs: Collection[str]) -> dict[str, int]:
-        """Return :meth:`worker_count` of several jobs, in one round trip."""
-        with self._ledger.pipeline() as pipe:
-            for job in jobs:
-                pipe.hlen(LedgerKeys(job).workers)
-            return dict(zip(jobs, pipe.execute(), strict=True))
-
-    def remove_worker(self, job: str, worker: str) -> None:
-        """Remove a worker that is gone for good. Its traffic stays in the job's sum."""
-        self.remove_workers({job: [worker]})
-
-    def remove_workers(self, workers: Mapping[str, Collection[str]]) -> None:
-        """Remove several workers of several jobs, in two round trips."""
-        due = {job: list(names) for job, names in workers.items() if names}
-        with self._ledger.pipeline() as pipe:
-            for job, names in due.items():
-                pipe.hmget(LedgerKeys(job).workers, names)
-            texts = pipe.execute()
-        with self._ledger.pipeline(transaction=True) as pipe:
-            for (job, names), row in zip(due.items(), texts, strict=True):
-                keys = LedgerKeys(job)
-                pipe.hdel(keys.workers, *names)
-                pipe.zrem(keys.beats, *names)
-                pipe.srem(keys.draining, *names)
-                beats = [Heartbeat.parse(text) for text in row if text]
-                keep_traffic(pipe, job, [beat for beat in beats if beat])
-            pipe.execute()
-
-    def drain(self, job: str, worker: str) -> None:
-        """Request that a worker pushes its work, returns the rest of its leases, and leaves."""
-        self.drain_all([(job, worker)])
-
-    def drain_all(self, workers: Iterable[tuple[str, str]]) -> None:
-        """Do the same as :meth:`drain` for several workers, given by job and name."""
-        with self._ledger.pipeline() as pipe:
-            for job, worker in workers:
-                pipe.sadd(LedgerKeys(job).draining, worker)
-            pipe.execute()
-
-    def draining(self, job: str) -> set[str]:
-        """Return the workers that were asked to leave."""
-        return self.draining_of([job])[job]
-
-    def draining_of(self, jobs: Collection[str]) -> dict[str, set[str]]:
-        """Return the workers of several jobs that were asked to leave, in one round trip."""
-        with self._ledger.pipeline() as pipe:
-            for job in jobs:
-                pipe.smembers(LedgerKeys(job).draining)
-            rows = pipe.execute()
-        return {job: {each.decode() for each in row} for job, row in zip(jobs, rows, strict=True)}
-
-    def quarantine(self, job: str, worker: str, why: str) -> bool:
-        """Give an untrusted worker no more work. Returns False if it was already quarantined."""
-        return bool(self._ledger.hset(LedgerKeys(job).quarantine, worker, why))
-
-    def quarantined(self, job: str) -> dict[str, str]:
-        """Return the quarantined workers of a job with the reasons."""
-        return self.quarantined_of([job])[job]
-
-    def quarantined_of(self, jobs: Collection[str]) -> dict[str, dict[str, str]]:
-        """Return the quarantined workers of several jobs, in one round trip."""
-        with self._ledger.pipeline() as pipe:
-            for job in jobs:
-                pipe.hgetall(LedgerKeys(job).quarantine)
-            rows = pipe.execute()
-        return {
-            job: {worker.decode(): why.decode() for worker, why in row.items()}
-            for job, row in zip(jobs, rows, strict=True)
-        }
+    # -- failures ------------------------------------------------------------------------------
 
     def report_failure(self, job: str, failure: Failure) -> None:
         """Record an error of the user's code, with the time and the model's version."""
@@ -471,20 +373,6 @@ class Jobs(EventLog):
     def report_invalid(self, job: str, shard: int, why: str) -> None:
         """Report that a shard's content, which workers stored, can't be read."""
         self._ledger.hset(LedgerKeys(job).shards, f"{shard}:invalid", why)
-
-    def record_loss(self, job: str, instance: str, how: str) -> bool:
-        """Record the loss of a machine: ``evicted`` (with a notice) or ``killed``.
-
-        Returns False if it was already recorded.
-        """
-        return self.record_losses([(job, instance, how)])[0]
-
-    def record_losses(self, losses: Iterable[tuple[str, str, str]]) -> list[bool]:
-        """Do the same as :meth:`record_loss` for several machines, in one round trip."""
-        with self._ledger.pipeline() as pipe:
-            for job, instance, how in losses:
-                pipe.hsetnx(LedgerKeys(job).vanished, instance, how)
-            return [bool(new) for new in pipe.execute()]
 
     # -- leases of all workers -----------------------------------------------------------------
 
