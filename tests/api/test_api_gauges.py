@@ -103,7 +103,7 @@ def test_metrics_cover_jobs_servers_and_machines(api: Api) -> None:
                 staleness_sum=43, rejected={"checksum": 2})  # fmt: skip
     api.leases(job).renew({"at": 1.0, "pushed_bytes": 7, "fetched_bytes": 21}, [])
     spend(api, job, "local", 1.25)
-    api.jobs.workers.record_loss(job, "i-9", "evicted")
+    api.jobs.workers.record_losses([(job, "i-9", "evicted")])
     api.servers.beat("node-0", {**NODE, "queued": {job: 2}})
     api.control.publish({"i-1": machine("local"), "i-2": machine("local", "leaving")}, {})
 

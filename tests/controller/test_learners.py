@@ -256,7 +256,7 @@ def test_further_learners_stop_with_the_first_one(machine: Callable[..., TunedMa
     one.work(10)
     assert one.count() == 2
 
-    one.jobs.workers.drain(one.job, one.name())
+    one.jobs.workers.drain([(one.job, one.name())])
     assert one.decide() == [StopWorker(one.name(2), "surplus learner")]
 
     # Also if it is lost already.

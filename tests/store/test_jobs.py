@@ -405,10 +405,10 @@ class TestRecords:
         assert kept == failures[5:]
 
     def test_each_lost_machine_counts_once(self, jobs: Jobs, job: str) -> None:
-        assert jobs.workers.record_loss(job, "i-1", "evicted")
-        assert not jobs.workers.record_loss(job, "i-1", "killed"), "already recorded"
-        assert jobs.workers.record_loss(job, "i-2", "killed")
-        assert jobs.workers.record_loss(job, "i-3", "killed")
+        assert jobs.workers.record_losses([(job, "i-1", "evicted")]) == [True]
+        assert jobs.workers.record_losses([(job, "i-1", "killed")]) == [False], "already recorded"
+        assert jobs.workers.record_losses([(job, "i-2", "killed")]) == [True]
+        assert jobs.workers.record_losses([(job, "i-3", "killed")]) == [True]
 
         after = jobs.get(job)
         assert (after.evictions, after.kills) == (1, 2)
@@ -434,10 +434,10 @@ class TestRecords:
         jobs.event(job, "note", "x")
         jobs.add_metrics(job, {})
         jobs.add_logs(job, "w", ["x"])
-        jobs.workers.drain(job, "w")
+        jobs.workers.drain([(job, "w")])
         jobs.workers.quarantine(job, "w", "why")
         jobs.report_failure(job, Failure("w", "p", "m", "t", fatal=False))
-        jobs.workers.record_loss(job, "i", "killed")
+        jobs.workers.record_losses([(job, "i", "killed")])
         jobs.set_checkpoints(job, {"v1": {}})
 
         stored = {key.decode() for key in ledger.keys(f"*job:{job}:*")}

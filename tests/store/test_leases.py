@@ -363,7 +363,7 @@ class TestRenew:
         assert world.jobs.workers.heartbeats(world.job) == {"a": Heartbeat(doing="training")}
 
     def test_reports_the_reason_to_leave(self, world: World) -> None:
-        world.jobs.workers.drain(world.job, "a")
+        world.jobs.workers.drain([(world.job, "a")])
         assert world.leases("a").renew({}, []).leave == "drain"
         assert world.leases("b").renew({}, []).leave == ""
 

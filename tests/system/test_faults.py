@@ -95,7 +95,7 @@ def test_a_drained_worker_loses_nothing(harness: Harness) -> None:
     training.await_steps(drained, 5)
 
     # When the controller drains one of them
-    harness.jobs.workers.drain(training.job, drained)
+    harness.jobs.workers.drain([(training.job, drained)])
 
     # Then it leaves in good order
     assert training.worker(drained).wait() == 0
@@ -116,7 +116,7 @@ def test_an_advised_worker_finishes_its_subtask_first(
     training.await_mid_interval(advised)
 
     # When the controller has a replacement and drains the worker
-    harness.jobs.workers.drain(training.job, advised)
+    harness.jobs.workers.drain([(training.job, advised)])
 
     # Then it leaves after the last sample of its subtask, which isn't leased again
     assert training.worker(advised).wait() == 0
@@ -141,7 +141,7 @@ def test_an_advised_worker_returns_a_subtask_that_takes_too_long(
     eventually(lambda: training.heartbeat(advised).notice == "rebalance")
 
     # When it is asked to leave
-    harness.jobs.workers.drain(training.job, advised)
+    harness.jobs.workers.drain([(training.job, advised)])
 
     # Then it pushes its update before the controller would kill it
     assert training.worker(advised).wait() == 0

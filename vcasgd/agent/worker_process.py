@@ -205,12 +205,6 @@ class WorkerProcess:
             self._process.kill()
             self._process.wait()
 
-    def await_end(self, deadline: float) -> bool:
-        """Wait for the end, until ``deadline`` (:func:`time.monotonic`). Return True if it came."""
-        while self.ended is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return self.ended is not None
-
 
 def _local(value: str, sockets: Path) -> str:
     """Return a value of an order for this machine."""

@@ -269,7 +269,7 @@ class WorkerActuator:
         new = {each.name: each.reason for each in actions if each.name not in self._draining}
         taken = [each for each in actions if each.name in new and each.successor]
         requests = self._jobs.requests_of({job_of(name) for name in new})
-        self._jobs.workers.drain_all((job_of(name), name) for name in new)
+        self._jobs.workers.drain((job_of(name), name) for name in new)
         # One deadline for all, so that one call ends all machines whose workers miss it.
         self._draining |= dict.fromkeys(new, steady_time() + drain_seconds(self._settings))
         for name, reason in new.items():

@@ -278,12 +278,6 @@ class Allocation:
         free = nodes - self._busy()
         return [one for one in self._machines.values() if one.id in free]
 
-    def _vacated_machines(self) -> list[Instance]:
-        draining = self._state.draining
-        leaving = (each for each in self._state.workers if each.alive and each.name in draining)
-        found = (self._machines.get(worker.instance_id) for worker in leaving)
-        return [one for one in found if one is not None]
-
     def _coming_machines(self) -> defaultdict[tuple[str, bool], deque[str]]:
         """Return, by pool and kind, the ids of machines that will soon be idle.
 

@@ -73,12 +73,9 @@ class JobWorkers:
                 keep_traffic(pipe, job, [beat for beat in beats if beat])
             pipe.execute()
 
-    def drain(self, job: str, worker: str) -> None:
-        """Request that a worker pushes its work, returns the rest of its leases, and leaves."""
-        self.drain_all([(job, worker)])
-
-    def drain_all(self, workers: Iterable[tuple[str, str]]) -> None:
-        """Do the same as :meth:`drain` for several workers, given by job and name."""
+    def drain(self, workers: Iterable[tuple[str, str]]) -> None:
+        """Request that workers, given by job and name, push their work, return the rest of their
+        leases, and leave."""
         with self._ledger.pipeline() as pipe:
             for job, worker in workers:
                 pipe.sadd(LedgerKeys(job).draining, worker)
@@ -115,15 +112,11 @@ class JobWorkers:
             for job, row in zip(jobs, rows, strict=True)
         }
 
-    def record_loss(self, job: str, instance: str, how: str) -> bool:
-        """Record the loss of a machine: ``evicted`` (with a notice) or ``killed``.
-
-        Returns False if it was already recorded.
-        """
-        return self.record_losses([(job, instance, how)])[0]
-
     def record_losses(self, losses: Iterable[tuple[str, str, str]]) -> list[bool]:
-        """Do the same as :meth:`record_loss` for several machines, in one round trip."""
+        """Record losses of machines, given by job, machine, and how it was lost.
+
+        That is ``evicted`` (with a notice) or ``killed``. Returns for each whether it is new.
+        """
         with self._ledger.pipeline() as pipe:
             for job, instance, how in losses:
                 pipe.hsetnx(LedgerKeys(job).vanished, instance, how)
