@@ -10,7 +10,7 @@ from torch import nn
 
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.worker.interval import Base
-from vcasgd.worker.member import MOST_STEPS, Member, balanced_steps
+from vcasgd.worker.member import EXCHANGES, MOST_STEPS, Member, balanced_steps
 
 
 def base_of(workers: int, version: int = 1) -> Base:
@@ -176,5 +176,7 @@ def test_exchange_is_that_of_the_last_update_in_the_base() -> None:
     member.measure_exchange(2, now=12.5)
     assert member.exchange_seconds == 1.5
 
-    member.measure_exchange(2, now=12.6)
+    # As often as there are exchanges that count, so that a second measurement would show.
+    for _ in range(EXCHANGES):
+        member.measure_exchange(2, now=20.0)
     assert member.exchange_seconds == 1.5, "each is measured once"
