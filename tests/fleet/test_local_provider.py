@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +299,19 @@ def test_invalid_command_ends_the_machine(cluster: Cluster) -> None:
     (id_,) = cluster.launch(boot=Boot(("/does/not/exist",)))
     cluster.await_state(id_, None)
     cluster.eventually(lambda: "/does/not/exist" in cluster.directory(id_).log.read_text())
+
+
+def test_a_machine_says_why_it_failed_before_it_is_gone(cluster: Cluster) -> None:
+    # Whoever sees that it is gone may kill it at once.
+    (id_,) = cluster.launch(boot=Boot(("/does/not/exist",)))
+    directory = cluster.directory(id_)
+    cluster.eventually(directory.marked_terminated)
+    cluster.eventually(lambda: "/does/not/exist" in directory.log.read_text())
+
+    (line,) = [each for each in directory.log.read_text().splitlines() if "ERROR" in each]
+    said = datetime.strptime(" ".join(line.split()[:2]), "%Y-%m-%d %H:%M:%S,%f").astimezone()
+    gone_at = json.loads((directory.path / "condemned.json").read_text())["at"]
+    assert said.timestamp() <= gone_at
 
 
 def test_slow_boot(cluster: Cluster) -> None:

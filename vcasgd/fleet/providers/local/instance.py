@@ -98,6 +98,9 @@ class LocalMachine:
         reason = "its process failed"
         try:
             reason = self._live()
+        except Exception:
+            # Now, because whoever sees that the machine is gone may kill this process.
+            log.exception("the machine failed to run")
         finally:
             self._power_off(reason)
         return reason
