@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import shutil
 import signal
@@ -232,6 +233,20 @@ def test_restart_can_use_the_same_port(own_api: Api) -> None:
         own_api.kill()
         own_api.start()
         client.jobs()
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_an_idle_connection_is_open_for_longer_than_clients_keep_theirs(own_api: Api) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", own_api.port, timeout=PATIENCE)
+    with contextlib.closing(connection):
+        for _ in range(2):
+            connection.request("GET", "/healthz")
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 200
+            # httpx and most browsers close theirs after 5 s.
+            time.sleep(6)
 
 
 def test_early_disconnect_causes_no_error(own_api: Api) -> None:

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 ANSWER_SECONDS = 3.0
 #: Seconds that requests in progress have to end after SIGTERM.
 GRACE_SECONDS = 3
+#: Seconds that an idle connection stays open: longer than clients and load balancers keep theirs
+#: (5 s and, on AWS, 60 s). They could otherwise send a request into one that is just closed.
+IDLE_SECONDS = 75
 #: Connections that wait to be accepted.
 BACKLOG = 256
 
@@ -149,6 +152,7 @@ def listen_for_gateway(settings: Settings) -> Iterator[list[socket.socket]]:
 def serve(config: uvicorn.Config, listeners: list[socket.socket]) -> None:
     """Serve until SIGTERM or SIGINT, then give requests in progress a few seconds to end."""
     config.timeout_graceful_shutdown = GRACE_SECONDS
+    config.timeout_keep_alive = IDLE_SECONDS
     server = uvicorn.Server(config)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
