@@ -302,7 +302,7 @@ def test_invalid_command_ends_the_machine(cluster: Cluster) -> None:
 
 
 def test_a_machine_says_why_it_failed_before_it_is_gone(cluster: Cluster) -> None:
-    # Whoever sees that it is gone may kill it at once.
+    # A provider that sees that it is gone may kill it at once.
     (id_,) = cluster.launch(boot=Boot(("/does/not/exist",)))
     directory = cluster.directory(id_)
     cluster.eventually(directory.marked_terminated)

@@ -99,7 +99,7 @@ class LocalMachine:
         try:
             reason = self._live()
         except Exception:
-            # Now, because whoever sees that the machine is gone may kill this process.
+            # Now, because a provider that sees that the machine is gone may kill this process.
             log.exception("the machine failed to run")
         finally:
             self._power_off(reason)
