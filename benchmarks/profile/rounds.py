@@ -12,7 +12,6 @@ shared processors cost.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -23,6 +22,17 @@ from pathlib import Path
 from statistics import mean
 
 from exchange import await_updates
+from timed.timed import (
+    ACCEPTED,
+    BEGIN,
+    GRADIENTS,
+    LOADED,
+    MARKS,
+    NEWS,
+    STEP,
+    TRAIN,
+    TRAINED,
+)
 
 from vcasgd.client import Client
 from vcasgd.settings import Settings
@@ -30,10 +40,6 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, running
 
 TASK = Path(__file__).resolve().parent / "timed"
-sys.path.insert(0, str(TASK))
-
-from timed import ACCEPTED, BEGIN, GRADIENTS, LOADED, MARKS, NEWS, STEP, TRAIN, TRAINED  # noqa: E402
-
 #: Samples of a worker's step.
 SAMPLES = 64
 #: Seconds of a commit's time, of which only milliseconds are known.

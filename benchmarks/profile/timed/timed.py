@@ -26,8 +26,8 @@ from vcasgd.worker.trainer import Trainer
 
 SAMPLES = 1 << 16
 #: In the order in which they occur.
-MARKS = (BEGIN, TRAIN, LOADED, STEP, GRADIENTS, TRAINED, PUSH, ACCEPTED, NEWS) = (
-    "begin", "train", "loaded", "step", "gradients", "trained", "push", "accepted", "news",
+MARKS = (BEGIN, TRAIN, LOADED, STEP, GRADIENTS, TRAINED, ACCEPTED, NEWS) = (
+    "begin", "train", "loaded", "step", "gradients", "trained", "accepted", "news",
 )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def record(path: Path) -> None:
         wrap(Trainer, "_train_interval", BEGIN)
         wrap(Learner, "train", TRAIN, TRAINED)
         wrap(LocalModel, "load", after=LOADED)
-        wrap(UpdateSender, "push", PUSH, ACCEPTED)
+        wrap(UpdateSender, "push", after=ACCEPTED)
         wrap(UpdateSender, "status_after_commit", after=NEWS, more=commit_of)
 
 
