@@ -1,0 +1,82 @@
+"""Machines of the local provider: real processes, with children that leave their session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from vcasgd.fleet.providers.base import Boot, Instance, InstanceState
+from vcasgd.fleet.providers.local.directory import InstanceDirectory
+from vcasgd.fleet.providers.local.processes import Process
+from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+
+Eventually = Callable[..., Any]
+
+#: A child, a grandchild in its own session, and an orphan that hides its environment.
+FAMILY = """
+echo $$ > pids
+setsid sleep 300 &
+echo $! >> pids
+(setsid env -i sleep 300 & echo $! >> pids)
+echo "$GREETING" > greeting
+echo done > ready
+wait
+"""
+BOOT = Boot(("sh", "-c", FAMILY), {"GREETING": "hello {instance_id}", "PATH": os.environ["PATH"]})
+POOL = LocalPool("local", capacity=2, price_per_hour=0.5, notice_seconds=30.0)
+
+
+class LocalCluster:
+    """Provider with helpers to inspect its machines."""
+
+    def __init__(self, home: Path, eventually: Eventually) -> None:
+        self.home = home
+        self.eventually = eventually
+        self.provider = self.another()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.provider.destroy_all()
+
+    def another(self, owner_grace_seconds: float | None = None) -> LocalProvider:
+        """Return a provider as in another process, which shares only the home."""
+        return LocalProvider(self.home, "test", POOL, owner_grace_seconds=owner_grace_seconds)
+
+    def launch(self, count: int = 1, token: str = "t1", boot: Boot = BOOT) -> list[str]:
+        return self.provider.launch("local", count, boot, token)
+
+    def launch_ready(self) -> tuple[str, list[Process]]:
+        """Return one running machine and all of its processes."""
+        (id_,) = self.launch()
+        self.eventually((self.directory(id_).path / "ready").exists)
+        return id_, self.processes(id_)
+
+    def directory(self, id_: str) -> InstanceDirectory:
+        return InstanceDirectory(self.home / "instances" / id_)
+
+    def machine(self, id_: str) -> Process:
+        machine = self.directory(id_).machine()
+        assert machine is not None
+        return machine.process
+
+    def processes(self, id_: str) -> list[Process]:
+        pids = (self.directory(id_).path / "pids").read_text().split()
+        assert len(pids) == 3
+        return [self.machine(id_), *(Process.of(int(pid)) for pid in pids)]
+
+    def instance(self, id_: str) -> Instance | None:
+        return next((one for one in self.another().instances() if one.id == id_), None)
+
+    def state(self, id_: str) -> InstanceState | None:
+        instance = self.instance(id_)
+        return instance.state if instance else None
+
+    def await_state(self, id_: str, state: InstanceState | None) -> None:
+        self.eventually(lambda: self.state(id_) is state)
+
+    def await_death(self, processes: list[Process]) -> None:
+        self.eventually(lambda: not any(process.alive() for process in processes))
