@@ -248,6 +248,7 @@ def test_machine_leaves_at_a_time_and_uses_it_until_then(
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_task_that_tries_to_break_out_finds_nothing_and_trains_to_its_end(
     volunteers: Volunteers, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ def _preempt_one(stack: SlurmStack, eventually: Eventually) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_preempted_machine_is_replaced_and_no_sample_is_lost(
     stack: SlurmStack, tmp_path: Path, eventually: Eventually
 ) -> None:

@@ -258,7 +258,7 @@ def test_prices_and_shortages_decide_what_is_bought_next_and_move_nothing(
         bought = aws.ec2.calls.count("CreateFleet")
         for usd in (0.2, 0.06, 0.2):
             aws.ec2.prices[aws.kind, a] = usd
-            eventually(lambda usd=usd: price(fleet) == {usd})
+            eventually(lambda usd=usd: price(fleet) == stack.offered("first") == {usd})
         assert aws.alive() == fleet
         assert aws.ec2.calls.count("CreateFleet") == bought
 
@@ -270,7 +270,7 @@ def test_prices_and_shortages_decide_what_is_bought_next_and_move_nothing(
 
         # When all are interrupted at once, at a low price and without capacity in that pool
         aws.ec2.prices[aws.kind, a] = 0.05
-        eventually(lambda: price({max(fleet)}) == {0.05})
+        eventually(lambda: price({max(fleet)}) == stack.offered("first") == {0.05})
         aws.exhaust(a)
         before = {*fleet, second}
         stack.interrupt({max(fleet), second}, notice_seconds=20.0)

@@ -92,6 +92,11 @@ class CloudStack:
         (lane,) = (row for row in self.client.machines(job) if row.instance == instance)
         return {span.state: span.since for span in reversed(lane.spans)}
 
+    def offered(self, pool: str) -> set[float]:
+        """Return the prices per hour that decide about the next launch of a pool."""
+        (row,) = (row for row in self.client.pools() if row.name == pool)
+        return {each["price_per_hour"] for each in row.offers or ()}
+
     def refused(self, pool: str) -> set[str]:
         """Return the zones of a pool that had no capacity at the last request."""
         (row,) = (row for row in self.client.pools() if row.name == pool)

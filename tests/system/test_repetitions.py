@@ -211,6 +211,7 @@ def test_honest_machines_with_other_rounding_are_not_accused(harness: Harness) -
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_another_machine_repeats_an_interval_when_one_is_lost(harness: Harness) -> None:
     # Given two machines of one's own, of which one was asked to repeat an interval and is lost
     job = RepeatedJob(harness, epochs=4, own=2)
