@@ -171,6 +171,7 @@ def test_with_the_option_a_machine_updates_once_and_joins(
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_machine_leaves_and_updates_when_the_stack_gets_another_version(
     gateway: RunningGateway,
     index: Path,

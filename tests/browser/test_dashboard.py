@@ -135,7 +135,7 @@ def test_ticked_jobs_are_compared_side_by_side(dashboard: Dashboard, job: str) -
     expect(page.locator("figure canvas")).to_have_count(2)
     row = page.get_by_role("row")
     expect(row.filter(has_text="seed").get_by_role("cell")).to_have_text(["0", "7"])
-    expect(row.filter(has_text="epochs").get_by_role("cell")).to_have_text(["8", "1"])
+    expect(row.filter(has_text="epochs").get_by_role("cell")).to_have_text(["3", "1"])
     expect(row.filter(has_text="subtasks_per_epoch")).to_have_count(0)
     last = done.evaluations[-1].metrics["accuracy"]
     expect(row.filter(has_text="Last accuracy").get_by_role("cell").first).to_have_text(

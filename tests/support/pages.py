@@ -59,9 +59,9 @@ class Site:
         self.client.close()
 
     def submit(self, **fields: Any) -> str:
-        """Submit a job that takes about 15 seconds on three machines by default."""
+        """Submit a job that takes a few seconds on three machines by default."""
         spec = load_job(EXAMPLE / "demo.yaml")
-        return self.client.submit_directory(spec.model_copy(update={"epochs": 8, **fields})).id
+        return self.client.submit_directory(spec.model_copy(update={"epochs": 3, **fields})).id
 
     def kill_api(self) -> None:
         """Kill the API with SIGKILL; the supervisor restarts it. Fails if it was not running."""
