@@ -93,7 +93,7 @@ def report(rows: Sequence[Sequence[str]], conditions: dict[str, str], command: s
     heads += (
         "with boot",
         "of the pace",
-        "faults",
+        "machines lost",
         "replaced after, s",
         "longest pause, s",
         "lost, repeated",
