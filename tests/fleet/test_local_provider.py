@@ -95,7 +95,7 @@ def test_machines_share_what_they_import(cluster: LocalCluster, tmp_path: Path) 
         ready = cluster.directory(id_).path / "ready"
         cluster.eventually(ready.exists)
         assert ready.read_text() == f"True ['argument'] hello {id_} {id_}"
-        assert cluster.state(id_) is InstanceState.RUNNING
+        cluster.await_state(id_, InstanceState.RUNNING)
 
     # And they outlive the provider, and end alone, with all of their processes
     cluster.provider.close()
