@@ -1,7 +1,7 @@
 """Measure where the time of a round of one local step goes.
 
     python benchmarks/profile/rounds.py [--workers 4] [--seconds 20] [--step-ms 80] [--busy-ms 0]
-        [--numbers 33914]
+        [--numbers 33914] [--codec float32]
 
 Starts a stack and prints the mean duration of each part of a round, from one version of the model
 to the next: of the worker that the round waited for, whose parts add up to the round, and of all
@@ -81,7 +81,11 @@ def turns_of(lines: list[str]) -> Iterator[Turn]:
     for line in lines:
         at, name, *more = line.split()
         if name == NEWS:
-            rounds.append((int(more[0]) / 1000 + HALF, {}))
+            committed = int(more[0]) / 1000 + HALF
+            # A wait that ends without a new version tells the last one again.
+            if rounds and rounds[-1][0] == committed:
+                continue
+            rounds.append((committed, {}))
         if rounds:
             rounds[-1][1][name] = float(at)
     for (committed, marks), (following, _) in pairwise(rounds):
@@ -147,6 +151,7 @@ def job(given: argparse.Namespace, folder: Path) -> JobSpec:
             },
             "epochs": 1_000,
             "push_every": 1,
+            "update": {"codec": given.codec},
             "workers": {"min": given.workers, "max": given.workers},
         }
     )
@@ -159,6 +164,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=80.0)
     parser.add_argument("--busy-ms", type=float, default=0.0)
     parser.add_argument("--numbers", type=int, default=33_914, help="parameters of the model")
+    parser.add_argument("--codec", default="float32", help="encoding of updates")
     print("\n".join(table(measure(parser.parse_args()))))
 
 

@@ -49,6 +49,15 @@ def test_the_parts_of_the_last_worker_add_up_to_a_round(rounds: Any) -> None:
     assert rows[-1] == "| **sum** | **200.00** | **200.00** |"
 
 
+def test_a_wait_without_a_new_version_is_no_round(rounds: Any) -> None:
+    recorded = [*lines(rounds, 1000), f"1.150000 {rounds.NEWS} 1000", *lines(rounds, 1200)]
+
+    (turn,) = rounds.turns_of(recorded)
+
+    assert turn.next_commit == pytest.approx(1.2005)
+    assert turn.marks[rounds.NEWS] == 1.01
+
+
 def test_a_turn_without_all_marks_is_left_out(rounds: Any) -> None:
     recorded = [*lines(rounds, 1000)[:-1], *lines(rounds, 1200)]
 

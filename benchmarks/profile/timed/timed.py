@@ -57,7 +57,8 @@ class Timed(vcasgd.Task):
 
     def model(self) -> nn.Module:
         model = nn.Module()
-        model.register_parameter("numbers", nn.Parameter(torch.zeros(self._numbers)))
+        # Not zeros, which are encoded in less time.
+        model.register_parameter("numbers", nn.Parameter(torch.randn(self._numbers)))
         model.numbers.register_post_accumulate_grad_hook(self._rest)
         return model
 
