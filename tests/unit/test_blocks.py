@@ -15,6 +15,7 @@ from torch import Tensor
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.encodings import Int8, Partition, TopK, make_codec
 from vcasgd.learning.encodings.blocks import BlockFormat, EncodedBlocks, ErrorFeedback
+from vcasgd.learning.encodings.payload import EncodedVector
 
 
 def formats_of(*names: str) -> st.SearchStrategy[BlockFormat]:
@@ -29,13 +30,14 @@ def formats_of(*names: str) -> st.SearchStrategy[BlockFormat]:
 
 dense = formats_of("float32", "bfloat16", "int8")
 formats = formats_of("float32", "bfloat16", "int8", "topk", "partition")
+lossy = formats_of("int8", "int4", "ternary", "topk", "partition")
 
 
 def encoded(fmt: BlockFormat, vector: Tensor, chunk: int = 4096) -> memoryview:
     return joined(EncodedBlocks(fmt, vector), chunk)
 
 
-def joined(encoding: EncodedBlocks, chunk: int = 4096) -> memoryview:
+def joined(encoding: EncodedVector, chunk: int = 4096) -> memoryview:
     chunks = [bytes(each) for each in encoding.chunks(chunk)]
     assert all(len(each) == chunk for each in chunks[:-1])
     return memoryview(bytearray(b"".join(chunks)))
@@ -177,6 +179,21 @@ def test_sent_updates_and_the_residual_add_up_to_all_updates(
     torch.testing.assert_close(sent + residual, produced, rtol=1e-5, atol=1e-5)
 
 
+@settings(deadline=None)
+@given(lossy, st.integers(1, 5), st.sampled_from([1, 700, 1 << 18]))
+def test_an_update_is_encoded_with_the_residual(fmt: BlockFormat, updates: int, most: int) -> None:
+    feedback = ErrorFeedback(fmt)
+    for update in range(updates):
+        vector = random(fmt.floats, update)
+        whole = vector.clone()
+        whole[: fmt.parameters] += feedback.residual
+        own = replace(fmt, codec=fmt.codec.for_update(update))
+
+        payload = joined(feedback.encode(vector, most))
+
+        assert payload == joined(EncodedBlocks(own, whole))
+
+
 def test_a_difference_too_small_for_one_update_is_sent_with_a_later_one() -> None:
     fmt = BlockFormat(Int8(), 2, 2)
     feedback, sent = ErrorFeedback(fmt), torch.zeros(2)
@@ -213,9 +230,6 @@ def test_a_lossless_codec_has_no_residual() -> None:
 
     assert bytes(joined(feedback.encode(vector))) == vector.numpy().tobytes()
     assert not feedback.has_residual
-
-
-lossy = formats_of("int8", "topk", "partition")
 
 
 @settings(deadline=None)

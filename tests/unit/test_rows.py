@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.learning.encodings.rows import LEAST_ROWS, EncodedRows, RowsFormat, Table, tables_of
+from vcasgd.learning.encodings.rows import LEAST_ROWS, RowsFormat, Table, tables_of
 from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.shards import Cut, ShardRange
 from vcasgd.learning.vector import gather
@@ -22,7 +22,7 @@ SMALL = RowsFormat(5 + 3 * 2 + 3, (Table(2, 3, 2), Table(9, 3, 1)))
 
 
 def payload_of(fmt: RowsFormat, vector: Tensor, chunk: int = 64) -> memoryview:
-    encoded = EncodedRows(fmt, vector)
+    encoded = fmt.encode(vector)
     chunks = [bytes(each) for each in encoded.chunks(chunk)]
     assert all(len(each) == chunk for each in chunks[:-1])
     payload = memoryview(bytearray(b"".join(chunks)))

@@ -13,9 +13,9 @@ from torch import Tensor
 from vcasgd.learning.encodings import CODECS, make_codec
 from vcasgd.learning.encodings.blocks import BlockFormat, ErrorFeedback
 from vcasgd.learning.encodings.encoder import as_sent
-from vcasgd.learning.encodings.packed import PackedFormat, PackedVector
+from vcasgd.learning.encodings.packed import PackedFormat
 from vcasgd.learning.encodings.payload import EncodedVector, PayloadFormat
-from vcasgd.learning.encodings.rows import EncodedRows, RowsFormat, Table
+from vcasgd.learning.encodings.rows import RowsFormat, Table
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
 
 #: Numbers decoded at a time; the parameter server uses the same.
@@ -72,7 +72,7 @@ def _blockwise(name: str, vector: Tensor, seconds: float) -> CodecFigures:
 
     def encode(update: Tensor) -> EncodedVector:
         encoded = feedback.encode(update)
-        return PackedVector(encoded) if isinstance(wire, PackedFormat) else encoded
+        return wire.pack(encoded) if isinstance(wire, PackedFormat) else encoded
 
     # The encoding of the first update, before there is a residual.
     return _measure(wire, wire.encode(vector), encode, vector, seconds)
@@ -83,8 +83,7 @@ def _rows(vector: Tensor, seconds: float) -> CodecFigures:
     wire = RowsFormat(len(vector), (Table(0, rows, ROW_FLOATS),))
     vector = vector.clone()
     vector.view(rows, ROW_FLOATS)[torch.arange(rows) % ROWS_APART != 0] = 0
-    encoded = EncodedRows(wire, vector)
-    return _measure(wire, encoded, lambda update: EncodedRows(wire, update), vector, seconds)
+    return _measure(wire, wire.encode(vector), wire.encode, vector, seconds)
 
 
 def _measure(

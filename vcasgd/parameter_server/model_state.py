@@ -308,11 +308,9 @@ class ModelState:
     def _follow(self, steps: StepFormat) -> None:
         """Move the model that workers train from by a step towards the weights, or all the way."""
         if not self.batch.jumps:
-            self.batch.step = steps.encode(self.weights, self.followed)
+            self.batch.step = steps.advance(self.weights, self.followed)
         if self.batch.step is None:
             self.followed.copy_(self.weights)
-        else:
-            steps.apply(self.batch.step, self.followed)
 
     def refuse(self, entry: str, header: Header | None, reason: str, keys: list[str]) -> None:
         """Count an update that failed a check, and report it to its worker with the batch."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vcasgd.learning.encodings import Codec, Float32
+from vcasgd.learning.encodings.payload import EncodedBytes, EncodedVector
 
 
 @dataclass(frozen=True)
@@ -187,24 +188,28 @@ class ErrorFeedback:
             self._residual = None
         return EncodedBlocks(replace(self._format, codec=Float32()), vector)
 
-    def encode(self, update: Tensor, most: int = 1 << 18) -> EncodedBlocks:
+    def encode(self, update: Tensor, most: int = 1 << 18) -> EncodedVector:
         """Encode an update, float32 ``[floats]``, plus the residual, and keep the new residual.
 
-        ``most``: elements that are decoded at a time to find the loss.
+        ``most``: elements that are encoded, and decoded to find the loss, at a time.
         """
         if self._format.codec.for_statistics:
             return EncodedBlocks(self._format, update)
         payload_format = replace(self._format, codec=self._format.codec.for_update(self._updates))
         self._updates += 1
-        vector = update.clone()
-        vector[: payload_format.parameters].add_(self.residual)
-        self._keep_loss(payload_format, vector, most)
-        return EncodedBlocks(payload_format, vector)
-
-    def _keep_loss(self, payload_format: BlockFormat, vector: Tensor, most: int) -> None:
-        residual, scratch = self.residual, payload_format.scratch(most)
+        payload = memoryview(bytearray(payload_format.size))
+        scratch = payload_format.scratch(most)
         for piece in payload_format.pieces(most):
-            if piece.stop <= payload_format.parameters:
-                numbers = vector[piece.start : piece.stop]
-                sent = piece.codec.decode_chunk(piece.codec.encode(numbers), scratch)
-                torch.sub(numbers, sent[: len(numbers)], out=residual[piece.start : piece.stop])
+            payload[piece.at : piece.end] = self._encode_piece(piece, update, scratch)
+        return EncodedBytes(payload_format.name, payload.toreadonly())
+
+    def _encode_piece(self, piece: BlockPiece, update: Tensor, scratch: Tensor) -> memoryview:
+        numbers = update[piece.start : piece.stop]
+        if piece.start >= self._format.parameters:
+            return piece.codec.encode(numbers)
+        residual = self.residual[piece.start : piece.stop]
+        numbers = numbers + residual
+        encoded = piece.codec.encode(numbers)
+        sent = piece.codec.decode_chunk(encoded, scratch)
+        torch.sub(numbers, sent[: len(numbers)], out=residual)
+        return encoded

@@ -12,7 +12,7 @@ from torch import Tensor
 from vcasgd.learning.encodings import Codec, Float32, Int8, Partition, TopK, make_codec
 from vcasgd.learning.encodings.blocks import BlockFormat, ErrorFeedback
 from vcasgd.learning.encodings.low_bits import LowBits
-from vcasgd.learning.encodings.packed import PackedFormat, PackedVector
+from vcasgd.learning.encodings.packed import PackedFormat
 from vcasgd.learning.encodings.payload import EncodedVector, PayloadFormat
 from vcasgd.learning.encodings.rows import NAME as ROWS
 from vcasgd.learning.encodings.rows import RowsFormat, tables_of
@@ -76,7 +76,7 @@ class Encoder:
         tables = tables_of(layout, part)
         self._rows = RowsFormat(part.floats, tables) if update.codec == ROWS else None
         blocks = BlockFormat(codec_of(update), part.floats, part.parameters)
-        self._packs = isinstance(as_sent(blocks), PackedFormat)
+        self._wire = as_sent(blocks)
         self._feedback = ErrorFeedback(blocks)
 
     @property
@@ -95,4 +95,4 @@ class Encoder:
         if last:
             return self._feedback.whole(own)
         encoded = self._feedback.encode(own)
-        return PackedVector(encoded) if self._packs else encoded
+        return self._wire.pack(encoded) if isinstance(self._wire, PackedFormat) else encoded

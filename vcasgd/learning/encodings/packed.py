@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.encodings.blocks import BlockFormat, BlockPiece
-from vcasgd.learning.encodings.payload import EncodedVector
+from vcasgd.learning.encodings.payload import EncodedBytes, EncodedVector
 from vcasgd.learning.vector import LARGEST_VALUE
 
 #: A deflate stream without a header and a checksum; the update has its own.
@@ -41,8 +41,14 @@ class PackedFormat:
         """Bytes of the largest payload."""
         return self.inner.size + int(self.inner.size * _ADDED_SHARE) + _ADDED
 
-    def encode(self, vector: Tensor) -> PackedVector:
-        return PackedVector(self.inner.encode(vector))
+    def encode(self, vector: Tensor) -> EncodedBytes:
+        return self.pack(self.inner.encode(vector))
+
+    def pack(self, encoded: EncodedVector) -> EncodedBytes:
+        """Pack a payload of the inner format."""
+        packer = zlib.compressobj(wbits=_RAW, strategy=zlib.Z_HUFFMAN_ONLY)
+        parts = [packer.compress(chunk) for chunk in encoded.chunks(_CHUNK_BYTES)]
+        return EncodedBytes(encoded.codec, memoryview(b"".join([*parts, packer.flush()])))
 
     def fits(self, size: int) -> bool:
         return 0 < size <= self.size
@@ -74,20 +80,3 @@ class PackedFormat:
 
     def scratch(self, most: int) -> Tensor:
         return self.inner.scratch(most)
-
-
-class PackedVector:
-    """A vector in its packed form. The source may change."""
-
-    def __init__(self, encoded: EncodedVector) -> None:
-        self.codec = encoded.codec
-        packer = zlib.compressobj(wbits=_RAW, strategy=zlib.Z_HUFFMAN_ONLY)
-        parts = [packer.compress(chunk) for chunk in encoded.chunks(_CHUNK_BYTES)]
-        self._packed = memoryview(b"".join([*parts, packer.flush()]))
-
-    def __len__(self) -> int:
-        return len(self._packed)
-
-    def chunks(self, size: int) -> Iterator[memoryview]:
-        for at in range(0, len(self), size):
-            yield self._packed[at : at + size]

@@ -1,4 +1,4 @@
-"""Interfaces of payloads: how the updates of a shard are laid out in bytes."""
+"""Payloads: how the updates of a shard are laid out in bytes."""
 
 from __future__ import annotations
 
@@ -39,6 +39,21 @@ class EncodedVector(Protocol):
 
         ``size`` is a power of two and at least a block.
         """
+
+
+class EncodedBytes:
+    """A payload in memory. The source may change."""
+
+    def __init__(self, codec: str, payload: memoryview) -> None:
+        self.codec = codec
+        self._payload = payload
+
+    def __len__(self) -> int:
+        return self._payload.nbytes
+
+    def chunks(self, size: int) -> Iterator[memoryview]:
+        for at in range(0, len(self), size):
+            yield self._payload[at : at + size]
 
 
 class PayloadFormat(Protocol):

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.encodings import Float32
+from vcasgd.learning.encodings.payload import EncodedBytes
 from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.shards import ShardRange
 
@@ -104,8 +105,9 @@ class RowsFormat:
         """Bytes of a payload with every row."""
         return self._size([table.rows for table in self.tables])
 
-    def encode(self, vector: Tensor) -> EncodedRows:
-        return EncodedRows(self, vector)
+    def encode(self, vector: Tensor) -> EncodedBytes:
+        """Return a copy of the changed rows; one with a number that is not finite has changed."""
+        return EncodedBytes(NAME, _joined(_arrays(self, vector.detach().to("cpu", torch.float32))))
 
     def fits(self, size: int) -> bool:
         return self._size([0] * len(self.tables)) <= size <= self.size and size % _WORD == 0
@@ -227,24 +229,6 @@ class TablePiece:
         targets = sent[begin:end].astype(np.int64) - self.first
         out.view(-1, width).numpy()[targets] = index.rows(self.number, width, begin, end)
         return out
-
-
-class EncodedRows:
-    """A copy of the changed rows of a vector, which may change afterwards."""
-
-    codec = NAME
-
-    def __init__(self, payload_format: RowsFormat, vector: Tensor) -> None:
-        # a row with a number that is not finite counts as changed
-        vector = vector.detach().to("cpu", torch.float32)
-        self._bytes = _joined(list(_arrays(payload_format, vector)))
-
-    def __len__(self) -> int:
-        return self._bytes.nbytes
-
-    def chunks(self, size: int) -> Iterator[memoryview]:
-        for at in range(0, len(self), size):
-            yield self._bytes[at : at + size]
 
 
 def _arrays(payload_format: RowsFormat, vector: Tensor) -> Iterator[NDArray[np.generic]]:

@@ -35,16 +35,17 @@ class StepFormat:
     payload: PayloadFormat
     parameters: int
 
-    def encode(self, exact: Tensor, published: Tensor) -> memoryview | None:
-        """Return the step from the published to the exact model, float32 ``[floats]`` each.
+    def advance(self, exact: Tensor, published: Tensor) -> memoryview | None:
+        """Move a published model towards the exact one, float32 ``[floats]`` each.
 
-        Returns None if the models are too far apart to encode their difference.
+        Returns the step, or None if the models are too far apart to encode their difference. The
+        published model is then unchanged.
         """
         difference = exact.clone()
         difference[: self.parameters].sub_(published[: self.parameters])
         step = bytearray().join(self.payload.encode(difference).chunks(ENCODED_BYTES))
         try:
-            self._unpacked(memoryview(step))
+            self.apply(memoryview(step), published)
         except InvalidUpdate:
             return None
         return memoryview(step)
