@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -29,16 +30,35 @@ Eventually = Callable[..., Any]
 OLD, NEW = "0.0.9", vcasgd.__version__
 #: A version whose command line fails, one that is no final release, and one of somebody's own.
 BROKEN, PREVIEW, PRIVATE = "7.0.0", "8.0.0rc1", "9.0.0+own"
-#: A command that updates to the version in its argument, as if a stack had named it.
+#: A command that updates to each version in its arguments, as if stacks had named them, and prints
+#: a line of JSON for each, with what it said.
 UPDATE = """
-import sys
+import json, sys
 from vcasgd.agent.update import update_to
 from vcasgd.cli import main
 
 if sys.argv[1] == "--version":
     main()
-update_to(sys.argv[1], allowed=True, stopped=lambda: False, show=print)
+for version in sys.argv[1:]:
+    said = []
+    try:
+        update_to(version, allowed=True, stopped=lambda: False, show=said.append)
+    except Exception as error:
+        said.append(str(error))
+    print(json.dumps(said))
 """
+#: Versions that are not installed, with the reasons.
+REFUSED = {
+    "0.0.1": "it installs newer versions only",
+    OLD: "it installs newer versions only",
+    PREVIEW: "is no final release",
+    PRIVATE: "is no final release",
+    "": "the version of the stack is none of vcasgd",
+    "1.0 --index-url https://192.0.2.1": "the version of the stack is none of vcasgd",
+    "1.0 @ file:///tmp/evil.whl": "the version of the stack is none of vcasgd",
+    "9" * 5000: "the version of the stack is none of vcasgd",
+    "5.0.0": "No matching distribution found for vcasgd==5.0.0",
+}
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +103,11 @@ class Installation:
         done = self.run("-m", "pip", "install", "--no-deps", "--force-reinstall", what)
         assert done.returncode == 0, done.stderr
 
-    def update(self, version: str) -> str:
-        """Update to a version that a stack names; return what is said about it."""
-        done = self.run("-c", UPDATE, version)
-        return done.stdout + done.stderr
+    def update(self, *versions: str) -> list[str]:
+        """Update to versions that stacks name; return what is said about each."""
+        done = self.run("-c", UPDATE, *versions)
+        assert done.returncode == 0, done.stderr
+        return ["\n".join(json.loads(line)) for line in done.stdout.splitlines()]
 
     @property
     def version(self) -> str:
@@ -108,12 +129,6 @@ def old_version(index: Path, folder: Path) -> Installation:
 @pytest.fixture
 def installation(index: Path, tmp_path: Path) -> Installation:
     return old_version(index, tmp_path / "environment")
-
-
-@pytest.fixture(scope="module")
-def unchanged(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    """An installation that no test changes."""
-    return old_version(index, tmp_path_factory.mktemp("unchanged") / "environment")
 
 
 @pytest.fixture(scope="module")
@@ -207,29 +222,17 @@ def test_machine_leaves_and_updates_when_the_stack_gets_another_version(
         assert process.terminate() == 0
 
 
-@pytest.mark.parametrize(
-    ("version", "reason"),
-    [
-        ("0.0.1", "it installs newer versions only"),
-        (OLD, "it installs newer versions only"),
-        (PREVIEW, "is no final release"),
-        (PRIVATE, "is no final release"),
-        ("", "the version of the stack is none of vcasgd"),
-        ("1.0 --index-url https://192.0.2.1", "the version of the stack is none of vcasgd"),
-        ("1.0 @ file:///tmp/evil.whl", "the version of the stack is none of vcasgd"),
-        ("9" * 5000, "the version of the stack is none of vcasgd"),
-        ("5.0.0", "No matching distribution found for vcasgd==5.0.0"),
-    ],
-)
-def test_version_that_is_not_installed_has_a_reason(
-    unchanged: Installation, version: str, reason: str
-) -> None:
-    assert reason in unchanged.update(version)
-    assert unchanged.version == OLD
+def test_versions_that_are_not_installed_have_reasons(installation: Installation) -> None:
+    said = installation.update(*REFUSED)
+
+    assert len(said) == len(REFUSED)
+    for (version, reason), words in zip(REFUSED.items(), said, strict=True):
+        assert reason in words, version
+    assert installation.version == OLD
 
 
 def test_version_that_does_not_start_is_named(installation: Installation) -> None:
-    said = installation.update(BROKEN)
+    (said,) = installation.update(BROKEN)
     assert f"pip installed vcasgd {BROKEN}, but" in said
     assert "this command now starts with an error: it fails" in said
     assert f"or return to vcasgd=={OLD}" in said
@@ -240,7 +243,7 @@ def test_installation_that_pip_should_not_change_is_left_alone(
 ) -> None:
     wheel = installation.index / f"vcasgd-{OLD}-py3-none-any.whl"
     installation.install(str(wheel))
-    said = installation.update(NEW)
+    (said,) = installation.update(NEW)
     assert "it was installed from a file or a repository, and not from a package index" in said
     assert installation.version == OLD
 
@@ -256,4 +259,4 @@ def test_installation_of_the_system_is_left_alone(tmp_path: Path) -> None:
         timeout=300,
         check=False,
     )
-    assert "this Python is not in a virtual environment" in done.stderr
+    assert "this Python is not in a virtual environment" in done.stdout
