@@ -15,7 +15,7 @@ from support.api_harness import running
 from support.gateways import RunningGateway, gateway_of
 from support.waiting import PATIENCE
 
-from vcasgd.agent.link import UNMEASURED, measure_link
+from vcasgd.agent.link import UNMEASURED, measure_link, speed_of
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.errors import ApiError
 from vcasgd.gateway.link import MOST_BYTES, MOST_OF_TOKEN, MOST_SECONDS
@@ -84,6 +84,16 @@ class Line:
         for each in (one, other):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("took", "round_trip", "speed"),
+    [(0.5, 0.1, 80.0), (0.5, 0.0, 64.0), (0.5, 0.49, 640.0), (0.5, 0.7, 640.0)],
+)
+def test_a_round_trip_does_not_hide_a_transfer(
+    took: float, round_trip: float, speed: float
+) -> None:
+    assert speed_of(4_000_000, took, round_trip) == pytest.approx(speed)
 
 
 def test_speeds_of_a_slow_line_are_measured_in_both_directions(gateway: RunningGateway) -> None:
