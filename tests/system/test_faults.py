@@ -229,7 +229,8 @@ def test_a_worker_with_an_expired_lease_cannot_write(
     # Then its late updates aren't applied, and it trains something else
     training.await_steps(sleeper, len(training.steps_of(sleeper)) + 5)
     training.finish()
-    assert 0 < training.repeated_samples() <= training.most_repeated_samples()
+    # It lives, so it may have begun an interval more before it knew that its lease was lost.
+    assert 0 < training.repeated_samples() <= training.most_repeated_samples(killed=0)
     assert training.worker(sleeper).alive
 
 
