@@ -61,7 +61,7 @@ pages: setup
 demo: pages  ## train on this machine while workers die, in two minutes
 	$(BIN)/vcasgd demo
 
-test: setup dashboard  ## the tests, in 10 to 13 minutes: real servers, kills and a real browser
+test: setup dashboard  ## the tests, in about 12 minutes: real servers, kills and a real browser
 	$(NPM) test
 	$(PYTEST)
 
