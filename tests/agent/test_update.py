@@ -36,6 +36,7 @@ UPDATE = """
 import json, sys
 from vcasgd.agent.update import update_to
 from vcasgd.cli import main
+from vcasgd.errors import VcasgdError
 
 if sys.argv[1] == "--version":
     main()
@@ -43,7 +44,7 @@ for version in sys.argv[1:]:
     said = []
     try:
         update_to(version, allowed=True, stopped=lambda: False, show=said.append)
-    except Exception as error:
+    except VcasgdError as error:
         said.append(str(error))
     print(json.dumps(said))
 """
