@@ -50,6 +50,7 @@ LONGEST_FIRST = (
     "system/test_failover.py",
     "controller/test_lifecycle.py",
     "system/test_faults.py",
+    "system/test_worker_faults.py",
     "system/test_repetitions.py",
     "system/test_sharded.py",
     "store/test_any_history.py",

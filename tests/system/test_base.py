@@ -32,15 +32,14 @@ def test_lora_on_a_network_of_100_million_parameters_fetches_the_adapter(
     if task.startswith("lora"):
         pytest.importorskip("peft", reason="needs the extra peft")
     harness.start_server()
-    harness.start_job_loop()
     job = harness.submit(
         TASKS, task=task, epochs=2, subtasks_per_epoch=2, update={"rule": "async-local-sgd"}
     )
-    # Given two workers, each of which builds the base itself
+    # Given two workers, each of which builds the base itself, and no controller that ends the job
+    # and removes its tensors
     harness.start_workers(job, 2)
-
-    # The tensors of a job that succeeded are removed soon.
-    await_truth(lambda: harness.jobs.get(job).state is JobState.SUCCEEDED, 600, interval=0.01)
+    harness.start_job_when_ready(job)
+    await_truth(lambda: harness.applied(job), 600)
 
     # When a snapshot is fetched
     layout = harness.layout(job)
@@ -54,6 +53,8 @@ def test_lora_on_a_network_of_100_million_parameters_fetches_the_adapter(
     # Then it is as large as the adapter, and so is the stored model
     adapter = 4 * trained
     assert 0 < fetched <= 1.1 * adapter, f"{fetched} bytes, and the adapter has {adapter}"
+    harness.start_job_loop()
+    await_truth(lambda: harness.jobs.get(job).state is JobState.SUCCEEDED, 600)
     done = harness.jobs.get(job)
     assert done.model is not None
     stored = load_file(harness.home / "storage" / "jobs" / job / "checkpoints" / done.model)

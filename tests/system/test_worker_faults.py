@@ -1,0 +1,230 @@
+"""Consequences of the loss of workers; each job counts how often its samples are applied."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.harness import Harness
+from support.metadata import Metadata, MetadataServer
+from support.training import BATCH, Training
+
+from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.ledger.lost_workers import LostWorkers
+
+Eventually = Callable[..., Any]
+#: Long enough for a notice to be seen, and some steps.
+NOTICE_SECONDS = 5.0
+
+
+# --- with notice -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def cloud() -> Iterator[MetadataServer]:
+    """The metadata server of a machine that can be evicted."""
+    server = MetadataServer(Metadata("i-1"))
+    server.start()
+    yield server
+    server.stop()
+
+
+def test_a_worker_that_is_asked_to_leave_loses_nothing(
+    harness: Harness, eventually: Eventually
+) -> None:
+    # Given a worker in the middle of a subtask that it pushes only at its end
+    training = Training(harness, samples=300, epochs=1, subtasks=1, push_every="subtask")
+    (leaver,) = training.start(1)
+    training.await_steps(leaver, 20)
+
+    # When it is asked to leave
+    assert training.worker(leaver).terminate() == 0
+
+    # Then everything it trained is applied, and the rest of its subtask is free at once
+    trained = BATCH * len(training.steps_of(leaver))
+    eventually(lambda: harness.applied(training.job) == trained)
+    assert BATCH * 20 <= trained < training.total
+    assert training.heartbeat(leaver).samples == trained
+    assert harness.jobs.leases(training.job) == {}
+
+    # and the next worker continues at the next sample
+    (successor,) = training.add_workers(1)
+    training.finish()
+    expected = training.plan.indices(0, trained, trained + BATCH)
+    assert training.steps_of(successor)[0] == expected.tolist()
+    assert training.repeated_samples() == 0
+    assert "expired" not in harness.jobs.work(training.job)
+
+
+def test_a_worker_evicted_with_notice_loses_nothing(
+    harness: Harness, cloud: MetadataServer, eventually: Eventually
+) -> None:
+    # Given a worker on a spot machine, and one elsewhere
+    training = Training(harness, push_every="subtask")
+    training.start(1)
+    evicted = harness.start_noticing_worker(training.job, cloud.url)
+    training.await_steps(evicted, 5)
+
+    # When the cloud gives notice
+    gone_at = time.time() + NOTICE_SECONDS
+    cloud.metadata.notify(gone_at)
+
+    # Then the worker reports it, trains on, and leaves before the machine is taken
+    eventually(lambda: training.heartbeat(evicted).notice == "terminate")
+    training.await_steps(evicted, len(training.steps_of(evicted)) + 5)
+    assert training.worker(evicted).wait() == 0
+    assert training.heartbeat(evicted).notice_at == pytest.approx(gone_at, abs=1.0)
+    assert training.heartbeat(evicted).leaving == "notice of eviction"
+    assert evicted not in harness.jobs.leases(training.job).values()
+
+    # and nothing is lost or trained twice
+    training.finish()
+    assert training.repeated_samples() == 0
+
+
+def test_a_drained_worker_loses_nothing(harness: Harness) -> None:
+    # Given two workers
+    training = Training(harness, push_every="subtask")
+    drained, _ = training.start(2)
+    training.await_steps(drained, 5)
+
+    # When the controller drains one of them
+    harness.jobs.workers.drain([(training.job, drained)])
+
+    # Then it leaves in good order
+    assert training.worker(drained).wait() == 0
+    training.finish()
+    assert training.repeated_samples() == 0
+
+
+def test_an_advised_worker_finishes_its_subtask_first(
+    harness: Harness, cloud: MetadataServer, eventually: Eventually
+) -> None:
+    # Given a worker in the middle of a subtask that was advised to leave and continues
+    training = Training(harness, samples=400, push_every=4)
+    training.start(1)
+    advised = harness.start_noticing_worker(training.job, cloud.url)
+    training.await_steps(advised, 3)
+    cloud.metadata.recommend_rebalance()
+    eventually(lambda: training.heartbeat(advised).notice == "rebalance")
+    training.await_mid_interval(advised)
+
+    # When the controller has a replacement and drains the worker
+    harness.jobs.workers.drain([(training.job, advised)])
+
+    # Then it leaves after the last sample of its subtask, which isn't leased again
+    assert training.worker(advised).wait() == 0
+    assert training.heartbeat(advised).leaving == "drain"
+    assert (training.heartbeat(advised).samples or 1) % (400 // 4) == 0
+    training.finish()
+    counters = harness.ledger.connection.hkeys(LedgerKeys(training.job).counters)
+    assert not [name for name in counters if name.startswith(b"again:")]
+    assert training.repeated_samples() == 0
+
+
+def test_an_advised_worker_returns_a_subtask_that_takes_too_long(
+    harness: Harness, cloud: MetadataServer, eventually: Eventually
+) -> None:
+    # Given a worker that was advised to leave, with a subtask much longer than a lease
+    training = Training(harness, samples=400, epochs=1, subtasks=2, step_seconds=1.0)
+    advised = harness.start_noticing_worker(training.job, cloud.url)
+    harness.start_servers()
+    harness.start_job_when_ready(training.job)
+    training.await_steps(advised, 1)
+    cloud.metadata.recommend_rebalance()
+    eventually(lambda: training.heartbeat(advised).notice == "rebalance")
+
+    # When it is asked to leave
+    harness.jobs.workers.drain([(training.job, advised)])
+
+    # Then it pushes its update before the controller would kill it
+    assert training.worker(advised).wait() == 0
+    assert (training.heartbeat(advised).samples or 0) < 200
+    assert advised not in harness.jobs.leases(training.job).values()
+    training.add_workers(1)
+    training.finish()
+    assert training.repeated_samples() == 0
+
+
+# --- without notice --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
+def test_a_killed_worker_costs_at_most_one_push_interval(harness: Harness) -> None:
+    # Given two workers, one of them in the middle of a push interval
+    training = Training(harness)
+    victim, _ = training.start(2)
+    training.freeze_mid_interval(victim)
+
+    # When that one is killed without notice
+    training.worker(victim).kill()
+
+    # Then the other one trains the rest of its subtask when the lease has expired
+    training.finish()
+    assert 0 < training.repeated_samples() <= training.most_repeated_samples()
+
+
+@pytest.mark.parametrize("reported", [True, False], ids=["reported", "unknown"])
+def test_nobody_waits_for_the_lease_of_a_lost_worker(harness: Harness, reported: bool) -> None:
+    # Given a worker in the middle of a push interval, with a lease of eight minutes
+    training = Training(harness)
+    training.start(1)
+    harness.env["VCASGD_HEARTBEAT"] = "60"
+    (victim,) = training.add_workers(1)
+    training.freeze_mid_interval(victim)
+
+    # When it is killed, and its provider may tell
+    training.worker(victim).kill()
+    assert victim in harness.jobs.leases(training.job).values()
+    if reported:
+        assert LostWorkers(harness.ledger.connection).report({training.job: [victim]})
+
+    # Then the other one trains the rest of its subtask: at once, or when it has nothing else to do
+    training.finish()
+    work = harness.jobs.work(training.job)
+    assert "expired" not in work
+    assert ("overtaken" in work) is not reported
+    assert 0 < training.repeated_samples() <= training.interval
+
+
+@pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
+def test_the_death_of_all_workers_at_once_costs_one_push_interval_each(harness: Harness) -> None:
+    # Given three training workers
+    training = Training(harness, samples=600)
+    victims = training.start(3)
+    training.await_samples(200)
+
+    # When all of them are killed at once, and others start
+    for victim in victims:
+        training.worker(victim).kill()
+    training.add_workers(3)
+
+    # Then the training ends as usual
+    training.finish()
+    assert training.repeated_samples() <= 2 * training.most_repeated_samples(killed=3)
+
+
+@pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
+def test_a_worker_with_an_expired_lease_cannot_write(
+    harness: Harness, eventually: Eventually
+) -> None:
+    # Given a worker that is suspended in the middle of a push interval
+    training = Training(harness)
+    sleeper, other = training.start(2)
+    training.freeze_mid_interval(sleeper)
+    held = harness.jobs.leases(training.job)
+    subtask = next(piece for piece, holder in held.items() if holder == sleeper)
+
+    # When it resumes after another worker has leased its subtask
+    eventually(lambda: harness.jobs.leases(training.job).get(subtask) == other)
+    training.await_steps(other, len(training.steps_of(other)) + 2)
+    training.worker(sleeper).thaw()
+
+    # Then its late updates aren't applied, and it trains something else
+    training.await_steps(sleeper, len(training.steps_of(sleeper)) + 5)
+    training.finish()
+    # It lives, so it may have begun an interval more before it knew that its lease was lost.
+    assert 0 < training.repeated_samples() <= training.most_repeated_samples(killed=0)
+    assert training.worker(sleeper).alive
