@@ -66,17 +66,18 @@ negative rate means that the model started over, because all machines that had i
 
 From the moment when the first machine began to train. The accuracy on the test images of snapshots,
 one after each exchange and at most two per second. A run that didn't get there counts as infinite.
-The time varies by several seconds from run to run, so single runs don't separate contenders that
-are close.
+The time varies by several seconds from run to run, as [the table of each run](#each-run) shows, so
+few runs don't separate contenders that are close.
 
 {times}
 
-## Bytes, pauses, and replacements
+## Each run
 
-Of the runs above: megabytes per second over the loopback interface of the run's own network, or
-over the slow links; the share of the processors that other programs used, where it was measured;
-the longest time without a change of the model; seconds from a loss to the replacement's first
-contribution, negative if it came before the loss.
+Of the runs above: samples per second and seconds to the target, run by run. Then, as medians,
+megabytes per second over the loopback interface of the run's own network, or over the slow links;
+the share of the processors that other programs used, where it was measured; the longest time
+without a change of the model; and seconds from a loss to the replacement's first contribution,
+negative if it came before the loss. Faults and repeated samples are those of all runs.
 
 {details}
 
@@ -306,6 +307,8 @@ def _details(rows: Sequence[Row]) -> str:
     heads = (
         "fault",
         "contender",
+        "samples/s of each run",
+        "seconds to the target",
         "MB/s",
         "other programs",
         "longest pause, s",
@@ -315,6 +318,9 @@ def _details(rows: Sequence[Row]) -> str:
 
 
 def _detail_cells(entrant: Entrant, group: Sequence[Row]) -> Iterator[str]:
+    yield ", ".join(f"{row['samples_per_s']:,.0f}" for row in group)
+    times = [row["target_s"] for row in group if row["accuracy"] is not None]
+    yield ", ".join("none" if each is None else f"{each:.1f}" for each in times) or "–"
     carried = [row["bytes_per_s"] for row in group if row["bytes_per_s"] is not None]
     yield f"{median(carried) / 1e6:.2f}" if carried else "–"
     used = [row["others"] for row in group if row.get("others") is not None]
