@@ -42,7 +42,7 @@ SETTLE_SECONDS = 20.0
 READY_SECONDS = 180.0
 POLL_SECONDS = 0.2
 PLAIN = "plain loops"
-#: What a job's file adds, by the name of a row.
+#: Fields of a job besides those of all jobs, by its row in the table.
 JOBS: dict[str, dict[str, Any]] = {
     "vcasgd, `push_every: 20`": {"push_every": 20},
     "vcasgd, rounds as by default": {},
