@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ import vcasgd
 from vcasgd.bench.data import Reading, measure_reading
 from vcasgd.cli.app import app
 from vcasgd.data import ShardedDataset, ShardIndex, make_index
+from vcasgd.data.cache import DiskCache, ShardCache
 from vcasgd.data.dataset import storage_at
+from vcasgd.data.index import DataShard
 from vcasgd.errors import DataError, SpecError, StorageUnavailable
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker.interval import Base
@@ -313,6 +316,58 @@ def test_prefetched_shards_are_available_when_read(bucket: Bucket, tmp_path: Pat
     assert xs(dataset.__getitems__([5, 25])) == [5, 25]
     assert (dataset.read_counters()["disk_hits"], dataset.read_counters()["misses"]) == (2, 0)
     dataset.close()
+
+
+class SlowDisk(DiskCache):
+    """Disk on which a look at the first shard lasts until the fetch of that shard has ended.
+
+    The second shard keeps one of the two fetchers busy until then. So the thread that stores the
+    third one has ended the fetch of the first.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 1 << 20)
+        self.is_slow = False
+        self.looked, self.fetched = threading.Event(), threading.Event()
+
+    def has(self, shard: DataShard) -> bool:
+        return self.look(super().has(shard))
+
+    def get(self, shard: DataShard) -> bytes | None:
+        return self.look(super().get(shard))
+
+    def look(self, result: Any) -> Any:
+        if self.is_slow:
+            self.looked.set()
+            assert self.fetched.wait(10)
+        return result
+
+    def put(self, shard: DataShard, data: bytes) -> None:
+        assert (self.fetched if shard.name == "part-1.npz" else self.looked).wait(10)
+        super().put(shard, data)
+        if shard.name == "part-2.npz":
+            self.fetched.set()
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["reads", "prefetches"])
+def test_fetch_that_ends_while_the_disk_is_looked_at_is_not_repeated(
+    bucket: Bucket, tmp_path: Path, reads: bool
+) -> None:
+    storage, disk = storage_at(bucket.url), SlowDisk(tmp_path)
+    shards = ShardIndex.load(storage).shards
+    cache = ShardCache(storage, disk, 1 << 20)
+
+    cache.prefetch(shards[:3])
+    disk.is_slow = True
+    if reads:
+        assert xs([cache.get(shards[0])[5]]) == [5]
+    else:
+        cache.prefetch(shards[:1])
+        disk.looked.set()
+    await_truth(lambda: len(kept(tmp_path)) == 3)
+
+    cache.close()
+    assert cache.counts.downloads == 3
 
 
 # --- a learner, and the measurement ------------------------------------------------------

@@ -140,8 +140,14 @@ class ShardCache:
         if self._disk is None:
             return
         for shard in shards:
-            if shard.sha256 not in self._memory and not self._disk.has(shard):
-                self._fetch(shard)
+            # A fetch ends after its file is on disk, so the fetches come first.
+            if (
+                self._fetch_of(shard) is None
+                and shard.sha256 not in self._memory
+                and not self._disk.has(shard)
+            ):
+                with self._lock:
+                    self._fetches[shard.sha256] = self._fetchers.submit(self._fetch_now, shard)
 
     def close(self) -> None:
         """Cancel pending fetches."""
@@ -150,20 +156,20 @@ class ShardCache:
     # -- bytes -----------------------------------------------------------------------------------
 
     def _bytes(self, shard: DataShard) -> bytes:
+        # Looked up before the disk: a fetch that ends in between has the content, too.
+        fetch = self._fetch_of(shard)
         data = self._disk.get(shard) if self._disk else None
         if data is not None:
             self.counts.disk_hits += 1
             return data
         self.counts.misses += 1
-        with self._lock:
-            call = self._fetches.get(shard.sha256)
         # A fetch that has not started is queued behind shards that are needed later.
-        return self._fetch_now(shard) if call is None or call.cancel() else call.result()
+        return self._fetch_now(shard) if fetch is None or fetch.cancel() else fetch.result()
 
-    def _fetch(self, shard: DataShard) -> None:
+    def _fetch_of(self, shard: DataShard) -> Future[bytes] | None:
+        """Return the fetch of a shard that is queued or running. Only the reader starts one."""
         with self._lock:
-            if shard.sha256 not in self._fetches:
-                self._fetches[shard.sha256] = self._fetchers.submit(self._fetch_now, shard)
+            return self._fetches.get(shard.sha256)
 
     def _fetch_now(self, shard: DataShard) -> bytes:
         try:
