@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from support.harness import Harness
-from support.training import Training
+from support.training import TASKS, Training
+
+from vcasgd.store.ledger.heartbeats import Heartbeat
 
 Eventually = Callable[..., Any]
 ROUNDS = {"rule": "rounds"}
@@ -53,6 +55,42 @@ def test_exchanges_are_measured_if_a_subtask_is_one_interval(
     eventually(lambda: harness.snapshots(training.job).read().meta.round.exchange_seconds > 0)
 
     training.await_end()
+
+
+@pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["fast heartbeat"])
+def test_a_round_does_not_wait_until_a_slow_worker_ends_its_interval(
+    harness: Harness, eventually: Eventually
+) -> None:
+    # Given two workers; a step of one takes sixteen times as long
+    marker = harness.home / "slow"
+    job = harness.submit_audit(
+        working_dir=TASKS,
+        task="uneven:Uneven",
+        args={"slow": str(marker), "slow_seconds": 0.75},
+        samples=4000,
+        epochs=40,
+        subtasks=4,
+        push_every=16,
+        step_seconds=0.05,
+        update=ROUNDS,
+    )
+    harness.start_server()
+    harness.start_job_loop()
+    harness.start_workers(job, 2)
+
+    def slow() -> Heartbeat:
+        pid = int(marker.read_text() or 0) if marker.exists() else 0
+        beats = harness.jobs.workers.heartbeats(job).values()
+        return next((beat for beat in beats if beat.pid == pid), Heartbeat())
+
+    # When the others know how fast it is
+    eventually(lambda: slow().pushes == 1)
+    assert (slow().local_steps or 0) > 8
+
+    # Then it pushes what it has when the other one has ended its interval
+    eventually(lambda: (slow().pushes or 0) > 1)
+    assert 1 <= (slow().local_steps or 0) <= 3
+    assert harness.jobs.get(job).totals["repeated"] == 0
 
 
 @pytest.mark.parametrize("killed", ["worker", "parameter-server"])

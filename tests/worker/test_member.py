@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vcasgd.store.tensors.snapshot import RoundFacts
-from vcasgd.worker.interval import Base
+from vcasgd.worker.interval import Base, is_late
 from vcasgd.worker.member import EXCHANGES, MOST_STEPS, Member, balanced_steps
 
 
@@ -152,6 +152,37 @@ def test_no_step_overlaps_in_the_first_half_of_a_job(progress: float, expected: 
     member.begin(progress)
 
     assert member.overlaps is expected
+
+
+@pytest.mark.parametrize(
+    ("workers", "step_seconds", "done", "seconds", "expected"),
+    [
+        (4, 0.1, 5, 0.99, False),
+        (4, 0.1, 5, 1.0, True),
+        (4, 0.1, 6, 1.0, False),
+        (4, 0.1, 6, 1.3, True),
+        (4, 0.1, 1, 30.0, True),
+        (1, 0.1, 1, 30.0, False),
+        (4, 0.0, 1, 30.0, False),
+        (0, 0.0, 1, 30.0, False),
+    ],
+    ids=[
+        "the others train",
+        "half as fast",
+        "a little slower",
+        "slower since",
+        "suspended",
+        "alone",
+        "unknown",
+        "first round",
+    ],
+)
+def test_interval_is_late_if_it_is_much_slower_than_its_round(
+    workers: int, step_seconds: float, done: int, seconds: float, expected: bool
+) -> None:
+    facts = RoundFacts(workers, batch=32, step_seconds=step_seconds)
+
+    assert is_late(facts, planned=10, done=done, seconds=seconds) is expected
 
 
 def test_exchange_is_the_shortest_of_the_last_ones() -> None:

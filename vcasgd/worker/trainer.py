@@ -30,7 +30,7 @@ from vcasgd.store.tensors.snapshot import encode_integers
 from vcasgd.worker.departure import Departure
 from vcasgd.worker.heartbeat import WorkerStatus
 from vcasgd.worker.held_leases import HeldLeases, WorkInterrupted
-from vcasgd.worker.interval import Base, Trained
+from vcasgd.worker.interval import Base, Trained, is_late
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.pending_updates import Settled
@@ -221,25 +221,35 @@ class Trainer:
 
     def _train_interval(self, work: _Work, step: Step) -> int:
         """Train and push one interval; return where it ends."""
-        status, started = self._status, time.monotonic()
+        status, member, started = self._status, work.learner.member, time.monotonic()
         if self._seconds_per_sample is not None:
             self._shards.prefetch(self._seconds_per_sample * (step.stop - step.start))
         status.unpushed_since = steady_time()
         base = self._base(step)
+        steps_before = status.steps
+
+        def should_stop() -> bool:
+            if not self.may_continue(work.lease):
+                return True
+            if member is None:
+                return False
+            planned = (step.stop - step.start) / member.batch
+            done, seconds = status.steps - steps_before, time.monotonic() - started
+            return is_late(base.round, planned, done, seconds)
+
         self._duty.begin(work.learner, base)
         trained = work.learner.train(
             base,
             work.lease.number,
             step.start,
             step.stop,
-            should_stop=lambda: not self.may_continue(work.lease),
+            should_stop=should_stop,
             on_step=status.on_step,
             asynchrony=self._tuned.asynchrony,
         )
         ended = time.monotonic()
         seconds = ended - started
         self._measure(trained.stop - step.start, trained, seconds)
-        member = work.learner.member
         if member is not None:
             member.measure(seconds / max(trained.steps, 1))
         unchanged = torch.equal(trained.integers, base.integers)
