@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import count, islice
+
 import pytest
 
+from vcasgd.learning.local_batch import LocalBatch
 from vcasgd.parameter_server.recent_members import MOST_MISSED, RecentMembers
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import RoundFacts
 
 
-def header(batch: float, step_seconds: float = 0.0, exchange_seconds: float = 0.0) -> Header:
+def header(
+    batch: float, step_seconds: float = 0.0, exchange_seconds: float = 0.0, samples: int = 1000
+) -> Header:
     return Header(
         update="u",
         worker="w",
         subtask=0,
         start=0,
-        stop=1,
+        stop=samples,
         base=0,
         token=0,
         codec="float32",
@@ -109,3 +114,70 @@ def test_share_of_the_batch(present: dict[str, Header], share: float) -> None:
 
 def test_the_first_round_is_whole() -> None:
     assert RecentMembers().share({"a": header(0.0)}) == 1.0
+
+
+class Members:
+    """Rounds of a job whose members adapt their batches: seconds of a sample, by member."""
+
+    def __init__(self, job_batch: int, **seconds: float) -> None:
+        self.seconds = seconds
+        self.batches = {name: LocalBatch(job_batch, len(seconds)) for name in seconds}
+        self.recent = RecentMembers()
+        self.versions = count(1)
+
+    def make_rounds(self, number: int, **others: Header) -> None:
+        for version in islice(self.versions, number):
+            present = {name: self._header(name) for name in self.seconds} | others
+            facts = self.recent.facts(present)
+            self.recent.end(present)
+            for batch in self.batches.values():
+                batch.follow(version, facts.workers, facts.batch, facts.step_seconds)
+
+    def _header(self, name: str) -> Header:
+        batch = self.batches[name]
+        batch.measure(batch.size * self.seconds[name])
+        return header(batch.size, batch.step_seconds, samples=round(10 * batch.size))
+
+    @property
+    def samples(self) -> float:
+        """Samples in a step of all members."""
+        return sum(batch.size for batch in self.batches.values())
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        header(1e9, 1.0, samples=40),
+        header(1e9, 1e-9, samples=40),
+        header(64.0, 1e-9, samples=40),
+        header(1e-9, 1e-9, samples=40),
+        header(1e-9, 1e9, samples=40),
+    ],
+    ids=["batch", "batch and speed", "speed", "small batch and speed", "slowness"],
+)
+@pytest.mark.parametrize("honest", ["a", "abc"], ids=["one", "three"])
+def test_a_member_that_lies_leaves_most_of_the_batch_to_the_others(
+    claim: Header, honest: str
+) -> None:
+    members = Members(256, **dict.fromkeys(honest, 0.01))
+    members.make_rounds(20)
+
+    for _ in range(200):
+        members.make_rounds(1, liar=claim)
+        assert 256 / 4 <= members.samples <= 256 * 4
+
+
+def test_a_member_that_lies_and_is_late_does_not_shrink_the_step() -> None:
+    liar = {"liar": header(1e9, samples=40)}
+    honest = {name: header(64.0, samples=640) for name in "abc"}
+
+    assert after(honest | liar).share(honest) >= 0.9
+
+
+def test_a_machine_that_is_much_faster_gets_its_part() -> None:
+    members = Members(8192, a=1.0, b=1.0, fast=0.01)
+
+    members.make_rounds(40)
+
+    assert members.samples == pytest.approx(8192, rel=0.01)
+    assert members.batches["fast"].size / members.batches["a"].size == pytest.approx(100, rel=0.2)

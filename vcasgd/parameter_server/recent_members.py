@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from statistics import median_high
 
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import RoundFacts
@@ -10,6 +11,9 @@ from vcasgd.store.tensors.snapshot import RoundFacts
 #: Rounds that a worker can miss in a row and still count. A late one is in the next round again,
 #: and in the meantime, the others must not take over its part of the batch.
 MOST_MISSED = 2
+#: Factor by which a member's batch can exceed what its samples show, and by which its step can be
+#: shorter than those of the others. Batches change by no more at a time, so no member needs more.
+MOST_CLAIMED = 4.0
 
 
 class RecentMembers:
@@ -24,17 +28,23 @@ class RecentMembers:
         Recent members that are missing count with their last update. No round without updates has
         facts. ``step_seconds`` is how long a step of all batches would last if each member had the
         part of it that its speed allows: with the plain mean of the durations, one slow member
-        would make all fast ones take too many samples.
+        would make all fast ones take too many samples. What members claim counts only up to
+        :data:`MOST_CLAIMED`. Otherwise, one that lies could leave hardly a sample to the others.
         """
-        members = {name: header for name, (header, _) in self._members.items()} if present else {}
-        headers = (members | dict(present)).values()
-        timed = [each for each in headers if each.step_seconds and each.batch]
-        speed = sum(each.batch / each.step_seconds for each in timed)
-        exchanges = [each.exchange_seconds for each in headers if each.exchange_seconds]
+        headers = self._with(present)
+        batches = _credible_batches(headers)
+        durations = {
+            name: each.step_seconds
+            for name, each in headers.items()
+            if each.step_seconds and each.batch
+        }
+        least = median_high(durations.values()) / MOST_CLAIMED if durations else 0.0
+        speed = sum(batches[name] / max(each, least) for name, each in durations.items())
+        exchanges = [each.exchange_seconds for each in headers.values() if each.exchange_seconds]
         return RoundFacts(
             workers=len(headers),
-            batch=sum(each.batch for each in headers),
-            step_seconds=sum(each.batch for each in timed) / speed if timed else 0.0,
+            batch=sum(batches.values()),
+            step_seconds=sum(batches[name] for name in durations) / speed if durations else 0.0,
             exchange_seconds=min(exchanges, default=0.0),
         )
 
@@ -44,8 +54,13 @@ class RecentMembers:
         Without the missing ones, their mean is as far from the model as a step of the whole batch,
         but has fewer samples.
         """
-        whole = self.facts(present).batch
-        return sum(each.batch for each in present.values()) / whole if whole else 1.0
+        batches = _credible_batches(self._with(present))
+        whole = sum(batches.values())
+        return sum(batches[name] for name in present) / whole if whole else 1.0
+
+    def _with(self, present: Mapping[str, Header]) -> dict[str, Header]:
+        members = {name: header for name, (header, _) in self._members.items()}
+        return members | dict(present) if present else {}
 
     def end(self, present: Mapping[str, Header]) -> None:
         """End a round with the updates of ``present``."""
@@ -60,3 +75,11 @@ class RecentMembers:
         """Forget workers that are known to be lost."""
         for worker in workers:
             self._members.pop(worker, None)
+
+
+def _credible_batches(headers: Mapping[str, Header]) -> dict[str, float]:
+    """Return the local batch of each member in samples; all members make about as many steps."""
+    samples = {name: each.stop - each.start for name, each in headers.items()}
+    steps = [samples[name] / each.batch for name, each in headers.items() if each.batch]
+    most = MOST_CLAIMED / median_high(steps) if steps else 0.0
+    return {name: min(each.batch, most * samples[name]) for name, each in headers.items()}
