@@ -171,7 +171,7 @@ def test_a_member_that_lies_and_is_late_does_not_shrink_the_step() -> None:
     liar = {"liar": header(1e9, samples=40)}
     honest = {name: header(64.0, samples=640) for name in "abc"}
 
-    assert after(honest | liar).share(honest) >= 0.9
+    assert after(honest | liar).share(honest) >= 0.8
 
 
 def test_a_machine_that_is_much_faster_gets_its_part() -> None:

@@ -11,9 +11,12 @@ from vcasgd.store.tensors.snapshot import RoundFacts
 #: Rounds that a worker can miss in a row and still count. A late one is in the next round again,
 #: and in the meantime, the others must not take over its part of the batch.
 MOST_MISSED = 2
-#: Factor by which a member's batch can exceed what its samples show, and by which its step can be
-#: shorter than those of the others. Batches change by no more at a time, so no member needs more.
-MOST_CLAIMED = 4.0
+#: Factor by which a member's batch can exceed what its samples show. The last interval of a
+#: subtask is short if the batch has just grown.
+MOST_LARGER = 8.0
+#: Factor by which a member can be faster than the others. One that is faster still gets its part
+#: of the batch in several steps.
+MOST_FASTER = 16.0
 
 
 class RecentMembers:
@@ -28,8 +31,10 @@ class RecentMembers:
         Recent members that are missing count with their last update. No round without updates has
         facts. ``step_seconds`` is how long a step of all batches would last if each member had the
         part of it that its speed allows: with the plain mean of the durations, one slow member
-        would make all fast ones take too many samples. What members claim counts only up to
-        :data:`MOST_CLAIMED`. Otherwise, one that lies could leave hardly a sample to the others.
+        would make all fast ones take too many samples.
+
+        What members claim counts only within :data:`MOST_LARGER` and :data:`MOST_FASTER`.
+        Otherwise, one that lies could leave hardly a sample to the others.
         """
         headers = self._with(present)
         batches = _credible_batches(headers)
@@ -38,7 +43,7 @@ class RecentMembers:
             for name, each in headers.items()
             if each.step_seconds and each.batch
         }
-        least = median_high(durations.values()) / MOST_CLAIMED if durations else 0.0
+        least = median_high(durations.values()) / MOST_FASTER if durations else 0.0
         speed = sum(batches[name] / max(each, least) for name, each in durations.items())
         exchanges = [each.exchange_seconds for each in headers.values() if each.exchange_seconds]
         return RoundFacts(
@@ -81,5 +86,5 @@ def _credible_batches(headers: Mapping[str, Header]) -> dict[str, float]:
     """Return the local batch of each member in samples; all members make about as many steps."""
     samples = {name: each.stop - each.start for name, each in headers.items()}
     steps = [samples[name] / each.batch for name, each in headers.items() if each.batch]
-    most = MOST_CLAIMED / median_high(steps) if steps else 0.0
+    most = MOST_LARGER / median_high(steps) if steps else 0.0
     return {name: min(each.batch, most * samples[name]) for name, each in headers.items()}
