@@ -61,10 +61,10 @@ def measure(options: Options) -> list[Usage]:
         settings = Settings(home=Path(folder), api_port=0)
         with running(settings) as state:
             time.sleep(options.settle)
-            return _usages(state, options.seconds)
+            return usages(state, options.seconds)
 
 
-def _usages(state: StackState, seconds: float) -> list[Usage]:
+def usages(state: StackState, seconds: float) -> list[Usage]:
     """Return the usage of all processes of a stack. Raises :class:`psutil.Error` if one ends."""
     supervisor = psutil.Process(state.supervisor.pid)
     guardian = supervisor.parent()
@@ -99,17 +99,17 @@ def _name(process: psutil.Process, names: dict[int, str]) -> str:
     return f"{_name(parent, names)}: {process.name()}" if parent else process.name()
 
 
-def report(usages: list[Usage], options: Options) -> str:
+def report(measured: list[Usage], options: Options) -> str:
     """Return the page."""
     total = Usage(
         "**all**",
-        sum(each.cores for each in usages),
-        sum(each.memory for each in usages),
-        sum(each.wakeups for each in usages),
+        sum(each.cores for each in measured),
+        sum(each.memory for each in measured),
+        sum(each.wakeups for each in measured),
     )
     rows = [
         [each.name, f"{each.cores:.2%}", f"{each.memory / MB:.0f} MB", f"{each.wakeups:.0f}"]
-        for each in [*sorted(usages, key=lambda one: -one.memory), total]
+        for each in [*sorted(measured, key=lambda one: -one.memory), total]
     ]
     return PAGE.format(
         command=f"python benchmarks/idle.py --seconds {options.seconds:g}",

@@ -10,9 +10,12 @@ programs before you run it.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
+from collections import Counter
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -21,6 +24,7 @@ from typing import Any
 import torch
 
 import machine
+from idle import usages
 from markdown import table
 from vcasgd.client import Client
 from vcasgd.settings import Settings
@@ -41,6 +45,8 @@ START_SECONDS = 15.0
 SETTLE_SECONDS = 20.0
 READY_SECONDS = 180.0
 POLL_SECONDS = 0.2
+#: Least share of the processors of a process in the table.
+LEAST_SHARE = 0.001
 PLAIN = "plain loops"
 #: Fields of a job besides those of all jobs, by its row in the table.
 JOBS: dict[str, dict[str, Any]] = {
@@ -61,6 +67,10 @@ its controller share the processors with the workers. They take turns, {seconds:
 {machine}
 
 {table}
+
+Processor time of the job's stack, as a share of what the processors have: medians of the runs.
+
+{shares}
 """
 
 
@@ -86,8 +96,16 @@ def _loop(data: str, seed: int, begin: float, end: float) -> int:
     return samples
 
 
-def workers(data: Path, seconds: float, more: dict[str, Any]) -> float:
-    """Return the samples per second that come into a job's model."""
+@dataclass(frozen=True)
+class Measured:
+    """Samples per second that came into a job's model, and shares of all processors by process."""
+
+    rate: float
+    shares: dict[str, float]
+
+
+def workers(data: Path, seconds: float, more: dict[str, Any]) -> Measured:
+    """Measure a job on a stack of its own."""
     with tempfile.TemporaryDirectory(prefix="vcasgd-unpaced-") as folder:
         settings = Settings(home=Path(folder), api_port=0, local_capacity=PROCESSES)
         with running(settings) as state:
@@ -97,9 +115,12 @@ def workers(data: Path, seconds: float, more: dict[str, Any]) -> float:
                 _await_pushes(client, job)
                 time.sleep(SETTLE_SECONDS)
                 before, since = client.job(job).progress.samples_applied, time.monotonic()
-                time.sleep(seconds)
+                used = usages(state, seconds)
                 after, until = client.job(job).progress.samples_applied, time.monotonic()
-                return (after - before) / (until - since)
+    shares: Counter[str] = Counter()
+    for each in used:
+        shares[each.name] += each.cores / (os.cpu_count() or 1)
+    return Measured((after - before) / (until - since), dict(shares))
 
 
 def _spec(data: Path, folder: Path, more: dict[str, Any]) -> JobSpec:
@@ -131,12 +152,17 @@ def _await_pushes(client: Client, job: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def report(rates: dict[str, list[float]], seconds: float, command: str) -> str:
-    """Return the page; ``rates`` are samples per second of each run."""
+def report(
+    rates: dict[str, list[float]],
+    shares: dict[str, list[dict[str, float]]],
+    seconds: float,
+    command: str,
+) -> str:
+    """Return the page; ``rates`` are samples per second of each run, ``shares`` by process."""
     rows = []
     for name, values in rates.items():
-        shares = [own / loops for own, loops in zip(values, rates[PLAIN], strict=True)]
-        shown = f"{median(shares):.2f} ({', '.join(f'{each:.2f}' for each in shares)})"
+        parts = [own / loops for own, loops in zip(values, rates[PLAIN], strict=True)]
+        shown = f"{median(parts):.2f} ({', '.join(f'{each:.2f}' for each in parts)})"
         each_run = ", ".join(f"{each:,.0f}" for each in values)
         rows.append([name, f"{median(values):,.0f} ({each_run})", "1" if name == PLAIN else shown])
     return PAGE.format(
@@ -146,7 +172,20 @@ def report(rates: dict[str, list[float]], seconds: float, command: str) -> str:
         seconds=seconds,
         machine=table(("", ""), machine.describe().items()),
         table=table(("", "samples/s: median (each run)", "of plain loops, in pairs"), rows),
+        shares=table(("process", *shares), _shares(shares)),
     )
+
+
+def _shares(runs: dict[str, list[dict[str, float]]]) -> list[list[str]]:
+    """Return rows for the processes that have a share worth mentioning with any job."""
+    names = {name for each in runs.values() for run in each for name in run}
+    medians = {
+        name: [median(run.get(name, 0.0) for run in each) for each in runs.values()]
+        for name in names
+    }
+    shown = [name for name in names if max(medians[name]) >= LEAST_SHARE]
+    shown.sort(key=lambda name: -max(medians[name]))
+    return [[name, *(f"{share:.1%}" for share in medians[name])] for name in shown]
 
 
 def main() -> None:
@@ -161,12 +200,15 @@ def main() -> None:
     command = f"python benchmarks/unpaced.py --runs {given.runs} --seconds {given.seconds:g}"
     data = given.data.resolve(strict=True)
     rates: dict[str, list[float]] = {PLAIN: [], **{name: [] for name in JOBS}}
+    shares: dict[str, list[dict[str, float]]] = {name: [] for name in JOBS}
     for _ in range(given.runs):
         rates[PLAIN].append(plain(data, given.seconds))
         for name, more in JOBS.items():
-            rates[name].append(workers(data, given.seconds, more))
+            measured = workers(data, given.seconds, more)
+            rates[name].append(measured.rate)
+            shares[name].append(measured.shares)
         print({name: round(values[-1]) for name, values in rates.items()}, flush=True)
-        given.out.write_text(report(rates, given.seconds, command))
+        given.out.write_text(report(rates, shares, given.seconds, command))
 
 
 if __name__ == "__main__":
