@@ -152,8 +152,18 @@ class Members:
         header(64.0, 1e-9, samples=40),
         header(1e-9, 1e-9, samples=40),
         header(1e-9, 1e9, samples=40),
+        header(1e-320, 1e9, samples=40),
+        header(1e-320, 1e-320, samples=40),
     ],
-    ids=["batch", "batch and speed", "speed", "small batch and speed", "slowness"],
+    ids=[
+        "batch",
+        "batch and speed",
+        "speed",
+        "small batch and speed",
+        "slowness",
+        "hardly a batch",
+        "hardly a batch or a step",
+    ],
 )
 @pytest.mark.parametrize("honest", ["a", "abc"], ids=["one", "three"])
 def test_a_member_that_lies_leaves_most_of_the_batch_to_the_others(

@@ -44,12 +44,14 @@ class RecentMembers:
             if each.step_seconds and each.batch
         }
         least = median_high(durations.values()) / MOST_FASTER if durations else 0.0
+        timed = sum(batches[name] for name in durations)
+        # Zero if a member claims next to nothing as its batch.
         speed = sum(batches[name] / max(each, least) for name, each in durations.items())
         exchanges = [each.exchange_seconds for each in headers.values() if each.exchange_seconds]
         return RoundFacts(
             workers=len(headers),
             batch=sum(batches.values()),
-            step_seconds=sum(batches[name] for name in durations) / speed if durations else 0.0,
+            step_seconds=timed / speed if speed else 0.0,
             exchange_seconds=min(exchanges, default=0.0),
         )
 
