@@ -28,6 +28,7 @@ from vcasgd.errors import (
     VcasgdError,
 )
 from vcasgd.masking import masked
+from vcasgd.printable import printable
 from vcasgd.settings import log_format
 
 #: Valid request IDs; they need no quoting in a header, a log line, or a URL.
@@ -104,18 +105,22 @@ def configure_logging(role: str, level: str | None = None) -> None:
 
     A line has the time, the role, and the process, and the job, worker, and request of the record.
     """
-    handler = _MaskedHandler(sys.stderr)
+    handler = _SafeHandler(sys.stderr)
     handler.addFilter(Correlated())
     handler.setFormatter(_json_formatter(role) if log_format() == "json" else _TextFormatter(role))
     logging.basicConfig(level=level or logging.INFO, handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
-class _MaskedHandler(logging.StreamHandler[TextIO]):
-    """Handler that shows no hidden values (:mod:`vcasgd.masking`)."""
+class _SafeHandler(logging.StreamHandler[TextIO]):
+    """Handler that shows no hidden values (:mod:`vcasgd.masking`), and only printable text.
+
+    Lines after the first of a record are indented, so that text of a worker can't pass for another
+    record.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        return masked(super().format(record))
+        return printable(masked(super().format(record))).replace("\n", "\n  ")
 
 
 class _TextFormatter(logging.Formatter):

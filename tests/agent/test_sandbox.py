@@ -14,13 +14,13 @@ from typing import Any
 
 import psutil
 import pytest
-from rich.console import Console
 from support.harness import Process
 from support.processes import read_each
 from support.sandboxes import FILES, working_sandbox
 
 from vcasgd.agent.display import Display
 from vcasgd.agent.sandbox import SandboxMode, choose, make_sandbox
+from vcasgd.console import PlainConsole
 from vcasgd.errors import SpecError, StackError
 from vcasgd.schemas.machines import OrderView
 from vcasgd.worker.shell import NETWORK_REMEDY
@@ -223,7 +223,7 @@ class TestChoice:
 
 def test_texts_of_jobs_do_not_control_the_terminal() -> None:
     output = io.StringIO()
-    Display(Console(file=output)).event("failed: \x1b]52;c;Y3VybA==\x07[red]x")
+    Display(PlainConsole(file=output)).event("failed: \x1b]52;c;Y3VybA==\x07[red]x")
     assert "\x1b" not in output.getvalue()
     assert "[red]x" in output.getvalue()
 

@@ -275,6 +275,28 @@ def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     assert "1.5 MB  4.0 GB" in row
 
 
+def test_text_of_workers_is_printed_as_data(run: Run, api: Api) -> None:
+    job = api.submit()
+    api.start_job(job)
+    hostile = "[/b] \x1b]52;c;eA==\x07 \x1b[2J\u202e[link=x]"
+    machine = {"pool": "local", "state": "running", "gpu": hostile}
+    api.control.publish({"i-1": machine}, {"local": {"instances": 1}})
+    api.leases(job).renew({"instance": "i-1", "doing": hostile, "device": hostile}, [])
+    api.jobs.add_logs(job, f"{job}.i-1", [hostile])
+
+    for command in (
+        ("workers",),
+        ("workers", job),
+        ("instances",),
+        ("logs", job),
+        ("top", "--once"),
+    ):
+        shown = stdout_of(run(*command))
+        assert not {"\x1b", "\x07", "\u202e"} & set(shown), command
+    assert "[/b]  �[link=x]" in stdout_of(run("logs", job))
+    assert "[/b]" in stdout_of(run("workers", job))
+
+
 def test_commands_name_an_unknown_job_or_instance(run: Run) -> None:
     for command in ("show", "follow", "events", "logs", "pause", "checkpoints", "download"):
         assert_refused(run(command, "nothing"), "nothing")

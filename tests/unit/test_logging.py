@@ -28,6 +28,7 @@ with bound(job="j-1", request="r-1"):
         1 / 0
     except ZeroDivisionError:
         log.exception("oh")
+    log.info("by a worker: \\x1b]0;title\\x07\\n2026-01-01 worker ERROR: forged")
 """
 
 
@@ -48,11 +49,12 @@ def test_text_lines_end_with_the_fields() -> None:
 
     assert alone.endswith("INFO example: alone")
     assert about.endswith("INFO example: 100% of it [job=j-1 worker=w-1 request=r-1]")
-    assert rest[-1] == "ZeroDivisionError: division by zero"
+    assert rest[-3] == "  ZeroDivisionError: division by zero"
+    assert rest[-1] == "  2026-01-01 worker ERROR: forged [job=j-1 worker=w-1 request=r-1]"
 
 
 def test_json_lines_are_objects_with_the_fields() -> None:
-    alone, about, wrong = (json.loads(line) for line in logged("json"))
+    alone, about, wrong, _ = (json.loads(line) for line in logged("json"))
 
     assert (alone["role"], alone["level"], alone["message"]) == ("worker", "INFO", "alone")
     assert not {"job", "worker", "request"} & alone.keys()

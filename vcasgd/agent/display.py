@@ -8,6 +8,7 @@ from datetime import datetime
 from rich.console import Console
 from rich.filesize import decimal
 from rich.status import Status
+from rich.text import Text
 
 from vcasgd.schemas.machines import OrderView
 
@@ -25,13 +26,13 @@ class Display:
 
     def event(self, text: str) -> None:
         """Print a line."""
-        self._console.print(f"{datetime.now().astimezone():%H:%M:%S} {_safe(text)}", markup=False)
+        self._console.print(f"{datetime.now().astimezone():%H:%M:%S} {_one_line(text)}")
 
     def state(self, text: str) -> None:
         """Show the present state."""
         if self._status is not None:
             self._status.start()
-            self._status.update(_safe(text).replace("[", r"\["))
+            self._status.update(Text(_one_line(text)))
         elif time.monotonic() - self._printed_at >= LINE_SECONDS:
             self._printed_at = time.monotonic()
             self.event(text)
@@ -42,9 +43,8 @@ class Display:
             self._status.stop()
 
 
-def _safe(text: str) -> str:
-    """Return a text without sequences that control the terminal: jobs can write to some texts."""
-    return "".join(each if each.isprintable() else "�" for each in text)
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def describe(orders: list[OrderView], sent: int, received: int) -> str:

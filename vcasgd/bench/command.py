@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from vcasgd.console import PlainConsole
 
 if TYPE_CHECKING:
     from vcasgd.bench.figures import Figures
@@ -134,7 +135,7 @@ def control_command(
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in figures.items():
         table.add_row(name, json.dumps(value))
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)
 
 
 @app.command("goodput")
@@ -188,7 +189,7 @@ def goodput_command(
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in figures.to_dict().items():
         table.add_row(name, json.dumps(value))
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)
 
 
 @app.command("codecs")
@@ -218,7 +219,7 @@ def codecs_command(
             f"{each.decode_gb_s:.2f}",
             f"{each.relative_error:.2g}",
         )
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)
 
 
 @app.command("data")
@@ -261,11 +262,11 @@ def data_command(
             f"{row['downloads']}",
             f"{row['downloaded_bytes'] / 1e6:.1f}",
         )
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)
 
 
 def _show(figures: Figures) -> None:
-    console = Console(highlight=False)
+    console = PlainConsole()
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in figures.lines():
         table.add_row(name, value)

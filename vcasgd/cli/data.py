@@ -32,7 +32,7 @@ def index(
     for location in locations:
         dataset_index = make_index(
             storage_at(location),
-            lambda shard: err.print(f"{shard.name}: {shard.samples} samples", markup=False),
+            lambda shard: err.print(f"{shard.name}: {shard.samples} samples"),
         )
         samples = sum(shard.samples for shard in dataset_index.shards)
         rows.append({"location": location, "shards": len(dataset_index.shards), "samples": samples})
@@ -40,6 +40,4 @@ def index(
         show_json(rows)
         return
     for row in rows:
-        out.print(
-            f"{row['location']}: {row['samples']} samples in {row['shards']} shards", markup=False
-        )
+        out.print(f"{row['location']}: {row['samples']} samples in {row['shards']} shards")

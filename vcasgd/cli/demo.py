@@ -159,7 +159,7 @@ def demo(
         with interrupts.installed():
             run.run(model.absolute(), keep=keep, as_json=as_json)
     except CommandInterrupted as interrupted:
-        err.print("interrupted; everything is stopped", markup=False)
+        err.print("interrupted; everything is stopped")
         raise typer.Exit(interrupted.exit_status) from None
 
 
@@ -220,7 +220,7 @@ class _Demo:
             self._print("stopping")
 
     def _print(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(text)
 
 
 def _bounded(statuses: Iterator[JobStatus]) -> Iterator[JobStatus]:
@@ -237,7 +237,7 @@ def _bounded(statuses: Iterator[JobStatus]) -> Iterator[JobStatus]:
 def _check(summary: Summary) -> None:
     failures = summary.failures()
     for failure in failures:
-        err.print(f"error: {failure}", markup=False)
+        err.print(f"error: {failure}")
     if failures:
         raise typer.Exit(1)
 

@@ -27,9 +27,9 @@ def doctor(as_json: Json = False, url: Url = None, token: Token = None) -> None:
         show_json([asdict(finding) for finding in found])
     else:
         for finding in found:
-            out.print(f"{finding.severity}: {finding.message}", markup=False)
-            out.print(f"  remedy: {finding.remedy}", markup=False)
+            out.print(f"{finding.severity}: {finding.message}")
+            out.print(f"  remedy: {finding.remedy}")
         if not found:
-            out.print("nothing is wrong", markup=False)
+            out.print("nothing is wrong")
     if any(finding.severity is Severity.ERROR for finding in found):
         raise typer.Exit(1)

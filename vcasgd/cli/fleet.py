@@ -99,4 +99,4 @@ def evict(
         show_json(request)
     else:
         how = "killed" if kill else f"evicted with {duration(notice) or 'the usual'} notice"
-        out.print(f"{request.instance} will be {how}", markup=False)
+        out.print(f"{request.instance} will be {how}")

@@ -35,8 +35,8 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
 def show_warnings(spec: JobSpec) -> None:
     """Print a line for each setting of a job that is known to train badly."""
     for each in unstable_settings(spec):
-        err.print(f"warning: {each.field}: {each.message}", markup=False)
-        err.print(f"remedy: {each.remedy}", markup=False)
+        err.print(f"warning: {each.field}: {each.message}")
+        err.print(f"remedy: {each.remedy}")
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:

@@ -115,11 +115,11 @@ def submit(
         if as_json:
             show_json(job)
         else:
-            out.print(f"submitted {job.id}", markup=False)
+            out.print(f"submitted {job.id}")
         if following:
             _follow(client, job.id)
         elif not as_json:
-            out.print(f"follow it with: vcasgd follow {job.id}", markup=False)
+            out.print(f"follow it with: vcasgd follow {job.id}")
 
 
 def follow(job: JobName, url: Url = None, token: Token = None) -> None:
@@ -164,7 +164,7 @@ def events(
             _show_stream(stream, following)
             return
         for event in stream:
-            out.print(event_line(event), markup=False)
+            out.print(event_line(event))
 
 
 def logs(
@@ -178,7 +178,7 @@ def logs(
             _show_stream(stream, following)
             return
         for line in stream:
-            out.print(f"{line.worker.rpartition('.')[2]}: {line.line}", markup=False)
+            out.print(f"{line.worker.rpartition('.')[2]}: {line.line}")
 
 
 def pause(job: JobName, url: Url = None, token: Token = None) -> None:
@@ -212,7 +212,7 @@ def set_fields(
     fields = parse_changes(changes)
     with open_client(url, token) as client:
         spec = client.change(job, **fields).spec
-        out.print(f"{job}: priority {priority_text(spec.priority, spec.weight)}", markup=False)
+        out.print(f"{job}: priority {priority_text(spec.priority, spec.weight)}")
 
 
 def cancel(job: JobName, url: Url = None, token: Token = None) -> None:
@@ -232,7 +232,7 @@ def delete(
         if not yes:
             typer.confirm(f"Delete {job} with its checkpoints and model?", abort=True, err=True)
         client.delete(job)
-        out.print(f"{job} is deleted", markup=False, highlight=False)
+        out.print(f"{job} is deleted", highlight=False)
 
 
 def checkpoints(job: JobName, as_json: Json = False, url: Url = None, token: Token = None) -> None:
@@ -266,7 +266,7 @@ def download(
         path = client.download(
             job, to, checkpoint, trained_only=trained_only, working_dir=working_dir
         )
-        out.print(str(path), markup=False)
+        out.print(str(path))
 
 
 def track(
@@ -288,16 +288,16 @@ def track(
     """
     with open_client(url, token) as client, _interruptible(job):
         place = client.track(job, to, folder=folder, project=project, follow=following)
-        out.print(place, markup=False)
+        out.print(place)
 
 
 def _follow(client: Client, job: str) -> None:
     with _interruptible(job):
         view = show_progress(Watch(client, job).statuses(), out)
-    out.print(_conclusion(view), markup=False)
+    out.print(_conclusion(view))
     if view.state != "succeeded":
-        err.print(f"error: job {view.id} {view.state}: {view.reason or 'no reason given'}",
-                  markup=False)  # fmt: skip
+        reason = view.reason or "no reason given"
+        err.print(f"error: job {view.id} {view.state}: {reason}")
         show_traceback(view.traceback or "")
         raise typer.Exit(1)
 
@@ -311,7 +311,6 @@ def _interruptible(job: str) -> Iterator[None]:
         err.print(
             f"\njob {job} keeps running; follow it again with: vcasgd follow {job}, "
             f"cancel it with: vcasgd cancel {job}",
-            markup=False,
         )
         raise typer.Exit(INTERRUPTED) from None
 
@@ -328,7 +327,7 @@ def priority_text(priority: str, weight: float) -> str:
 
 
 def _show_state(view: JobView) -> None:
-    out.print(f"{view.id} is {view.state}", markup=False)
+    out.print(f"{view.id} is {view.state}")
 
 
 def _show_stream(rows: Iterator[EventRow] | Iterator[LogRow], following: bool) -> None:

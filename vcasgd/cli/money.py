@@ -82,7 +82,7 @@ def plan(
         return
     show_rows(offer.offers, _OFFERS, as_json=False)
     for line in _lines(offer):
-        out.print(line, markup=False)
+        out.print(line)
 
 
 def cost(
@@ -131,7 +131,7 @@ def confirm(client: Client, spec: JobSpec) -> None:
     if not plan.costs_money:
         return
     for line in _lines(plan):
-        err.print(line, markup=False)
+        err.print(line)
     if not stdin_is_a_terminal():
         raise SpecError(
             "the job costs money, and the input is not a terminal to confirm it",

@@ -9,15 +9,15 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from typer.core import TyperGroup
 
+from vcasgd.console import PlainConsole
 from vcasgd.errors import VcasgdError
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = PlainConsole()
+err = PlainConsole(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -34,21 +34,21 @@ class Group(TyperGroup):
         except VcasgdError as error:
             show_error(error)
         except OSError as error:
-            err.print(f"error: {error.filename or ''}: {error.strerror or error}", markup=False)
+            err.print(f"error: {error.filename or ''}: {error.strerror or error}")
         raise typer.Exit(1)
 
 
 def show_error(error: VcasgdError) -> None:
     """Print an error's message, its remedy, and the traceback of the user's code, if any."""
-    err.print(f"error: {error.message}", markup=False)
+    err.print(f"error: {error.message}")
     show_traceback(str(error.details.get("traceback") or ""))
     if error.remedy:
-        err.print(f"remedy: {error.remedy}", markup=False)
+        err.print(f"remedy: {error.remedy}")
 
 
 def show_traceback(text: str) -> None:
     if text:
-        err.print(text.rstrip(), markup=False)
+        err.print(text.rstrip())
 
 
 def show_json(value: object) -> None:
@@ -65,7 +65,7 @@ def show_facts(facts: Iterable[tuple[str, object]], width: int) -> None:
     """Print one ``name value`` line for each fact that has a value; names are padded."""
     for name, value in facts:
         if value not in (None, ""):
-            out.print(f"{name:<{width}}{value}", markup=False)
+            out.print(f"{name:<{width}}{value}")
 
 
 def show_rows(
@@ -84,7 +84,7 @@ def show_rows(
     if out.is_terminal:
         out.print(table)
     else:  # Rich cuts lines at 80 characters if the output is not a terminal.
-        Console(width=400, highlight=False).print(table)
+        PlainConsole(width=400).print(table, soft_wrap=False)
 
 
 def ago(at: float | None) -> str:

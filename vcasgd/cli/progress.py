@@ -84,7 +84,7 @@ class PlainView:
             self._print(status.trouble or summary_line(status))
 
     def _print(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(text)
 
 
 class LiveView:

@@ -76,7 +76,7 @@ def simulate(
         spec,
         lambda: load_task(spec.task, spec.args, Path(spec.working_dir)),
         Conditions(lives, seconds_per_sample, spread, latency, seed, speed_range),
-        on_point=lambda point: err.print(_line(point), markup=False),
+        on_point=lambda point: err.print(_line(point)),
     ).run()
     if as_json:
         show_json(outcome.to_dict())

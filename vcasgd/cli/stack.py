@@ -82,21 +82,21 @@ def up(
     if foreground:
         _run_in_foreground(settings)
     state = stack.up(settings, progress=ReadyPrinter(err))
-    out.print(f"the stack is up: {state.api_url}", markup=False)
+    out.print(f"the stack is up: {state.api_url}")
     if GATEWAY in state.ports and settings.join_port is not None:
         port = state.ports[GATEWAY]
-        out.print(f"machines can join at port {port}: vcasgd token create --help", markup=False)
+        out.print(f"machines can join at port {port}: vcasgd token create --help")
     token_file = StackHome(settings.home).token_file
-    out.print(f"home {settings.home_path}, token in {token_file}", markup=False)
+    out.print(f"home {settings.home_path}, token in {token_file}")
 
 
 def down(home: Home = None) -> None:
     """Stop the stack. Jobs resume at the next vcasgd up."""
     settings = _settings(home)
     if stack.down(settings):
-        out.print("the stack is down", markup=False)
+        out.print("the stack is down")
     else:
-        out.print(f"no stack was running in {settings.home_path}", markup=False)
+        out.print(f"no stack was running in {settings.home_path}")
 
 
 def status(as_json: Json = False, home: Home = None, url: Url = None, token: Token = None) -> None:
@@ -156,7 +156,7 @@ class ReadyPrinter:
         for name, part in state.parts.items():
             if part.ready and name not in self._ready:
                 self._ready.add(name)
-                self._console.print(f"  {name} is ready", markup=False)
+                self._console.print(f"  {name} is ready")
 
 
 def _local_status(settings: Settings) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _local_status(settings: Settings) -> dict[str, Any]:
 
 def _show_status(value: dict[str, Any]) -> None:
     if "phase" in value:
-        out.print(f"stack in {value['home']}: {value['phase']}, {value['api_url']}", markup=False)
+        out.print(f"stack in {value['home']}: {value['phase']}, {value['api_url']}")
         show_rows(value["parts"], _PARTS, as_json=False)
     if "platform" in value:
         platform = value["platform"]
@@ -189,10 +189,8 @@ def _show_status(value: dict[str, Any]) -> None:
             f"vcasgd {platform['version']}: controller {controller}, "
             f"{len(platform['active_jobs'])} active jobs, {platform['instances']} instances, "
             f"{platform['workers']} workers",
-            markup=False,
         )
         if platform["ledger_full"]:
             err.print(
                 "the ledger is at its memory limit: new jobs are refused, running jobs continue",
-                markup=False,
             )

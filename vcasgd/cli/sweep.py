@@ -84,13 +84,13 @@ def sweep(
     limit_mb = load_settings().package_limit_mb
     options = SweepOptions(name, at_once, early_stop, max_cost_usd, ranked, limit_mb)
     with open_client(url, token) as client:
-        err.print(f"sweep {name}: {len(trials)} jobs, {at_once} at a time", markup=False)
+        err.print(f"sweep {name}: {len(trials)} jobs, {at_once} at a time")
         if not yes:
             confirm(client, first)
         try:
-            jobs = Sweep(client, specs, options, lambda line: err.print(line, markup=False)).run()
+            jobs = Sweep(client, specs, options, lambda line: err.print(line)).run()
         except KeyboardInterrupt:
-            err.print(f"\nthe jobs keep running; continue with: --name {name}", markup=False)
+            err.print(f"\nthe jobs keep running; continue with: --name {name}")
             raise typer.Exit(INTERRUPTED) from None
         _show(client, jobs, ranked, as_json=as_json)
 
@@ -116,7 +116,7 @@ def _show(client: Client, jobs: Sequence[Job], metric: Metric | None, *, as_json
         show_json(rows)
         return
     if not rows:
-        out.print("no jobs", markup=False)
+        out.print("no jobs")
         return
     columns: Columns = {
         "JOB": lambda row: row["job"],

@@ -72,10 +72,10 @@ def create(
         return
     err.print(f"token for {created.name}, scope {created.scope}; it is not shown again:")
     # alone on standard output, for scripts
-    out.print(created.token, markup=False)
+    out.print(created.token)
     if created.join_url:
         command = f"VCASGD_TOKEN=… vcasgd join {created.join_url}"
-        err.print(f"on each machine, with this token: {command}", markup=False)
+        err.print(f"on each machine, with this token: {command}")
 
 
 @app.command(name="list")
@@ -90,4 +90,4 @@ def revoke(name: TokenName, url: Url = None, token: Token = None) -> None:
     """Revoke an API token. It stops working within seconds; the user's jobs continue."""
     with open_client(url, token) as client:
         client.revoke_token(name)
-    out.print(f"the token {name} is revoked", markup=False)
+    out.print(f"the token {name} is revoked")

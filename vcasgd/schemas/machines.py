@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from vcasgd.printable import printable
 from vcasgd.schemas.base import RequestBody, Schema
 from vcasgd.spec.public import Nickname
 
@@ -13,7 +14,7 @@ from vcasgd.spec.public import Nickname
 #: the last report of each machine.
 MOST_WORKERS, LONGEST_REASON = 64, 500
 
-_Name = Annotated[str, Field(min_length=1, max_length=255)]
+_Name = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(printable)]
 #: Names of files on the machine.
 _FileName = Annotated[str, Field(pattern=r"^[\w-]{1,100}$")]
 #: Only variables of vcasgd: others could change the programs that start a worker's sandbox.
@@ -28,7 +29,9 @@ class JoinRequest(RequestBody):
     cpus: float = Field(gt=0, le=100_000, description="Processors that workers may use.")
     memory_mb: int = Field(ge=0, le=1_000_000_000, description="Memory, in MB.")
     gpus: int = Field(default=0, ge=0, le=1000)
-    gpu: str = Field(default="", max_length=100, description="Name of the GPU.")
+    gpu: Annotated[str, AfterValidator(printable)] = Field(
+        default="", max_length=100, description="Name of the GPU."
+    )
     instance: str | None = Field(
         default=None,
         max_length=100,
@@ -66,7 +69,7 @@ class WorkerReportBody(RequestBody):
     """State of a worker on a machine."""
 
     start: _Name = Field(description="Value of `start` in the order.")
-    ended: str | None = Field(
+    ended: Annotated[str, AfterValidator(printable)] | None = Field(
         default=None,
         max_length=LONGEST_REASON,
         description="Why its process has ended; null: it runs.",

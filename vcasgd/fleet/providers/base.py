@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from vcasgd.errors import InvalidRequest
+from vcasgd.printable import printable
 
 #: Placeholder for the instance's id in a :class:`Boot`; the id is unknown before the launch.
 INSTANCE_ID = "{instance_id}"
@@ -206,8 +207,7 @@ class Provider(Protocol):
 
 def one_line(text: str) -> str | None:
     """Return a machine's text as one printable line, or None if it is empty."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in text[:BOOT_ERROR_LENGTH])
-    return " ".join(shown.split()) or None
+    return " ".join(printable(text[:BOOT_ERROR_LENGTH]).split()) or None
 
 
 def narrowed(

@@ -6,6 +6,7 @@ import re
 from typing import Annotated, Any, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -14,6 +15,8 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
+
+from vcasgd.printable import printable
 
 #: Longest heartbeat in bytes; real ones have about a thousand.
 LONGEST_HEARTBEAT = 1 << 16
@@ -45,11 +48,12 @@ def _cut(value: Any) -> Any:
 _Optional = WrapValidator(_none_if_invalid)
 _Count = Annotated[int | None, Field(ge=0, le=LARGEST_COUNT), _Optional]
 _Number = Annotated[float | None, Field(ge=0, le=LARGEST_NUMBER), _Optional]
-_Name = Annotated[str | None, Field(max_length=LONGEST_NAME), _Optional]
-_Text = Annotated[str | None, BeforeValidator(_cut), _Optional]
+_Printable = AfterValidator(lambda text: None if text is None else printable(text))
+_Name = Annotated[str | None, Field(max_length=LONGEST_NAME), _Printable, _Optional]
+_Text = Annotated[str | None, BeforeValidator(_cut), _Printable, _Optional]
 _Counters = Annotated[
     dict[
-        Annotated[str, Field(max_length=LONGEST_NAME)],
+        Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(printable)],
         Annotated[int | float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)],
     ]
     | None,
@@ -62,11 +66,10 @@ class Heartbeat(BaseModel):
     """Status that a worker reports with each heartbeat.
 
     Workers are untrusted: a field that is missing, has another type, isn't finite, or is out of
-    range is None. Unknown fields, which a newer worker may send, are kept unchecked and only
-    displayed. Times are Unix seconds.
+    range is None. Unknown fields are dropped. Times are Unix seconds.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
     at: _Number = None
     instance: _Name = None

@@ -27,6 +27,7 @@ from vcasgd.store.ledger.untrusted import (
     Invalid,
     Name,
     Result,
+    Text,
     check_layout,
     check_length,
     count,
@@ -235,8 +236,8 @@ class Failure:
 
     worker: str
     piece: str
-    message: str
-    traceback: str
+    message: Text
+    traceback: Text
     fatal: bool
     diverged: bool = False
     rollbacks: int = 0

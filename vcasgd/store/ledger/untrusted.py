@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from vcasgd.errors import CheckpointDamaged
 from vcasgd.learning.layout import Layout
+from vcasgd.printable import printable
 
 #: Longest entry of a stream and longest result in bytes; real ones have some hundred.
 LONGEST_ENTRY = 1 << 20
@@ -34,10 +35,11 @@ LONGEST_REASON = 300
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Time = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
-Name = Annotated[str, Field(max_length=255)]
+Name = Annotated[str, Field(max_length=255), AfterValidator(printable)]
 Text = Annotated[
-    str, BeforeValidator(lambda text: text[:LONGEST_TEXT] if isinstance(text, str) else text)
-]
+    str, BeforeValidator(lambda text: text[:LONGEST_TEXT] if isinstance(text, str) else text),
+    AfterValidator(printable),
+]  # fmt: skip
 _COUNT = re.compile(rb"[0-9]{1,15}")
 
 
