@@ -78,6 +78,7 @@ check: setup $(MODULES)  ## style, types, layers, prose
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/style/check.py
+	$(BIN)/python docs/style/references.py
 	$(BIN)/python dashboard/openapi.py dashboard/openapi.json
 	$(NPM) run check
 	@if [ -n "$$(find terraform -name '*.tf' 2>/dev/null)" ]; then terraform fmt -check -recursive terraform; fi

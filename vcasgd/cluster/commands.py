@@ -31,7 +31,7 @@ TEMP_DIR_BYTES = 37
 RAY_NEEDS = ("requests", "jsonschema", "msgpack", "google.protobuf.message")
 #: Module that starts Ray's processes.
 START = "vcasgd.cluster.start"
-#: Passes the ledger's password to the head; :mod:`~.ray_node` removes it from there.
+#: Passes the ledger's password to the head; :mod:`~vcasgd.cluster.ray_node` removes it from there.
 PASSWORD_VARIABLE = "RAY_REDIS_PASSWORD"
 
 #: Ray's variables for the options of a redis-py URL.

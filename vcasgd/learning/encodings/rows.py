@@ -156,7 +156,7 @@ class RowsFormat:
 class RowIndex:
     """Positions of the parts of a payload.
 
-    Only for a payload that passed :meth:`RowsFormat.check`, or whose row counts did.
+    Only for a payload whose row counts fit it, as :meth:`RowsFormat.unpack` checks.
     """
 
     def __init__(self, payload_format: RowsFormat, payload: memoryview) -> None:

@@ -51,7 +51,7 @@ class ModelFacts:
 
     samples: Count
     validation_samples: Count
-    #: The model's :class:`~vcasgd.learning.vector.Layout` as JSON.
+    #: The model's :class:`~vcasgd.learning.layout.Layout` as JSON.
     layout: str
     order_digest: Name
     #: Number of shards, constant for the job; shard k is on store node k.
