@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.clocks import SteppingServer
+from support.harness import Process, RedisServer
 
+from vcasgd.controller.fleet.joined import MixedWorkplaces
 from vcasgd.controller.leadership import Leadership
+from vcasgd.errors import Fenced, StoreError
 from vcasgd.settings import Settings
-from vcasgd.store.connection import RedisClient
+from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import CONTROLLER
-from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.joined_machines import JoinedMachines, WorkerOrder
+from vcasgd.store.ledger.servers import Control, Pool
 
 Eventually = Callable[..., Any]
 
@@ -95,3 +102,98 @@ def test_a_controller_that_never_saw_its_predecessor_waits(
     successor.renew()
 
     assert not successor.sure, "the lease may have ended by a step of the clock"
+
+
+def orders(*workers: str) -> list[WorkerOrder]:
+    return [WorkerOrder(worker=each, job="j", start="s", env={}) for each in workers]
+
+
+def test_a_controller_deposed_between_read_and_write_changes_nothing(
+    stepping: SteppingServer, eventually: Eventually
+) -> None:
+    # Given a controller that has read a machine's orders to remove a worker from them
+    first, second = (leadership(stepping.connection) for _ in range(2))
+    first.renew()
+    fenced, of_successor = (connect(stepping.url, fence=each.fence) for each in (first, second))
+    machines = JoinedMachines(fenced, 8.0)
+    machines.set_orders("join-p-1", orders("a.join-p-1", "b.join-p-1"))
+    rows, in_pipeline = fenced.client_list(), fenced.pipeline(transaction=True)
+    in_pipeline.hset("key", "field", "of the first")
+    places = MixedWorkplaces(machines, lambda: pytest.fail("no Ray"), lambda: False)
+    read = machines.orders_of
+
+    def taken_over() -> bool:
+        second.renew()
+        return stepping.connection.hget(CONTROLLER, "token") == b"2"
+
+    def read_and_lose_the_lease(machine: str) -> list[WorkerOrder]:
+        known = read(machine)
+        stepping.set_clock(HOUR)
+        eventually(taken_over)
+        successor.set_orders(machine, orders("c.join-p-1"))
+        return known
+
+    successor = JoinedMachines(of_successor, 8.0)
+    machines.orders_of = read_and_lose_the_lease  # type: ignore[method-assign]
+
+    # When it goes on after another controller took over and wrote
+    with pytest.raises(StoreError):
+        places.stop_worker("a.join-p-1")
+
+    # Then its write is refused, and so is each later one, in whatever way it is sent
+    assert [each.worker for each in successor.orders_of("join-p-1")] == ["c.join-p-1"]
+    for write in (
+        lambda: machines.set_orders("join-p-1", []),
+        lambda: Control(fenced).set_pool("east", Pool(launches=1)),
+        lambda: Control(fenced).publish({"m": {}}, {}),
+        in_pipeline.execute,
+    ):
+        with pytest.raises(Fenced):
+            write()
+    assert Control(stepping.connection).all_pools() == {}
+    assert not stepping.connection.exists("key")
+    names = {each["name"] for each in stepping.connection.client_list()}
+    assert not names & {each["name"] for each in rows if each["name"]}
+    first.renew()
+    with pytest.raises(Fenced):
+        first.check()
+    of_successor.connection_pool.disconnect()
+
+
+def test_a_suspended_controller_that_was_replaced_leaves(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    server = RedisServer(tmp_path / "ledger", durable=False)
+    (pools := tmp_path / "pools.yaml").write_text("pools: [{name: guests, provider: join}]")
+    url = server.url
+    env = os.environ | {
+        "VCASGD_HOME": str(tmp_path),
+        "VCASGD_POOLS": str(pools),
+        "VCASGD_LEDGER_URL": url,
+        "VCASGD_TENSORS_URL": url,
+        "VCASGD_STORAGE_URL": f"file://{tmp_path / 'storage'}",
+        "VCASGD_HEARTBEAT": "0.2",
+    }
+    argv = [sys.executable, "-m", "vcasgd.controller"]
+    control = Control(server.connection)
+    processes: list[Process] = []
+
+    def start() -> Process:
+        before = control.last_round_at()
+        processes.append(Process(argv, tmp_path / f"{len(processes)}.log", env))
+        eventually(lambda: control.last_round_at() > before)
+        return processes[-1]
+
+    try:
+        first = start()
+        os.kill(first.pid, signal.SIGSTOP)
+        second = start()
+        os.kill(first.pid, signal.SIGCONT)
+
+        assert first.wait() == 1
+        assert second.alive
+    finally:
+        for process in processes:
+            process.end()
+        server.end()
+        sys.stdout.write("".join(log.read_text() for log in tmp_path.glob("*.log")))

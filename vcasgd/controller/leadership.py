@@ -1,4 +1,9 @@
-"""Leadership: of several controllers, only the one that holds the lease in the ledger acts."""
+"""Leadership: of several controllers, only the one that holds the lease in the ledger acts.
+
+The controller's connections to the ledger carry its lease (:meth:`Leadership.fence`). One that
+takes the lease closes those of its predecessor before it acts, and the ledger refuses new ones. So
+a deposed controller writes nothing any more, also if it was suspended after a read, and it leaves.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,11 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from typing import Any
 
-from vcasgd.errors import StoreError
+from vcasgd.errors import Fenced, StoreError
 from vcasgd.settings import Settings
-from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.servers import Control, enter_lease
 from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)
@@ -38,6 +44,7 @@ class Leadership(EssentialThread):
         self._stopped = threading.Event()
         self._renewed_at: float | None = None
         self._token = 0
+        self._deposed = False
         #: Time from which no predecessor acts, by :func:`time.monotonic`.
         self._alone_at = 0.0
         #: Renewals by another controller, and when this one first saw that number.
@@ -48,6 +55,15 @@ class Leadership(EssentialThread):
         """True if this process may act."""
         renewed, now = self._renewed_at, time.monotonic()
         return renewed is not None and now - renewed < self._sure_seconds and now >= self._alone_at
+
+    def fence(self, connection: Any) -> None:
+        """Bind a new connection to this controller's lease; see :func:`enter_lease`."""
+        enter_lease(connection, self._owner)
+
+    def check(self) -> None:
+        """Raise :class:`Fenced` if another controller took the lease after this one had it."""
+        if self._deposed:
+            raise Fenced("another controller has taken over; this one leaves")
 
     def work(self) -> None:
         """Take and renew the lease."""
@@ -64,10 +80,13 @@ class Leadership(EssentialThread):
         lease = self._control.hold(self._owner, self._lease_seconds)
         if not lease.token:
             self._renewed_at = None
+            self._deposed = self._token > 0
             if lease.renewals != self._seen[0]:
                 self._seen = (lease.renewals, time.monotonic())
             return
         if lease.token != self._token:
+            self._deposed = self._token > 0
+            self._control.close_others(self._owner)
             self._token = lease.token
             self._alone_at = self._end_of_predecessor(lease.renewals - 1)
         self._renewed_at = sent_at

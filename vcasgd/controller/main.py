@@ -18,6 +18,7 @@ from vcasgd.controller.tracker_exports import TrackerExports
 from vcasgd.controller.webhook import Webhook
 from vcasgd.errors import (
     ClusterError,
+    Fenced,
     StoreDenied,
     StoreFull,
     StoreUnavailable,
@@ -44,12 +45,16 @@ class Controller:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._ledger = connect(settings.secret("ledger_url"), over_limit=True)
+        # Only for the lease: all else uses connections that carry it.
+        self._unfenced = connect(settings.secret("ledger_url"), over_limit=True)
+        self._leadership = Leadership(Control(self._unfenced), settings)
+        self._ledger = connect(
+            settings.secret("ledger_url"), over_limit=True, fence=self._leadership.fence
+        )
         self._nodes = [connect(url, waits=False) for url in settings.tensors_urls()]
         self._control = Control(self._ledger)
         self._joined = JoinedMachines(self._ledger, settings.lease_seconds)
         self._beats = WorkerBeats(self._ledger)
-        self._leadership = Leadership(self._control, settings)
         self._life_sign = LifeSign(
             Storage(settings.required("storage_url")), settings.orphan_seconds / SIGNS
         )
@@ -63,13 +68,15 @@ class Controller:
     def run(self) -> None:
         """Run both loops until :meth:`stop`.
 
-        Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost, and
-        :class:`~vcasgd.errors.SpecError` if the ledger belongs to another cluster.
+        Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost, :class:`Fenced` if
+        another controller took over, and :class:`~vcasgd.errors.SpecError` if the ledger belongs to
+        another cluster.
         """
         patiently(
-            lambda: self._control.claim(self._settings.cluster), self._settings.patience_seconds
+            lambda: Control(self._unfenced).claim(self._settings.cluster),
+            self._settings.patience_seconds,
         )
-        Watchdog(self._ledger, "ledger").start()
+        Watchdog(self._unfenced, "ledger").start()
         self._leadership.start()
         while not self._stop.is_set() and not self._leadership.sure:
             self._stop.wait(self._settings.heartbeat / 4)
@@ -120,6 +127,7 @@ class Controller:
         )
         failures = 0
         while not self._stop.is_set():
+            self._leadership.check()
             if self._leadership.sure:
                 try:
                     if fleet.due():
@@ -129,7 +137,7 @@ class Controller:
                         failures = 0
                 except (StoreUnavailable, StoreFull, StoreDenied) as error:
                     log.warning("ledger: %s", error)
-                except ClusterError:
+                except (ClusterError, Fenced):
                     raise
                 except Exception:
                     failures += 1

@@ -298,13 +298,15 @@ def connect(
     answer_seconds: float = ANSWER_SECONDS,
     waits: bool = True,
     over_limit: bool = False,
+    fence: Callable[[Any], None] | None = None,
 ) -> RedisClient:
     """Return a client, which connects on its first use.
 
     ``url``: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or
     ``rediss+sentinel://``. With ``replicas=n`` in it, every write waits for n replicas; if
     ``waits`` is False, only the writes of :meth:`RedisClient.waiting` do. With ``over_limit``,
-    writes continue at the memory limit; see :mod:`vcasgd.store.over_limit`. The library's own
+    writes continue at the memory limit; see :mod:`vcasgd.store.over_limit`. ``fence`` is called
+    with each new connection, and raises an error of redis-py to refuse it. The library's own
     retries are off, because only the caller knows whether a command may be repeated; see
     :func:`patiently`. Raises :class:`StoreError` if the URL is invalid.
     """
@@ -314,6 +316,13 @@ def connect(
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }
+    if fence is not None:
+
+        def on_connect(connection: Any) -> None:
+            connection.on_connect()
+            fence(connection)
+
+        options["redis_connect_func"] = on_connect
     # A Unix socket has no keep-alive packets.
     if not url.startswith("unix:"):
         options["socket_keepalive"] = True

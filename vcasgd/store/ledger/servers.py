@@ -9,12 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import redis
+
 from vcasgd.errors import SpecError
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 
 #: Bits of the random part of a parameter server's token; see ``scripts/ledger/new_token.lua``.
 NONCE_BITS = 20
+#: Start of the names of a controller's connections; its owner's name follows.
+CONTROLLER_CONNECTION = "vcasgd-controller:"
 
 
 def node_name(number: int) -> str:
@@ -94,6 +98,21 @@ class ControlLease:
     renewals: int
 
 
+def enter_lease(connection: Any, owner: str) -> None:
+    """Bind a new connection to a controller's lease.
+
+    The name comes before the check, so a controller that takes the lease after the check finds the
+    connection by its name and closes it (:meth:`Control.close_others`). Raises
+    :class:`redis.ResponseError` if another controller holds the lease.
+    """
+    connection.send_command("CLIENT", "SETNAME", CONTROLLER_CONNECTION + owner)
+    connection.read_response()
+    connection.send_command("HGET", names.CONTROLLER, "owner")
+    holder = connection.read_response()
+    if holder not in (None, owner.encode()):
+        raise redis.ResponseError("FENCED another controller holds the lease")
+
+
 class Control:
     """The controller's lease, its view of the fleet, and requests to it."""
 
@@ -125,6 +144,16 @@ class Control:
     def release(self, owner: str) -> None:
         """Release the lease if this controller holds it, so that the next one need not wait."""
         self._control(keys=[names.CONTROLLER], args=[owner, 0])
+
+    def close_others(self, owner: str) -> None:
+        """Close the connections of all controllers but the one that has just taken the lease.
+
+        :func:`enter_lease` refuses them new ones, so none of them writes after this returns.
+        """
+        for client in self._ledger.client_list():
+            name = client["name"]
+            if name.startswith(CONTROLLER_CONNECTION) and name != CONTROLLER_CONNECTION + owner:
+                self._ledger.client_kill_filter(_id=client["id"])
 
     def held(self) -> bool:
         """Return True if a controller holds the lease, by the ledger's clock."""
