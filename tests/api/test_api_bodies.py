@@ -9,8 +9,13 @@ import httpx
 import pytest
 from support.api_harness import Api
 
-from vcasgd.api.bodies import LONGEST_BODY, LONGEST_PUBLIC_BODY
-from vcasgd.schemas.jobs import LONGEST_YAML
+from vcasgd.limits import (
+    MAX_BODY_BYTES,
+    MAX_DIGITS,
+    MAX_PUBLIC_BODY_BYTES,
+    MAX_TEXT,
+    MAX_VALUES,
+)
 
 #: A body that no process has room for several times.
 HUGE = 150_000_000
@@ -60,7 +65,7 @@ def test_every_route_limits_its_body(api: Api, http: httpx.Client, declared: boo
     assert len(found) > 5
 
     for method, path in found:
-        content = bytes(3 * LONGEST_BODY) if declared else pieces(3 * LONGEST_BODY)
+        content = bytes(3 * MAX_BODY_BYTES) if declared else pieces(3 * MAX_BODY_BYTES)
         answer = http.request(method, f"{api.url}{path}", content=content, headers=JSON)
         assert answer.status_code == 413, (method, path)
         assert answer.headers["Content-Type"] == "application/problem+json"
@@ -68,13 +73,65 @@ def test_every_route_limits_its_body(api: Api, http: httpx.Client, declared: boo
 
 def test_a_refused_body_names_the_limit(api: Api) -> None:
     with httpx.Client(base_url=api.url, headers=JSON, trust_env=False) as stranger:
-        answer = stranger.post("/api/v1/session", content=b" " * (LONGEST_PUBLIC_BODY + 1))
+        answer = stranger.post("/api/v1/session", content=b" " * (MAX_PUBLIC_BODY_BYTES + 1))
     assert answer.json()["detail"] == "the body is longer than 16 kB"
 
 
 def test_the_longest_job_file_fits(http: httpx.Client) -> None:
-    text = "# " + "\N{SNOWMAN}" * (LONGEST_YAML - 2)
+    text = "# " + "\N{SNOWMAN}" * (MAX_TEXT - 2)
 
     answer = http.post("jobs/validate", json={"yaml": text})
 
     assert answer.status_code == 200
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+#: Values that are short, and cost more than their length in a parser, a number, or an encoder.
+HOSTILE_JSON = {
+    "depth of 230": nested(230),
+    "depth of 100,000": nested(100_000),
+    "many values": "[" + "0," * MAX_VALUES + "0]",
+    "many digits": "9" * (MAX_DIGITS + 1),
+    "more digits": "9" * 100_000,
+    "long text": '"' + "a" * (MAX_TEXT + 1) + '"',
+    "half of a pair": r'"\ud800"',
+}
+HOSTILE_YAML = {
+    "merge keys": "m0: &m0 {a: 1}\n"
+    + "".join(f"m{n}: &m{n} {{<<: [*m{n - 1}, *m{n - 1}]}}\n" for n in range(1, 40)),
+    "aliases": "a0: &a0 [1]\n"
+    + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 30)),
+    "hexadecimal": "name: x\ntask: a:B\nepochs: 0x" + "f" * 6000,
+    "depth": "args: " + nested(230),
+    "many values": "args: {x: [" + "0," * MAX_VALUES + "0]}",
+}
+
+
+@pytest.mark.parametrize("path", ["jobs", "plan", "tokens", "session", "jobs/validate"])
+@pytest.mark.parametrize("value", HOSTILE_JSON.values(), ids=HOSTILE_JSON)
+def test_a_body_that_costs_more_than_its_length_is_refused(
+    http: httpx.Client, path: str, value: str
+) -> None:
+    spec = '{"name": "x", "task": "a:B", "epochs": 1, "args": {"x": ' + value + "}}"
+    body = f'{{"spec": {spec}, "package": "{"0" * 64}"}}'
+
+    answer = http.post(path, content=body, headers=JSON)
+
+    assert answer.status_code in (413, 422), answer.text
+    assert len(answer.content) < 2000
+    assert http.get("jobs").json() == []
+
+
+@pytest.mark.parametrize("text", HOSTILE_YAML.values(), ids=HOSTILE_YAML)
+def test_a_job_file_that_costs_more_than_its_length_is_refused(
+    api: Api, http: httpx.Client, text: str
+) -> None:
+    reader = api.http(http.post("tokens", json={"name": "reader", "scope": "read"}).json()["token"])
+    with reader:
+        answer = reader.post("jobs/validate", json={"yaml": text})
+
+    assert answer.status_code == 200
+    assert [each["message"][:11] for each in answer.json()["errors"]] == ["is refused:"]

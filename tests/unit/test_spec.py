@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from vcasgd.errors import SpecError
+from vcasgd.limits import MAX_DEPTH, MAX_DIGITS, MAX_TEXT, MAX_VALUES
 from vcasgd.spec.duration import parse_duration
 from vcasgd.spec.evaluate import Evaluate
 from vcasgd.spec.job import LENGTHS, JobSpec
@@ -30,6 +31,22 @@ LEAST: dict[str, Any] = {
 
 def spec(**fields: Any) -> JobSpec:
     return JobSpec.parse({**LEAST, **fields})
+
+
+def nested(depth: int) -> list[Any]:
+    """Return lists inside each other."""
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def shared(depth: int) -> list[Any]:
+    """Return a list that has 2^depth values, and takes no more memory than ``depth`` lists."""
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value, value]
+    return value
 
 
 def test_defaults() -> None:
@@ -224,9 +241,15 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"evaluate": {"every": "0m"}}, "evaluate.every", "or a duration such as 10m; not '0m'"),
         ({"evaluate": {"each": "epoch"}}, "evaluate.each", r"no such field \(known fields: every"),
         ({"checkpoint": {"every": "5x"}}, "checkpoint.every", "'5x' is not a duration"),
-        ({"args": {"x": float("nan")}}, "args", "finite numbers"),
-        ({"args": {"when": timedelta(1)}}, "args", "put quotes around"),
-        ({"args": {"x": {1: 2}}}, "args", "text as keys"),
+        ({"args": {"x": float("nan")}}, "args", "has a number that is not finite"),
+        ({"args": {"when": timedelta(1)}}, "args", "can't contain a timedelta, .* quotes around"),
+        ({"args": {"x": {1: 2}}}, "args", "only text as keys"),
+        ({"args": {"x": nested(230)}}, "args", f"deeper than {MAX_DEPTH} levels"),
+        ({"args": {"x": shared(25)}}, "args", f"more than {MAX_VALUES} values"),
+        ({"args": {"x": [0] * MAX_VALUES}}, "args", f"more than {MAX_VALUES} values"),
+        ({"args": {"x": 10**MAX_DIGITS}}, "args", f"more than {MAX_DIGITS} digits"),
+        ({"args": {"x": "a" * (MAX_TEXT + 1)}}, "args", f"more than {MAX_TEXT} characters"),
+        ({"args": {"x": "\ud800"}}, "args", "not Unicode"),
         ({"args": {1: 2}}, "args.1", "must be a valid string"),
         ({"seed": -1, "epochs": 0}, "epochs", r"\(and 1 more\)"),
     ],

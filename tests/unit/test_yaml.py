@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vcasgd.errors import SpecError
+from vcasgd.limits import MAX_DEPTH, MAX_DIGITS, MAX_VALUES
 from vcasgd.spec.yaml import load_mapping, parse
 
 
@@ -21,32 +22,74 @@ from vcasgd.spec.yaml import load_mapping, parse
 def test_duplicate_key_is_rejected_with_its_line(text: str, problem: str) -> None:
     line = text.count("\n") + 1
 
-    with pytest.raises(SpecError, match=rf"is not YAML: {problem}.*\(line {line}\)") as caught:
+    with pytest.raises(SpecError, match=rf"is refused: {problem}.*\(line {line}\)") as caught:
         parse(text)
 
     assert caught.value.details["line"] == line
 
 
-def test_merged_keys_may_be_overridden() -> None:
-    text = """
-        deep: {base: &base {<<: &first {a: 1, b: 1}, b: 2}}
-        more: {<<: *base, <<: *first, a: 3}
-        again: *base
-    """
+BOMB = "m0: &m0 {a: 1}\n" + "".join(
+    f"m{number}: &m{number} {{<<: [*m{number - 1}, *m{number - 1}]}}\n" for number in range(1, 40)
+)
+#: Each line has ten times as many values as its predecessor.
+LISTS = "a0: &a0 [1]\n" + "".join(
+    f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 10)}]\n" for number in range(1, 30)
+)
 
-    assert parse(text) == {
-        "deep": {"base": {"a": 1, "b": 2}},
-        "more": {"a": 3, "b": 1},
-        "again": {"a": 1, "b": 2},
-    }
+
+@pytest.mark.parametrize(
+    ("text", "problem", "line"),
+    [
+        (BOMB, "anchors and aliases", 1),
+        (LISTS, "anchors and aliases", 1),
+        ("a: 1\nb: *x", "anchors and aliases", 2),
+        ("a: 1\n<<: {b: 1}", "merge keys", 2),
+        ("a:\n - !!binary aGk=", "the tag", 2),
+        ("a:\n " + "[" * (MAX_DEPTH + 1), "levels", 2),
+        ("[" * 3000, "levels", 1),
+        ("a: 1\nb: [" + "0," * MAX_VALUES + "]", "values", 2),
+        ("epochs: 0x" + "f" * 6000, "a number", 1),
+        ("epochs: " + "9" * (MAX_DIGITS + 1), "a number", 1),
+        ("epochs: " + "1:" * MAX_DIGITS + "1", "a number", 1),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_costs_more_than_its_length_is_refused(text: str, problem: str, line: int) -> None:
+    with pytest.raises(SpecError, match=rf"is refused: .*{problem}.*\(line {line}\)") as caught:
+        parse(text)
+
+    assert caught.value.details["line"] == line
+    assert caught.value.remedy
+
+
+def test_data_up_to_the_limits_is_read() -> None:
+    deep = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    digits = "9" * MAX_DIGITS
+    many = ["0"] * (MAX_VALUES - MAX_DEPTH - 10)
+    text = f"deep: {deep}\nnumber: {digits}\ntext: '{digits}0'\nmany: [{','.join(many)}]"
+
+    value = parse(text)
+
+    assert value["number"] == int(digits)
+    assert value["text"] == f"{digits}0"
+    assert len(value["many"]) == len(many)
+
+
+def test_a_long_file_is_not_read_to_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "pools.yaml"
+    with file.open("wb") as open_file:
+        open_file.truncate(1 << 40)  # more than any memory
+
+    with pytest.raises(SpecError, match="is longer than 1000 kB"):
+        load_mapping(file, "pools")
 
 
 def test_python_objects_are_not_constructed() -> None:
-    with pytest.raises(SpecError, match="is not YAML"):
+    with pytest.raises(SpecError, match="the tag"):
         parse("!!python/object/apply:os.getcwd []")
 
 
-@pytest.mark.parametrize("text", ["a: [", "a: 2026-99-99", "[" * 3000, "\x00", "a: !!x 1"])
+@pytest.mark.parametrize("text", ["a: [", "a: 2026-99-99", "\x00"])
 def test_invalid_text_is_a_spec_error(text: str) -> None:
     with pytest.raises(SpecError, match="is not YAML"):
         parse(text)

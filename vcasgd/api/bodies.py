@@ -9,11 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vcasgd.api.problems import problem_response
 from vcasgd.errors import ApiError
-
-#: Bytes of a body: more than the longest job file, with every character escaped.
-LONGEST_BODY = 1_000_000
-#: Bytes of a body that anyone can send, without a token.
-LONGEST_PUBLIC_BODY = 16_000
+from vcasgd.limits import MAX_BODY_BYTES, MAX_PUBLIC_BODY_BYTES
 
 
 class BodyLimit:
@@ -33,7 +29,7 @@ class BodyLimit:
         if scope["type"] != "http" or scope["path"].startswith(self._own):
             await self._app(scope, receive, send)
             return
-        limit = LONGEST_PUBLIC_BODY if scope["path"] == self._public else LONGEST_BODY
+        limit = MAX_PUBLIC_BODY_BYTES if scope["path"] == self._public else MAX_BODY_BYTES
         if int(Headers(scope=scope).get("content-length", "0")) > limit:
             error = ApiError(_reason(limit), status=status.HTTP_413_CONTENT_TOO_LARGE)
             await problem_response(error)(scope, receive, send)

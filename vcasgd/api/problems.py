@@ -117,7 +117,7 @@ def request_error(error: RequestValidationError) -> SpecError:
     if first["type"] == "json_invalid":
         return SpecError("the body is not JSON", field=source)
     field = ".".join(path) or source
-    return SpecError(f"{field}: {first['msg']}", field=field)
+    return SpecError(f"{field}: {first['msg'].removeprefix('Value error, ')}", field=field)
 
 
 def install(app: FastAPI) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from vcasgd.spec.job import JobSpec
+from vcasgd.spec.plain import check_plain
 
 
 def finite(value: Any) -> Any:
@@ -48,9 +49,15 @@ class Row(Schema):
 
 
 class RequestBody(BaseModel):
-    """Body of a request. Unknown fields are refused."""
+    """Body of a request. Unknown fields are refused, and data larger than the limits."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded(cls, value: Any) -> Any:
+        check_plain(value)
+        return value
 
 
 def _tolerant(value: Any) -> Any:

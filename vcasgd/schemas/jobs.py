@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, SecretStr
 
+from vcasgd.limits import MAX_TEXT
 from vcasgd.schemas.base import ReportedSpec, RequestBody, Schema
 from vcasgd.spec.environment import LONGEST_VALUE, MOST_VARIABLES
 from vcasgd.spec.evaluate import place_of
@@ -14,8 +15,6 @@ from vcasgd.spec.job import JobSpec, JobState, Priority, Weight
 
 #: Pattern of a package's name: the SHA-256 of the zip.
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"
-#: Most characters of a job file; real ones have some dozens of lines.
-LONGEST_YAML = 100_000
 
 SecretValue = Annotated[SecretStr, Field(min_length=1, max_length=LONGEST_VALUE)]
 #: A specification in a request; its errors are those of a job file, not pydantic's.
@@ -233,7 +232,7 @@ class ChangeRequest(RequestBody):
 class JobText(RequestBody):
     """Text of a job file."""
 
-    yaml: str = Field(max_length=LONGEST_YAML)
+    yaml: str = Field(max_length=MAX_TEXT)
 
 
 class Mistake(Schema):

@@ -6,7 +6,6 @@ seconds (``90``) or a number with a unit (``30s``, ``5m``, ``6h``, ``2d``).
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +19,7 @@ from vcasgd.spec.base import BaseSpec
 from vcasgd.spec.duration import Duration
 from vcasgd.spec.environment import Commands, Environment, RequirementsFile, Secrets
 from vcasgd.spec.evaluate import Evaluate
+from vcasgd.spec.plain import check_plain
 from vcasgd.spec.problems import spec_error
 from vcasgd.spec.public import Public
 from vcasgd.spec.stop import Stop
@@ -254,16 +254,8 @@ class JobSpec(StrictModel):
     @field_validator("args")
     @classmethod
     def _plain(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Raise ValueError for arguments that JSON would change."""
-        try:
-            same = json.loads(json.dumps(value, allow_nan=False)) == value
-        except (TypeError, ValueError, RecursionError):
-            same = False
-        if not same:
-            raise ValueError(
-                "can contain text, finite numbers, booleans, nulls, lists, and mappings with text "
-                "as keys; put quotes around anything else, such as a date"
-            )
+        """Raise ValueError for arguments that JSON would change, or that are too large."""
+        check_plain(value, level=2)
         return value
 
     @property
