@@ -3,8 +3,8 @@
     python -I -S fork_client.py SOCKET COMMAND…
 
 This process stands for the command: both end when one of them does, with the same exit status.
-Without a server, it becomes a new interpreter. Imports little, because it starts in front of every
-worker.
+Without a server, or if that can't fork, it becomes a new interpreter. Imports little, because it
+starts in front of every worker.
 """
 
 import array
@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 
 #: Bytes of the length in front of a request, and of the exit status in the response.
 NUMBER_BYTES = 4
+#: Answer of a server that can't fork; larger than any command's exit status.
+CANNOT_FORK = 256
 
 
 def send(
@@ -38,7 +40,10 @@ def send(
 
 
 def exit_status(connection: socket.socket) -> int:
-    """Wait for the end of the command; return its exit status, or 1 if the server ended."""
+    """Wait for the end of the command; return its exit status, or 1 if the server ended.
+
+    :data:`CANNOT_FORK`: the command did not start.
+    """
     try:
         answer = connection.recv(NUMBER_BYTES, socket.MSG_WAITALL)
     except OSError:
@@ -54,8 +59,12 @@ def main() -> None:
         # No pathlib, which takes longer to import than everything else here.
         send(connection, argv, os.environ, os.getcwd(), [0, 1, 2])  # noqa: PTH109
     except OSError:
+        status = CANNOT_FORK
+    else:
+        status = exit_status(connection)
+    if status == CANNOT_FORK:
         os.execv(sys.executable, [sys.executable, *argv])
-    os._exit(exit_status(connection))
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -22,16 +22,19 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vcasgd.fork_client import NUMBER_BYTES
+from vcasgd.fork_client import CANNOT_FORK, NUMBER_BYTES
 
 #: Seconds in which a client has to send its request; it does so at once.
 REQUEST_SECONDS = 10.0
+#: Seconds until the next connection is accepted after that failed, as it does without descriptors.
+ACCEPT_PAUSE_SECONDS = 0.1
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 #: Modules that this process imported for its forks; empty in an ordinary process.
 _preloaded: tuple[str, ...] = ()
@@ -89,7 +92,7 @@ def fork_python(
 
     ``argv`` are the arguments of the interpreter: ``-m module …`` or ``file …``. ``close`` is
     called in the fork, to close what the command must not inherit. Call it in a process with one
-    thread.
+    thread. Raises :class:`OSError` if the machine has no memory or process number for it.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -178,6 +181,42 @@ def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
         os.kill(os.getpid(), by)
 
 
+class _Request:
+    """A request that arrives. It never waits, because the others would wait, too."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self.connection = connection
+        self.streams: list[int] = []
+        self.deadline = time.monotonic() + seconds
+        self._left: int | None = None
+        self._parts: list[bytes] = []
+        connection.setblocking(False)
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the request once it is complete. Raises :class:`ValueError`, :class:`OSError`."""
+        try:
+            if self._left is None:
+                size, self.streams, _, _ = socket.recv_fds(self.connection, NUMBER_BYTES, 3)
+                if len(self.streams) != 3 or len(size) != NUMBER_BYTES:
+                    raise ValueError("not a request")
+                self._left = int.from_bytes(size, "little")
+            while self._left:
+                part = self.connection.recv(min(self._left, 1 << 20))
+                if not part:
+                    raise ValueError("the request is cut off")
+                self._parts.append(part)
+                self._left -= len(part)
+        except BlockingIOError:
+            return None
+        request: dict[str, Any] = json.loads(b"".join(self._parts))
+        return request
+
+    def close_streams(self) -> None:
+        for stream in self.streams:
+            os.close(stream)
+        self.streams = []
+
+
 class ForkServer:
     """Serves requests in the main thread of a process that has no other threads.
 
@@ -185,8 +224,11 @@ class ForkServer:
     they are passed (:func:`pass_connection`).
     """
 
-    def __init__(self, source: socket.socket) -> None:
+    def __init__(self, source: socket.socket, *, request_seconds: float = REQUEST_SECONDS) -> None:
         self._source = source
+        self._request_seconds = request_seconds
+        #: Requests that are not complete, by the number of their connection.
+        self._requests: dict[int, _Request] = {}
         self._clients: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
         self._ended, self._wakeup = os.pipe()
@@ -194,7 +236,8 @@ class ForkServer:
     def serve(self) -> None:
         """Serve until the other end of the pair is closed; without a pair, forever.
 
-        A command is killed when its client ends, and its client gets its exit status.
+        A command is killed when its client ends, and its client gets its exit status:
+        :data:`~vcasgd.fork_client.CANNOT_FORK` without memory or process numbers for a fork.
         """
         os.set_blocking(self._ended, False)
         os.set_blocking(self._wakeup, False)
@@ -203,56 +246,106 @@ class ForkServer:
         self._selector.register(self._source, selectors.EVENT_READ)
         self._selector.register(self._ended, selectors.EVENT_READ)
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(self._seconds_to_deadline()):
                 if key.fileobj is self._source:
-                    connection = self._next_connection()
-                    if connection is None:
+                    if not self._accept():
                         return
-                    self._start(connection)
                 elif key.fileobj == self._ended:
                     self._reap()
+                elif isinstance(key.data, _Request):
+                    self._read(key.data)
                 else:
                     # The client has ended; it never writes again.
                     self._kill(key.data)
+            self._drop_silent()
 
-    def _next_connection(self) -> socket.socket | None:
-        if self._source.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return self._source.accept()[0]
-        _, passed, _, _ = socket.recv_fds(self._source, 1, 1)
-        return socket.socket(fileno=passed[0]) if passed else None
-
-    def _start(self, connection: socket.socket) -> None:
+    def _accept(self) -> bool:
+        """Take the next connection; return False if there will be none."""
         try:
-            request, streams = _receive(connection)
-        except (OSError, ValueError):
-            connection.close()
+            if self._source.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                connection = self._source.accept()[0]
+            else:
+                sent, passed, _, _ = socket.recv_fds(self._source, 1, 1)
+                if not passed:
+                    # The number that came along was lost if this process has too many open files.
+                    return bool(sent)
+                connection = socket.socket(fileno=passed[0])
+        except OSError as error:
+            sys.stderr.write(f"can't accept a connection: {error}\n")
+            time.sleep(ACCEPT_PAUSE_SECONDS)
+            return True
+        request = _Request(connection, self._request_seconds)
+        self._requests[connection.fileno()] = request
+        self._selector.register(connection, selectors.EVENT_READ, request)
+        return True
+
+    def _seconds_to_deadline(self) -> float | None:
+        deadlines = [each.deadline for each in self._requests.values()]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _drop_silent(self) -> None:
+        now = time.monotonic()
+        for request in [each for each in self._requests.values() if each.deadline <= now]:
+            self._forget(request)
+            request.connection.close()
+
+    def _forget(self, request: _Request) -> None:
+        del self._requests[request.connection.fileno()]
+        self._selector.unregister(request.connection)
+        request.close_streams()
+
+    def _read(self, request: _Request) -> None:
+        try:
+            command = request.read()
+            if command is None:
+                return
+            argv, env, cwd = command["argv"], command["env"], command["cwd"]
+        except (OSError, ValueError, LookupError, TypeError):
+            self._forget(request)
+            request.connection.close()
             return
-        server = os.getpid()
+        self._start(request, argv, env, cwd)
+
+    def _start(
+        self, request: _Request, argv: Sequence[str], env: Mapping[str, str], cwd: str
+    ) -> None:
+        server, streams, connection = os.getpid(), request.streams, request.connection
 
         def close() -> None:
-            self._close_all()
-            connection.close()
+            self._close_all(besides=request)
             die_with(server)
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)
             for stream in streams:
                 os.close(stream)
 
-        pid = fork_python(request["argv"], request["env"], request["cwd"], close=close)
-        for stream in streams:
-            os.close(stream)
+        try:
+            pid = fork_python(argv, env, cwd, close=close)
+        except OSError as error:
+            sys.stderr.write(f"can't fork {' '.join(argv)}: {error}\n")
+            self._forget(request)
+            _answer(connection, CANNOT_FORK)
+            return
+        self._forget(request)
         self._clients[pid] = connection
         self._selector.register(connection, selectors.EVENT_READ, pid)
 
-    def _close_all(self) -> None:
+    def _close_all(self, besides: _Request) -> None:
+        """Close everything in a fork, except the streams of its own request."""
         self._selector.close()
         self._source.close()
+        for request in self._requests.values():
+            request.connection.close()
+            if request is not besides:
+                request.close_streams()
         for client in self._clients.values():
             client.close()
         os.close(self._ended)
         os.close(self._wakeup)
 
     def _kill(self, pid: int) -> None:
+        if pid not in self._clients:  # The command has ended at the same time.
+            return
         self._selector.unregister(self._clients[pid])
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -274,22 +367,10 @@ class ForkServer:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(client)
         # As a shell reports the end by a signal.
-        code = status if status >= 0 else 128 - status
-        with contextlib.suppress(OSError), client:
-            client.sendall(code.to_bytes(NUMBER_BYTES, "little"))
+        _answer(client, status if status >= 0 else 128 - status)
 
 
-def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return a request and its standard streams. Raises :class:`ValueError`, :class:`OSError`."""
-    connection.settimeout(REQUEST_SECONDS)
-    size, streams, _, _ = socket.recv_fds(connection, NUMBER_BYTES, 3)
-    if len(streams) != 3 or len(size) != NUMBER_BYTES:
-        raise ValueError("not a request")
-    left, parts = int.from_bytes(size, "little"), []
-    while left:
-        part = connection.recv(min(left, 1 << 20))
-        if not part:
-            raise ValueError("the request is cut off")
-        parts.append(part)
-        left -= len(part)
-    return json.loads(b"".join(parts)), streams
+def _answer(client: socket.socket, status: int) -> None:
+    """Send the exit status, for which an empty buffer always has room, and end the connection."""
+    with contextlib.suppress(OSError), client:
+        client.sendall(status.to_bytes(NUMBER_BYTES, "little"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,26 @@ Eventually = Callable[..., Any]
 
 #: A module that nothing else imports.
 MODULE = "wave"
+#: Signals by which a server limits its resources, and lifts the limit again.
+NO_PROCESSES, NO_FILES = signal.SIGUSR1, signal.SIGUSR2
+#: The kernel doesn't limit root's processes, so it becomes another user, who can read all files.
 SERVER = f"""
-import sys
+import ctypes, os, resource, signal, sys
 from pathlib import Path
 from vcasgd.fork_server import ForkServer, listen, preload
 listener = listen(Path(sys.argv[1]))
 preload(["{MODULE}"])
-ForkServer(listener).serve()
+if os.getuid() == 0:
+    libc, files = ctypes.CDLL(None), 1 << 1 | 1 << 2
+    libc.prctl(8, 1, 0, 0, 0)
+    os.setuid(54321)
+    libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(files, files))
+def toggle(what, limit):
+    soft, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (hard if soft == limit else limit, hard))
+signal.signal({NO_PROCESSES:d}, lambda *_: toggle(resource.RLIMIT_NPROC, 0))
+signal.signal({NO_FILES:d}, lambda *_: toggle(resource.RLIMIT_NOFILE, 3))
+ForkServer(listener, request_seconds=float(sys.argv[2])).serve()
 """
 COMMAND = f"""
 import os, random, sys
@@ -40,11 +54,15 @@ exec(sys.stdin.read())
 class Forks:
     """A server of forks, and clients of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, request_seconds: float = PATIENCE) -> None:
         self.folder, self.path = folder, folder / "s"
         self.command = folder / "command.py"
         self.command.write_text(COMMAND)
-        self.server = subprocess.Popen([sys.executable, "-c", SERVER, str(self.path)])
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.server = subprocess.Popen(
+                [sys.executable, "-c", SERVER, str(self.path), str(request_seconds)], stderr=log
+            )
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -67,6 +85,19 @@ class Forks:
         client = self.start()
         assert client.stdout is not None
         return client, psutil.Process(int(client.stdout.readline().split()[-1]))
+
+    def connect(self) -> socket.socket:
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        client.settimeout(PATIENCE)
+        client.connect(str(self.path))
+        return client
+
+    @contextmanager
+    def limited(self, by: signal.Signals) -> Iterator[None]:
+        """Limit a resource of the server."""
+        self.server.send_signal(by)
+        yield
+        self.server.send_signal(by)
 
     def end(self) -> None:
         self.server.kill()
@@ -129,3 +160,55 @@ def test_command_runs_without_a_server(forks: Forks) -> None:
     output, _, status = forks.run("sys.exit(3)")
     assert output.startswith("False ['a', 'b'] hello")
     assert status == 3
+
+
+def test_a_failed_fork_ends_nothing_and_its_command_runs_on_its_own(forks: Forks) -> None:
+    # Given a command that runs, and no process number for another one
+    client, _ = forks.hanging()
+    with forks.limited(NO_PROCESSES):
+        # When a command is requested, then it runs without the server's modules
+        output, _, status = forks.run("sys.exit(3)")
+        assert output.startswith("False ['a', 'b'] hello"), "the fault fired"
+        assert status == 3
+
+    # And the other command goes on, as does the server
+    output, _ = client.communicate("print('alive'); sys.exit(4)", PATIENCE)
+    assert output == "alive\n"
+    assert client.returncode == 4
+    assert forks.run("")[0].startswith("True")
+
+
+def test_silent_and_invalid_clients_delay_nobody(forks: Forks) -> None:
+    with forks.connect() as silent, forks.connect() as begun, forks.connect() as invalid:
+        streams = [0, 1, 2]
+        socket.send_fds(begun, [(100).to_bytes(fork_client.NUMBER_BYTES, "little")], streams)
+        socket.send_fds(invalid, [(2).to_bytes(fork_client.NUMBER_BYTES, "little"), b"{}"], streams)
+        assert invalid.recv(1) == b"", "it was dropped"
+
+        assert forks.run("sys.exit(3)")[2] == 3
+
+        for waiting in (silent, begun):
+            waiting.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                waiting.recv(1)
+
+
+def test_a_client_that_stays_silent_is_dropped(tmp_path: Path, eventually: Eventually) -> None:
+    forks = Forks(tmp_path, request_seconds=0.2)
+    eventually(forks.path.exists)
+    try:
+        with forks.connect() as silent:
+            assert silent.recv(1) == b""
+    finally:
+        forks.end()
+
+
+def test_a_client_waits_while_the_server_can_open_nothing(
+    forks: Forks, eventually: Eventually
+) -> None:
+    with forks.limited(NO_FILES):
+        client = forks.start()
+        eventually(lambda: "can't accept" in forks.log.read_text())
+    output, _ = client.communicate("sys.exit(3)", PATIENCE)
+    assert output.startswith("True")
+    assert client.returncode == 3
