@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -56,6 +57,20 @@ def test_stack_starts_and_stops_without_remains(stack: StackHarness) -> None:
     assert stack.processes() == []
     assert stack.state().phase is StackPhase.STOPPED
     assert not stack.down()
+
+
+def test_a_stack_with_a_gateway_ends_in_order(stack: StackHarness) -> None:
+    stack.up(("gateway", "api", "server", *REDIS), join_port=0)
+
+    assert stack.down()
+
+    # what needs another part ends before it, and as it was asked to
+    ended = re.findall(r"(\S+) ended with status (-?\d+)", StackHome(stack.home).log_tail("stack"))
+    assert [name for name, _ in ended] == ["gateway", "api", "server", "tensors", "ledger"]
+    assert {status for _, status in ended} == {"0"}
+    state = stack.state()
+    assert state.phase is StackPhase.STOPPED
+    assert not any(part.ready or part.pid for part in state.parts.values())
 
 
 def test_killed_parts_restart(stack: StackHarness) -> None:

@@ -105,15 +105,21 @@ class Child:
             self._probe()
         return self.state != before
 
-    def stop(self, seconds: float) -> None:
-        """Terminate the process, and kill it and its helpers after ``seconds``."""
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-            self._reap()
+    def stop(self, seconds: float) -> int | None:
+        """Terminate the process, and kill it and its helpers after ``seconds``.
+
+        Returns its exit status, or None if it doesn't run.
+        """
+        process = self._process
+        if process is None:
+            return None
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        self._reap()
+        return process.returncode
 
     def _start(self) -> None:
         command = self.part.command()

@@ -34,8 +34,8 @@ from vcasgd.store.embedded.replicas import (
 from vcasgd.store.embedded.server import server_command, write_configuration
 from vcasgd.store.ledger.servers import node_name
 
-#: Kinds that must be ready before each start of a part, in order of start. A parameter server
-#: needs only the tensors server of its own store node.
+#: Kinds that must be ready before each start of a part, in order of start; they stop in the opposite
+#: order. A parameter server needs only the tensors server of its own store node.
 NEEDS = {
     "ledger": (),
     "tensors": (),
@@ -43,8 +43,8 @@ NEEDS = {
     "server": ("ledger", "tensors", "sentinel"),
     "head": ("ledger", "sentinel"),
     "api": ("ledger", "tensors", "sentinel"),
+    GATEWAY: ("ledger", "tensors", "sentinel", "api"),
     "controller": ("ledger", "tensors", "sentinel", "head"),
-    "gateway": ("ledger", "tensors", "sentinel", "api"),
 }
 PARTS = tuple(NEEDS)
 #: Seconds for an orderly shutdown of a part.

@@ -32,11 +32,11 @@ READY_TICK_SECONDS = 0.5
 START_SECONDS = 300.0
 #: Deaths of one part until the start fails.
 START_DEATHS = 3
-#: Order of shutdown. Machines stop after the controller, which would replace them, and Sentinels
-#: stop before the servers, so that they promote no replica.
-STOP_ORDER = (
-    "controller", "api", "instances", "head", "server", "sentinel", "tensors", "ledger",
-)  # fmt: skip
+#: Order of shutdown: what needs another part stops before it. Sentinels stop before the servers, so
+#: that they promote no replica.
+STOP_ORDER = tuple(reversed(PARTS))
+#: Machines stop before this part, and after the controller, which would replace them.
+BELOW_MACHINES = "head"
 
 
 class Supervisor:
@@ -163,7 +163,7 @@ class Supervisor:
         if started:
             self._change(phase=StackPhase.STOPPING)
         for kind in STOP_ORDER:
-            if kind == "instances":
+            if kind == BELOW_MACHINES:
                 self._stop_instances(in_ledger=started)
             for name in self._children:
                 if kind_of(name) == kind:
@@ -179,7 +179,9 @@ class Supervisor:
 
     def _stop(self, name: str) -> None:
         child = self._children[name]
-        child.stop(0.0 if self._kill_now else child.part.stop_seconds)
+        status = child.stop(0.0 if self._kill_now else child.part.stop_seconds)
+        if status is not None:
+            log.info("%s ended with status %d", name, status)
         self._write()
 
     def _change(self, **fields: object) -> None:
