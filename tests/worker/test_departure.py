@@ -121,8 +121,8 @@ def test_an_advised_worker_does_not_finish_for_ever() -> None:
     assert departure.reason == "drain"
 
 
-def train(number: int) -> Lease:
-    return Lease(WorkKind.TRAIN, number, 1)
+def train(number: int, token: int = 1) -> Lease:
+    return Lease(WorkKind.TRAIN, number, token)
 
 
 def held(*leases: Lease) -> HeldLeases:
@@ -150,7 +150,7 @@ def test_a_postponed_lease_is_resumed_once_and_only_while_it_is_held() -> None:
     leases = held(train(0), train(1), first)
     for lease in (train(0), train(1), first):
         leases.postpone(lease)
-    leases.drop(train(0).piece)
+    leases.drop(train(0))
 
     assert leases.take_postponed(WorkKind.INITIALISE) == first
     assert leases.take_postponed() == train(1)
@@ -159,9 +159,35 @@ def test_a_postponed_lease_is_resumed_once_and_only_while_it_is_held() -> None:
 
 def test_a_newer_lease_of_the_same_work_replaces_the_older_one() -> None:
     leases = held(train(0))
-    leases.add(Lease(WorkKind.TRAIN, 0, 2))
+    leases.add(train(0, token=2))
 
     assert not leases.has(train(0))
+
+
+@pytest.mark.parametrize(
+    ("steps", "remaining"),
+    [
+        ([("add", 1), ("drop", 1)], []),
+        ([("add", 1), ("drop", 2)], [1]),
+        ([("add", 1), ("add", 2), ("drop", 1)], [2]),
+        ([("add", 1), ("drop", 1), ("add", 2), ("drop", 1)], [2]),
+        ([("add", 1), ("postpone", 1), ("add", 2), ("drop", 1)], [2]),
+        ([("add", 1), ("postpone", 1), ("add", 2), ("settle", 2)], []),
+        ([("add", 1), ("postpone", 1), ("settle", 1)], [1]),
+        ([("drop", 1)], []),
+    ],
+)
+def test_a_late_answer_about_a_lease_leaves_a_newer_one_of_its_work(
+    steps: list[tuple[str, int]], remaining: list[int]
+) -> None:
+    leases = HeldLeases()
+    for step, token in steps:
+        if step == "settle":
+            leases.settle(rework=(), unsettled=())
+        else:
+            getattr(leases, step)(train(0, token))
+
+    assert leases.all() == [train(0, token) for token in remaining]
 
 
 def test_unfinished_are_the_current_and_the_postponed_leases() -> None:

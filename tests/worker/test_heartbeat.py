@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -24,18 +24,24 @@ SUBTASKS = [Lease(WorkKind.TRAIN, number, 1) for number in range(2)]
 
 @dataclass
 class Ledger:
-    """A ledger that records what it receives; the leases in ``lost`` have expired."""
+    """A ledger that records what it receives; the leases in ``lost`` have expired.
+
+    ``before_answer`` is called between a renewal and its answer.
+    """
 
     heartbeats: list[Any] = field(default_factory=list)
     held: list[Lease] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     lost: frozenset[str] = frozenset()
     available: bool = True
+    before_answer: Callable[[], None] = lambda: None
 
     def renew(self, heartbeat: Any, held: list[Lease]) -> Renewal:
         self.heartbeats.append(heartbeat)
         self.held = held
-        return Renewal("running", "", self.lost)
+        self.before_answer()
+        lost, self.lost = self.lost, frozenset()
+        return Renewal("running", "", lost)
 
     def add_logs(self, _job: str, _worker: str, lines: list[str]) -> None:
         if not self.available:
@@ -84,6 +90,25 @@ def test_a_heartbeat_renews_the_leases_and_drops_the_lost_ones(
 
     eventually(lambda: sender.held.all() == SUBTASKS[:1])
     assert sender.ledger.heartbeats[0]["at"] == 1.0
+
+
+def test_a_late_answer_keeps_a_lease_that_was_acquired_meanwhile(
+    sender: Sender, eventually: Eventually
+) -> None:
+    lost, again = SUBTASKS[1], replace(SUBTASKS[1], token=2)
+    sender.ledger.lost = frozenset({lost.piece})
+
+    def acquire_again() -> None:
+        if sender.ledger.lost:
+            sender.held.add(again)
+
+    sender.ledger.before_answer = acquire_again
+
+    sender.thread.start()
+
+    eventually(lambda: not sender.ledger.lost)
+    sender.thread.stop()
+    assert sender.held.all() == [SUBTASKS[0], again]
 
 
 def test_a_worker_without_progress_renews_no_lease(sender: Sender, eventually: Eventually) -> None:

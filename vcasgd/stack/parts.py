@@ -34,8 +34,8 @@ from vcasgd.store.embedded.replicas import (
 from vcasgd.store.embedded.server import server_command, write_configuration
 from vcasgd.store.ledger.servers import node_name
 
-#: Kinds that must be ready before each start of a part, in order of start; they stop in the opposite
-#: order. A parameter server needs only the tensors server of its own store node.
+#: Kinds that must be ready before each start of a part, in order of start, which is the opposite of
+#: that of shutdown. A parameter server needs only the tensors server of its own store node.
 NEEDS = {
     "ledger": (),
     "tensors": (),

@@ -112,8 +112,9 @@ class HeartbeatSender(EssentialThread):
         try:
             renewal = self._leases.renew(self._description().to_json(), held)
             self.last_answer = time.monotonic()
-            for piece in renewal.lost:
-                self._held.drop(piece)
+            for lease in held:
+                if lease.piece in renewal.lost:
+                    self._held.drop(lease)
             self._on_renewal(renewal)
             self._flush_logs()
         except (StoreUnavailable, StoreDenied, StoreFull) as error:

@@ -27,10 +27,11 @@ class HeldLeases:
         with self._lock:
             self._held[lease.piece] = lease
 
-    def drop(self, piece: str) -> None:
-        """Record that a lease was lost, returned, or is done."""
+    def drop(self, lease: Lease) -> None:
+        """Record that a lease was lost, returned, or is done; a newer one of its work stays."""
         with self._lock:
-            self._held.pop(piece, None)
+            if self._held.get(lease.piece) == lease:
+                del self._held[lease.piece]
 
     def has(self, lease: Lease) -> bool:
         """Return True if the lease isn't lost, returned, or done."""
@@ -54,7 +55,7 @@ class HeldLeases:
             self.current = None
 
     def is_postponed(self, lease: Lease) -> bool:
-        return lease.piece in self._postponed
+        return self._postponed.get(lease.piece) == lease
 
     @property
     def any_postponed(self) -> bool:
@@ -75,7 +76,7 @@ class HeldLeases:
         """Drop the current lease, which was lost or returned; return it."""
         lease, self.current = self.current, None
         if lease is not None:
-            self.drop(lease.piece)
+            self.drop(lease)
         return lease
 
     def settle(self, rework: Collection[int], unsettled: Collection[int]) -> None:
@@ -93,7 +94,7 @@ class HeldLeases:
                 and lease.number not in unsettled
                 and not self.is_postponed(lease)
             ):
-                self.drop(lease.piece)
+                self.drop(lease)
 
     def unfinished(self) -> list[Lease]:
         """Return the leases whose work isn't trained completely."""

@@ -141,7 +141,7 @@ class Worker:
         self.shards.flush(self._departure.seconds_left())
         for lease in self._held.unfinished():
             self._context.leases.release(lease)
-            self._held.drop(lease.piece)
+            self._held.drop(lease)
 
     def _repetition_duty(self) -> RepetitionDuty:
         context = self._context
@@ -189,12 +189,12 @@ class Worker:
         match lease.kind:
             case WorkKind.INITIALISE:
                 self._setup.initialise(lease)
-                self._held.drop(lease.piece)
+                self._held.drop(lease)
             case WorkKind.EVALUATE:
                 self._evaluator.evaluate(
                     lease, self._learner(), lambda: self._trainer.may_continue(lease)
                 )
-                self._held.drop(lease.piece)
+                self._held.drop(lease)
             case WorkKind.TRAIN:
                 self._trainer.train(lease, self._learner())
         self._held.current = None
