@@ -211,3 +211,14 @@ def test_exchange_is_that_of_the_last_update_in_the_base() -> None:
     for _ in range(EXCHANGES):
         member.measure_exchange(2, now=20.0)
     assert member.exchange_seconds == 1.5, "each is measured once"
+
+
+def test_an_optimizer_is_uncorrected_only_with_a_part_of_the_batch() -> None:
+    optimizer = torch.optim.NAdam([nn.Parameter(torch.zeros(2))])
+    member = Member(32, 1, steps=2)
+    member.use(optimizer)
+    assert member.uncorrected == ""
+
+    member.follow(base_of(4))
+
+    assert member.uncorrected == "NAdam"

@@ -17,23 +17,28 @@ job's batch B,
     v_B = μ² + σ²/B = v - (1 - b/B)·(v - q)/(1 - r),
 
 which is never less than ``v·b/B``, the noise of the whole batch alone.
+
+Both are derived for the steps of torch's own classes, so other optimizers are left alone: their
+``exp_avg`` can have another role. With β₁ = 0, q is v and says nothing about the noise; β₂ = 0
+keeps no second moments; and AMSGrad divides by the largest v that there was.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 #: Numbers that are corrected at a time, which bounds the memory for it. A multiple of the width of
 #: any vector instruction, so that each number is computed as in one piece.
 PIECE = 1 << 22
 
-#: Names of first moments in the states of optimizers.
+#: Names of first moments in the states of SGD and Adam.
 FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 
 
@@ -46,9 +51,11 @@ class _Moments:
 
 
 class LocalMoments:
-    """Corrects the first moments of PyTorch's optimizers, and the second ones of Adam and AdamW.
+    """Corrects the first moments of SGD, Adam, and AdamW, and the second ones of the latter two,
+    until :meth:`close`.
 
-    The latter need two more vectors of the size of the parameters.
+    Subclasses count if they have no ``step`` of their own. Second moments need two more vectors of
+    the size of the parameters.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -56,7 +63,31 @@ class LocalMoments:
         #: The local batch as a share of the job's, in (0, 1]. With 1, Adam isn't changed.
         self.share = 1.0
         self._moments: dict[Tensor, _Moments] = {}
-        optimizer.register_step_pre_hook(self._before_step)
+        #: Names of the first moments that are corrected.
+        self.first_moments = FIRST_MOMENTS if steps_as(optimizer, SGD, Adam, AdamW) else ()
+        is_adam = steps_as(optimizer, Adam, AdamW)
+        self._hook = optimizer.register_step_pre_hook(self._before_step) if is_adam else None
+
+    def close(self) -> None:
+        """Leave the optimizer alone from now on."""
+        if self._hook is not None:
+            self._hook.remove()
+
+    @property
+    def uncorrected(self) -> str:
+        """Name of an optimizer with moments of the local batch, for people; empty if it has none.
+
+        That is one whose moments aren't corrected, or not completely.
+        """
+        name = type(self._optimizer).__name__
+        if not self.first_moments:
+            return name
+        groups = self._optimizer.param_groups if self._hook is not None else []
+        if any(group["amsgrad"] for group in groups):
+            return f"{name} with amsgrad"
+        if not all(_measures_noise(group) for group in groups):
+            return f"{name} with a beta of 0"
+        return ""
 
     @torch.no_grad()
     def follow(self, share: float) -> None:
@@ -65,7 +96,7 @@ class LocalMoments:
         if factor == 1:
             return
         for state in self._optimizer.state.values():
-            for name in FIRST_MOMENTS:
+            for name in self.first_moments:
                 if isinstance(first := state.get(name), Tensor):
                     first.mul_(factor)
 
@@ -75,13 +106,16 @@ class LocalMoments:
             # A fused optimizer skips the step itself.
             return
         for group in optimizer.param_groups:
+            if not _measures_noise(group):
+                continue
             for parameter in group["params"]:
-                state = optimizer.state.get(parameter)
-                if state and parameter.grad is not None and _is_adam(group, state):
-                    self._correct(parameter, parameter.grad, state, group["betas"])
+                state, gradient = optimizer.state.get(parameter), parameter.grad
+                # Adam refuses a sparse gradient by itself.
+                if state and gradient is not None and not gradient.is_sparse:
+                    self._correct(parameter, gradient, state, group)
 
     def _correct(
-        self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], betas: tuple[float, float]
+        self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
     ) -> None:
         """Set ``exp_avg_sq`` so that its next value is the v of the whole batch."""
         moments = self._moments.get(parameter)
@@ -91,17 +125,51 @@ class LocalMoments:
             # So far the first moments are a single gradient, or one of the whole batch.
             second = state["exp_avg_sq"]
             moments = self._moments[parameter] = _Moments(second.clone(), second.clone())
-        first, second = betas
+        first, second = map(float, group["betas"])
         unbias = 1 - first ** (int(state["step"]) + 1)
-        vectors = (gradient, state["exp_avg"], state["exp_avg_sq"], moments.own, moments.mean)
-        for gradient_, momentum, out, own, mean in _pieces(vectors):
-            squared = gradient_.square()
+        vectors = (*(parameter, gradient), *(state["exp_avg"], state["exp_avg_sq"]),
+                   *(moments.own, moments.mean))  # fmt: skip
+        decoupled = isinstance(self._optimizer, AdamW)
+        for parameter_, gradient_, momentum, out, own, mean in _pieces(vectors):
+            averaged = _averaged(parameter_, gradient_, group, decoupled=decoupled)
+            squared = averaged.square()
             own.lerp_(squared, 1 - second)
-            unbiased = torch.lerp(momentum, gradient_, 1 - first).div_(unbias)
+            unbiased = torch.lerp(momentum, averaged, 1 - first).div_(unbias)
             mean.lerp_(unbiased.square_(), 1 - second)
             noise = (own - mean).clamp_(min=0).div_(2 * first / (1 + first))
             used = torch.maximum(torch.sub(own, noise, alpha=1 - self.share), own * self.share)
             out.copy_(used.sub_(squared.mul_(1 - second)).div_(second))
+
+
+def steps_as(optimizer: Optimizer, *classes: type[Optimizer]) -> bool:
+    """Return True if an optimizer makes the steps of one of torch's classes.
+
+    A subclass with a ``step`` of its own doesn't.
+    """
+    # torch wraps the steps of each class that is used.
+    own = inspect.unwrap(type(optimizer).step)
+    return any(own is inspect.unwrap(each.step) for each in classes)
+
+
+def _measures_noise(group: dict[str, Any]) -> bool:
+    """Return True if one of Adam's groups has moments that show the noise of its gradients."""
+    return not group["amsgrad"] and min(group["betas"]) > 0
+
+
+def _averaged(
+    parameter: Tensor, gradient: Tensor, group: dict[str, Any], *, decoupled: bool
+) -> Tensor:
+    """Return the gradient whose moments Adam keeps.
+
+    ``decoupled`` is true if the weight decay is no part of it, for versions of torch whose groups
+    don't say so.
+    """
+    if group["maximize"]:
+        gradient = -gradient
+    decay = float(group["weight_decay"])
+    if decay and not group.get("decoupled_weight_decay", decoupled):
+        gradient = gradient.add(parameter, alpha=decay)
+    return gradient
 
 
 def _pieces(vectors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
@@ -109,7 +177,3 @@ def _pieces(vectors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
     if not all(each.is_contiguous() for each in vectors):
         return iter([vectors])
     return zip(*(torch.split(each.view(-1), PIECE) for each in vectors), strict=True)
-
-
-def _is_adam(group: dict[str, Any], state: dict[str, Any]) -> bool:
-    return "betas" in group and "exp_avg_sq" in state and not group.get("amsgrad")

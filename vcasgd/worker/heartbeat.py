@@ -40,6 +40,8 @@ class WorkerStatus:
         #: Local steps and the optimizer's momentum in the last push interval.
         self.local_steps: int | None = None
         self.momentum: float | None = None
+        #: Name of an optimizer whose moments aren't those of the whole batch.
+        self.uncorrected: str | None = None
         #: Start of the training that isn't submitted for a push yet, in Unix seconds.
         self.unpushed_since: float | None = None
         self._progress_at = time.monotonic()

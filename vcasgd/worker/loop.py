@@ -275,6 +275,7 @@ class Worker:
             step_seconds=status.step_seconds,
             local_steps=status.local_steps,
             momentum=status.momentum,
+            uncorrected=status.uncorrected,
             unpushed_since=status.unpushed_since,
             **self.shards.counts(),
             **capacity(),

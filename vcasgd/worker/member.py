@@ -121,8 +121,16 @@ class Member:
 
     def use(self, optimizer: Optimizer, *, keeps: bool = True) -> None:
         """Use a new optimizer; ``keeps`` is False if only for one subtask."""
+        if self._moments is not None:
+            # A task can return the same optimizer again.
+            self._moments.close()
         self._moments = LocalMoments(optimizer)
         self._sharing = optimizer if keeps and second_moments.count(optimizer) else None
+
+    @property
+    def uncorrected(self) -> str:
+        """Name of an optimizer with moments of a part of the job's batch; empty without one."""
+        return self._moments.uncorrected if self._moments and self.share < 1 else ""
 
     # -- second moments that outlive a worker --------------------------------------------------
 

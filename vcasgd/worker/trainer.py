@@ -252,6 +252,7 @@ class Trainer:
         self._measure(trained.stop - step.start, trained, seconds)
         if member is not None:
             member.measure(seconds / max(trained.steps, 1))
+            status.uncorrected = member.uncorrected or status.uncorrected
         unchanged = torch.equal(trained.integers, base.integers)
         integers = "" if unchanged else encode_integers(trained.integers)
         self._push(work, step, trained, integers, self._duty.end(work.learner, step.stop))

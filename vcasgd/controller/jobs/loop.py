@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 from vcasgd.controller.jobs.history import HistoryThread
 from vcasgd.controller.jobs.lifecycle import JobLifecycle
-from vcasgd.controller.jobs.slow_links import SlowLinks
 from vcasgd.controller.jobs.sweeper import Sweeper
 from vcasgd.controller.jobs.tuning import Tuner
+from vcasgd.controller.jobs.worker_events import WorkerEvents
 from vcasgd.controller.leadership import Leadership
 from vcasgd.encryption import StorageCipher
 from vcasgd.errors import (
@@ -83,7 +83,7 @@ class JobLoop(EssentialThread):
         )
         self._lifecycles: dict[str, JobLifecycle] = {}
         self._tuners: dict[str, Tuner] = {}
-        self._slow_links: dict[str, SlowLinks] = {}
+        self._worker_events: dict[str, WorkerEvents] = {}
         self._quotas: dict[str, Quota] = {}
         self._deliveries: dict[str, SecretDelivery] = {}
         key = settings.secrets_key
@@ -156,13 +156,13 @@ class JobLoop(EssentialThread):
                 if lifecycle.has_secrets:
                     self._deliver_secrets(job)
                 tuner.step()
-                self._slow_links[job].step()
+                self._worker_events[job].step()
 
     def _begin(self, job: str) -> None:
         heartbeat = self._settings.heartbeat
         self._tuners[job] = Tuner(job, self._ledger, self._beats, heartbeat)
         machines = JoinedMachines(self._ledger, self._settings.lease_seconds)
-        self._slow_links[job] = SlowLinks(job, self._jobs, self._beats, machines)
+        self._worker_events[job] = WorkerEvents(job, self._jobs, self._beats, machines)
         self._quotas[job] = Quota(self._ledger, job, heartbeat)
         self._deliveries[job] = SecretDelivery(self._ledger, job, self._cipher)
         self._lifecycles[job] = self._lifecycle(job)
@@ -189,7 +189,7 @@ class JobLoop(EssentialThread):
             log.error("%s: %s", job, why)
         lingers = time.monotonic() - ended_at < LINGER_LEASES * self._settings.lease_seconds
         if self._lifecycles[job].clean_up() and not lingers:
-            states = (self._lifecycles, self._tuners, self._slow_links, self._quotas,
+            states = (self._lifecycles, self._tuners, self._worker_events, self._quotas,
                       self._deliveries, self._ended_at)  # fmt: skip
             for state in states:
                 del state[job]

@@ -86,6 +86,8 @@ class Heartbeat(BaseModel):
     local_steps: _Count = None
     #: Momentum of the optimizer in the last push interval; None if it isn't tuned.
     momentum: _Number = None
+    #: Name of the optimizer if its moments are those of a part of the job's batch.
+    uncorrected: _Name = None
     #: Start of the oldest training that isn't pushed yet.
     unpushed_since: _Number = None
     #: Version of the model's first shard in the current base.

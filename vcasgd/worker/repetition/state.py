@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from vcasgd.learning.local_moments import FIRST_MOMENTS, LocalMoments, _Moments
+from vcasgd.learning.local_moments import LocalMoments, _Moments
 from vcasgd.store.tensors.bf16_split import bytes_of
 from vcasgd.store.tensors.repetitions import FRESH
 
@@ -162,7 +162,7 @@ class LearnerState:
             else:
                 source = known[parameter][name]
             each.values.copy_(source)
-            if moments is not None and name in FIRST_MOMENTS:
+            if moments is not None and name in moments.first_moments:
                 each.values.mul_(moments.share)
         return state
 

@@ -1,4 +1,4 @@
-"""Events about machines that joined with a link which is too slow for a job's updates."""
+"""Events about what the heartbeats of a job's workers show."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ LEAST_SECONDS = 10.0
 MOST_EVENTS = 100
 
 
-class SlowLinks:
-    """Compares the speed of links with the updates that workers send, once for each worker.
+class WorkerEvents:
+    """Names optimizers that aren't corrected, and links of machines that joined which are too slow
+    for the updates.
 
     Calls raise :class:`~vcasgd.errors.StoreUnavailable` and can be repeated.
     """
@@ -27,10 +28,13 @@ class SlowLinks:
         self._machines = machines
         self._judged: set[str] = set()
         self._slow = 0
+        self._uncorrected = False
 
     def step(self) -> None:
-        """Judge the workers that have sent a first update."""
+        """Judge the links of the workers that have sent a first update, and name an optimizer."""
         for worker, beat in self._beats.of(self._job).items():
+            if beat.uncorrected and not self._uncorrected:
+                self._name_optimizer(beat.uncorrected)
             if worker in self._judged or not instance_of(worker).startswith(PREFIX):
                 continue
             if not beat.pushes or not beat.local_steps or beat.step_seconds is None:
@@ -39,6 +43,18 @@ class SlowLinks:
             if machine is not None and machine.upload_mbps and self._slow < MOST_EVENTS:
                 self._judge(worker, beat, machine.upload_mbps)
             self._judged.add(worker)
+
+    def _name_optimizer(self, name: str) -> None:
+        self._uncorrected = True
+        self._jobs.announce(
+            self._job,
+            "optimizer-uncorrected",
+            "optimizer-uncorrected",
+            f"{name} has moments of a worker's part of the batch, not of the whole "
+            "batch, so several workers may train otherwise than one; only SGD, Adam, and AdamW of "
+            "torch.optim are corrected, and their subclasses without a step of their own",
+            optimizer=name,
+        )
 
     def _judge(self, worker: str, beat: Heartbeat, mbps: float) -> None:
         size = (beat.pushed_bytes or 0) / (beat.pushes or 1)

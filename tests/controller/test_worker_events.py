@@ -1,10 +1,10 @@
-"""Events about links that are too slow for a job's updates."""
+"""Events about what heartbeats show: slow links, and optimizers that aren't corrected."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from vcasgd.controller.jobs.slow_links import SlowLinks
+from vcasgd.controller.jobs.worker_events import WorkerEvents
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
@@ -27,7 +27,7 @@ class JobOfVolunteers:
 
     def next_controller(self) -> None:
         beats = WorkerBeats(self.ledger)
-        self.slow_links = SlowLinks(self.job, self.jobs, beats, self.machines)
+        self.events = WorkerEvents(self.job, self.jobs, beats, self.machines)
 
     def machine(self, upload_mbps: float | None) -> str:
         """Join with a machine; return the name of its worker."""
@@ -37,11 +37,9 @@ class JobOfVolunteers:
     def beat(self, worker: str, **fields: Any) -> None:
         Leases(self.ledger, self.job, worker, LEASE_SECONDS).renew(fields, [])
 
-    def step(self) -> list[dict[str, Any]]:
-        self.slow_links.step()
-        return [
-            each["details"] for each in self.jobs.events(self.job) if each["kind"] == "slow-link"
-        ]
+    def step(self, kind: str = "slow-link") -> list[dict[str, Any]]:
+        self.events.step()
+        return [each["details"] for each in self.jobs.events(self.job) if each["kind"] == kind]
 
 
 def test_a_link_that_needs_longer_than_the_training_is_an_event_once(
@@ -86,3 +84,17 @@ def test_figures_of_a_hostile_worker_do_no_harm(ledger: RedisClient) -> None:
     ):
         job.beat(worker, **fields)
         assert job.step() == []
+
+
+def test_an_optimizer_that_is_not_corrected_is_an_event_once(ledger: RedisClient) -> None:
+    job = JobOfVolunteers(ledger)
+    job.beat(f"{job.job}.i-1", uncorrected=None)
+    job.beat(f"{job.job}.i-2", uncorrected={"a": 1})
+    assert job.step("optimizer-uncorrected") == []
+
+    for worker in ("i-1", "i-2"):
+        job.beat(f"{job.job}.{worker}", uncorrected="Lion")
+
+    assert job.step("optimizer-uncorrected") == [{"optimizer": "Lion"}]
+    job.next_controller()
+    assert len(job.step("optimizer-uncorrected")) == 1
