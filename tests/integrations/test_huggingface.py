@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.examples import finish_although_workers_die
 from support.harness import Harness
+from support.repeated import Machine, assert_not_repeated
 from torch import nn
 from torch.utils.data import SequentialSampler
 
@@ -146,3 +147,15 @@ def test_the_example_learns_although_two_workers_are_killed(harness: Harness) ->
     )
     assert done.best is not None
     assert done.best.metrics["accuracy"] >= 0.95
+
+
+def test_a_repetition_leaves_the_optimizer_of_a_trainer_alone() -> None:
+    # Given a trainer that was given its optimizer, so that there is only one
+    made: Any = example()
+
+    def make_trainer() -> Any:
+        trainer = made._make_trainer()
+        trainer.optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=1e-3)
+        return trainer
+
+    assert_not_repeated(Machine(type(made)(make_trainer)))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.examples import finish_although_workers_die
 from support.harness import Harness
+from support.repeated import Machine, assert_not_repeated
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -199,3 +200,13 @@ def test_the_example_learns_although_two_workers_are_killed(harness: Harness) ->
     done = finish_although_workers_die(harness, EXAMPLE, samples=1437, epochs=20)
     assert done.best is not None
     assert done.best.metrics["accuracy"] >= 0.93
+
+
+def test_a_repetition_leaves_the_optimizer_of_a_module_alone(one_weight: Any) -> None:
+    class OneOptimizer(one_weight):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            if not hasattr(self, "made"):
+                self.made = torch.optim.Adam(self.parameters(), lr=0.1)
+            return self.made
+
+    assert_not_repeated(Machine(task_of(OneOptimizer)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,8 +16,8 @@ import vcasgd
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.repetition.repeater import IntervalFacts, state_of
-from vcasgd.worker.repetition.state import LearnerState
+from vcasgd.worker.repetition.repeater import IntervalFacts, RepeatingLearner, state_of
+from vcasgd.worker.repetition.state import LearnerState, NotRepeatable
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 OPTIMIZERS: dict[str, MakeOptimizer] = {
@@ -101,3 +102,13 @@ class Machine:
         floats[:at] += trained.update[:at]
         floats[at:] = trained.update[at:]
         self.base = floats, trained.integers
+
+
+def assert_not_repeated(machine: Machine) -> None:
+    """Assert that a machine of one's own repeats nothing, and keeps its state."""
+    before, _, after, facts = machine.interval()
+
+    with pytest.raises(NotRepeatable):
+        RepeatingLearner.beside(machine.learner).repeat(facts, machine.base, before)
+
+    assert state_of(machine.learner).digest == after.digest

@@ -265,7 +265,7 @@ class Halved(Noisy):
 
 
 @pytest.mark.parametrize(
-    ("task", "message"), [(Scripted(), "makes its steps"), (Halved(), "fp16 rounds")]
+    ("task", "message"), [(Scripted(), "is a script"), (Halved(), "fp16 rounds")]
 )
 def test_a_learner_whose_intervals_depend_on_more_is_named(task: vcasgd.Task, message: str) -> None:
     with pytest.raises(NotRepeatable, match=message):

@@ -47,6 +47,9 @@ class TrainerTask(Task):
     :class:`~vcasgd.errors.SpecError` for a trainer whose settings can't be followed.
     """
 
+    #: A trainer has a state of its own, such as an optimizer that was passed to it.
+    repeatable = False
+
     def __init__(self, make_trainer: Callable[..., Trainer]) -> None:
         self._make_trainer = make_trainer
         self._made: Trainer | None = None

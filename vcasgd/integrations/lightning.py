@@ -31,6 +31,9 @@ class ModuleTask(Task):
     :class:`~vcasgd.errors.SpecError` for a module that can't be trained this way.
     """
 
+    #: A module counts its batches, and may keep its optimizer.
+    repeatable = False
+
     def __init__(
         self,
         module: LightningModule | Callable[..., LightningModule],

@@ -71,6 +71,9 @@ def command_line(args: dict[str, Any]) -> list[str]:
 class LoopTask(Task):
     """Task that is configured by the calls of a script's session."""
 
+    #: The loop has variables of its own.
+    repeatable = False
+
     def __init__(self) -> None:
         self.network: nn.Module | None = None
         self.user_optimizer: Optimizer | None = None
@@ -220,7 +223,8 @@ class ScriptTask(LoopTask):
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:  # noqa: ARG002 - The script's optimizer has them.
         """Return the script's optimizer in its initial state."""
         assert self.user_optimizer is not None, "the loop has started"
-        self.user_optimizer.load_state_dict(self._first_state)
+        # The optimizer changes the tensors that it loads.
+        self.user_optimizer.load_state_dict(copy.deepcopy(self._first_state))
         return self.user_optimizer
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:

@@ -48,6 +48,9 @@ class Task:
     clip_norm: float | None = None
     #: True if :meth:`loss` also makes the optimizer's step, as the loop of a script can do.
     makes_steps: bool = False
+    #: True if training depends on nothing but the model, the batches, the optimizer, and torch's
+    #: random numbers, so that another worker can repeat a push interval.
+    repeatable: bool = True
 
     def model(self) -> nn.Module:
         """Return a newly initialized model.

@@ -183,12 +183,7 @@ class Learner:
         self._model.check_frozen()
         if self._optimizer is not None and self._spec.keeps_optimizer:
             return
-        try:
-            self._optimizer = self._task.optimizer(
-                [each for each in self._model.module.parameters() if each.requires_grad]
-            )
-        except Exception as error:
-            raise calling_user_code("optimizer", error) from error
+        self._optimizer = self._new_optimizer()
         if self.member is not None:
             self.member.use(self._optimizer, keeps=self._spec.keeps_optimizer)
         # The user's code may change the momentum itself, so it is tuned only on request.
@@ -197,6 +192,14 @@ class Learner:
         factor = learning_rate_factor(self._divergences)
         self._rates = Rates(self._task, self._optimizer, factor=factor, **correction)
         self._momenta = momenta
+
+    def _new_optimizer(self) -> Optimizer:
+        try:
+            return self._task.optimizer(
+                [each for each in self._model.module.parameters() if each.requires_grad]
+            )
+        except Exception as error:
+            raise calling_user_code("optimizer", error) from error
 
     def _follow_rollback(self, base: Base) -> None:
         """Keep nothing of the training that went back; make smaller steps if it diverged."""

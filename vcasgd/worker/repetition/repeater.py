@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from vcasgd.learning.batch_source import SampleRange
 from vcasgd.learning.repetition import why_not_repeatable
@@ -41,10 +43,11 @@ def check_repeatable(learner: Learner) -> None:
     """Raise :class:`NotRepeatable` if another worker can't repeat a learner's intervals."""
     if why := why_not_repeatable(learner.spec):
         raise NotRepeatable(why)
-    if learner._task.makes_steps:
-        raise NotRepeatable("the task makes its steps itself")
-    if learner._task.mixed_precision is not None:
-        raise NotRepeatable(f"{learner._task.mixed_precision} rounds too much")
+    task = learner._task
+    if task.makes_steps or not task.repeatable:
+        raise NotRepeatable("the task is a script, or a trainer of another library")
+    if task.mixed_precision is not None:
+        raise NotRepeatable(f"{task.mixed_precision} rounds too much")
 
 
 def state_of(learner: Learner) -> LearnerState:
@@ -88,10 +91,26 @@ class RepeatingLearner(Learner):
         # The learner's own loader processes are ahead of it.
         vars(other).pop("_source", None)
         assert learner._optimizer is not None
+        other._live = learner._optimizer
         other._format = StateFormat(learner._optimizer)
         return other
 
     _format: StateFormat
+    #: The optimizer that the other learner trains with.
+    _live: Optimizer
+
+    def _new_optimizer(self) -> Optimizer:
+        live = self._live
+        kept = live.state, live.param_groups
+        # The task may return the same optimizer again, and reset it.
+        live.state, live.param_groups = defaultdict(dict), [{**each} for each in kept[1]]
+        try:
+            made = super()._new_optimizer()
+        finally:
+            live.state, live.param_groups = kept
+        if made is live:
+            raise NotRepeatable("the task returns the same optimizer each time")
+        return made
 
     @property
     def format(self) -> StateFormat:
@@ -113,7 +132,8 @@ class RepeatingLearner(Learner):
     ) -> Trained:
         """Repeat an interval from its base, float32 [floats] and int64 [k], and the state before.
 
-        Raises :class:`WrongInterval`, and what :meth:`train` does.
+        Raises :class:`WrongInterval`, :class:`NotRepeatable` if the task has no other optimizer,
+        and what :meth:`train` does.
         """
         self._check(facts)
         self._rollbacks = facts.rollbacks

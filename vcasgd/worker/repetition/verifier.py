@@ -102,7 +102,9 @@ class Verifier(RepetitionDuty):
             return self._repeat(repeating, task)
         except (MalformedState, WrongInterval, NonFiniteLoss) as error:
             return RepetitionResult(outcome="malformed", why=str(error))
-        except (Invalid, InvalidUpdate, UserCodeError) as error:
+        except (Invalid, InvalidUpdate, NotRepeatable, UserCodeError) as error:
+            if isinstance(error, NotRepeatable):
+                self._able = learner._optimizer, False
             log.warning("update %s can't be repeated: %s", task.update.update, error)
             return RepetitionResult(outcome="unable", why=str(error))
         finally:
