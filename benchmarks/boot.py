@@ -37,7 +37,7 @@ from vcasgd.store.tensors.snapshot_store import SnapshotStore
 T = TypeVar("T")
 
 OUT = Path(__file__).resolve().parent / "results" / "boot.md"
-TASK = Path(__file__).resolve().parents[1] / "vcasgd" / "bench" / "task"
+TASK = Path(__file__).resolve().parent / "measure" / "task"
 POLL_SECONDS = 0.005
 PATIENCE_SECONDS = 180.0
 #: Seconds of training between two losses.

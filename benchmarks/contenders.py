@@ -39,7 +39,7 @@ class Contender:
     def argv(self, size_mb: int, seconds: float) -> list[str]:
         common = ["--size-mb", str(size_mb), "--workers", "2", "--seconds", f"{seconds:g}"]
         if not self.environment:
-            start = [sys.executable, "-m", "vcasgd.cli", "bench", "store", "--json"]
+            start = [sys.executable, "-m", "benchmarks.measure", "store", "--json"]
         else:
             start = [str(self.python), str(PEERS / self.script)]
         return [*start, *common, *self.arguments]

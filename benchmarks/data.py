@@ -24,7 +24,7 @@ import numpy as np
 from moto.server import ThreadedMotoServer
 
 import machine
-from vcasgd.bench.data import Reading, measure_reading
+from benchmarks.measure.data import Reading, measure_reading
 from vcasgd.data.dataset import storage_at
 from vcasgd.data.index import make_index
 

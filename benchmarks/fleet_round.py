@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from vcasgd.bench.control.cloud import POOL, SimulatedCloud, SimulatedPools, as_cluster
-from vcasgd.bench.store import own_settings
+from benchmarks.measure.control.cloud import POOL, SimulatedCloud, SimulatedPools, as_cluster
+from benchmarks.measure.store import own_settings
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.settings import load_settings
 from vcasgd.spec.job import JobSpec

@@ -2,9 +2,9 @@
 
     python benchmarks/goodput.py [--repetitions 1] [--only kill notice]
 
-Runs ``vcasgd bench goodput`` under each fault in turn, as often as asked for, and writes
-``benchmarks/results/goodput.md`` with the rows of all runs. Each run takes about 100 seconds. Stop
-other programs before you run it.
+Runs ``python -m benchmarks.measure goodput`` under each fault in turn, as often as asked for, and
+writes ``benchmarks/results/goodput.md`` with the rows of all runs. Each run takes about 100
+seconds. Stop other programs before you run it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from markdown import table
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TRACE = Path(__file__).resolve().parent / "cifar10/traces/aws-v100-4node-us-east-2a-2023-08-03.json"
-#: Options of ``vcasgd bench goodput``, by the name of the fault.
+#: Options of ``python -m benchmarks.measure goodput``, by the name of the fault.
 FAULTS = {
     "none": "--evict-every 0",
     "kill": "",
@@ -44,12 +44,13 @@ PAGE = """\
 
     {command}
 
-Each row is one run of `vcasgd bench goodput` with the shown options: 4 local machines; each
-trains 64 samples in 80 ms and pushes them. Once their progress is even, 30 s without faults are
-measured. Then faults happen for 60 s, every 15 s if the options don't say otherwise. *Goodput* is
-the samples that were applied over what the same machines did without faults in as many
-machine-seconds that existed. *With boot* also counts the machine-seconds in which a replacement
-boots. *Of the pace* compares with machines that do nothing but steps, and exchange nothing.
+Each row is one run of `python -m benchmarks.measure goodput` with the shown options: 4 local
+machines; each trains 64 samples in 80 ms and pushes them. Once their progress is even, 30 s
+without faults are measured. Then faults happen for 60 s, every 15 s if the options don't say
+otherwise. *Goodput* is the samples that were applied over what the same machines did without
+faults in as many machine-seconds that existed. *With boot* also counts the machine-seconds in
+which a replacement boots. *Of the pace* compares with machines that do nothing but steps, and
+exchange nothing.
 
 {machine}
 
@@ -63,7 +64,7 @@ of 4 machines, which is 0.81.
 
 def measured(options: str) -> dict[str, Any]:
     """Return what one run printed."""
-    argv = [sys.executable, "-m", "vcasgd.cli", "bench", "goodput", "--json", *shlex.split(options)]
+    argv = [sys.executable, "-m", "benchmarks.measure", "goodput", "--json", *shlex.split(options)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=LONGEST_SECONDS)
     if done.returncode:
         raise SystemExit(f"{shlex.join(argv)} failed:\n{done.stderr}")

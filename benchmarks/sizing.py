@@ -25,9 +25,9 @@ import numpy as np
 import psutil
 
 import machine
+from benchmarks.measure.rig import BenchWorkload, Rig
+from benchmarks.measure.store import own_settings
 from markdown import table
-from vcasgd.bench.rig import BenchWorkload, Rig
-from vcasgd.bench.store import own_settings
 from vcasgd.learning.encodings import make_codec
 
 OUT = Path(__file__).resolve().parent / "results" / "sizing.md"

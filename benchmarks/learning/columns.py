@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from plain import train
 
-from vcasgd.bench.simulation import Conditions, Simulation
 from vcasgd.fleet.presence import Life, always, lives, read_counts
+from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.spec.job import JobSpec, load_job_mapping
 from vcasgd.task.task import Task, load_task
 

@@ -12,11 +12,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.measure.goodput import Observations
 from entrants import WORKERS, Entrant
 from environments import python_of
 from links import LOCAL, Links, Place
 from outcomes import Row, Workload, observe, parse_lines
-from vcasgd.bench.goodput import Observations
 from vcasgd.fleet.providers.local.processes import MARKER, Process, kill_all
 
 POLL_SECONDS = 0.05

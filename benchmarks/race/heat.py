@@ -19,6 +19,7 @@ from typing import Protocol
 
 import psutil
 
+from benchmarks.measure.goodput import Observations
 from cluster import PeerCluster
 from common import CNN
 from entrants import ENTRANTS
@@ -27,7 +28,6 @@ from judge import judge
 from links import Links
 from outcomes import Heat, Row, Seen, Workload, figures, make_row
 from pace import BEGAN_FILE, SLOW_FILE
-from vcasgd.bench.goodput import Observations
 
 #: Seconds until all machines have contributed.
 START_SECONDS = 180.0

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.measure.goodput import Observations
+from benchmarks.measure.goodput_run import Fleet, MachineObserver
 from cnn import make_model
 from common import CNN, SNAPSHOT_SECONDS
 from entrants import Entrant
 from outcomes import Workload
-from vcasgd.bench.goodput import Observations
-from vcasgd.bench.goodput_run import Fleet, MachineObserver
 from vcasgd.chaos.killers import Killer
 from vcasgd.client import Client
 from vcasgd.errors import StoreError

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure.goodput_run import Fleet
 from common import CNN
 from entrants import Entrant
 from links import Links, Place
 from ours import OurCluster
 from outcomes import Workload
-from vcasgd.bench.goodput_run import Fleet
 from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vcasgd.bench.goodput import MachineLife, Observations
+from benchmarks.measure.goodput import MachineLife, Observations
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "race.jsonl"
 TARGET = 0.985

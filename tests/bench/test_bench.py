@@ -1,4 +1,4 @@
-"""``vcasgd bench store`` on real processes. The tests check the figures, not the speed."""
+"""Measurements of the store on real processes. The tests check the figures, not the speed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from support.servers import KINDS, require_binary
 from support.waiting import PATIENCE
 
-ARGV = [sys.executable, "-m", "vcasgd.cli", "bench", "store", "--size-mb", "1", "--json"]
+ARGV = [sys.executable, "-m", "benchmarks.measure", "store", "--size-mb", "1", "--json"]
 
 
 def processes_under(folder: Path) -> list[str]:

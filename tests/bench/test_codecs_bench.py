@@ -1,4 +1,4 @@
-"""``vcasgd bench codecs``."""
+"""``python -m benchmarks.measure codecs``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from vcasgd.bench.command import app
+from benchmarks.measure.__main__ import app
 from vcasgd.learning.encodings import CODECS
 
 

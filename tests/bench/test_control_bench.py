@@ -14,7 +14,7 @@ import pytest
 @pytest.mark.extended
 def test_control_plane_is_measured_with_simulated_workers() -> None:
     argv = [
-        sys.executable, "-m", "vcasgd.cli", "bench", "control", "--workers", "12", "--jobs", "2",
+        sys.executable, "-m", "benchmarks.measure", "control", "--workers", "12", "--jobs", "2",
         "--seconds", "3", "--clients", "2", "--finished-jobs", "5", "--lost", "4", "--json",
     ]  # fmt: skip
     result = subprocess.run(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vcasgd.bench.gauges import Gauge
-from vcasgd.bench.tally import DELAYS, Tally
+from benchmarks.measure.gauges import Gauge
+from benchmarks.measure.tally import DELAYS, Tally
 
 
 def test_tally_is_shared_between_mappings(tmp_path: Path) -> None:

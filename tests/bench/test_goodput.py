@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vcasgd.bench.goodput import GoodputFigures, MachineLife, Observations
-from vcasgd.bench.goodput_run import GoodputOptions, measure_goodput
+from benchmarks.measure.goodput import GoodputFigures, MachineLife, Observations
+from benchmarks.measure.goodput_run import GoodputOptions, measure_goodput
 from vcasgd.settings import Settings
 
 

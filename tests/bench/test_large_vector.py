@@ -8,8 +8,8 @@ import time
 import psutil
 import pytest
 
-from vcasgd.bench.rig import BenchWorkload, Rig
-from vcasgd.bench.store import own_settings
+from benchmarks.measure.rig import BenchWorkload, Rig
+from benchmarks.measure.store import own_settings
 
 GIB = 1 << 30
 #: Vectors that all processes together need: tensors servers 3, parameter servers 2, worker 2.

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import vcasgd
-from vcasgd.bench.simulation import Conditions, Outcome, Simulation
 from vcasgd.errors import SpecError
 from vcasgd.fleet.presence import Life, always, lives
 from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.simulation.job import Conditions, Outcome, Simulation
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker.member import OVERLAP_FROM
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 BLOCKER = f"import sys\nsys.modules.update(dict.fromkeys({MODULES}))\n"
 
 
-FOR_A_STACK = ("up", "up --foreground", "demo", "bench store", "bench control", "chaos audit")
+FOR_A_STACK = ("up", "up --foreground", "demo", "chaos audit")
 #: Runs each command, and prints its exit status.
 ALL_OF = """
 import sys

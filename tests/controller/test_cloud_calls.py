@@ -18,7 +18,7 @@ from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_b
 from support.two_clouds import TwoClouds
 from support.waiting import await_truth
 
-from vcasgd.bench.control.cloud import POOL, SimulatedCloud
+from benchmarks.measure.control.cloud import POOL, SimulatedCloud
 from vcasgd.controller.fleet.cloud_calls import (
     MOST_CALLS,
     THREADS,

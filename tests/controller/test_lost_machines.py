@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from support.waiting import await_truth
 from support.world import World
 
-from vcasgd.bench.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
+from benchmarks.measure.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
 from vcasgd.cluster import ActorState
 from vcasgd.controller.fleet.loop import LOOK_SECONDS, FleetLoop
 from vcasgd.settings import Settings

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 import vcasgd
-from vcasgd.bench.data import Reading, measure_reading
+from benchmarks.measure.data import Reading, measure_reading
 from vcasgd.cli.app import app
 from vcasgd.data import ShardedDataset, ShardIndex, make_index
 from vcasgd.data.cache import DiskCache, ShardCache

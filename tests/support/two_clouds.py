@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from benchmarks.measure.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
 from support.harness import RedisServer
 from support.provider_backends import AwsBackend, GcpBackend
 from support.waiting import await_truth
-from vcasgd.bench.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
 from vcasgd.cluster import ActorState, Node, WorkerState
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry

@@ -16,7 +16,7 @@ from support.harness import Harness
 from support.training import Training
 from support.waiting import await_truth
 
-from vcasgd.bench.control.cloud import POOL, SimulatedCloud, SimulatedPools, as_cluster
+from benchmarks.measure.control.cloud import POOL, SimulatedCloud, SimulatedPools, as_cluster
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.settings import Settings
 from vcasgd.store.keys import LedgerKeys

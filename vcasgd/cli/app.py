@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 import vcasgd
-from vcasgd.bench.command import app as bench
 from vcasgd.chaos.command import app as chaos
 from vcasgd.cli import demo, doctor, fleet, jobs, join, money, simulate, stack, sweep
 from vcasgd.cli.data import app as data
@@ -25,7 +24,6 @@ for _module in (stack, doctor, jobs, sweep, fleet, join, money, simulate, demo):
     _module.register(app)
 app.add_typer(data, name="data", cls=Group, help="Prepare sharded data sets.")
 app.add_typer(token, name="token", cls=Group, help="Manage API tokens.")
-app.add_typer(bench, name="bench", cls=Group, help="Run benchmarks on this machine.")
 app.add_typer(chaos, name="chaos", cls=Group, help="Inject faults and count lost samples.")
 
 

@@ -15,7 +15,7 @@ from vcasgd.settings import load_settings
 from vcasgd.spec.job import JobSpec
 
 if TYPE_CHECKING:
-    from vcasgd.bench.simulation import Outcome, Point
+    from vcasgd.simulation.job import Outcome, Point
 
 
 Workers = Annotated[
@@ -63,8 +63,8 @@ def simulate(
     simulated. The same seed gives the same result.
     """
     # Imported here because torch takes seconds to import.
-    from vcasgd.bench.simulation import Conditions, Simulation
     from vcasgd.fleet.presence import machines
+    from vcasgd.simulation.job import Conditions, Simulation
     from vcasgd.storage.base_files import prepare_base
     from vcasgd.task.task import load_task
 

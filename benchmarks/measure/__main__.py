@@ -1,4 +1,4 @@
-"""``vcasgd bench``: command-line interface of the benchmarks."""
+"""Measurements of the product: ``python -m benchmarks.measure NAME``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from vcasgd.console import PlainConsole
 
 if TYPE_CHECKING:
-    from vcasgd.bench.figures import Figures
+    from benchmarks.measure.figures import Figures
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 
@@ -36,7 +36,7 @@ class Socket(StrEnum):
 
 
 class KilledPart(StrEnum):
-    """Part of a stack that ``vcasgd bench goodput`` kills."""
+    """Part of a stack that ``python -m benchmarks.measure goodput`` kills."""
 
     SERVER = "server"
     TENSORS = "tensors"
@@ -77,7 +77,7 @@ def store_command(
     in a temporary folder. Stop other programs before you run it.
     """
     # Imported here because torch takes seconds to import.
-    from vcasgd.bench.store import StoreBenchOptions, measure
+    from benchmarks.measure.store import StoreBenchOptions, measure
     from vcasgd.stack import require_libraries
 
     require_libraries()
@@ -120,7 +120,7 @@ def control_command(
     Starts the servers in a temporary folder, the controller on a simulated cloud, and workers
     that have real connections, leases, heartbeats, and small updates, but don't train.
     """
-    from vcasgd.bench.control.measure import ControlBenchOptions, measure
+    from benchmarks.measure.control.measure import ControlBenchOptions, measure
     from vcasgd.stack import require_libraries
 
     require_libraries()
@@ -175,7 +175,7 @@ def goodput_command(
     Goodput is the samples that were applied over what the same machines do in as many
     machine-seconds without faults. Starts a stack in a temporary folder.
     """
-    from vcasgd.bench.goodput_run import GoodputOptions, measure_goodput
+    from benchmarks.measure.goodput_run import GoodputOptions, measure_goodput
     from vcasgd.settings import load_settings
 
     options = GoodputOptions(
@@ -201,7 +201,7 @@ def codecs_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure size, speed and error of the encodings of updates, in this process."""
-    from vcasgd.bench.codecs import measure_codecs
+    from benchmarks.measure.codecs import measure_codecs
 
     figures = measure_codecs(size_mb, seconds)
     if as_json:
@@ -243,7 +243,7 @@ def data_command(
 
     Compares three ways to read: in any order, in shard order, and with prefetching.
     """
-    from vcasgd.bench.data import Reading, measure_reading
+    from benchmarks.measure.data import Reading, measure_reading
 
     reading = Reading(workers, subtasks, batch_size, step_seconds, memory_mb << 20, disk_mb << 20)
     rows = measure_reading(location, reading)
@@ -296,3 +296,7 @@ def _process_table(figures: Figures) -> Table:
             ]
         table.add_row(name, *cells)
     return table
+
+
+if __name__ == "__main__":
+    app()

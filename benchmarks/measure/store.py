@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vcasgd.bench.figures import Figures, ProcessFigures
-from vcasgd.bench.gauges import ProcessGauges
-from vcasgd.bench.loopback import carried_bytes, measure_loopback
-from vcasgd.bench.rig import BenchWorkload, Rig
+from benchmarks.measure.figures import Figures, ProcessFigures
+from benchmarks.measure.gauges import ProcessGauges
+from benchmarks.measure.loopback import carried_bytes, measure_loopback
+from benchmarks.measure.rig import BenchWorkload, Rig
 from vcasgd.errors import StackError
 from vcasgd.learning.encodings import make_codec
 from vcasgd.settings import Settings, load_settings

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from vcasgd.bench.gauges import Gauge
-from vcasgd.bench.loopback import Loopback
+from benchmarks.measure.gauges import Gauge
+from benchmarks.measure.loopback import Loopback
 
 _MB = 1e6
 

@@ -1,6 +1,5 @@
-"""Benchmarks of the product on real processes, and the simulation of a job.
+"""Measurements of the product on real processes: ``python -m benchmarks.measure``.
 
-``command``     ``vcasgd bench``
 ``store``       one measurement of the store
 ``rig``         the processes of a measurement and their connections
 ``worker``      a product worker whose learner does no work
@@ -10,5 +9,4 @@
 ``codecs``      cost of the encodings of updates, in one process
 ``data``        waiting time of a worker for its data
 ``figures``     the results of a measurement
-``simulation``  a job on simulated machines, in one process
 """

@@ -20,9 +20,9 @@ from typing import Any
 import httpx
 import numpy as np
 
-from vcasgd.bench.control.cloud import POOL
-from vcasgd.bench.gauges import ProcessGauges
-from vcasgd.bench.store import own_settings
+from benchmarks.measure.control.cloud import POOL
+from benchmarks.measure.gauges import ProcessGauges
+from benchmarks.measure.store import own_settings
 from vcasgd.errors import StackError
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import ForegroundStack, StackHome
@@ -179,7 +179,7 @@ class ControlRig:
         }
         with self._home.open_log(name) as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", f"vcasgd.bench.control.{name}", *arguments],
+                [sys.executable, "-m", f"benchmarks.measure.control.{name}", *arguments],
                 env=env, stdin=subprocess.PIPE, stdout=log, stderr=log,
                 preexec_fn=die_with_parent(signal.SIGKILL),
             )  # fmt: skip

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from vcasgd.bench.goodput import GoodputFigures, MachineLife, Observations
+from benchmarks.measure.goodput import GoodputFigures, MachineLife, Observations
 from vcasgd.chaos.killers import Killer, await_result
 from vcasgd.client import Client
 from vcasgd.errors import StackError, StoreError
@@ -41,7 +41,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class GoodputOptions:
-    """Conditions of a run; see the options of ``vcasgd bench goodput``.
+    """Conditions of a run; see the options of ``python -m benchmarks.measure goodput``.
 
     ``notice`` is the length of the notice in seconds; None kills machines without one.
     """

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from pydantic import SecretStr
 
-from vcasgd.bench.tally import Tally
+from benchmarks.measure.tally import Tally
 from vcasgd.errors import StackError
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
@@ -80,7 +80,7 @@ class BenchWorkload:
         return JobSpec.parse(
             {
                 "name": "bench",
-                "task": "vcasgd.bench.worker:Synthetic",
+                "task": "benchmarks.measure.worker:Synthetic",
                 "args": {"floats": self.floats, "samples": samples},
                 "epochs": 1,
                 "subtasks_per_epoch": SUBTASKS,
@@ -165,7 +165,8 @@ class Rig:
         )
 
     def _start_worker(self, name: str) -> None:
-        argv = [sys.executable, "-m", "vcasgd.bench.worker", "--job", self.job, "--worker", name,
+        argv = [sys.executable, "-m", "benchmarks.measure.worker", "--job", self.job,
+                "--worker", name,
                 "--tally", str(self._tally_path(name)),
                 *(["--fresh"] if self._workload.fresh else [])]  # fmt: skip
         with self._home.open_log(name) as log:

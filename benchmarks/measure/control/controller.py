@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from vcasgd.bench.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
+from benchmarks.measure.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
 from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry

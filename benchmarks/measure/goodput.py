@@ -96,7 +96,7 @@ class Observations:
 
 @dataclass(frozen=True)
 class GoodputFigures:
-    """Result of a run; ``vcasgd bench goodput --json`` prints its fields.
+    """Result of a run; ``python -m benchmarks.measure goodput --json`` prints its fields.
 
     ``goodput`` is the samples that were applied while there were faults over what machines of the
     quiet time, before the first fault, would have done in the machine-seconds that existed. It

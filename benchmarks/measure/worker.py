@@ -3,7 +3,7 @@
 Everything between the learner and the servers is the product's own code. The learner returns the
 same synthetic update at once, so that all of the time goes into the exchange.
 
-Run as ``python -m vcasgd.bench.worker --job JOB --worker NAME --tally FILE``.
+Run as ``python -m benchmarks.measure.worker --job JOB --worker NAME --tally FILE``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from vcasgd.bench.gauges import resident_bytes
-from vcasgd.bench.tally import Tally
+from benchmarks.measure.gauges import resident_bytes
+from benchmarks.measure.tally import Tally
 from vcasgd.errors import VcasgdError
 from vcasgd.learning.vector import new_vector
 from vcasgd.logging import configure_logging, exit_status

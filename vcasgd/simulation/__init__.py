@@ -1,0 +1,1 @@
+"""Simulation of a job: the product's learners and rules on simulated machines and time."""
