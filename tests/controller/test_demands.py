@@ -30,6 +30,7 @@ from vcasgd.store.ledger.costs import Workloads
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.servers import Control
 from vcasgd.worker_names import worker_name
 
 
@@ -129,8 +130,8 @@ class TestClearance:
         return path
 
     @pytest.fixture
-    def pools(self, tmp_path: Path, file: Path) -> PoolRegistry:
-        return PoolRegistry(Settings(home=tmp_path, pools=file))
+    def pools(self, tmp_path: Path, file: Path, ledger: RedisClient) -> PoolRegistry:
+        return PoolRegistry(Settings(home=tmp_path, pools=file), Control(ledger))
 
     def test_pool_without_the_label_is_refused_with_one_event(
         self, ledger: RedisClient, jobs: Jobs, labelled: JobRecord, pools: PoolRegistry
@@ -193,7 +194,8 @@ class Budgets:
         file = home / "pools.yaml"
         file.write_text(EXPENSIVE_POOL)
         settings = Settings(home=home, pools=file)
-        pools, clearance = PoolRegistry(settings), ClearancePolicy(settings, ledger)
+        pools = PoolRegistry(settings, Control(ledger))
+        clearance = ClearancePolicy(settings, ledger)
         clearance.set_pools(pools.specs)
         self.offers = {"east": pools.providers["east"].offers("east")}
         self.jobs, self.costs = Jobs(ledger), CostLedger(ledger)

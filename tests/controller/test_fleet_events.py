@@ -56,8 +56,10 @@ def test_machine_that_disappears_before_it_joins_is_reported_once(
     assert events.never_joined({"present"}) == {}
 
 
-def test_launched_machine_is_unlisted_for_a_limited_time(tmp_path: Path) -> None:
-    cloud = CloudCache(PoolRegistry(Settings(home=tmp_path)), CloudCalls())
+def test_launched_machine_is_unlisted_for_a_limited_time(
+    tmp_path: Path, ledger: RedisClient
+) -> None:
+    cloud = CloudCache(PoolRegistry(Settings(home=tmp_path), Control(ledger)), CloudCalls())
     cloud.launched([machine("m-1")], NOW)
 
     assert cloud.instances(NOW + LAUNCH_UNLISTED_SECONDS / 2) == []

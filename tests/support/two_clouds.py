@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,6 @@ from support.waiting import await_truth
 from vcasgd.cluster import ActorState, Node, WorkerState
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.fleet.pools import PoolSpec
-from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers.aws.provider import AwsProvider
-from vcasgd.fleet.providers.base import Provider
-from vcasgd.fleet.providers.gcp.provider import GcpProvider
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.worker_beats import WorkerBeats
@@ -49,17 +46,6 @@ class Joined(SimulatedCloud):
         self._workers.pop(name, None)
 
 
-class Pools(PoolRegistry):
-    """One pool of each cloud."""
-
-    def __init__(self, *pools: tuple[PoolSpec, Provider]) -> None:
-        self.specs = {spec.name: spec for spec, _ in pools}
-        self.providers = {spec.name: provider for spec, provider in pools}
-
-    def refresh(self) -> bool:
-        return False
-
-
 class TwoClouds:
     """Both clouds, and fleet loops that are controllers one after the other."""
 
@@ -75,7 +61,12 @@ class TwoClouds:
             tensors_url=SecretStr(server.url),
             storage_url=f"file://{home}",
             ray_address="127.0.0.1:1",
+            pools=home / "pools.yaml",
+            compute_url=gcp.url,
+            price_seconds=1.0,
         )
+        (home / "pools.yaml").touch()
+        self.set_pools(aws.document(), gcp.document())
         self.control = Control(self._ledger)
 
     def controller_of(self, cloud: SimulatedCloud, machines: int) -> FleetLoop:
@@ -83,12 +74,16 @@ class TwoClouds:
         return self._loop(SimulatedPools(cloud, machines), cloud)
 
     def controller(self) -> FleetLoop:
-        """Start a controller, which knows only the ledger and the clouds."""
-        specs = self._aws.spec(), self._gcp.spec()
-        ec2 = AwsProvider("test", specs[:1], PriceTable.load("aws"), price_seconds=0.0)
-        compute = GcpProvider("test", specs[1:], PriceTable.load("gcp"), url=self._gcp.url)
-        pools = Pools((specs[0], ec2), (specs[1], compute))
-        return self._loop(pools, Joined(self.control))
+        """Start a controller, which knows only the ledger, the clouds, and the pools file."""
+        return self._loop(PoolRegistry(self._settings, self.control), Joined(self.control))
+
+    def set_pools(self, *documents: dict[str, Any]) -> None:
+        """Edit the pools file. At first, it has one pool of each cloud."""
+        assert self._settings.pools is not None
+        before = self._settings.pools.stat().st_mtime_ns
+        self._settings.pools.write_text(json.dumps({"pools": documents}))
+        # A controller sees an edit by the time and size of the file.
+        os.utime(self._settings.pools, ns=(before + 1, before + 1))
 
     def _loop(self, pools: PoolRegistry, cluster: SimulatedCloud) -> FleetLoop:
         beats = WorkerBeats(self._ledger)

@@ -24,8 +24,8 @@ _WORKERS: Columns = {
 }
 _INSTANCES: Columns = {
     "INSTANCE": lambda row: row["id"],
-    "POOL": lambda row: row.get("pool"),
-    "STATE": lambda row: row.get("state"),
+    "POOL": lambda row: f"{row.get('pool')}{' (removed)' if row.get('pool_removed') else ''}",
+    "STATE": lambda row: "unreachable" if row.get("problem") else row.get("state"),
     "JOB": lambda row: row.get("job"),
     "LAUNCHED": lambda row: ago(row.get("launched_at")),
     "ZONE": lambda row: row.get("zone"),

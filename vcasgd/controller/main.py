@@ -100,7 +100,7 @@ class Controller:
 
     def make_pools(self) -> PoolRegistry:
         """Return the pools. Raises :class:`SpecError`, :class:`~vcasgd.errors.FleetError`."""
-        return PoolRegistry(self._settings, JoinedInstances(self._joined))
+        return PoolRegistry(self._settings, self._control, JoinedInstances(self._joined))
 
     def connect_cluster(self, pools: PoolRegistry) -> Workplaces:
         """Return where workers run. Raises :class:`~vcasgd.errors.ClusterError`."""
@@ -113,7 +113,8 @@ class Controller:
         fleet.round()
 
     def _run_fleet(self) -> None:
-        settings, pools = self._settings, self.make_pools()
+        settings = self._settings
+        pools = patiently(self.make_pools, settings.patience_seconds)
         fleet = patiently(
             lambda: FleetLoop(
                 settings,

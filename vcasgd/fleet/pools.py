@@ -363,7 +363,7 @@ def parse_pools(value: object) -> tuple[PoolSpec, ...]:
         )
     if isinstance(value, dict) and (others := value.keys() - {"pools"}):
         raise SpecError(f"{min(map(str, others))}: there is no such field", field=str(min(others)))
-    pools = tuple(_parse(index, row) for index, row in enumerate(rows))
+    pools = tuple(parse_pool(row, f"pools.{index}") for index, row in enumerate(rows))
     names = [pool.name for pool in pools]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -372,8 +372,8 @@ def parse_pools(value: object) -> tuple[PoolSpec, ...]:
     return pools
 
 
-def _parse(index: int, row: object) -> PoolSpec:
-    where = f"pools.{index}"
+def parse_pool(row: object, where: str) -> PoolSpec:
+    """Parse one pool. ``where`` names it in the :class:`~vcasgd.errors.SpecError`."""
     if not isinstance(row, dict):
         raise SpecError(f"{where}: must be a mapping of fields", field=where)
     kind = _KINDS.get(str(row.get("provider")))

@@ -76,6 +76,14 @@ class InstanceRow(Row):
     zone: str | None = None
     instance_type: str | None = None
     advised_at: float | None = None
+    pool_removed: bool | None = Field(
+        default=None, description="True if its pool is not in the pools file any more."
+    )
+    problem: str | None = Field(
+        default=None,
+        description="Reason why it can't be ended, of a machine whose pool was removed. It may "
+        "still run and cost money.",
+    )
     round_trip_ms: float | None = Field(
         default=None, description="Time of a short request, of a machine that joined by itself."
     )

@@ -24,6 +24,8 @@ COMMANDS = "vcasgd:{fleet}:commands"
 INSTANCES = "vcasgd:{fleet}:instances"
 #: Hash: pool → the controller's view of it, as JSON.
 POOLS = "vcasgd:{fleet}:pools"
+#: Hash: pool that has or had machines → its configuration as last used, as JSON.
+POOL_SPECS = "vcasgd:{fleet}:pool-specs"
 #: Hash: pool → launch history, which outlives a controller.
 LAUNCHES = "vcasgd:{fleet}:launches"
 #: Hash: pool → labels that its machines are cleared for, separated by spaces.

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TextIO, cast
 
 from vcasgd.cluster import ActorState, Cluster, Node, WorkerState
@@ -163,10 +163,14 @@ class SimulatedPools(PoolRegistry):
     def __init__(self, cloud: SimulatedCloud, machines: int) -> None:
         self.specs = {POOL: LocalPoolSpec(name=POOL, provider="local", max_instances=machines)}
         self.providers = {POOL: cloud}
+        self.problems, self.replaced, self._stored = {}, [], {}
 
     def refresh(self) -> bool:
         """Return False: the pool never changes."""
         return False
+
+    def remember(self, pools: Iterable[str]) -> None:
+        """Do nothing: the cloud ends with the benchmark."""
 
 
 def as_cluster(cloud: SimulatedCloud) -> Cluster:

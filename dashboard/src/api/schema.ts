@@ -1547,6 +1547,16 @@ export interface components {
             /** Advised At */
             advised_at: number | null;
             /**
+             * Pool Removed
+             * @description True if its pool is not in the pools file any more.
+             */
+            pool_removed: boolean | null;
+            /**
+             * Problem
+             * @description Reason why it can't be ended, of a machine whose pool was removed. It may still run and cost money.
+             */
+            problem: string | null;
+            /**
              * Round Trip Ms
              * @description Time of a short request, of a machine that joined by itself.
              */

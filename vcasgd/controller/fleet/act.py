@@ -80,6 +80,7 @@ class MachineActuator:
     def launch(self, action: Launch, state: Observed) -> None:
         """Request machines in a market; its provider's answer is recorded when it arrives."""
         offers = _matching_offers(action, state)
+        self._pools.remember([action.pool])
         provider = self._pools.providers[action.pool]
         request = partial(
             _launch,
@@ -199,7 +200,11 @@ class MachineActuator:
         pool = self._events.pool_of(instance)
         provider = self._cloud.provider_of(instance) or self._pools.providers.get(pool or "")
         if provider is None:
-            raise FleetError(f"instance {instance} is in no known pool")
+            raise FleetError(
+                f"{instance}: the provider of its pool {pool} can't be reached: "
+                f"{self._pools.problems.get(pool or '', 'the pool is not known')}",
+                remedy="restore the access, or end the machine at its provider",
+            )
         return provider
 
 

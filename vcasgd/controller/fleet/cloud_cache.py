@@ -30,6 +30,9 @@ BOOT_REPORT_SECONDS = 5.0
 #: market is left alone for a while.
 LAUNCH_UNLISTED_SECONDS = 60.0
 NEVER_APPEARED = "never appeared; it may have been cancelled"
+#: Seconds for which the provider of a removed pool must list no machine of it until the pool is
+#: forgotten. A launch whose answer was lost with its controller is listed long before.
+VACATED_SECONDS = 600.0
 #: Seconds that a round waits for new lists and prices. Later ones count from the next round on.
 ANSWER_SECONDS = 0.5
 
@@ -41,6 +44,8 @@ class _Listing:
     machines: list[Instance]
     answered: bool = False
     """False if the machines are those of an earlier provider or process."""
+    problem: str | None = None
+    """Why the last request failed, if it did."""
     due: float = float("-inf")
 
 
@@ -85,8 +90,10 @@ class CloudCache:
         self._calls = calls
         self._clock = clock
         self._listings: dict[Provider, _Listing] = {}
-        #: Machines whose provider was replaced.
+        #: Machines of removed pools whose provider can't be reached; they may still run.
         self._orphans = list(known)
+        #: When a machine of a removed pool was last seen, or the pool itself for the first time.
+        self._occupied_at: dict[str, float] = {}
         self._unlisted: dict[str, tuple[Instance, float]] = {}
         self._lapsed: list[Instance] = []
         self._offers: dict[str, _CachedOffers] = {}
@@ -109,7 +116,6 @@ class CloudCache:
             if provider not in self._listings:
                 self._listings[provider] = _Listing(self._adopt(provider))
             self._request_list(provider)
-        self._orphans = []
         for pool in self._pools.specs:
             self._request_offers(pool)
         self._calls.collect(ANSWER_SECONDS, CallKind.LIST, CallKind.PRICES)
@@ -128,7 +134,7 @@ class CloudCache:
 
     def instances(self, now: float) -> list[Instance]:
         """Return the machines of all pools as of the last :meth:`refresh`."""
-        listed = [one for each in self._listings.values() for one in each.machines]
+        listed = self._listed()
         names = {one.id for one in listed}
         self._boots = {id_: each for id_, each in self._boots.items() if id_ in names}
         self._ending = {id_: each for id_, each in self._ending.items() if id_ in names}
@@ -140,9 +146,37 @@ class CloudCache:
                 self._lapsed.append(one)
         return listed
 
+    def problem(self, one: Instance) -> str | None:
+        """Return why it is unknown whether a machine of a removed pool still runs, if it is."""
+        if one.pool in self._pools.specs:
+            return None
+        provider = self._pools.providers.get(one.pool) or self._provider_of.get(one.id)
+        if provider is not None and provider in self._listings:
+            return self._listings[provider].problem
+        return self._pools.problems.get(one.pool, "the configuration of its pool is not known")
+
+    def vacated(self) -> list[str]:
+        """Return the removed pools that have had no machines for long enough."""
+        now, removed = self._clock(), self._pools.removed
+        self._occupied_at = {each: self._occupied_at.get(each, now) for each in removed}
+        for one in (*self._listed(), *self.unlisted(), *self.ordered()):
+            if one.pool in removed:
+                self._occupied_at[one.pool] = now
+        return [
+            pool
+            for pool, at in self._occupied_at.items()
+            if now - at >= VACATED_SECONDS and self._is_listed(pool)
+        ]
+
+    def _is_listed(self, pool: str) -> bool:
+        provider = self._pools.providers.get(pool)
+        listing = None if provider is None else self._listings.get(provider)
+        return listing is not None and listing.answered and listing.problem is None
+
     def provider_of(self, instance: str) -> Provider | None:
-        """Return the provider that listed a machine."""
-        return self._provider_of.get(instance)
+        """Return the provider that listed a machine, unless it is gone."""
+        provider = self._provider_of.get(instance)
+        return provider if provider in self._listings else None
 
     def launched(self, machines: Iterable[Instance], now: float) -> None:
         """Add machines that a provider granted and may not list yet."""
@@ -160,11 +194,10 @@ class CloudCache:
 
     def held(self, pool: str, *, spot: bool) -> int:
         """Return the number of a pool's machines of a kind, including those not listed yet."""
-        listed = (one for each in self._listings.values() for one in each.machines)
         states = (InstanceState.BOOTING, InstanceState.RUNNING)
         return sum(
             (one.pool, one.spot) == (pool, spot) and one.state in states
-            for one in (*listed, *self.unlisted())
+            for one in (*self._listed(), *self.unlisted())
         )
 
     def order(self, token: str, machines: Sequence[Instance], jobs: Sequence[str]) -> None:
@@ -186,8 +219,8 @@ class CloudCache:
 
     @property
     def ending(self) -> frozenset[str]:
-        """Listed machines that are being ended."""
-        return frozenset(self._ending)
+        """Machines that are being ended, or that can't be, because their provider is not there."""
+        return frozenset(self._ending).union(one.id for one in self._orphans)
 
     def end(self, machines: Iterable[str]) -> None:
         """Add machines that a provider is asked to end."""
@@ -222,20 +255,22 @@ class CloudCache:
 
     # -- requests and answers ------------------------------------------------------------------
 
+    def _listed(self) -> list[Instance]:
+        listed = [one for each in self._listings.values() for one in each.machines]
+        return [*listed, *self._orphans]
+
     def _adopt(self, provider: Provider) -> list[Instance]:
         """Return machines of a new provider that an earlier one listed."""
-        providers = self._pools.providers
-        adopted = [
-            one
-            for one in self._orphans
-            if providers.get(one.pool) is provider
-            or (one.pool not in providers and self._was_kind(one, provider))
-        ]
+        adopted = [one for one in self._orphans if self._is_of(one, provider)]
+        self._orphans = [one for one in self._orphans if not self._is_of(one, provider)]
         self._provider_of |= dict.fromkeys((one.id for one in adopted), provider)
         return adopted
 
-    def _was_kind(self, one: Instance, provider: Provider) -> bool:
-        before = self._provider_of.get(one.id)
+    def _is_of(self, one: Instance, provider: Provider) -> bool:
+        pools, before = self._pools, self._provider_of.get(one.id)
+        if one.pool in pools.providers or one.pool in pools.removed:
+            return pools.providers.get(one.pool) is provider
+        # Its pool is not known, but a provider has listed it by the cluster's tag.
         return before is not None and before.name == provider.name
 
     def _list_again(self) -> None:
@@ -260,12 +295,14 @@ class CloudCache:
             machines = call.result()
         except FleetError as error:
             log.warning("%s: the machines can't be listed: %s", provider.name, error)
+            listing.problem = str(error)
             return
         # Machines that are as before stay the same objects, which the rest of a round compares.
         before = {one.id: one for one in listing.machines}
         machines = [before[one.id] if before.get(one.id) == one else one for one in machines]
-        listing.machines, listing.answered = machines, True
+        listing.machines, listing.answered, listing.problem = machines, True, None
         self._provider_of |= dict.fromkeys((one.id for one in machines), provider)
+        self._orphans = [one for one in self._orphans if self._provider_of.get(one.id) != provider]
         for one in machines:
             confirmed_at = self._ending.get(one.id)
             if confirmed_at is not None and began > confirmed_at:

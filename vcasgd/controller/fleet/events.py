@@ -23,7 +23,7 @@ class FleetRow:
     """A machine as the API shows it.
 
     ``job`` is the job that the machine works for. ``was_up`` is true if the machine has ever
-    joined the cluster. Times are Unix seconds.
+    joined the cluster. ``problem`` says why it can't be ended. Times are Unix seconds.
     """
 
     pool: str
@@ -43,6 +43,8 @@ class FleetRow:
     download_mbps: float | None = None
     upload_mbps: float | None = None
     was_up: bool = False
+    pool_removed: bool = False
+    problem: str | None = None
 
     def instance(self, name: str) -> Instance:
         """Return the machine with this name."""
@@ -87,6 +89,10 @@ class FleetEvents:
     def machines(self) -> list[Instance]:
         """Return the machines of the previous observation."""
         return [row.instance(name) for name, row in self._rows.items()]
+
+    def unreachable(self) -> set[str]:
+        """Return the machines that could not be ended at the previous observation."""
+        return {name for name, row in self._rows.items() if row.problem is not None}
 
     def mark_terminated(self, instance: str, why: str) -> None:
         """Record that the controller terminates a machine, so that its end counts as no loss."""

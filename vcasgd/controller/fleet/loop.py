@@ -103,6 +103,7 @@ class FleetLoop:
         self._status = StatusPublisher(
             jobs=jobs,
             pools=pools,
+            cloud=self._cloud,
             events=events,
             lost=lost,
             timeline=TimelineRecorder(ledger),
@@ -138,13 +139,15 @@ class FleetLoop:
         self._next_at = began + self._heartbeat / 2
         if self._pools.refresh():
             self._cloud.invalidate_offers()
-            while self._pools.replaced:
-                self._calls.retire(self._pools.replaced.pop())
+        self._pools.forget(self._cloud.vacated())
+        while self._pools.replaced:
+            self._calls.retire(self._pools.replaced.pop())
         self._clearance.set_pools(self._pools.specs)
         self._serve_requests()
         state = self._observer.observe(now, self._workers.successors)
         failed_boots = [*self._status.failed_boots(state), *self._cloud.take_lapsed()]
         self._status.release(state)
+        self._pools.remember({one.pool for one in state.instances})
         # First what other machines wait for, and then what people read.
         plan = make_plan(state, now)
         self._act_all(plan.actions, state)

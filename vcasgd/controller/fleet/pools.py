@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable, Iterable
 
-from vcasgd.errors import FleetError, SpecError
-from vcasgd.fleet.pools import JOIN, JOINING_PROVIDERS, ORDERED_PROVIDERS, PoolSpec
+from vcasgd.errors import FleetError, SpecError, VcasgdError
+from vcasgd.fleet.pools import (
+    JOIN,
+    JOINING_PROVIDERS,
+    ORDERED_PROVIDERS,
+    PoolSpec,
+    parse_pool,
+)
 from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.join.provider import JoinedFleet
-from vcasgd.fleet.providers.registry import configured_pools, make_providers
+from vcasgd.fleet.providers.registry import configured_pools, make_providers, place_of
 from vcasgd.settings import Settings
+from vcasgd.store.ledger.servers import Control
 
 log = logging.getLogger(__name__)
+
+#: Seconds before another attempt to reach the provider of a removed pool, for example because its
+#: credentials are missing.
+RETRY_SECONDS = 60.0
 
 
 class PoolRegistry:
@@ -19,26 +32,46 @@ class PoolRegistry:
 
     An edited pools file takes effect with the next :meth:`refresh`. A file that is no longer valid
     changes nothing and is logged.
+
+    ``providers`` also has those of removed pools, because a machine costs money until its provider
+    has confirmed its end. The ledger keeps the configuration of each pool that may have machines,
+    until :meth:`forget`.
     """
 
-    def __init__(self, settings: Settings, joined: JoinedFleet | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        control: Control,
+        joined: JoinedFleet | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Read the file. ``joined``: the machines that joined by themselves.
 
-        Raises :class:`SpecError`, and :class:`FleetError` if a cloud's credentials are missing.
+        Raises :class:`SpecError`, :class:`FleetError` if a cloud's credentials are missing, and
+        :class:`~vcasgd.errors.StoreError`.
         """
         self._settings = settings
+        self._control = control
         self._joined = joined
+        self._clock = clock
         self._read = self._stamp()
+        self._retry_at = 0.0
         self.specs: dict[str, PoolSpec] = {}
         self.providers: dict[str, Provider] = {}
+        #: Why providers of removed pools can't be reached, by pool.
+        self.problems: dict[str, str] = {}
         #: Providers that were replaced and are still open.
         self.replaced: list[Provider] = []
+        #: Stored configurations of the pools that may have machines.
+        self._stored = control.pool_specs()
         self._replace(configured_pools(settings))
 
     def refresh(self) -> bool:
         """Read the file again if it was edited. Return True if the pools changed."""
         stamp = self._stamp()
         if stamp == self._read:
+            if self.problems and self._clock() >= self._retry_at:
+                self._reach_removed()
             return False
         self._read = stamp
         try:
@@ -50,9 +83,37 @@ class PoolRegistry:
         return True
 
     @property
+    def removed(self) -> set[str]:
+        """Pools that are not in the file any more and may have machines."""
+        return self._stored.keys() - self.specs.keys()
+
+    def remember(self, pools: Iterable[str]) -> None:
+        """Store the configurations of pools that have machines, or are about to get some.
+
+        Raises :class:`~vcasgd.errors.StoreError`.
+        """
+        used = {name: _to_row(self.specs[name]) for name in pools if name in self.specs}
+        new = {name: row for name, row in used.items() if self._stored.get(name) != row}
+        if new:
+            self._control.set_pool_specs(new)
+            self._stored |= new
+
+    def forget(self, pools: Iterable[str]) -> None:
+        """Forget removed pools that have no machines. Raises :class:`StoreError`."""
+        gone = self.removed.intersection(pools)
+        if not gone:
+            return
+        self._control.forget_pool_specs(gone)
+        before = set(self.providers.values())
+        for name in gone:
+            del self._stored[name]
+            self.providers.pop(name, None)
+        self.replaced += before - set(self.providers.values())
+
+    @property
     def only_local(self) -> bool:
         """True if no machine of any pool causes a bill."""
-        return all(pool.provider in ("local", JOIN) for pool in self.specs.values())
+        return all(each.name in ("local", JOIN) for each in self.providers.values())
 
     @property
     def only_joined(self) -> bool:
@@ -70,6 +131,28 @@ class PoolRegistry:
         providers = make_providers(self._settings, pools, self._joined)
         self.replaced += dict.fromkeys(self.providers.values())
         self.specs, self.providers = {pool.name: pool for pool in pools}, providers
+        self._reach_removed()
+
+    def _reach_removed(self) -> None:
+        """Find or make the providers of removed pools that have none."""
+        self._retry_at = self._clock() + RETRY_SECONDS
+        self.problems = {}
+        known = {place_of(spec): self.providers[name] for name, spec in self.specs.items()}
+        for name in sorted(self.removed - self.providers.keys()):
+            try:
+                spec = parse_pool(self._stored[name], name)
+                place = place_of(spec)
+                if place not in known:
+                    known |= {place: make_providers(self._settings, [spec], self._joined)[name]}
+                self.providers[name] = known[place]
+            except VcasgdError as error:
+                self.problems[name] = str(error)
+                log.warning(
+                    "pool %s was removed and can't be reached: %s; its machines may still run: "
+                    "restore the access, and they are ended",
+                    name,
+                    error,
+                )
 
     def _stamp(self) -> tuple[int, int] | None:
         if self._settings.pools is None:
@@ -79,3 +162,9 @@ class PoolRegistry:
         except OSError:
             return (0, 0)
         return status.st_mtime_ns, status.st_size
+
+
+def _to_row(spec: PoolSpec) -> dict[str, object]:
+    """Return the fields of a pool as they are in the file."""
+    row: dict[str, object] = spec.model_dump(mode="json", exclude_unset=True)
+    return row

@@ -6,7 +6,9 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from vcasgd.controller.fleet.cloud_cache import CloudCache
 from vcasgd.controller.fleet.events import FleetEvents, FleetRow
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.controller.fleet.pools import PoolRegistry
@@ -32,6 +34,7 @@ class StatusPublisher:
         *,
         jobs: Jobs,
         pools: PoolRegistry,
+        cloud: CloudCache,
         events: FleetEvents,
         lost: LostWorkers,
         timeline: TimelineRecorder,
@@ -41,6 +44,7 @@ class StatusPublisher:
         #: Reasons of active jobs that are in the ledger.
         self._waiting: dict[str, str] = {}
         self._pools = pools
+        self._cloud = cloud
         self._events = events
         self._lost = lost
         self._timeline = timeline
@@ -50,7 +54,7 @@ class StatusPublisher:
         #: Workers of machines that disappeared, by job.
         self._gone: dict[str, set[str]] = {}
         #: Row of each machine, and what it was made of.
-        self._rows: dict[str, tuple[tuple[Instance, bool, str | None, bool], FleetRow]] = {}
+        self._rows: dict[str, tuple[tuple[Any, ...], FleetRow]] = {}
 
     def failed_boots(self, state: Observed) -> list[Blame]:
         """Return the machines that disappeared before they joined; call it before publishing."""
@@ -83,6 +87,11 @@ class StatusPublisher:
         self._timeline.record(state, self._events.ends(rows.keys()), steady_time())
         self._jobs.add_events(limit_events(self._limited, state))
         self._limited = {job.job: job.limited for job in state.jobs if job.limited}
+        known = self._events.unreachable()
+        new = {name: row for name, row in rows.items() if row.problem and name not in known}
+        active = {each.job for each in state.jobs}
+        payers = {name: job for name, job in state.payers.items() if job in active}
+        self._jobs.add_events(unreachable_events(new, payers))
         lost = self._events.publish(rows, self._pool_rows(state))
         if self._gone:
             self._jobs.workers.remove_all(self._gone)
@@ -104,7 +113,9 @@ class StatusPublisher:
         before, self._rows = self._rows, {}
         for one in state.instances:
             name = one.id
-            key = one, name in nodes, job_of.get(name), name in joined
+            removed = one.pool not in self._pools.specs
+            problem = self._cloud.problem(one)
+            key = one, name in nodes, job_of.get(name), name in joined, removed, problem
             known = before.get(name)
             self._rows[name] = known if known and known[0] == key else (key, _row(*key))
         return {name: row for name, (_, row) in self._rows.items()}
@@ -143,13 +154,32 @@ def limit_events(before: Mapping[str, str], state: Observed) -> list[NewEvent]:
     ]
 
 
+def unreachable_events(
+    machines: Mapping[str, FleetRow], payers: Mapping[str, str]
+) -> list[NewEvent]:
+    """Return the events of the jobs that pay for machines that can't be ended."""
+    return [
+        NewEvent(
+            job,
+            "machine-unreachable",
+            f"{name} may still run and cost money: its pool {row.pool} was removed, and it can't "
+            f"be ended: {row.problem}; restore the access to its provider",
+            {"instance": name, "pool": row.pool, "why": row.problem},
+        )
+        for name, row in machines.items()
+        if (job := payers.get(name))
+    ]
+
+
 def _is_warm(one: Instance, state: Observed) -> bool:
     """Return True if a job could get the machine at once."""
     leaving = one.notice_at is not None or one.advised_at is not None
     return one.id in state.history.idle and not leaving
 
 
-def _row(one: Instance, joined: bool, job: str | None, was_up: bool) -> FleetRow:
+def _row(
+    one: Instance, joined: bool, job: str | None, was_up: bool, removed: bool, problem: str | None
+) -> FleetRow:
     return FleetRow(
         pool=one.pool,
         state=one.state.value,
@@ -168,4 +198,6 @@ def _row(one: Instance, joined: bool, job: str | None, was_up: bool) -> FleetRow
         download_mbps=one.download_mbps,
         upload_mbps=one.upload_mbps,
         was_up=was_up,
+        pool_removed=removed,
+        problem=problem,
     )

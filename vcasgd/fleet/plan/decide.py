@@ -73,7 +73,7 @@ def _barred(state: Observed) -> dict[str, str]:
     return {
         one.id: f"pool {one.pool} may not see the data of {holds[one.id]}"
         for one in state.instances
-        if one.pool in barred.get(holds.get(one.id, ""), frozenset())
+        if one.id not in state.ending and one.pool in barred.get(holds.get(one.id, ""), frozenset())
     }
 
 

@@ -43,9 +43,9 @@ def make_providers(
     """
     made: dict[tuple[str, str], Provider] = {}
     for pool in pools:
-        place = _place(pool)
+        place = place_of(pool)
         if place not in made:
-            together = [other for other in pools if _place(other) == place]
+            together = [other for other in pools if place_of(other) == place]
             if isinstance(pool, JoinPoolSpec):
                 made[place] = JoinProvider(joined or NothingJoined())
             elif isinstance(pool, SlurmPoolSpec):
@@ -56,7 +56,7 @@ def make_providers(
                 made[place] = _kubernetes(settings, pods, joined or NothingJoined())
             else:
                 made[place] = _MAKERS[pool.provider](settings, together)
-    return {pool.name: made[_place(pool)] for pool in pools}
+    return {pool.name: made[place_of(pool)] for pool in pools}
 
 
 def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:
@@ -83,7 +83,8 @@ def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:
     )
 
 
-def _place(pool: PoolSpec) -> tuple[str, str]:
+def place_of(pool: PoolSpec) -> tuple[str, str]:
+    """Return what pools of one provider have in common."""
     match pool:
         case AwsPoolSpec():
             return pool.provider, pool.region

@@ -217,6 +217,19 @@ class Control:
                 )
             pipe.execute()
 
+    def pool_specs(self) -> dict[str, dict[str, Any]]:
+        """Return the configurations, as last used, of pools that may have machines."""
+        return self._rows(names.POOL_SPECS)
+
+    def set_pool_specs(self, specs: Mapping[str, Any]) -> None:
+        """Store the configurations of pools that may have machines from now on."""
+        rows = {name: json.dumps(spec) for name, spec in specs.items()}
+        self._ledger.hset(names.POOL_SPECS, mapping=rows)
+
+    def forget_pool_specs(self, pools: Iterable[str]) -> None:
+        """Delete the configurations of pools whose provider has confirmed that they are empty."""
+        self._ledger.hdel(names.POOL_SPECS, *pools)
+
     def pool(self, name: str) -> Pool:
         """Return the launch history of a pool."""
         stored = self._ledger.hget(names.LAUNCHES, name)

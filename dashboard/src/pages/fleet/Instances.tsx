@@ -41,9 +41,18 @@ function columns(now: number): Column<Instance>[] {
     {
       name: "State",
       key: (row) => row.state,
-      cell: (row) => <StateBadge state={row.state ?? DASH} />,
+      cell: (row) => (
+        <span title={row.problem ?? undefined}>
+          <StateBadge state={row.problem ? "unreachable" : (row.state ?? DASH)} />
+        </span>
+      ),
     },
-    { name: "Pool", wide: true, key: (row) => row.pool, cell: (row) => row.pool ?? DASH },
+    {
+      name: "Pool",
+      wide: true,
+      key: (row) => row.pool,
+      cell: (row) => `${row.pool ?? DASH}${row.pool_removed ? " (removed)" : ""}`,
+    },
     { name: "Zone", wide: true, key: (row) => row.zone, cell: (row) => row.zone || DASH },
     { name: "Type", wide: true, cell: (row) => row.instance_type || DASH },
     {

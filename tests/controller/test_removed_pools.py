@@ -1,0 +1,173 @@
+"""Machines whose pool was removed from the pools file are listed until their end is confirmed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fleet_records import PACKAGE, events_of, job_spec
+from support.harness import RedisServer
+from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_backend
+from support.two_clouds import TwoClouds
+from support.waiting import await_truth
+
+from vcasgd.controller.fleet.cloud_cache import VACATED_SECONDS, CloudCache
+from vcasgd.controller.fleet.cloud_calls import CloudCalls
+from vcasgd.controller.fleet.pools import RETRY_SECONDS, PoolRegistry
+from vcasgd.settings import Settings
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.servers import Control
+
+
+@pytest.fixture
+def aws() -> Iterator[AwsBackend]:
+    with aws_backend() as backend:
+        yield backend
+
+
+@pytest.fixture
+def gcp() -> Iterator[GcpBackend]:
+    with gcp_backend() as backend:
+        yield backend
+
+
+@pytest.fixture
+def clouds(
+    tmp_path: Path, ledger: RedisClient, ledger_server: RedisServer, aws: AwsBackend,
+    gcp: GcpBackend,
+) -> TwoClouds:  # fmt: skip
+    assert ledger.dbsize() == 0
+    return TwoClouds(tmp_path, ledger_server, aws, gcp)
+
+
+def submit(jobs: Jobs, pool: str) -> str:
+    workers = {"min": 1, "max": 1, "pools": [pool]}
+    return jobs.submit(job_spec(workers=workers, subtasks_per_epoch=1000), PACKAGE).id
+
+
+def rows(clouds: TwoClouds) -> list[dict[str, Any]]:
+    return list(clouds.control.instances().values())
+
+
+@pytest.mark.parametrize(("restarts", "renamed"), [(False, False), (True, False), (True, True)])
+def test_machines_of_a_clouds_last_pool_are_ended(
+    clouds: TwoClouds, jobs: Jobs, aws: AwsBackend, gcp: GcpBackend, restarts: bool, renamed: bool
+) -> None:
+    # Given a job on a machine
+    submit(jobs, aws.pool)
+    loop = clouds.controller()
+    clouds.run(loop, lambda: aws.alive() and aws.alive() <= clouds.joined())
+
+    # When its pool is removed from the file, and no pool of its cloud is left, or one is
+    others = [aws.document(name="new-name")] if renamed else []
+    clouds.set_pools(gcp.document(), *others)
+    if restarts:
+        loop = clouds.controller()
+
+    # Then it is marked, and ended
+    clouds.run(loop, lambda: any(row["pool_removed"] for row in rows(clouds)))
+    clouds.run(loop, lambda: not aws.alive() and not rows(clouds))
+    assert clouds.control.pool_specs().keys() == {aws.pool}, "a late machine would be found, too"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_machines_that_were_launched_when_their_pool_was_removed_are_ended(
+    clouds: TwoClouds, jobs: Jobs, aws: AwsBackend, gcp: GcpBackend, restarts: bool
+) -> None:
+    submit(jobs, aws.pool)
+    made, answer = threading.Event(), threading.Event()
+
+    def hold_the_answer() -> None:
+        made.set()
+        answer.wait()
+
+    aws.ec2.made = hold_the_answer
+    loop = clouds.controller()
+    clouds.run(loop, made.is_set)
+    clouds.set_pools(gcp.document())
+    if restarts:
+        loop = clouds.controller()
+    loop.round()
+    answer.set()
+
+    await_truth(aws.alive)
+    clouds.run(loop, lambda: not aws.alive() and not rows(clouds))
+
+
+@pytest.mark.parametrize("lacks", ["credentials", "library"])
+def test_machines_of_a_provider_that_can_t_be_reached_stay_listed(
+    clouds: TwoClouds,
+    jobs: Jobs,
+    aws: AwsBackend,
+    gcp: GcpBackend,
+    lacks: str,
+) -> None:
+    # Given a machine of a removed pool, and no access to its provider any more
+    job = submit(jobs, aws.pool)
+    clouds.run(clouds.controller(), lambda: aws.alive() and aws.alive() <= clouds.joined())
+    machines = aws.alive()
+    clouds.set_pools(gcp.document())
+    with pytest.MonkeyPatch.context() as patch:
+        if lacks == "credentials":
+            patch.delenv("AWS_ACCESS_KEY_ID")
+            patch.delenv("AWS_SECRET_ACCESS_KEY")
+        else:
+            patch.setitem(sys.modules, "boto3", None)
+            patch.delitem(sys.modules, "vcasgd.fleet.providers.aws.provider")
+        loop = clouds.controller()
+
+        # When the controller can't end it
+        clouds.run(loop, lambda: any(row["problem"] for row in rows(clouds)))
+        for _ in range(3):
+            loop.round()
+
+        # Then it stays listed, with the reason, and its job gets one event
+        assert clouds.control.instances().keys() == machines == aws.alive()
+        (row,) = rows(clouds)
+        assert lacks in row["problem"]
+        assert row["pool_removed"]
+        (event,) = events_of(jobs, job, "machine-unreachable")
+        assert event["details"]["instance"] in machines
+
+    # And when the access is restored, it is ended
+    clouds.run(clouds.controller(), lambda: not aws.alive() and not rows(clouds))
+
+
+def test_a_removed_pool_is_forgotten_once_its_provider_lists_nothing(
+    tmp_path: Path, ledger: RedisClient, gcp: GcpBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a removed pool that may have machines, whose provider can't be reached
+    now, control = [0.0], Control(ledger)
+    settings = Settings(home=tmp_path, compute_url=gcp.url, heartbeat=0.05)
+    control.set_pool_specs({"gone": gcp.document(name="gone")})
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "google.cloud", None)
+        patch.delitem(sys.modules, "vcasgd.fleet.providers.gcp.provider")
+        pools = PoolRegistry(settings, control, clock=lambda: now[0])
+        cloud = CloudCache(pools, CloudCalls(), clock=lambda: now[0])
+        cloud.refresh()
+        cloud.vacated()
+        now[0] += 2 * VACATED_SECONDS
+        cloud.refresh()
+        assert cloud.vacated() == []
+
+    # When it can be reached again, and lists no machine
+    now[0] += RETRY_SECONDS
+    pools.refresh()
+
+    def answered() -> bool:
+        cloud.refresh()
+        return bool(cloud.vacated())
+
+    await_truth(answered)
+
+    # Then the pool is forgotten, and its provider is closed
+    pools.forget(cloud.vacated())
+    assert control.pool_specs() == {}
+    assert [each.name for each in pools.replaced] == ["gcp"]
+    assert pools.providers.keys() == {"local"}
