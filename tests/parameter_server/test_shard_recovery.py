@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,88 @@ from vcasgd.errors import (
     StoreUnavailable,
 )
 from vcasgd.store.ledger.leases import Lease
+
+
+class HeldReads(Executor):
+    """Runs calls when a test says so."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], None]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._calls.append(lambda: future.set_result(fn(*args, **kwargs)))
+        return future
+
+    def run(self) -> None:
+        while self._calls:
+            self._calls.pop()()
+
+
+class TestReadsACheckpointBesideOtherJobs:
+    def test_a_turn_does_not_wait_for_it(self, world: World) -> None:
+        world.push(0, 0, 2)
+        world.shard().turn()
+        world.checkpoint()
+        world.lose_tensors()
+        reads = HeldReads()
+        shard = world.shard(readers=reads)
+
+        for _ in range(2):
+            assert shard.turn() == 0
+            assert shard.reading
+        assert not shard.awaits_first_snapshot
+        reads.run()
+        assert not shard.reading
+        shard.turn()
+
+        assert world.positions() == {0: 2}
+        (event,) = world.events("restored")
+        assert event["details"]["version"] == 1
+
+    def test_a_server_that_was_replaced_meanwhile_writes_nothing(self, world: World) -> None:
+        world.push(0, 0, 2)
+        world.shard().turn()
+        world.checkpoint()
+        world.lose_tensors()
+        reads = HeldReads()
+        old = world.shard(readers=reads)
+        old.turn()
+        world.shard().turn()
+        world.push(0, 2, 4)
+
+        reads.run()
+        with pytest.raises(Fenced):
+            old.turn()
+
+        assert len(world.events("restored")) == 1
+
+    def test_a_model_that_comes_back_meanwhile_counts(self, world: World) -> None:
+        # Given a server that reads the newest checkpoint, because there is no model
+        world.push(0, 0, 2)
+        world.shard().turn()
+        first = world.checkpoint()
+        world.push(0, 2, 4)
+        world.shard().turn()
+        kept = {key: world.tensors.dump(key) for key in world.tensors.scan_iter()}
+        world.lose_tensors()
+        reads = HeldReads()
+        shard = world.shard(readers=reads)
+        shard.turn()
+
+        # When the model is available again, and has to go back to another checkpoint
+        for key, value in kept.items():
+            world.tensors.restore(key, 0, value, replace=True)
+        assert world.jobs.roll_back(world.job, 1, first.name, "loss 1 → nan")
+        for _ in range(4):
+            reads.run()
+            shard.turn()
+
+        # Then both are used for what they were read for
+        assert not world.events("restored")
+        snapshot = world.snapshots.read()
+        assert (snapshot.meta.version, snapshot.meta.rollbacks) == (3, 1)
+        assert world.positions(snapshot.record) == {0: 4}
 
 
 class TestTakesOver:

@@ -29,10 +29,11 @@ from vcasgd.errors import StoreError
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import Cut
 from vcasgd.logging import configure_logging
+from vcasgd.parameter_server.main import main as run_parameter_server
 from vcasgd.settings import Settings, load_settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.storage.model_checkpoints import ModelCheckpoints
-from vcasgd.storage.objects import Storage
+from vcasgd.storage.objects import ObjectStream, Storage
 from vcasgd.store.admission import worker_environment
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
@@ -191,6 +192,21 @@ def run_job_loop() -> None:
     leadership = Leadership(Control(ledger), settings)
     leadership.start()
     JobLoop(settings, ledger, nodes, leadership, WorkerBeats(ledger)).run()
+
+
+def run_server_with_a_stalled_storage() -> int:
+    """Run a parameter server that waits for checkpoints of the job in ``stalled``, a file."""
+    stalled, stream = Path(os.environ["VCASGD_CACHE_DIR"]).with_name("stalled"), Storage.stream
+
+    def stall(storage: Storage, name: str) -> ObjectStream:
+        if stalled.exists() and stalled.read_text() in name:
+            stalled.with_name("stalls").touch()
+            while stalled.exists():
+                time.sleep(0.05)
+        return stream(storage, name)
+
+    Storage.stream = stall  # type: ignore[method-assign,assignment]
+    return run_parameter_server()
 
 
 def run_noticing_worker() -> None:

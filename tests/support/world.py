@@ -160,6 +160,7 @@ class World:
         tensors: RedisClient | None = None,
         job_secret: str | None = None,
         executor: Executor | None = None,
+        readers: Executor | None = None,
     ) -> Shard:
         """Return a parameter server's shard, by default with a new token."""
         return Shard(
@@ -171,6 +172,7 @@ class World:
             job_secret=job_secret,
             clock=lambda: self.now,
             executor=executor,
+            readers=readers,
         )
 
     def new_token(self) -> int:

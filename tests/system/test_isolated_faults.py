@@ -61,6 +61,37 @@ def _is_full(ledger: RedisClient) -> bool:
     return False
 
 
+def test_a_checkpoint_that_cannot_be_read_delays_no_other_job(harness: Harness) -> None:
+    # Given a job that has to go back, and a storage that doesn't answer about it
+    training = Training(harness)
+    server = harness.start_server(entry="support.harness:run_server_with_a_stalled_storage")
+    training.add_workers(1)
+    harness.start_job_when_ready(training.job)
+    training.await_samples(1)
+    checkpoint, stalled = harness.checkpoint(training.job), harness.home / "stalled"
+    stalled.write_text(training.job)
+    back = {"restorations": 1, "undone": []}
+    assert harness.jobs.roll_back(training.job, 1, checkpoint, "a test", **back)
+    await_truth((harness.home / "stalls").exists)
+
+    # When another job is submitted, then it trains to its end, and heartbeats go on
+    other = harness.submit_audit(samples=100, epochs=1)
+    harness.start_worker(other)
+    harness.start_job_when_ready(other)
+    await_truth(lambda: harness.jobs.get(other).finished_epochs == 1)
+    assert set(harness.vector(other).tolist()) == {1.0}
+    last = harness.server_heartbeat_at()
+    await_truth(lambda: harness.server_heartbeat_at() > last)
+    assert harness.snapshots(training.job).read().meta.rollbacks == 0, "the fault lasts"
+
+    # And the server can be stopped. Its successor goes back, and the job loses nothing
+    assert server.terminate() == 0
+    stalled.unlink()
+    harness.start_server()
+    await_truth(lambda: harness.snapshots(training.job).read().meta.rollbacks == 1)
+    training.finish()
+
+
 def test_a_frozen_ledger_does_not_delay_updates(harness: Harness) -> None:
     # Given two jobs whose workers have all the subtasks that they need
     jobs = [Training(harness, samples=2000, epochs=1, subtasks=1) for _ in range(2)]

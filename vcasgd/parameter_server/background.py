@@ -1,17 +1,43 @@
-"""Calls to the ledger beside the work on the tensors server.
+"""Calls to the ledger and to the object storage beside the work on the tensors server.
 
-A ledger that is frozen or far away costs a parameter server no time: each kind of call runs at most
-once at a time in a thread of its own, and the loop takes its result when it is there.
+A ledger or a storage that is frozen or far away costs a parameter server no time: each kind of call
+runs at most once at a time in a thread of its own, and the loop takes its result when it is there.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
-from typing import Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+class DaemonThreads(Executor):
+    """At most ``max_calls`` at a time, none of which keeps the process from ending."""
+
+    def __init__(self, max_calls: int, name: str) -> None:
+        self._slots = threading.BoundedSemaphore(max_calls)
+        self._name = name
+
+    def submit(
+        self, fn: Callable[Arguments, Any], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Any]:
+        """See :meth:`concurrent.futures.Executor.submit`."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            with self._slots:
+                try:
+                    future.set_result(fn(*args, **kwargs))
+                except BaseException as error:  # noqa: BLE001 - raised by Future.result()
+                    future.set_exception(error)
+
+        threading.Thread(target=run, name=self._name, daemon=True).start()
+        return future
 
 
 class Background(Generic[Result]):
@@ -25,6 +51,11 @@ class Background(Generic[Result]):
     def busy(self) -> bool:
         """True from the start of a call until its result is taken."""
         return self._call is not None
+
+    @property
+    def running(self) -> bool:
+        """True until there is a result to take."""
+        return self._call is not None and not self._call.done()
 
     def start(self, call: Callable[[], Result]) -> None:
         """Start a call; the result of the previous one must be taken."""

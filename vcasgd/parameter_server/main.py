@@ -32,7 +32,7 @@ from vcasgd.errors import (
     VcasgdError,
 )
 from vcasgd.logging import bound, configure_logging, exit_status, isolated
-from vcasgd.parameter_server.background import Background
+from vcasgd.parameter_server.background import Background, DaemonThreads
 from vcasgd.parameter_server.model_state import MOST_UPDATES
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.settings import Settings, load_settings
@@ -61,6 +61,8 @@ PROMPT_SECONDS = 1.0
 #: Seconds that a round waits for missing workers before this process asks whether they are known to
 #: be lost, in every turn of its loop, which it makes at least as often.
 WAITING_SECONDS = 0.1
+#: Checkpoints that are read at a time; each takes the memory of a whole model.
+MAX_READS = 2
 #: Shortest period for a rate; rates over less are too noisy.
 RATE_SECONDS = 1.0
 
@@ -155,6 +157,7 @@ class ParameterServer:
         self._reporter = ThreadPoolExecutor(1, thread_name_prefix="reports")
         # One thread for both, because :class:`LostWorkers` is for one.
         jobs = ThreadPoolExecutor(1, thread_name_prefix="jobs")
+        self._readers = DaemonThreads(MAX_READS, "checkpoints")
         self._look = Background[JobsView](jobs)
         self._losses = Background[Mapping[str, frozenset[str]]](jobs)
         self._heartbeat_at = 0.0
@@ -182,9 +185,13 @@ class ParameterServer:
             arrivals = self._wait()
 
     def _ready(self) -> list[Shard]:
-        """Return the shards whose last turn didn't fail just now."""
+        """Return the shards that read no checkpoint, and whose last turn didn't just fail."""
         now = time.monotonic()
-        return [each for job, each in self._shards.items() if self._retry_at.get(job, 0.0) <= now]
+        return [
+            each
+            for job, each in self._shards.items()
+            if self._retry_at.get(job, 0.0) <= now and not each.reading
+        ]
 
     def _turn(self, shard: Shard, arrivals: Arrivals | None) -> None:
         with bound(job=shard.job, request=shard.request):
@@ -379,6 +386,7 @@ class ParameterServer:
             job_secret=self._secret,
             number=self._number,
             executor=self._reporter,
+            readers=self._readers,
         )
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,10 +18,11 @@ from vcasgd.errors import (
     SnapshotMissing,
     StoreUnavailable,
 )
+from vcasgd.parameter_server.background import Background
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.reports import Reports
-from vcasgd.storage.model_checkpoints import ModelCheckpoints
+from vcasgd.storage.model_checkpoints import LoadedCheckpoint, ModelCheckpoints
 from vcasgd.store.ledger.tuning import Tuned
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, UpdateTotals
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
@@ -26,11 +30,22 @@ from vcasgd.store.tensors.snapshot_store import SnapshotStore
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """The shard's part of a checkpoint; see :meth:`LoadedCheckpoint.part`."""
+
+    checkpoint: str
+    stored: Snapshot
+    weights: Tensor
+    state: Tensor | None
+
+
 class Recovery:
     """Recovery of one shard under one fencing token.
 
-    Methods raise :class:`~vcasgd.errors.Fenced` if a newer parameter server has taken over, and
-    otherwise as :meth:`Shard.turn` does; they may then be called again.
+    ``executor`` reads checkpoints, so that a slow storage delays no other job; without one, the
+    methods do. They raise :class:`~vcasgd.errors.Fenced` if a newer parameter server has taken
+    over, and otherwise as :meth:`Shard.turn` does; they may then be called again.
     """
 
     def __init__(
@@ -43,6 +58,7 @@ class Recovery:
         *,
         token: int,
         shards: int,
+        executor: Executor | None = None,
     ) -> None:
         self._config = config
         self._snapshots = snapshots
@@ -51,21 +67,36 @@ class Recovery:
         self._checkpoints = checkpoints
         self._token = token
         self._shards = shards
+        #: A checkpoint that is read: its name, or "" for the newest one. The result is empty if
+        #: there is none.
+        self._reading = Background[tuple[_Part, ...]](executor)
+        self._read_name = ""
         #: Description of a model that is being published again, and how the server came back;
         #: None once the server has answered.
         self._unanswered: tuple[Meta, str] | None = None
         #: True while the model is lost and a worker has been asked to create it again.
         self.awaits_first_snapshot = False
 
+    @property
+    def reading(self) -> bool:
+        """True while a checkpoint is read that the shard waits for."""
+        return self._reading.running
+
     def load(self) -> ModelState | None:
-        """Take over the shard and return its model; None until a worker has created it."""
+        """Take over the shard and return its model; None until it is read, or a worker has
+        created it."""
         self._snapshots.takeover(self._token)
-        model = self._from_snapshot() or self._from_checkpoint()
+        model = self._from_snapshot()
         if model is None:
-            if not self.awaits_first_snapshot:
-                self._reports.request_initial_model()
-            self.awaits_first_snapshot = True
-            return None
+            parts = self._read("", self._newest)
+            if parts is None:
+                return None
+            if not parts:
+                if not self.awaits_first_snapshot:
+                    self._reports.request_initial_model()
+                self.awaits_first_snapshot = True
+                return None
+            model = self._from_checkpoint(*parts)
         self.awaits_first_snapshot = False
         self._snapshots.delete_orphans(self._token, [model.meta, *self._pins.load()])
         if not model.meta.exact:
@@ -101,42 +132,72 @@ class Recovery:
             return meta.totals
         return replace(meta.totals, contributions={})
 
-    def _from_checkpoint(self) -> ModelState | None:
-        """Return to the newest checkpoint, because both servers have lost the model."""
-        loaded = self._checkpoints.newest(self._report_damaged, self._shards)
+    def _read(
+        self, name: str, call: Callable[[], LoadedCheckpoint | None]
+    ) -> tuple[_Part, ...] | None:
+        """Return what a call reads; None until it is there. Raises the call's errors."""
+        if self._reading.busy and self._read_name != name:
+            with suppress(Exception):  # the caller needs another one now
+                self._reading.take()
+            if self._reading.busy:
+                return None
+        if not self._reading.busy:
+            self._read_name = name
+            self._reading.start(lambda: self._part_of(call()))
+        return self._reading.take()
+
+    def _part_of(self, loaded: LoadedCheckpoint | None) -> tuple[_Part, ...]:
         if loaded is None:
-            return None
-        stored, weights, state = loaded.part(self._config.part)
+            return ()
+        return (_Part(loaded.name, *loaded.part(self._config.part)),)
+
+    def _newest(self) -> LoadedCheckpoint | None:
+        return self._checkpoints.newest(self._report_damaged, self._shards)
+
+    def _chosen(self, tuned: Tuned) -> _Part | None:
+        """Return the model that the controller chose; None until it is read."""
+        name = tuned.rollback_to
+        parts = self._read(name, lambda: self._checkpoints.read(name))
+        return parts[0] if parts else None
+
+    def _from_checkpoint(self, part: _Part) -> ModelState:
+        """Return to the newest checkpoint, because both servers have lost the model."""
         # A checkpoint has only the exact model.
-        meta = replace(stored.meta, token=self._token, stepped=False)
-        snapshot = Snapshot(meta, stored.record)
-        self._snapshots.install(self._token, meta, snapshot.record, weights, state)
+        meta = replace(part.stored.meta, token=self._token, stepped=False)
+        snapshot = Snapshot(meta, part.stored.record)
+        self._snapshots.install(self._token, meta, snapshot.record, part.weights, part.state)
         self._reports.add_event(
             "restored",
             f"the tensors server and its parameter server were both lost; the model is back at "
-            f"version {meta.version} from checkpoint {loaded.name}",
+            f"version {meta.version} from checkpoint {part.checkpoint}",
             version=meta.version,
         )
-        return ModelState(self._config, snapshot, weights, state)
+        return ModelState(self._config, snapshot, part.weights, part.state)
 
-    def roll_back(self, model: ModelState, tuned: Tuned) -> None:
+    def roll_back(self, model: ModelState, tuned: Tuned) -> ModelState | None:
         """Go back to the model that the controller chose because training diverged.
 
-        Raises :class:`~vcasgd.errors.CheckpointDamaged`, :class:`~vcasgd.errors.NotFound` and
-        :class:`~vcasgd.errors.StorageUnavailable`; the model is then unchanged.
+        Returns None until that is read. Raises :class:`~vcasgd.errors.CheckpointDamaged`,
+        :class:`~vcasgd.errors.NotFound` and :class:`~vcasgd.errors.StorageUnavailable`. Otherwise,
+        the model is unchanged.
         """
-        loaded = self._checkpoints.read(tuned.rollback_to)
-        stored, weights, _ = loaded.part(self._config.part)
-        model.roll_back(weights, stored.meta.integer_vector(), tuned.rollbacks, tuned.restorations)
+        part = self._chosen(tuned)
+        if part is None:
+            return None
+        integers = part.stored.meta.integer_vector()
+        model.roll_back(part.weights, integers, tuned.rollbacks, tuned.restorations)
+        return model
 
-    def restore(self, model: ModelState, tuned: Tuned) -> ModelState:
+    def restore(self, model: ModelState, tuned: Tuned) -> ModelState | None:
         """Go back to the model that the controller chose because an owner's work was wrong.
 
-        The applied record goes back, too: all samples since then are open again. Raises as
-        :meth:`roll_back`; the model is then unchanged.
+        The applied record goes back, too: all samples since then are open again. Returns None, and
+        raises, as :meth:`roll_back`.
         """
-        loaded = self._checkpoints.read(tuned.rollback_to)
-        stored, weights, state = loaded.part(self._config.part)
+        part = self._chosen(tuned)
+        if part is None:
+            return None
+        stored = part.stored
         meta = replace(
             stored.meta,
             version=model.meta.version,
@@ -144,7 +205,8 @@ class Recovery:
             rollbacks=tuned.rollbacks,
             restorations=tuned.restorations,
         )
-        restored = ModelState(self._config, Snapshot(meta, stored.record), weights, state)
+        snapshot = Snapshot(meta, stored.record)
+        restored = ModelState(self._config, snapshot, part.weights, part.state)
         restored.factor = model.factor
         restored.batch.applied, restored.batch.jumps = 1, True
         restored.close()

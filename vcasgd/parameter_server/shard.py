@@ -73,8 +73,10 @@ class Shard:
         number: int = 0,
         clock: Callable[[], float] = time.time,
         executor: Executor | None = None,
+        readers: Executor | None = None,
     ) -> None:
-        """``executor`` reports to the ledger; without one, :meth:`turn` does.
+        """``executor`` reports to the ledger, and ``readers`` read checkpoints; without them,
+        :meth:`turn` does.
 
         ``prompt`` connects to the ledger for calls that a turn has to wait for; default ``ledger``.
         """
@@ -116,6 +118,7 @@ class Shard:
             checkpoints,
             token=token,
             shards=job.facts.shards,
+            executor=readers,
         )
         several = "the job has several shards" if job.facts.shards > 1 else None
         self._strangers = Strangers(
@@ -171,6 +174,11 @@ class Shard:
         return self._recovery.awaits_first_snapshot
 
     @property
+    def reading(self) -> bool:
+        """True while a checkpoint is read, without which a turn can do nothing."""
+        return self._recovery.reading
+
+    @property
     def version(self) -> int:
         """The published version, 0 without a model."""
         return self._model.meta.version if self._model else 0
@@ -205,7 +213,10 @@ class Shard:
         if self._view_is_due(model, arrivals) and not self._look(model):
             return 0
         self._update_slots()
-        model = self._roll_back(model)
+        rolled_back = self._roll_back(model)
+        if rolled_back is None:
+            return 0
+        model = rolled_back
         self._strangers.remember(model)
         processed = self._collect(model, arrivals)
         self._strangers.turn()
@@ -364,23 +375,26 @@ class Shard:
         self._tuned, model.factor = tuned, tuned.mixing
         self._strangers.exclude(tuned.suspects)
 
-    def _roll_back(self, model: ModelState) -> ModelState:
+    def _roll_back(self, model: ModelState) -> ModelState | None:
         """Go back to an earlier model if the controller has decided so; return the present one.
 
-        A parameter server that lost the rollback, because it was restarted or went back to a
-        checkpoint, repeats it. Raises :class:`StorageUnavailable`.
+        Returns None while the earlier one is read; until then, nothing more is applied. A parameter
+        server that lost the rollback, because it was restarted or went back to a checkpoint,
+        repeats it. Raises :class:`StorageUnavailable`.
         """
         tuned = self._tuned
         if tuned.rollbacks <= max(model.meta.rollbacks, self._impossible):
             return model
         try:
-            if tuned.restores:
+            if not tuned.restores:
+                return self._recovery.roll_back(model, tuned)
+            restored = self._recovery.restore(model, tuned)
+            if restored is not None:
                 # Updates of an open round stay in the stream, and are refused.
-                self._model = model = self._recovery.restore(model, tuned)
+                self._model = restored
                 self._members.end()
                 self._strangers.restart()
-            else:
-                self._recovery.roll_back(model, tuned)
+            return restored
         except (CheckpointDamaged, NotFound) as error:
             cause = "an owner's work was wrong" if tuned.restores else "training diverged"
             why = f"{cause}, and the model to go back to can't be read: {error.message}"
