@@ -275,7 +275,6 @@ module "control_data" {
     ACME_NAME          = try(var.gateway.acme == null ? "" : var.gateway.host, "")
     ACME_EMAIL         = try(var.gateway.acme.email, "")
     ACME_SERVER        = try(coalesce(var.gateway.acme.server, ""), "")
-    API_NAME           = local.open ? aws_eip.api[0].public_ip : "localhost"
     API_SUBJECT        = "IP:${local.open ? aws_eip.api[0].public_ip : "127.0.0.1"},DNS:localhost"
     LEDGER_DISK        = local.managed ? "" : module.store.ledger_disk
     VCASGD_STORAGE_URL = module.bucket.url

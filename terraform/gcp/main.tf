@@ -275,7 +275,6 @@ module "control_data" {
     ACME_NAME          = try(var.gateway.acme == null ? "" : var.gateway.host, "")
     ACME_EMAIL         = try(var.gateway.acme.email, "")
     ACME_SERVER        = try(coalesce(var.gateway.acme.server, ""), "")
-    API_NAME           = local.open ? google_compute_address.api[0].address : "localhost"
     API_SUBJECT        = "IP:${local.open ? google_compute_address.api[0].address : "127.0.0.1"},DNS:localhost"
     LEDGER_DISK        = local.managed ? "" : "ledger"
     VCASGD_STORAGE_URL = module.bucket.url

@@ -38,7 +38,7 @@ output "shell_command" {
 }
 
 output "certificate_command" {
-  description = "Command that fetches the API's certificate; name the file in VCASGD_CA_FILE."
+  description = "Command that fetches the certificate of the API's authority; name the file in VCASGD_CA_FILE."
   value       = "gcloud storage cp ${module.bucket.url}/control/api.pem vcasgd-api.pem"
 }
 

@@ -30,6 +30,7 @@ from vcasgd.gateway.certificate import pin_of
 NAME = "join.example.org"
 #: Passes a reload on as systemd does.
 SYSTEMCTL = """#!/bin/sh
+[ ! -e {log}.failing ] || exit 1
 [ "$*" = "reload vcasgd-gateway.service" ] && kill -HUP {pid} && echo >> {log}
 """
 #: More days than a certificate is valid, so that it is renewed at once.
@@ -157,7 +158,15 @@ def test_certificate_is_issued_kept_and_renewed_without_closing_a_connection(
         # and later runs change nothing while it is valid for long
         assert machine.acme().returncode == 0
         assert machine.issued == first
-        assert len(machine.reloads.read_text()) == 1
+
+        # and repeat a reload that failed
+        failing = Path(f"{machine.reloads}.failing")
+        failing.touch()
+        assert machine.acme().returncode != 0
+        failing.unlink()
+        reloads = len(machine.reloads.read_text())
+        assert machine.acme().returncode == 0
+        assert len(machine.reloads.read_text()) == reloads + 1
 
         # and renew it at its end
         done = machine.acme(ACME_DAYS=ALWAYS)

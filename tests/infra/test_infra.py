@@ -35,7 +35,14 @@ UNITS = sorted((INFRA / "systemd").iterdir())
 def test_scripts_pass_shellcheck() -> None:
     assert len(SCRIPTS) > 8
     done = subprocess.run(
-        [Path(sys.prefix) / "bin/shellcheck", "--external-sources", "--source-path=.", *SCRIPTS],
+        [
+            Path(sys.prefix) / "bin/shellcheck",
+            "--external-sources",
+            "--source-path=.",
+            # Where bash ignores failures in spite of set -e
+            "--enable=check-extra-masked-returns,check-set-e-suppressed",
+            *SCRIPTS,
+        ],
         cwd=INFRA.parent,
         capture_output=True,
         text=True,
@@ -105,6 +112,15 @@ def test_launch_of_an_imaged_worker_does_not_survive(path: str) -> None:
     unit = (INFRA / "systemd/vcasgd-worker.service").read_text()
     assert "ConditionPathExists=/etc/vcasgd/worker.argv" in unit
     assert "After=network-online.target" in unit
+
+
+def test_nothing_starts_a_worker_again_that_has_failed() -> None:
+    # Given a machine that powers off some time after its worker has failed
+    unit = (INFRA / "systemd/vcasgd-worker.service").read_text()
+    assert "Restart=no" in unit
+    # Then no path that still exists starts the worker in the meantime
+    levels = ("\nPathExists=", "\nPathExistsGlob=", "\nDirectoryNotEmpty=")
+    assert [path.name for path in UNITS if any(word in path.read_text() for word in levels)] == []
 
 
 @pytest.mark.both_servers

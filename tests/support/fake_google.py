@@ -137,6 +137,7 @@ class GoogleMachine:
             **os.environ,
             "VCASGD_ROOT": str(root),
             "VCASGD_GROUP": group.strip(),
+            "PATIENCE_SECONDS": "0",
             "VCASGD_METADATA_URL": google.url,
             "SECRET_MANAGER_URL": google.url,
             "CLOUD_STORAGE_URL": google.url,

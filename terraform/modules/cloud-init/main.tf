@@ -10,14 +10,14 @@ locals {
   acme    = lookup(var.machine, "JOIN", "") == "acme" ? ["acme"] : []
 
   programs = concat(["common", "cloud-${var.cloud}", "boot", "unit-failed"], {
-    control-plane = concat(["secrets"], local.acme, local.sentinel)
+    control-plane = concat(["secrets", "certificate"], local.acme, local.sentinel)
     store         = concat(["secrets", "tensors"], local.sentinel)
     replica       = concat(["secrets", "tensors"], local.sentinel)
     worker        = ["worker"]
   }[var.role])
 
   units = {
-    control-plane = concat(["secrets", "ledger", "head", "api", "controller"], local.gateway, local.acme, local.sentinel)
+    control-plane = concat(["secrets", "certificate", "ledger", "head", "api", "controller"], local.gateway, local.acme, local.sentinel)
     store         = concat(["secrets", "tensors", "server"], local.sentinel)
     replica       = concat(["secrets", "tensors"], local.sentinel)
     worker        = ["worker"]
@@ -47,10 +47,10 @@ locals {
     },
   )
 
-  triggers = {
-    for unit in concat(var.role == "worker" ? ["worker.path"] : [], [for name in local.acme : "${name}.timer"]) :
-    "/etc/systemd/system/vcasgd-${unit}" => {
-      mode = "0644", content = file("${local.infra}/systemd/vcasgd-${unit}")
+  timers = {
+    for unit in concat(var.role == "control-plane" ? ["certificate"] : [], local.acme) :
+    "/etc/systemd/system/vcasgd-${unit}.timer" => {
+      mode = "0644", content = file("${local.infra}/systemd/vcasgd-${unit}.timer")
     }
   }
 
@@ -74,5 +74,5 @@ locals {
     { for name, content in var.files : "/etc/vcasgd/${name}" => { mode = "0644", content = content } },
   )
 
-  files = merge(local.scripts, local.triggers, local.settings, local.configured)
+  files = merge(local.scripts, local.timers, local.settings, local.configured)
 }
