@@ -4,6 +4,8 @@
 
     VcasgdError
     ├── SpecError               a job file, a setting, or a request is invalid; names the field
+    │   └── SettingError        a setting of this process is missing or invalid
+    ├── MachineDiffers          this machine's data, model, or installation differ from the others'
     ├── PackageError            the working directory can't be packaged, is too large, or damaged
     ├── UserCodeError           the user's code raised an exception; carries its traceback as text
     │   ├── TaskImportError     the task can't be imported or constructed
@@ -80,6 +82,14 @@ class SpecError(VcasgdError):
     def field(self) -> str | None:
         value = self.details.get("field")
         return None if value is None else str(value)
+
+
+class SettingError(SpecError):
+    """A setting of this process is missing or invalid, whatever its job file says."""
+
+
+class MachineDiffers(VcasgdError):
+    """The data, the model, or the installation of this machine differ from those of the others."""
 
 
 class PackageError(VcasgdError):

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from vcasgd.errors import SpecError
+from vcasgd.errors import SettingError
 
 #: Missed heartbeats that a lease survives. Enough for a garbage collection, swapping, or a restart
 #: of the ledger; few enough that a dead worker is detected soon.
@@ -305,23 +305,23 @@ class Settings(BaseSettings):
         return self.home.expanduser().resolve()
 
     def secret(self, name: str) -> str:
-        """Return the value of a secret setting. Raises :class:`SpecError` if it is not set."""
+        """Return the value of a secret setting. Raises :class:`SettingError` if it is not set."""
         value = getattr(self, name)
         if value is None:
-            raise SpecError(f"VCASGD_{name.upper()} is not set", field=f"VCASGD_{name.upper()}")
+            raise SettingError(f"VCASGD_{name.upper()} is not set", field=f"VCASGD_{name.upper()}")
         return str(value.get_secret_value())
 
     def tensors_urls(self) -> list[str]:
-        """Return the URLs of all tensors servers, by store node. Raises :class:`SpecError`."""
+        """Return the URLs of all tensors servers, by store node. Raises :class:`SettingError`."""
         return self.secret("tensors_url").split()
 
     def own_tensors_url(self) -> str:
-        """Return the URL of a parameter server's own tensors server. Raises :class:`SpecError`."""
+        """Return the URL of a parameter server's tensors server. Raises :class:`SettingError`."""
         if self.node_url is not None:
             return self.node_url.get_secret_value()
         urls = self.tensors_urls()
         if self.node >= len(urls):
-            raise SpecError(
+            raise SettingError(
                 f"VCASGD_NODE: there is no store node {self.node}; VCASGD_TENSORS_URL has "
                 f"{len(urls)}, numbered from 0",
                 field="VCASGD_NODE",
@@ -329,10 +329,10 @@ class Settings(BaseSettings):
         return urls[self.node]
 
     def required(self, name: str) -> str:
-        """Return the value of a required setting. Raises :class:`SpecError` if it is not set."""
+        """Return the value of a required setting. Raises :class:`SettingError` if it is not set."""
         value = getattr(self, name)
         if value is None:
-            raise SpecError(f"VCASGD_{name.upper()} is not set", field=f"VCASGD_{name.upper()}")
+            raise SettingError(f"VCASGD_{name.upper()} is not set", field=f"VCASGD_{name.upper()}")
         return str(value)
 
     @property
@@ -367,11 +367,11 @@ def log_format() -> str:
 
 
 def load_settings() -> Settings:
-    """Load the settings. Raises :class:`SpecError`, which names the invalid variable."""
+    """Load the settings. Raises :class:`SettingError`, which names the invalid variable."""
     try:
         return Settings()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = f"VCASGD_{'_'.join(str(part) for part in first['loc'])}".upper()
         message = first["msg"].removeprefix("Value error, ")
-        raise SpecError(f"{name}: {message}", field=name) from None
+        raise SettingError(f"{name}: {message}", field=name) from None

@@ -15,16 +15,20 @@ from vcasgd.controller.jobs.failures import (
     ATTEMPTS,
     FAILURE_SECONDS,
     MOST_FAILURES,
+    at_fault,
+    none_agree,
+    recent,
     repeated,
     still_counting,
 )
-from vcasgd.store.ledger.job import PROCESS, Failure, JobState
+from vcasgd.faults import Cause
+from vcasgd.store.ledger.job import PREPARE, PROCESS, Failure, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
 from vcasgd.worker_names import worker_name
 
 NOW = 1e9
-CRASH = Failure("w", PROCESS, "it ended", "", fatal=False, at=NOW, version=5)
+CRASH = Failure("w", PROCESS, "it ended", "", Cause.WORK, at=NOW, version=5)
 ERROR = replace(CRASH, piece="train:7")
 
 
@@ -42,13 +46,13 @@ def failures(kind: Failure, number: int) -> list[Failure]:
         (replace(ERROR, at=NOW - FAILURE_SECONDS), 5, False),
         (replace(CRASH, at=NOW - FAILURE_SECONDS), 5, False),
         (replace(CRASH, at=NOW + 60), 5, True),
-        (replace(ERROR, at=0.0, fatal=True), 9, True),
+        (replace(ERROR, at=0.0, fault=Cause.JOB), 9, True),
     ],
 )
 def test_a_failure_expires_with_time_and_progress(
     failure: Failure, version: int, counts: bool
 ) -> None:
-    assert bool(still_counting([failure], NOW, version)) is counts
+    assert bool(still_counting(recent([failure], NOW), version)) is counts
 
 
 @pytest.mark.parametrize(
@@ -63,6 +67,56 @@ def test_a_work_item_fails_after_as_many_attempts_in_any_fleet() -> None:
     assert repeated(failures(ERROR, ATTEMPTS), 1000)
     assert not repeated(failures(ERROR, ATTEMPTS - 1), 1000)
     assert not repeated([ERROR] * ATTEMPTS, 2), "on one machine"
+
+
+WRONG = replace(CRASH, piece=PREPARE, fault=Cause.MACHINE)
+LOST_DATA = replace(CRASH, piece=PREPARE)
+
+
+@pytest.mark.parametrize(
+    ("failures", "prepared", "blamed"),
+    [
+        pytest.param([WRONG], True, True, id="other data"),
+        pytest.param([WRONG], False, True, id="a missing setting, before anything is known"),
+        pytest.param([CRASH] * 9, True, False, id="crashes"),
+        pytest.param([ERROR] * 9, True, False, id="failures of work"),
+        pytest.param([LOST_DATA] * 9, True, False, id="can't prepare the job for a moment"),
+        pytest.param([LOST_DATA, replace(LOST_DATA, at=NOW + 600)], True, True, id="or for long"),
+        pytest.param(
+            [LOST_DATA, replace(LOST_DATA, at=NOW + 600)], False, False, id="and no machine can"
+        ),
+    ],
+)
+def test_machines_at_fault(failures: list[Failure], prepared: bool, blamed: bool) -> None:
+    assert set(at_fault(failures, prepared=prepared)) == ({"w"} if blamed else set())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "lost", "seconds", "fails"),
+    [
+        pytest.param(0, 3, 0, 0, False, id="all agree"),
+        pytest.param(1, 3, 0, 3000, False, id="one is wrong"),
+        pytest.param(1, 1, 0, 3000, False, id="one of two, which isn't replaced"),
+        pytest.param(2, 1, 0, 3000, False, id="and its replacement"),
+        pytest.param(3, 1, 0, 0, True, id="all but the first"),
+        pytest.param(3, 3, 0, 0, False, id="as many as not"),
+        pytest.param(4, 3, 0, 0, True, id="more than not"),
+        pytest.param(4, 0, 10, 3000, False, id="all others were evicted"),
+        pytest.param(1, 0, 0, 0, False, id="the only one, whose replacement may be better"),
+        pytest.param(1, 0, 0, 600, True, id="the only one, and there is no replacement"),
+    ],
+)
+def test_a_job_fails_if_too_few_machines_are_right(
+    wrong: int, right: int, lost: int, seconds: float, fails: bool
+) -> None:
+    blamed = {name: replace(WRONG, worker=name) for name in names("wrong", wrong)}
+    workers = [*blamed, *names("right", right)]
+
+    assert (none_agree(blamed, workers, lost, NOW + seconds) is not None) == fails
+
+
+def names(kind: str, number: int) -> list[str]:
+    return [worker_name(f"{kind}-{each}", "job") for each in range(number)]
 
 
 def test_three_crashes_far_apart_do_not_fail_a_job(harness: Harness) -> None:

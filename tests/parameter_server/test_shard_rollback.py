@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.world import World
 
+from vcasgd.faults import Cause
 from vcasgd.parameter_server import shard as shard_module
 from vcasgd.storage.checkpoints import StoredCheckpoint
 
@@ -127,7 +128,7 @@ def test_a_damaged_checkpoint_fails_the_job(world: World) -> None:
         shard.turn()
 
     (failure,) = world.jobs.failures(world.job)
-    assert failure.fatal
+    assert failure.fault is Cause.JOB
     assert failure.message.startswith("training diverged, and the model to go back to can't be")
 
 

@@ -16,6 +16,7 @@ from support.world import World, blocks_of
 
 import vcasgd.store
 from vcasgd.errors import StoreDenied, StoreError
+from vcasgd.faults import Cause
 from vcasgd.learning.subtask_set import BLOCK, BLOCK_BYTES
 from vcasgd.store.acl import (
     LEDGER_SCRIPTS,
@@ -383,7 +384,7 @@ def test_a_worker_can_do_its_work_in_the_ledger(
     assert leases.report_evaluation(chore, {"version": 0, "metrics": {}, "worker": WORKER,
                                             "seconds": 0.0, "at": 0.0})  # fmt: skip
     jobs.add_logs(world.job, WORKER, ["a line"])
-    jobs.report_failure(world.job, Failure(WORKER, "train:0", "no", "", fatal=False))
+    jobs.report_failure(world.job, Failure(WORKER, "train:0", "no", "", Cause.WORK))
     assert len(world.jobs.get(world.job).evaluations) == 1
 
 

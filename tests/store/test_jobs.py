@@ -14,6 +14,7 @@ from support.waiting import PATIENCE, await_truth
 from support.world import World, spec_of
 
 from vcasgd.errors import Conflict, NotFound, StoreError
+from vcasgd.faults import Cause
 from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.store import keys as names
@@ -395,7 +396,7 @@ class TestRecords:
 
     def test_the_newest_failures_are_kept(self, jobs: Jobs, job: str) -> None:
         failures = [
-            Failure("w", f"train:{number}", "boom", "Traceback …", fatal=number % 2 == 0)
+            Failure("w", f"train:{number}", "boom", "Traceback …", Cause.WORK)
             for number in range(FAILURES_KEPT + 5)
         ]
         for failure in failures:
@@ -436,7 +437,7 @@ class TestRecords:
         jobs.add_logs(job, "w", ["x"])
         jobs.workers.drain([(job, "w")])
         jobs.workers.quarantine(job, "w", "why")
-        jobs.report_failure(job, Failure("w", "p", "m", "t", fatal=False))
+        jobs.report_failure(job, Failure("w", "p", "m", "t", Cause.WORK))
         jobs.workers.record_losses([(job, "i", "killed")])
         jobs.set_checkpoints(job, {"v1": {}})
 

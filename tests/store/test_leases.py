@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.world import World
 
+from vcasgd.faults import Cause
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger import lost_workers
 from vcasgd.store.ledger.heartbeats import Heartbeat
@@ -438,7 +439,7 @@ class TestReport:
 
 
 def test_an_error_of_the_users_code_is_kept_with_its_traceback(world: World) -> None:
-    failure = Failure("a", "train:0", "boom", "Traceback …\nZeroDivisionError", fatal=False)
+    failure = Failure("a", "train:0", "boom", "Traceback …\nZeroDivisionError", Cause.WORK)
 
     world.jobs.report_failure(world.job, failure)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from vcasgd.controller.jobs.divergence import diverged, hopeless, models_before
+from vcasgd.faults import Cause
 from vcasgd.learning.divergence import divergences, learning_rate_factor
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord, JobState
@@ -48,7 +49,7 @@ def job_with(evaluations: list[Evaluation], rollbacks: int = 0, **fields: Any) -
 
 
 def failed(worker: str, item: str = "train:1", **fields: Any) -> Failure:
-    values = {"message": "the loss is nan", "traceback": "", "fatal": False, "diverged": True}
+    values = {"message": "the loss is nan", "traceback": "", "fault": Cause.WORK, "diverged": True}
     return Failure(worker, item, **{**values, **fields})
 
 

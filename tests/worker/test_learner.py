@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 import vcasgd
-from vcasgd.errors import NonFiniteLoss, SpecError
+from vcasgd.errors import MachineDiffers, NonFiniteLoss, SpecError
 from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.shards import ShardRange
 from vcasgd.spec.job import JobSpec
@@ -306,9 +306,9 @@ def test_a_base_with_other_values_is_refused_by_name() -> None:
     facts = learner_of(Tuned()).facts(1)
 
     learner_of(Tuned()).check_against(facts)
-    with pytest.raises(SpecError, match=r"task: 0\.weight of the base model has other values"):
+    with pytest.raises(MachineDiffers, match=r"task: 0\.weight of the base model has other values"):
         learner_of(Other()).check_against(facts)
-    with pytest.raises(SpecError, match=r"other parameters on this machine .* example weight"):
+    with pytest.raises(MachineDiffers, match=r"other parameters on this machine .* example weight"):
         learner_of().check_against(facts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vcasgd.errors import SpecError, VcasgdError
+from vcasgd.errors import MachineDiffers, SpecError, VcasgdError
 from vcasgd.learning.base import BaseGuard
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.training import build
@@ -101,7 +101,7 @@ class LocalModel:
 
 
 def check_same(first: Layout, mine: Layout) -> None:
-    """Raise :class:`SpecError` if this machine's model differs from the ``first`` one's."""
+    """Raise :class:`MachineDiffers` if this machine's model differs from the ``first`` one's."""
     if first.has_frozen:
         raise SpecError(
             "task: the job began with a version of vcasgd that kept frozen parameters in the "
@@ -113,13 +113,13 @@ def check_same(first: Layout, mine: Layout) -> None:
     if name is None:
         return
     if name in {each.name for each in mine.base} & {each.name for each in first.base}:
-        raise SpecError(
+        raise MachineDiffers(
             f"task: {name} of the base model has other values on this machine than on the first "
             "one",
             remedy="load the base from a file, or name it as base in the job file",
             field="task",
         )
-    raise SpecError(
+    raise MachineDiffers(
         "task: the model has other parameters on this machine than on the first one, "
         f"for example {name}",
         remedy="make Task.model independent of the machine",

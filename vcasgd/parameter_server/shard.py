@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
 from vcasgd.errors import CheckpointDamaged, Fenced, InvalidUpdate, NotFound, StoreUnavailable
+from vcasgd.faults import Cause
 from vcasgd.learning.repetition import why_not_repeatable
 from vcasgd.parameter_server.background import Background
 from vcasgd.parameter_server.contributions import Contributions
@@ -398,7 +399,7 @@ class Shard:
         except (CheckpointDamaged, NotFound) as error:
             cause = "an owner's work was wrong" if tuned.restores else "training diverged"
             why = f"{cause}, and the model to go back to can't be read: {error.message}"
-            failure = Failure("parameter server", "rollback", why, "", fatal=True)
+            failure = Failure("parameter server", "rollback", why, "", Cause.JOB)
             self._jobs.report_failure(self.job, failure)
             self._impossible = tuned.rollbacks
         return model

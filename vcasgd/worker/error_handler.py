@@ -6,18 +6,17 @@ import logging
 import time
 
 from vcasgd.errors import (
-    Fenced,
     NonFiniteLoss,
-    SpecError,
     StoreDenied,
     StoreFull,
     StoreUnavailable,
     UserCodeError,
     VcasgdError,
 )
+from vcasgd.faults import Cause, fault_of
 from vcasgd.masking import masked
 from vcasgd.store.connection import patiently
-from vcasgd.store.ledger.job import Failure
+from vcasgd.store.ledger.job import PREPARE, Failure
 from vcasgd.store.ledger.leases import WorkKind
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import Departure
@@ -57,18 +56,24 @@ class ErrorHandler:
         """Record that no server refuses this worker."""
         self._denied_at = None
 
-    def on_fenced(self, error: Fenced) -> None:
-        """Drop the current work, because another worker has a newer lease for it."""
-        log.info("%s", error)
-        self._drop_current()
-
-    # -- a server is unavailable -------------------------------------------------------------------
-
-    def on_outage(self, error: VcasgdError, last_answer: float) -> None:
-        """Resume the current work later; leave if the ledger is unavailable for too long.
+    def on_error(self, error: VcasgdError, last_answer: float) -> None:
+        """React to an error by whose fault it is (:mod:`vcasgd.faults`).
 
         ``last_answer`` is the time of the ledger's last answer, by :func:`time.monotonic`.
         """
+        match fault_of(error):
+            case Cause.SUPERSEDED:
+                log.info("%s", error)
+                self._drop_current()
+            case Cause.STORE:
+                self._on_outage(error, last_answer)
+            case _:
+                self._on_failure(error)
+
+    # -- a server is unavailable -------------------------------------------------------------------
+
+    def _on_outage(self, error: VcasgdError, last_answer: float) -> None:
+        """Resume the current work later; leave if the ledger is unavailable for too long."""
         log.debug("%s", error)
         patience = self._context.settings.patience_seconds
         silent = time.monotonic() - last_answer
@@ -92,9 +97,9 @@ class ErrorHandler:
             log.error("%s", error)
             self._departure.leave(str(error))
 
-    # -- the user's code fails ---------------------------------------------------------------------
+    # -- the job or this machine fails -------------------------------------------------------------
 
-    def on_user_error(self, error: VcasgdError) -> None:
+    def _on_failure(self, error: VcasgdError) -> None:
         """Report the failure, return the lease, and pause so that other workers try first."""
         traceback = error.traceback if isinstance(error, UserCodeError) else ""
         log.error("%s\n%s", error, traceback)
@@ -113,11 +118,10 @@ class ErrorHandler:
         context, lease = self._context, self._held.current
         failure = Failure(
             worker=context.name,
-            piece=lease.piece if lease else "prepare",
+            piece=lease.piece if lease else PREPARE,
             message=masked(str(error)),
             traceback=masked(traceback),
-            # The data set and the model are the same at every attempt.
-            fatal=isinstance(error, SpecError),
+            fault=fault_of(error),
             diverged=isinstance(error, NonFiniteLoss),
             rollbacks=self._shards.rollbacks,
         )

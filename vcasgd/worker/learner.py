@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from vcasgd.errors import NonFiniteLoss, SpecError, VcasgdError
+from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError, VcasgdError
 from vcasgd.learning.adapter import adapter_of
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.divergence import learning_rate_factor
@@ -68,6 +68,7 @@ class Learner:
         self._last: Tensor | None = None
         self._plan: EpochPlan | None = None
         self._recorded_batch: int | None = None
+        self._validation_samples: int | None = None
         self._optimizer: Optimizer | None = None
         self._rates: Rates | None = None
         self._momenta: Momenta | None = None
@@ -107,7 +108,7 @@ class Learner:
     def plan(self) -> EpochPlan:
         """The division of the job into subtasks: the recorded one after :meth:`check_against`.
 
-        Raises :class:`SpecError` if the data set is empty or has too few samples.
+        Raises :class:`DataError` if the data set is empty or has too few samples.
         """
         if self._plan is None:
             self._plan = self._plan_with(batch_size_of(self._task), None)
@@ -115,13 +116,17 @@ class Learner:
 
     def _plan_with(self, batch_size: int, subtasks: int | None) -> EpochPlan:
         blocks = getattr(self._train_set, "blocks", None)
-        return plan_for(
-            self._spec,
-            _length(self._train_set, "train"),
-            batch_size,
-            subtasks=subtasks,
-            blocks=blocks if isinstance(blocks, SampleBlocks) else None,
-        )
+        try:
+            return plan_for(
+                self._spec,
+                _length(self._train_set, "train"),
+                batch_size,
+                subtasks=subtasks,
+                blocks=blocks if isinstance(blocks, SampleBlocks) else None,
+            )
+        except SpecError as error:
+            # Another machine may have more of the data.
+            raise DataError(error.message, remedy=error.remedy, **error.details) from error
 
     @property
     def _batch_size(self) -> int:
@@ -147,21 +152,22 @@ class Learner:
         )
 
     def check_against(self, facts: ModelFacts) -> None:
-        """Raise :class:`SpecError` if the model or the data differs from the first worker's.
+        """Raise :class:`MachineDiffers` if the model or the data differs from the first worker's.
 
         From now on :attr:`plan` is the one that the first worker recorded.
         """
         check_same(Layout.from_json(facts.layout), self.layout)
-        if self.plan.samples != facts.samples or self.plan.order_digest() != facts.order_digest:
-            raise SpecError(
-                f"task: the training set has {self.plan.samples} samples in another order on "
-                f"this machine; the first machine has {facts.samples}",
-                remedy="make Task.dataset independent of the machine",
-                field="task",
-            )
+        self._check_length(self._train_set, "train", facts.samples)
+        if self.plan.order_digest() != facts.order_digest:
+            raise _differs("the samples of the training set have another order")
+        self._validation_samples = facts.validation_samples
         # The task's batch size may depend on the machine.
         self._plan = self._plan_with(facts.batch_size or 1, facts.subtasks_per_epoch)
         self._recorded_batch = facts.batch_size
+
+    def _check_length(self, dataset: Dataset[Any], split: str, recorded: int) -> None:
+        if (samples := _length(dataset, split)) != recorded:
+            raise _differs(f'dataset("{split}") has {samples} samples instead of {recorded}')
 
     def _dataset(self, split: str) -> Dataset[Any]:
         try:
@@ -392,7 +398,13 @@ class Learner:
         should_stop: Callable[[], bool],
         on_step: Callable[[], None],
     ) -> dict[str, float]:
-        """Return the means of the task's metrics for a snapshot; empty if it was stopped."""
+        """Return the means of the task's metrics for a snapshot; empty if it was stopped.
+
+        Raises :class:`MachineDiffers` if the validation set has another length than the first
+        worker's, besides what :func:`~vcasgd.learning.training.evaluate` raises.
+        """
+        if self._validation_samples is not None:
+            self._check_length(self._validation_set, "validation", self._validation_samples)
         self._model.load(floats, integers)
         return evaluate(
             self._task,
@@ -402,6 +414,14 @@ class Learner:
             should_stop=should_stop,
             on_step=on_step,
         )
+
+
+def _differs(what: str) -> MachineDiffers:
+    return MachineDiffers(
+        f"task: {what}, unlike on the first machine",
+        remedy="make Task.dataset independent of the machine, for example by sorting file names",
+        field="task",
+    )
 
 
 def _length(dataset: Dataset[Any], split: str) -> int:

@@ -8,15 +8,11 @@ import socket
 from collections.abc import Callable
 
 from vcasgd.errors import (
-    Fenced,
-    PackageError,
     SnapshotMissing,
-    SpecError,
-    StorageUnavailable,
     StoreDenied,
     StoreFull,
     StoreUnavailable,
-    UserCodeError,
+    VcasgdError,
 )
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
@@ -158,18 +154,8 @@ class Worker:
             self._errors.on_success()
         except WorkInterrupted:
             pass
-        except (UserCodeError, SpecError, PackageError) as error:
-            self._errors.on_user_error(error)
-        except (
-            StoreUnavailable,
-            StoreDenied,
-            StoreFull,
-            SnapshotMissing,
-            StorageUnavailable,
-        ) as error:
-            self._errors.on_outage(error, self._heartbeat.last_answer)
-        except Fenced as error:
-            self._errors.on_fenced(error)
+        except VcasgdError as error:
+            self._errors.on_error(error, self._heartbeat.last_answer)
         finally:
             self._status.unpushed_since = None
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vcasgd.cache_folder import default_cache_folder
-from vcasgd.errors import NotFound, PackageError
+from vcasgd.errors import DataError, MachineDiffers, NotFound, PackageError, SpecError
 from vcasgd.learning.shards import ShardRange
 from vcasgd.logging import identify
 from vcasgd.session.script import ScriptTask, load
@@ -34,8 +34,9 @@ from vcasgd.worker.shard_group import ShardGroup
 class Setup:
     """Builds the worker's :class:`Learner`. Methods raise :class:`~vcasgd.errors.PackageError`,
     :class:`~vcasgd.errors.StorageUnavailable`, :class:`~vcasgd.errors.DataError`,
-    :class:`~vcasgd.errors.SetupFailed`, and :class:`~vcasgd.errors.SpecError`, besides what
-    :class:`~vcasgd.worker.trainer.Trainer` raises.
+    :class:`~vcasgd.errors.SetupFailed`, :class:`~vcasgd.errors.SpecError`, and
+    :class:`~vcasgd.errors.MachineDiffers`, besides what :class:`~vcasgd.worker.trainer.Trainer`
+    raises.
 
     ``leaving()`` is true once the worker has to stop. ``build`` replaces the learner of the job's
     own task, for measurements.
@@ -75,13 +76,31 @@ class Setup:
             job = self._context.jobs.get(self._context.job)
             # A worker is a process of its own.
             identify(request=job.request)
-            learner = self._learner or self._build(job)
+            learner = self._prepare(job)
             if job.facts is not None:
-                learner.check_against(job.facts)
                 cut = learner.cut(job.facts.shards)
                 self._shards.open(cut, learner.most_unapplied, learner.steps)
             self._learner = learner
         return self._learner
+
+    def _prepare(self, job: JobRecord) -> Learner:
+        """Return a learner of the same job as the first worker's.
+
+        Raises :class:`MachineDiffers` for what the first worker's machine had no fault with.
+        """
+        try:
+            learner = self._learner or self._build(job)
+            if job.facts is not None:
+                learner.check_against(job.facts)
+        except (SpecError, DataError) as error:
+            if job.facts is None:
+                raise
+            raise MachineDiffers(
+                f"{error.message}, although another machine could prepare the job",
+                remedy=error.remedy,
+                **error.details,
+            ) from error
+        return learner
 
     def reading(self) -> dict[str, float]:
         """Return the data set's counters of its reads; empty if it has none."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from vcasgd.backoff import backoff
+from vcasgd.faults import Cause
 from vcasgd.logging import bound, isolated
 from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.job import PROCESS, Failure
@@ -71,7 +72,7 @@ class RestartBackoff:
 
     def _report(self, worker: str, job: str, reason: str) -> None:
         message = f"the process of worker {worker} ended: {reason or 'unknown reason'}"
-        self._jobs.report_failure(job, Failure(worker, PROCESS, message, "", fatal=False))
+        self._jobs.report_failure(job, Failure(worker, PROCESS, message, "", Cause.WORK))
         self._jobs.event(job, "worker-crashed", message, worker=worker)
 
     def may_start(self, worker: str) -> bool:

@@ -12,9 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from vcasgd.controller.jobs.announcements import Announcements
 from vcasgd.controller.jobs.checkpointing import CheckpointWriter
 from vcasgd.controller.jobs.divergence import REMEDY, diverged, hopeless, models_before
-from vcasgd.controller.jobs.failures import repeated, still_counting
+from vcasgd.controller.jobs.failures import (
+    at_fault,
+    none_agree,
+    recent,
+    repeated,
+    still_counting,
+)
 from vcasgd.controller.jobs.suspects import checkpoint_before, suspect_to_undo
 from vcasgd.errors import SnapshotMissing, SpecError
+from vcasgd.faults import Cause
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.steady_time import steady_time
 from vcasgd.storage.checkpoints import StoredCheckpoint
@@ -220,18 +227,40 @@ class JobLifecycle:
         return self._jobs.workers.count(job.id)
 
     def _failures(self, job: JobRecord) -> list[Failure]:
-        """Return the failures that still count."""
+        """Return the failures that have not expired."""
         failures = self._jobs.failures(job.id)
-        return still_counting(failures, self._jobs.now(), job.version) if failures else []
+        return recent(failures, self._jobs.now()) if failures else []
 
     def _fail_if_hopeless(self, job: JobRecord, failures: list[Failure]) -> bool:
-        others = [each for each in failures if not each.diverged]
-        failure = next((each for each in others if each.fatal), None)
-        failure = failure or repeated(others, self._workers(job))
-        if failure is None:
-            return False
-        self._fail(job, failure.message, failure.traceback)
-        return True
+        counting = [
+            each
+            for each in still_counting(failures, job.version)
+            if not each.diverged and each.fault is not Cause.MACHINE
+        ]
+        failure = next((each for each in counting if each.fault is Cause.JOB), None)
+        failure = failure or repeated(counting, self._workers(job))
+        if failure is not None:
+            self._fail(job, failure.message, failure.traceback)
+            return True
+        blamed = at_fault(failures, prepared=job.facts is not None)
+        why = self._quarantine(job, blamed) if blamed else None
+        if why is not None:
+            self._fail(job, why, None)
+        return why is not None
+
+    def _quarantine(self, job: JobRecord, blamed: dict[str, Failure]) -> str | None:
+        """Give workers no more work whose machines are to blame.
+
+        Returns why the job fails, if too few others are left.
+        """
+        workers = self._jobs.workers.names(job.id)
+        # Workers write the failures, so they may name anything.
+        for worker in workers.intersection(blamed) - self._jobs.workers.quarantined(job.id).keys():
+            why = blamed[worker].message
+            if self._jobs.workers.quarantine(job.id, worker, why):
+                text = f"{worker} gets no more work: {why}"
+                self._jobs.event(job.id, "worker-quarantined", text, worker=worker)
+        return none_agree(blamed, workers, job.evictions + job.kills, self._jobs.now())
 
     def _go_back(self, job: JobRecord, how: str) -> None:
         """Go back to the best model with a lower learning rate, or fail the job.

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from vcasgd.errors import SpecError
+from vcasgd.faults import Cause
 from vcasgd.learning.evaluation import EvaluationPoints, points_for, without_improvement
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.subtasks import EpochPlan
@@ -37,6 +38,8 @@ from vcasgd.store.ledger.untrusted import (
 
 #: Name in place of a work item in the report of a process that ended unexpectedly.
 PROCESS = "process"
+#: The same in that of a worker that can't prepare the job.
+PREPARE = "prepare"
 #: States in which a job has machines.
 WITH_MACHINES = (JobState.STARTING, JobState.RUNNING)
 #: Most shards of a job; scripts on the ledger loop over them.
@@ -227,7 +230,7 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of the user's code. If it is ``fatal``, a retry on another machine can't help.
+    """An error that ended work on a job, and whose fault it is.
 
     ``diverged``: a loss or a parameter was not finite. ``rollbacks`` is that of the model from
     which the work started. ``at`` is the ledger's Unix time of the report, and ``version`` the
@@ -238,7 +241,7 @@ class Failure:
     piece: str
     message: Text
     traceback: Text
-    fatal: bool
+    fault: Cause
     diverged: bool = False
     rollbacks: int = 0
     at: float = 0.0

@@ -1,0 +1,107 @@
+"""Machines whose data differ from those of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from support.harness import Harness
+from support.training import Training
+from support.waiting import await_truth
+
+from vcasgd.store.ledger.job import JobState
+from vcasgd.worker_names import worker_name
+
+Eventually = Callable[..., Any]
+SAMPLES = 100
+
+
+class Machines:
+    """Machines of one job, each with a data folder of its own."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self.training = Training(harness, samples=SAMPLES, task="local:Local", subtasks=4)
+        harness.start_server()
+        harness.start_job_loop()
+
+    def start(self, number: int, data: Iterable[int] | None) -> str:
+        """Start a machine, whose n-th file contains the n-th number; None for no folder."""
+        folder = self.harness.home / f"data-{number}"
+        if data is not None:
+            folder.mkdir()
+        for position, sample in enumerate(data or ()):
+            (folder / f"{position:03}").write_text(str(sample))
+        job = self.training.job
+        name = worker_name(f"i-{number}", job)
+        return self.harness.start_worker(job, name=name, env={"DATA": str(folder)})
+
+
+@pytest.fixture
+def machines(harness: Harness) -> Machines:
+    return Machines(harness)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        pytest.param(range(SAMPLES // 2), "has 50 samples instead of 100", id="half of the data"),
+        pytest.param([], "has 0 samples instead of 100", id="an empty folder"),
+    ],
+)
+def test_a_late_machine_with_other_data_is_quarantined_and_the_job_goes_on(
+    machines: Machines, eventually: Eventually, data: Iterable[int], why: str
+) -> None:
+    # Given a job that trains on one machine
+    harness, training = machines.harness, machines.training
+    machines.start(1, range(SAMPLES))
+    training.await_samples(1)
+
+    # When another one starts, with other data
+    late = machines.start(2, data)
+
+    # Then it leaves, and an event names it and says what differs
+    assert training.worker(late).wait() == 0
+    (event,) = eventually(lambda: harness.events(training.job, "worker-quarantined"))
+    assert event["details"]["worker"] == late
+    assert why in event["text"]
+    assert why in harness.jobs.workers.quarantined(training.job)[late]
+
+    # and the job ends, with every sample exactly once
+    training.finish()
+    assert training.repeated_samples() == 0
+
+
+def test_a_job_fails_if_its_first_machine_is_the_wrong_one(machines: Machines) -> None:
+    # Given a job that began on a machine with half of the data
+    harness, job = machines.harness, machines.training.job
+    machines.start(1, range(SAMPLES // 2))
+    machines.training.await_samples(1)
+
+    # When all others have other data
+    for number in (2, 3, 4):
+        machines.start(number, range(SAMPLES))
+
+    # Then the job fails, and says why
+    await_truth(lambda: harness.jobs.get(job).state is JobState.FAILED)
+    reason = harness.jobs.get(job).reason
+    assert reason is not None
+    assert reason.startswith("3 of the job's machines are at fault, 1 are not; the last: task: ")
+
+
+def test_a_first_machine_without_data_does_not_fail_the_job(
+    machines: Machines, eventually: Eventually
+) -> None:
+    # Given a machine with an empty folder, which is the first one
+    empty = machines.start(1, [])
+    eventually(lambda: machines.harness.jobs.failures(machines.training.job))
+
+    # When others have the data
+    machines.start(2, range(SAMPLES))
+    machines.start(3, range(SAMPLES))
+
+    # Then they train, and the first one gets no work
+    machines.training.await_samples(1)
+    assert machines.training.worker(empty).wait() == 0
+    machines.training.finish()
