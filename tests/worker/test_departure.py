@@ -41,7 +41,7 @@ def test_the_answer_to_a_heartbeat(answer: Renewal, reason: str, over: bool) -> 
 
     departure.on_renewal(answer)
 
-    assert (departure.leaving, departure.reason) == (bool(reason), reason)
+    assert (departure.leave_if_due(), departure.reason) == (bool(reason), reason)
     assert departure.job_over is over
 
 
@@ -81,7 +81,7 @@ def test_a_notice_to_terminate_ends_the_work_in_time(
     departure = Departure(8.0, lambda: push_seconds)
     departure.on_notice(Notice("terminate", at=steady_time() + seconds))
 
-    assert departure.leaving is leaves
+    assert departure.leave_if_due() is leaves
     assert departure.reason == ("notice of eviction" if leaves else "")
 
 
@@ -89,7 +89,7 @@ def test_a_notice_without_a_time_ends_the_work_at_once() -> None:
     departure = Departure(8.0)
     departure.on_notice(Notice("terminate"))
 
-    assert departure.leaving
+    assert departure.leave_if_due()
     assert departure.seconds_left() == 8.0
 
 
@@ -103,12 +103,12 @@ def test_a_last_push_has_a_moment_even_if_the_time_is_over() -> None:
 def test_an_advised_worker_finishes_its_subtask_before_it_drains() -> None:
     departure = Departure(8.0)
     departure.on_notice(Notice("rebalance"))
-    assert not departure.leaving
+    assert not departure.leave_if_due()
 
     departure.on_renewal(renewal(leave="drain"))
 
     assert departure.finishing
-    assert not departure.leaving
+    assert not departure.leave_if_due()
 
 
 def test_an_advised_worker_does_not_finish_for_ever() -> None:

@@ -47,9 +47,8 @@ class Departure:
         self.notice: NoticeLike | None = None
         self._noticed_at = 0.0
 
-    @property
-    def leaving(self) -> bool:
-        """True once the worker has to stop training."""
+    def leave_if_due(self) -> bool:
+        """Leave if the last moment after a notice has come; return True once the worker leaves."""
         notice = self.notice
         if notice is not None and notice.kind == "terminate" and not self._event.is_set():
             leave_at = last_moment(self._noticed_at, notice.at, self._push_seconds())

@@ -129,7 +129,7 @@ class ErrorHandler:
             patiently(
                 lambda: context.jobs.report_failure(context.job, failure),
                 context.settings.patience_seconds,
-                give_up=lambda: self._departure.leaving,
+                give_up=self._departure.leave_if_due,
             )
             if lease is not None:
                 context.leases.release(lease)

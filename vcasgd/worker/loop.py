@@ -71,9 +71,7 @@ class Worker:
         self._departure = Departure(settings.lease_seconds, self._push_seconds)
         self.shards = ShardGroup(context.nodes, job, settings.patience_seconds, context.key)
         self._tuned = TunedSettings(context.ledger, job, name)
-        self._setup = Setup(
-            context, self.shards, self._status, lambda: self._departure.leaving, build
-        )
+        self._setup = Setup(context, self.shards, self._status, self._departure.leave_if_due, build)
         self._moments = MomentsExchange(context.nodes, job, name)
         self._trainer = Trainer(
             *(name, self.shards, self._held, self._departure, self._status, self._tuned),
@@ -103,7 +101,7 @@ class Worker:
             if self._watch:
                 self._watch.start()
             try:
-                while not self._departure.leaving:
+                while not self._departure.leave_if_due():
                     self._round()
             finally:
                 self._end()
@@ -144,7 +142,7 @@ class Worker:
         names = context.nodes[0], context.job, context.name
         if context.settings.volunteer:
             return StateRecorder(*names)
-        return Verifier(*names, lambda: self._departure.leaving, self._status.note_progress)
+        return Verifier(*names, self._departure.leave_if_due, self._status.note_progress)
 
     # -- one work item after the other -------------------------------------------------------------
 
@@ -165,7 +163,7 @@ class Worker:
             return
         # The job's state arrives with a heartbeat, after the ledger has checked that this machine
         # may see the job's data.
-        ready = self._departure.job_started and not self._departure.leaving
+        ready = self._departure.job_started and not self._departure.leave_if_due()
         if ready and not self._setup.prepared:
             self._learner()
         lease = self._next_lease()

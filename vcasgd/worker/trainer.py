@@ -160,7 +160,7 @@ class Trainer:
 
     def may_continue(self, lease: Lease) -> bool:
         """Return True while the lease is held and the worker doesn't have to leave."""
-        return self._held.has(lease) and not self._departure.leaving
+        return self._held.has(lease) and not self._departure.leave_if_due()
 
     def _watch_complete(self, work: _Work, positions: list[int]) -> None:
         """Keep the lease until the shards that have the whole subtask have applied it."""
@@ -211,7 +211,7 @@ class Trainer:
             raise WorkInterrupted
         if not self._held.has(lease):
             raise Fenced(f"the lease of subtask {lease.number} was lost")
-        if self._departure.leaving:
+        if self._departure.leave_if_due():
             parts = (self._shards[shard].part for shard in step.shards)
             if not any(work.learner.has_residual(part) for part in parts):
                 raise WorkInterrupted
@@ -296,7 +296,7 @@ class Trainer:
         self._pushes += 1
         lease, learner = work.lease, work.learner
         member = learner.member
-        last = learner.is_last(lease.number, trained.stop) or self._departure.leaving
+        last = learner.is_last(lease.number, trained.stop) or self._departure.leave_if_due()
         for shard in step.shards:
             client = self._shards[shard]
             assert client.base is not None
