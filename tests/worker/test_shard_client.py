@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from support.servers import KINDS, Fault, running_server, through_proxy, url_of
 from support.shard_clients import client_of, flush, settle, submit, version_of
 from support.world import World
 
-from vcasgd.errors import SnapshotMissing
+from vcasgd.errors import SnapshotMissing, StoreDenied
 from vcasgd.store.connection import connect
 from vcasgd.store.tensors.header import Header
 from vcasgd.worker import push_queue as module
@@ -158,6 +159,53 @@ def raising(error: Exception) -> Callable[..., Any]:
         raise error
 
     return fail
+
+
+class TestDenied:
+    @pytest.fixture
+    def reader(self, world: World, server: RedisServer) -> Iterator[ShardClient]:
+        """A client whose pushes are refused."""
+        rules = ["on", ">secret", "~*", "&*", "+@all", "-evalsha"]
+        world.tensors.execute_command("ACL", "SETUSER", "reader", *rules)
+        node = connect(f"redis://reader:secret@127.0.0.1:{server.files.port}/1")
+        client = client_of(world, node)
+        yield client
+        client.close()
+        node.close()
+        world.tensors.execute_command("ACL", "DELUSER", "reader")
+
+    def test_refused_pushes_are_counted_and_an_error_until_they_are_accepted(
+        self,
+        world: World,
+        reader: ShardClient,
+        eventually: Eventually,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        # Given pushes that the server refuses for more than a moment
+        began = time.monotonic()
+        submit(world, reader, 0, 0, 4)
+
+        def is_refused() -> bool:
+            try:
+                reader.updates.check_access()
+            except StoreDenied:
+                return True
+            return False
+
+        eventually(is_refused)
+
+        # Then they are retried at growing intervals, and named once
+        (denied,) = counts(reader, "denied")
+        assert 3 <= denied <= 6 + 2 * (time.monotonic() - began)
+        assert sum("refuses pushes" in each for each in caplog.messages) == 1
+
+        # When the server accepts them
+        world.tensors.execute_command("ACL", "SETUSER", "reader", "+evalsha")
+
+        # Then nothing is lost
+        flush(reader)
+        assert not is_refused()
+        assert counts(reader, "pushes") == (1,)
 
 
 class TestLost:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from vcasgd.backoff import backoff, jittered
 from vcasgd.errors import (
     Fenced,
     SnapshotMissing,
@@ -23,8 +24,12 @@ log = logging.getLogger(__name__)
 
 #: Errors that pass without this worker's help.
 TRANSIENT = (StoreUnavailable, StoreDenied, StoreFull, SnapshotMissing)
-#: Seconds before a failed push is tried again.
-RETRY_SECONDS = 0.1
+#: Seconds before a failed push is tried again, and the most that doubling makes of them: a server
+#: that is back is noticed within a second.
+RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 1.0
+#: Seconds for which pushes can be refused before that is an error of this worker. A restarted
+#: server gets its users back within moments.
+DENIED_SECONDS = 3.0
 #: Most seconds to wait for a commit. The caller may have to react to something else meanwhile;
 #: well below the time after which a node counts as late.
 COMMIT_WAIT_SECONDS = 0.2
@@ -62,6 +67,10 @@ class PushQueue:
         self.push_seconds = 0.0
         #: What ended the thread; raised in the training thread.
         self._error: Exception | None = None
+        #: Pushes in a row that failed, and all that the server refused.
+        self._failures = self._denied = 0
+        #: Since when the server refuses them, by :func:`time.monotonic`, and why.
+        self._denial: tuple[float, StoreDenied] | None = None
         self._thread = threading.Thread(
             target=self._push_all, name=f"shard-{shard}-push", daemon=True
         )
@@ -97,6 +106,12 @@ class PushQueue:
             if self._error is not None:
                 raise self._error
             return self._pending.take_settled()
+
+    def check_access(self) -> None:
+        """Raise :class:`StoreDenied` while the server refuses pushes for longer than a moment."""
+        with self._changed:
+            if self._denial and time.monotonic() - self._denial[0] > DENIED_SECONDS:
+                raise self._denial[1]
 
     def take_delays(self) -> list[float]:
         """Return the delays of applied updates; see :meth:`PendingUpdates.take_delays`."""
@@ -160,6 +175,7 @@ class PushQueue:
                 "pushed_bytes": pending.sent_bytes,
                 "pushed_again": pending.sent_again,
                 "discarded": pending.discarded,
+                "denied": self._denied,
                 "unapplied": pending.unapplied,
             }
 
@@ -195,20 +211,40 @@ class PushQueue:
                 try:
                     self._push(update, held)
                     held = 0.0
+                    self._on_access()
                     del update  # It refers to a vector, which may be applied soon.
                 except StoreFull:
                     # The next commit makes room.
+                    self._on_access()
                     began = time.monotonic()
                     seen = self._wait_for_commit(seen)
                     held += time.monotonic() - began
                 except TRANSIENT as error:
                     log.debug("push of subtask %d: %s", update.subtask, error)
-                    time.sleep(RETRY_SECONDS)
+                    self._on_failure(error)
         except Exception as error:
             log.exception("pushing")
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+
+    def _on_access(self) -> None:
+        with self._changed:
+            self._failures, self._denial = 0, None
+
+    def _on_failure(self, error: Exception) -> None:
+        """Record why a push failed, and pause."""
+        with self._changed:
+            self._failures += 1
+            if not isinstance(error, StoreDenied):
+                self._denial = None
+            else:
+                self._denied += 1
+                if self._denial is None:
+                    log.warning("the store node refuses pushes, which are retried: %s", error)
+                    self._denial = time.monotonic(), error
+            pause = backoff(self._failures, RETRY_SECONDS, MAX_RETRY_SECONDS)
+            self._changed.wait_for(lambda: self._closed, timeout=jittered(pause))
 
     def _next_unsent(self) -> PendingUpdate | None:
         """Wait for an update to push; None once the client is closed."""

@@ -197,6 +197,9 @@ class ShardGroup:
         return all(client.updates.flush(deadline - time.monotonic()) for client in self._clients)
 
     def _take_settled(self) -> Settled:
+        for client in self._clients:
+            # Before outcomes are taken, which would be lost.
+            client.updates.check_access()
         outcomes = [client.updates.take_settled() for client in self._clients]
         return Settled(
             frozenset(subtask for each in outcomes for subtask in each.rework),
@@ -371,6 +374,7 @@ class ShardGroup:
             "fetched_bytes": sum(node.bulk_received for node in self._nodes),
             "pushed_again": sum(each["pushed_again"] for each in counts),
             "discarded": sum(each["discarded"] for each in counts),
+            "denied": sum(each["denied"] for each in counts),
             "unapplied": max((each["unapplied"] for each in counts), default=0),
         }
 

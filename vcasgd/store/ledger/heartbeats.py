@@ -99,6 +99,8 @@ class Heartbeat(BaseModel):
     fetched_bytes: _Count = None
     pushed_again: _Count = None
     discarded: _Count = None
+    #: Pushes that a store node refused, because the worker had no access.
+    denied: _Count = None
     unapplied: _Count = None
     resident_bytes: _Count = None
     memory_bytes: _Count = None
