@@ -21,3 +21,32 @@ MAX_DIGITS = 100
 MAX_BODY_BYTES = 1_000_000
 #: Bytes of a body that anyone can send, without a token.
 MAX_PUBLIC_BODY_BYTES = 16_000
+
+# -- The gateway: connections of visitors, and of machines with a token. At a limit, the connection
+# -- that has been silent for longest makes room for a new one.
+
+#: Connections that have not authenticated, sent a request, or been closed yet, in all. Each takes
+#: about 150 KB for TLS.
+MAX_GATEWAY_VISITORS = 1000
+#: The same from one address (IPv6: one /64), behind which there may be a campus.
+MAX_GATEWAY_VISITORS_OF_ADDRESS = 100
+#: Connections that the gateway passes on to the API: well below the 1,024 open files that a process
+#: has by default, of which the API needs some for itself.
+MAX_GATEWAY_REQUESTS = 400
+#: The same from one address. An agent keeps one open, and a browser six.
+MAX_GATEWAY_REQUESTS_OF_ADDRESS = 100
+#: Connections to the servers with a token, in all, and with one token: a worker has about ten. A
+#: server has room for 50,000.
+MAX_GATEWAY_GUESTS = 8000
+MAX_GATEWAY_GUESTS_OF_TOKEN = 2000
+#: Seconds for the TLS handshake; then for the line that names a service, and a server's connection,
+#: or for the head of the first request; and to read what is left when a connection is closed.
+GATEWAY_HANDSHAKE_TIMEOUT = 10.0
+GATEWAY_FIRST_TIMEOUT = 10.0
+GATEWAY_CLOSE_TIMEOUT = 5.0
+#: Seconds of silence in both directions after which a connection to the API is closed. Streams are
+#: never silent for longer than ten, and the API closes idle ones after 75.
+GATEWAY_IDLE_TIMEOUT = 90.0
+#: Bytes that each side of a connection reads ahead, and has waiting to be sent. Also the longest
+#: head of a request.
+GATEWAY_BUFFER_BYTES = 1 << 16

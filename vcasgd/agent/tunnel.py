@@ -12,7 +12,8 @@ from pathlib import Path
 from vcasgd.agent.trust import CONNECT_SECONDS, GatewayAddress
 from vcasgd.errors import StackError, Unauthorized
 from vcasgd.gateway.protocol import ACCEPTED, first_line
-from vcasgd.gateway.relay import BUFFER_BYTES, Stream, close, relay
+from vcasgd.gateway.relay import Stream, close, relay
+from vcasgd.limits import GATEWAY_BUFFER_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Tunnel(threading.Thread):
 
     async def _serve(self) -> None:
         servers = [
-            await asyncio.start_unix_server(self._passer(service), path, limit=BUFFER_BYTES)
+            await asyncio.start_unix_server(self._passer(service), path, limit=GATEWAY_BUFFER_BYTES)
             for service, path in self._paths.items()
         ]
         self._ready.set()
@@ -108,7 +109,7 @@ class Tunnel(threading.Thread):
                 gateway.port,
                 ssl=gateway.server_tls,
                 server_hostname=gateway.host,
-                limit=BUFFER_BYTES,
+                limit=GATEWAY_BUFFER_BYTES,
             )
             writer.write(first_line(service, self._token))
             answer = await reader.readline()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from vcasgd.errors import StoreError, Unauthorized
+from vcasgd.gateway.crowd import Crowd
 from vcasgd.spec.access import Scope
 from vcasgd.store.ledger.api_tokens import ApiToken, ApiTokens, name_in
 
@@ -19,19 +17,20 @@ log = logging.getLogger(__name__)
 READ_SECONDS = 2.0
 #: The same at least, for tokens that are not known.
 MISS_SECONDS = 0.2
-#: Most connections with one token: workers have about ten each.
-MOST_CONNECTIONS = 2000
 
 
 class Guests:
-    """Checks tokens, and ends the connections of those that were revoked or have expired."""
+    """Checks tokens, and ends the connections of those that were revoked or have expired.
 
-    def __init__(self, tokens: ApiTokens) -> None:
+    ``crowd`` has the connections of guests by the digests of their tokens.
+    """
+
+    def __init__(self, tokens: ApiTokens, crowd: Crowd) -> None:
         self._tokens = tokens
+        self.crowd = crowd
         self._known: dict[str, ApiToken] = {}
         self._read_at = float("-inf")
         self._missing = asyncio.Lock()
-        self._tasks: defaultdict[str, set[asyncio.Task[None]]] = defaultdict(set)
 
     async def watch(self) -> None:
         """Read the tokens until the task is cancelled. The last ones count while none can be."""
@@ -58,22 +57,6 @@ class Guests:
             raise Unauthorized("the token has expired")
         return token
 
-    @contextmanager
-    def connected(self, token: ApiToken) -> Iterator[None]:
-        """Make the present task end with its token. Raises :class:`Unauthorized` at the limit."""
-        task: asyncio.Task[None] | None = asyncio.current_task()
-        assert task is not None
-        tasks = self._tasks[token.digest]
-        if len(tasks) >= MOST_CONNECTIONS:
-            raise Unauthorized(f"the token has {MOST_CONNECTIONS} connections, which is the limit")
-        tasks.add(task)
-        try:
-            yield
-        finally:
-            tasks.discard(task)
-            if not tasks:
-                self._tasks.pop(token.digest, None)
-
     def _find(self, text: str) -> ApiToken | None:
         token = self._known.get(name_in(text) or "")
         return token if token is not None and token.opened_by(text) else None
@@ -86,7 +69,5 @@ class Guests:
             log.warning("the tokens can't be read: %s", error)
         now = time.time()
         valid = {each.digest for each in self._known.values() if not each.expired(now)}
-        for digest in self._tasks.keys() - valid:
-            log.info("a token has ended, and its %d connections", len(self._tasks[digest]))
-            for task in tuple(self._tasks[digest]):
-                task.cancel()
+        for digest in self.crowd.keys() - valid:
+            log.info("a token has ended, and its %d connections", self.crowd.drop_all(digest))

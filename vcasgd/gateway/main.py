@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import asyncio.sslproto
 import contextlib
 import logging
+import resource
 import signal
+import socket
 import ssl
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from vcasgd import limits
 from vcasgd.errors import PortInUse, SpecError, StoreError, Unauthorized, VcasgdError
+from vcasgd.gateway.crowd import Crowd, address_key
 from vcasgd.gateway.guests import Guests
 from vcasgd.gateway.link import LinkMeasurements
 from vcasgd.gateway.protocol import ACCEPTED, LINK, LONGEST_LINE, PROTOCOL, parse, refusal
-from vcasgd.gateway.relay import BUFFER_BYTES, Stream, close, relay
+from vcasgd.gateway.relay import Stream, close, relay
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.address import LEDGER, address_of, tensors_service
@@ -24,84 +29,158 @@ from vcasgd.store.ledger.api_tokens import ApiTokens
 
 log = logging.getLogger(__name__)
 
-#: Seconds for the TLS handshake, the first line, and the connection to a server.
-BEGIN_SECONDS = 10.0
-#: Connections that may be open, and those that have not named a service yet.
-MOST_OPEN = 10_000
-MOST_UNKNOWN = 500
 BACKLOG = 256
+#: Seconds between two lines about connections that were closed to make room.
+REPORT_SECONDS = 60.0
+#: Seconds of silence after which the kernel asks whether the other side is still there. It closes
+#: the connection if there is no answer for twice as long.
+PROBE_SECONDS = 60
+#: Open files besides connections, and parts of the others for each kind of connection.
+_OTHER_FILES, _VISITORS_PART, _REQUESTS_PART, _GUESTS_PART = 64, 8, 8, 4
 
 
 class Gateway:
-    """Passes connections on. ``services`` are the URLs of the servers by name."""
+    """Passes connections on. ``services`` are the URLs of the servers by name.
 
-    def __init__(self, guests: Guests, services: Mapping[str, str], api_socket: Path) -> None:
-        self._guests = guests
+    ``files``: how many this process can open. A connection that is passed on takes two.
+    """
+
+    def __init__(
+        self,
+        tokens: ApiTokens,
+        tls: ssl.SSLContext,
+        services: Mapping[str, str],
+        api_socket: Path,
+        files: int,
+    ) -> None:
+        free = files - _OTHER_FILES
+        guests = Crowd(
+            min(limits.MAX_GATEWAY_GUESTS, free // _GUESTS_PART),
+            limits.MAX_GATEWAY_GUESTS_OF_TOKEN,
+        )
+        self._visitors = Crowd(
+            min(limits.MAX_GATEWAY_VISITORS, free // _VISITORS_PART),
+            limits.MAX_GATEWAY_VISITORS_OF_ADDRESS,
+        )
+        self._requests = Crowd(
+            min(limits.MAX_GATEWAY_REQUESTS, free // _REQUESTS_PART),
+            limits.MAX_GATEWAY_REQUESTS_OF_ADDRESS,
+        )
+        self._guests = Guests(tokens, guests)
+        self._crowds = {"visitors": self._visitors, "requests": self._requests, "machines": guests}
+        self._tls = tls
         self._services = services
         self._api_socket = api_socket
         self._links = LinkMeasurements()
-        self._open = self._unknown = 0
+
+    async def watch(self) -> None:
+        """Follow the tokens, and report closed connections, until the task is cancelled."""
+        await asyncio.gather(self._guests.watch(), self._report())
+
+    async def _report(self) -> None:
+        before: dict[str, int] = {}
+        while True:
+            closed = {kind: crowd.dropped for kind, crowd in self._crowds.items()}
+            if closed != before and any(closed.values()):
+                log.warning("silent connections that were closed to make room: %s", closed)
+            before = closed
+            await asyncio.sleep(REPORT_SECONDS)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass on one connection."""
-        if self._open >= MOST_OPEN or self._unknown >= MOST_UNKNOWN:
-            close(writer)
-            return
-        self._open += 1
+        peer = writer.get_extra_info("peername")
         try:
-            tls: ssl.SSLObject = writer.get_extra_info("ssl_object")
-            if tls.selected_alpn_protocol() == PROTOCOL:
-                await self._serve_guest((reader, writer))
-            else:
-                await relay((reader, writer), await self._connect_api())
-        except (OSError, TimeoutError, VcasgdError) as error:
-            log.debug("%s: %s", writer.get_extra_info("peername"), error)
+            if peer is not None:
+                await self._serve((reader, writer), address_key(peer[0]))
         except asyncio.CancelledError:
-            # Its token has ended. Older versions of asyncio would log it as an error.
+            # It made room, or its token has ended. Older versions of asyncio would log an error.
             pass
         finally:
-            self._open -= 1
-            close(writer)
+            writer.transport.abort()
 
-    async def _serve_guest(self, guest: Stream) -> None:
-        server = None
-        self._unknown += 1
+    async def _serve(self, client: Stream, address: str) -> None:
+        writer = client[1]
         try:
-            async with asyncio.timeout(BEGIN_SECONDS):
-                known = parse(await _first_line(guest[0]))
-                if known is None or known[0] not in (LINK, *self._services):
-                    raise Unauthorized("there is no such service")
-                token = await self._guests.check(known[1])
-                if known[0] == LINK:
-                    self._links.admit(token.digest)
-                else:
-                    server = await self._connect(self._services[known[0]])
+            with self._visitors.member(address):
+                # Nothing may be awaited before: what has arrived must be left to TLS.
+                await writer.start_tls(
+                    self._tls, ssl_handshake_timeout=limits.GATEWAY_HANDSHAKE_TIMEOUT
+                )
+                writer.transport.set_write_buffer_limits(limits.GATEWAY_BUFFER_BYTES)
+                tls: ssl.SSLObject = writer.get_extra_info("ssl_object")
+                is_guest = tls.selected_alpn_protocol() == PROTOCOL
+                async with asyncio.timeout(limits.GATEWAY_FIRST_TIMEOUT):
+                    begun = await (self._admit(client) if is_guest else _head(client[0]))
+            if isinstance(begun, bytes):
+                await self._serve_request(client, address, begun)
+            else:
+                await self._serve_guest(client, *begun)
+        except (OSError, EOFError, TimeoutError, VcasgdError) as error:
+            log.debug("%s: %s", address, error)
+        with self._visitors.member(address), contextlib.suppress(OSError, TimeoutError):
+            close(writer)
+            async with asyncio.timeout(limits.GATEWAY_CLOSE_TIMEOUT):
+                await writer.wait_closed()
+
+    async def _admit(self, guest: Stream) -> tuple[str, Stream | None]:
+        """Return the digest of a guest's token, and the server; None for a measurement."""
+        try:
+            known = parse(await _first_line(guest[0]))
+            if known is None or known[0] not in (LINK, *self._services):
+                raise Unauthorized("there is no such service")
+            token = await self._guests.check(known[1])
+            if known[0] != LINK:
+                return token.digest, await self._connect(self._services[known[0]])
+            self._links.admit(token.digest)
+            return token.digest, None
         except Unauthorized as error:
             guest[1].write(refusal(error.message))
-            with contextlib.suppress(OSError):
-                await guest[1].drain()
             raise
-        finally:
-            self._unknown -= 1
+
+    async def _serve_guest(self, guest: Stream, digest: str, server: Stream | None) -> None:
         try:
-            with self._guests.connected(token):
+            with self._guests.crowd.member(digest) as heard:
                 guest[1].write(ACCEPTED)
-                await (self._links.serve(guest) if server is None else relay(guest, server))
+                if server is None:
+                    await self._links.serve(guest)
+                else:
+                    await relay(guest, server, heard, heard)
         finally:
             if server is not None:
                 close(server[1])
 
+    async def _serve_request(self, client: Stream, address: str, head: bytes) -> None:
+        """Pass a connection on to the API, from the head of its first request on."""
+        loop = asyncio.get_running_loop()
+        with self._requests.member(address) as heard:
+            async with asyncio.timeout(limits.GATEWAY_IDLE_TIMEOUT) as idle:
+
+                def passed(count: int) -> None:
+                    heard(count)
+                    idle.reschedule(loop.time() + limits.GATEWAY_IDLE_TIMEOUT)
+
+                api = await asyncio.open_unix_connection(
+                    str(self._api_socket), limit=limits.GATEWAY_BUFFER_BYTES
+                )
+                api[1].write(head)
+                await relay(client, api, passed, passed)
+
     async def _connect(self, url: str) -> Stream:
         address = await asyncio.to_thread(address_of, url)
+        limit = limits.GATEWAY_BUFFER_BYTES
         if address.path:
-            return await asyncio.open_unix_connection(address.path, limit=BUFFER_BYTES)
+            return await asyncio.open_unix_connection(address.path, limit=limit)
         return await asyncio.open_connection(
-            address.host, address.port, ssl=address.tls, limit=BUFFER_BYTES
+            address.host, address.port, ssl=address.tls, limit=limit
         )
 
-    async def _connect_api(self) -> Stream:
-        async with asyncio.timeout(BEGIN_SECONDS):
-            return await asyncio.open_unix_connection(str(self._api_socket), limit=BUFFER_BYTES)
+
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    """Return the head of the first request of HTTP."""
+    try:
+        return await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError as error:
+        raise Unauthorized("the head of the request is too long") from error
 
 
 async def _first_line(reader: asyncio.StreamReader) -> bytes:
@@ -114,6 +193,13 @@ async def _first_line(reader: asyncio.StreamReader) -> bytes:
     return line
 
 
+def raise_file_limit() -> int:
+    """Let this process open as many files as it may. Return their number."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
+
+
 def services_of(settings: Settings) -> dict[str, str]:
     """Return the URLs of the servers by name. Raises :class:`SpecError`."""
     tensors = {tensors_service(at): url for at, url in enumerate(settings.tensors_urls())}
@@ -124,6 +210,7 @@ def tls_of(settings: Settings) -> ssl.SSLContext:
     """Return the TLS configuration of the port. Raises :class:`SpecError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols([PROTOCOL, "http/1.1"])
     load_certificate(context, settings)
     return context
@@ -157,17 +244,16 @@ async def _run(settings: Settings) -> None:
     for url in services.values():
         with contextlib.suppress(StoreError):
             address_of(url)  # names a certificate that is missing at once
-    guests = Guests(ApiTokens(connect(services[LEDGER])))
-    gateway = Gateway(guests, services, Path(settings.required("api_socket")))
+    tokens = ApiTokens(connect(services[LEDGER]))
+    api_socket = Path(settings.required("api_socket"))
+    gateway = Gateway(tokens, tls, services, api_socket, raise_file_limit())
     port = int(settings.required("join_port"))
     try:
         server = await asyncio.start_server(
             gateway.serve,
             settings.join_host,
             port,
-            ssl=tls,
-            ssl_handshake_timeout=BEGIN_SECONDS,
-            limit=BUFFER_BYTES,
+            limit=limits.GATEWAY_BUFFER_BYTES,
             backlog=BACKLOG,
         )
     except OSError as error:
@@ -175,7 +261,12 @@ async def _run(settings: Settings) -> None:
             f"can't listen on port {port} of {settings.join_host}: {error.strerror}",
             remedy="choose another one: vcasgd up --join-port PORT",
         ) from error
-    watch = asyncio.create_task(guests.watch())
+    for listener in server.sockets:
+        # Connections inherit it. Machines that lost their power or their network close nothing.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_SECONDS)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * PROBE_SECONDS)
+    watch = asyncio.create_task(gateway.watch())
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -195,6 +286,8 @@ def main() -> int:
     Return the exit status: 0, or 1 after an error, which is logged.
     """
     configure_logging("gateway")
+    # asyncio allocates as much for each connection, of which visitors may have a thousand.
+    asyncio.sslproto.SSLProtocol.max_size = limits.GATEWAY_BUFFER_BYTES
     try:
         settings = load_settings()
         asyncio.run(_run(settings))

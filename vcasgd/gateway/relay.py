@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-#: Bytes that a connection reads ahead, and passes on at a time.
-BUFFER_BYTES = 1 << 20
+from vcasgd.limits import GATEWAY_BUFFER_BYTES
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -44,7 +43,7 @@ async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: Callable[[int], None]
 ) -> None:
     with contextlib.suppress(OSError):
-        while data := await reader.read(BUFFER_BYTES):
+        while data := await reader.read(GATEWAY_BUFFER_BYTES):
             writer.write(data)
             count(len(data))
             await writer.drain()

@@ -1,0 +1,265 @@
+"""Visitors without a token who hold as many connections as they can, each kind in its way.
+
+Meanwhile, machines join from another address, and the API answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import resource
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import httpx
+import psutil
+import pytest
+from support.api_harness import running
+from support.gateways import RunningGateway, gateway_of
+from support.waiting import PATIENCE, await_truth
+
+from vcasgd.agent.machine import Machine
+from vcasgd.gateway.crowd import Crowd, address_key
+from vcasgd.gateway.protocol import ACCEPTED
+from vcasgd.limits import (
+    GATEWAY_BUFFER_BYTES,
+    GATEWAY_FIRST_TIMEOUT,
+    MAX_GATEWAY_VISITORS,
+)
+
+#: Seconds in which an honest request is answered.
+ANSWER_SECONDS = 2.0
+#: Open files of a process by default, as of the API.
+USUAL_FILES = 1024
+#: Half of the memory that a hundred connections cost without limits on their buffers.
+BOUNDED_BYTES = 150 << 20
+REQUEST = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+MACHINE = Machine("laptop", 2.0, 8000, 0, "")
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
+    home = tmp_path_factory.mktemp("gateway")
+    with running(home) as api, gateway_of(home, api) as gateway:
+        _, most = resource.prlimit(api.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(api.process.pid, resource.RLIMIT_NOFILE, (USUAL_FILES, most))
+        api.control.publish({}, {"volunteers": {"position": 0, "provider": "join"}})
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def idle_bytes(gateway: RunningGateway) -> int:
+    """Return the memory of a gateway before any attack."""
+    return int(psutil.Process(gateway.process.pid).memory_info().rss)
+
+
+@dataclass
+class Flood:
+    """Connections to a gateway from addresses that no honest machine has."""
+
+    gateway: RunningGateway
+    held: list[socket.socket] = field(default_factory=list)
+
+    def connect(self, number: int, addresses: int = 1) -> Iterator[socket.socket]:
+        for at in range(number):
+            source = f"127.7.{at % addresses // 250}.{at % addresses % 250 + 1}"
+            plain = socket.create_connection(
+                ("127.0.0.1", self.gateway.port), PATIENCE, source_address=(source, 0)
+            )
+            self.held.append(plain)
+            yield plain
+
+    def connect_tls(
+        self, number: int, addresses: int = 1, *, guests: bool = False
+    ) -> Iterator[ssl.SSLSocket]:
+        address = self.gateway.address()
+        tls = address.server_tls if guests else address.api_tls
+        assert isinstance(tls, ssl.SSLContext)
+        for plain in self.connect(number, addresses):
+            connection = tls.wrap_socket(plain, server_hostname=address.host)
+            self.held[-1] = connection
+            yield connection
+
+    @property
+    def open(self) -> int:
+        """The number of connections that the gateway has not closed."""
+        return sum(map(_is_open, self.held))
+
+    def end(self) -> None:
+        for each in self.held:
+            each.close()
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Read what has arrived, and return False at the end."""
+    connection.setblocking(False)
+    try:
+        while data := connection.recv(1 << 16):
+            del data
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
+@pytest.fixture
+def flood(gateway: RunningGateway) -> Iterator[Flood]:
+    flood = Flood(gateway)
+    yield flood
+    flood.end()
+    gateway.close_all()
+
+
+def silent(flood: Flood) -> None:
+    assert all(flood.connect(MAX_GATEWAY_VISITORS + 200))
+
+
+def slow_handshakes(flood: Flood) -> None:
+    for each in flood.connect(MAX_GATEWAY_VISITORS + 200):
+        each.sendall(b"\x16\x03\x01\x02")
+
+
+def idle_tls(flood: Flood) -> None:
+    assert all(flood.connect_tls(USUAL_FILES + 76))
+
+
+def silent_guests(flood: Flood) -> None:
+    assert all(flood.connect_tls(600, guests=True))
+
+
+def begun_requests(flood: Flood) -> None:
+    for each in flood.connect_tls(600):
+        each.sendall(REQUEST[:-2])
+
+
+def idle_after_a_request(flood: Flood) -> None:
+    for each in flood.connect_tls(USUAL_FILES + 76):
+        each.sendall(REQUEST)
+
+
+def second_requests_begun(flood: Flood) -> None:
+    for each in flood.connect_tls(600):
+        each.sendall(REQUEST + REQUEST[:-2])
+
+
+def from_many_addresses(flood: Flood) -> None:
+    for each in flood.connect_tls(MAX_GATEWAY_VISITORS + 200, addresses=MAX_GATEWAY_VISITORS):
+        each.sendall(REQUEST)
+
+
+def answers_unread(flood: Flood) -> None:
+    with httpx.Client(verify=flood.gateway.address().api_tls, trust_env=False) as visitor:
+        page = visitor.get(flood.gateway.url).text
+    (script,) = re.findall(r'src="(/assets/[^"]+)"', page)
+    request = REQUEST.replace(b"/healthz", script.encode())
+    for each in flood.connect_tls(100):
+        each.sendall(request * 10)
+    process = psutil.Process(flood.gateway.process.pid)
+    await_truth(lambda: process.cpu_percent(0.5) < 5.0)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [silent, idle_tls, silent_guests, from_many_addresses, answers_unread,
+     *(pytest.param(attack, marks=pytest.mark.extended) for attack in
+       (slow_handshakes, begun_requests, idle_after_a_request, second_requests_begun))],
+)  # fmt: skip
+def test_a_flood_keeps_nobody_else_out(
+    gateway: RunningGateway, idle_bytes: int, flood: Flood, attack: Callable[[Flood], None]
+) -> None:
+    process = psutil.Process(gateway.process.pid)
+    name = attack.__name__.replace("_", "-")
+    with gateway.api.client() as client:
+        text = client.create_token(name, "join", pool="volunteers").token
+
+    attack(flood)
+
+    began = time.monotonic()
+    with gateway.connection("ledger", text) as (_, answer):
+        assert answer == ACCEPTED
+    served = time.monotonic()
+    gateway.machine(text).join(MACHINE, 1.0)
+    joined = time.monotonic()
+    with httpx.Client(verify=gateway.address().api_tls, trust_env=False) as visitor:
+        assert visitor.get(f"{gateway.url}/healthz").status_code == 200
+    ended = time.monotonic()
+    assert max(served - began, joined - served, ended - joined) < ANSWER_SECONDS
+    # directly, for those who don't come through the gateway
+    with gateway.api.http() as http:
+        assert http.get("jobs").status_code == 200
+    assert process.memory_info().rss - idle_bytes < BOUNDED_BYTES
+    assert psutil.Process(gateway.api.process.pid).num_fds() < USUAL_FILES // 2 + 50
+    assert flood.open > 0, "connections are still held"
+
+
+@pytest.mark.slow
+def test_connections_that_do_not_begin_are_closed(flood: Flood) -> None:
+    # Given one connection of each kind that could be held before a token is known
+    assert all(flood.connect(1))
+    assert all(flood.connect_tls(1))
+    assert all(flood.connect_tls(1, guests=True))
+    for each in flood.connect_tls(1):
+        each.sendall(REQUEST[:-2])
+    assert flood.open == 4
+
+    # Then a byte now and then doesn't make them last longer
+    began = time.monotonic()
+    with contextlib.suppress(OSError):
+        while flood.open:
+            assert time.monotonic() - began < 3 * GATEWAY_FIRST_TIMEOUT
+            flood.held[-1].sendall(b"x")
+            time.sleep(0.2)
+    await_truth(lambda: not flood.open)
+
+
+def test_connections_of_a_token_make_room_for_its_new_ones() -> None:
+    """The same for all keys, so small numbers show what a token gets."""
+
+    async def hold(crowd: Crowd, key: str, begun: list[str], name: str) -> None:
+        with crowd.member(key):
+            begun.append(name)
+            await asyncio.Event().wait()
+
+    async def scenario() -> list[str]:
+        crowd, begun = Crowd(limit=4, limit_of_key=2), list[str]()
+        keys = {"a1": "a", "b1": "b", "a2": "a", "a3": "a", "b2": "b", "c1": "c"}
+        tasks = {}
+        for name, key in keys.items():
+            tasks[name] = asyncio.create_task(hold(crowd, key, begun, name))
+            await asyncio.sleep(0)
+        assert begun == list(keys)
+        await asyncio.sleep(0)
+        ended = [name for name, task in tasks.items() if task.done()]
+        assert crowd.dropped == len(ended)
+        assert [crowd.drop_all(key) for key in ("a", "b", "c")] == [1, 2, 1]
+        await asyncio.wait(tasks.values())
+        assert crowd.keys() == set()
+        return ended
+
+    # a1 for a third one of its key; a2 for a fifth one, as one of those that have the most
+    assert asyncio.run(scenario()) == ["a1", "a2"]
+
+
+def test_a_head_that_is_too_long_ends_its_connection(flood: Flood) -> None:
+    for each in flood.connect_tls(1):
+        with contextlib.suppress(OSError):
+            each.sendall(REQUEST[:-2] + b"X: " + b"x" * 3 * GATEWAY_BUFFER_BYTES)
+    await_truth(lambda: not flood.open)
+
+
+@pytest.mark.parametrize(
+    ("address", "key"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+    ],
+)
+def test_addresses_that_one_visitor_can_choose_count_as_one(address: str, key: str) -> None:
+    assert address_key(address) == key
