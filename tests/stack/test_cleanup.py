@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from support.provider_backends import aws_backend, gcp_backend, sleeper
+from typer.testing import CliRunner
 
+from vcasgd.cli.app import app
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings
-from vcasgd.stack import StackHome
-from vcasgd.stack.cleanup import destroy_instances
+from vcasgd.stack import PartState, StackHome, StackState
+from vcasgd.stack.cleanup import KnownMachines, Unended, destroy_instances
 
 BOOT = sleeper()
+
+
+def destroy(settings: Settings, *parts: str, **options: Any) -> list[Unended]:
+    home = StackHome(settings.home)
+    return destroy_instances(home, settings, ["ledger", *parts], look_seconds=0.05, **options)
 
 
 def test_destroy_terminates_the_machines_of_the_cluster_only(tmp_path: Path) -> None:
@@ -29,29 +36,91 @@ def test_destroy_terminates_the_machines_of_the_cluster_only(tmp_path: Path) -> 
         local = LocalProvider(tmp_path, "mine", LocalPool("side", 2), owner_grace_seconds=None)
         local.launch("side", 1, BOOT, "t1")
 
-        destroy_instances(StackHome(tmp_path), settings, ["ledger", "controller"])
+        unended = destroy(settings, "controller")
 
+        assert unended == []
         assert aws.alive() == {stranger}
         assert all(row["status"] == "STOPPING" for row in gcp.compute.alive())
         assert local.instances() == []
 
 
-def test_destroy_logs_an_unreachable_cloud_and_continues(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_destroy_ends_a_machine_that_appears_later(tmp_path: Path) -> None:
+    pools = tmp_path / "pools.yaml"
+    with aws_backend() as aws:
+        pools.write_text(yaml.safe_dump({"pools": [aws.document()]}))
+        settings = Settings(home=tmp_path, cluster="mine", pools=pools)
+        looks, doing = [0], []
+
+        def launch_after_the_first_look() -> bool:
+            looks[0] += 1
+            if looks[0] == 1:
+                aws.provider("mine").launch(aws.pool, 1, BOOT, "in flight")
+            return False
+
+        unended = destroy(
+            settings, "controller", give_up=launch_after_the_first_look, progress=doing.append
+        )
+
+        assert unended == []
+        assert aws.alive() == set()
+        (text,) = doing
+        assert text.startswith("aws: ending i-")
+
+
+def test_destroy_ends_machines_of_removed_pools(tmp_path: Path) -> None:
+    with aws_backend() as aws:
+        aws.provider("mine").launch(aws.pool, 1, BOOT, "t1")
+        settings = Settings(home=tmp_path, cluster="mine")
+
+        assert (
+            destroy(settings, "controller", known=KnownMachines({"a": aws.document(name="a")}))
+            == []
+        )
+        assert aws.alive() == set()
+
+
+def test_destroy_names_machines_that_may_still_run(tmp_path: Path) -> None:
     pools = tmp_path / "pools.yaml"
     with aws_backend() as aws, gcp_backend() as gcp:
-        pools.write_text(yaml.safe_dump({"pools": [gcp.document(), aws.document()]}))
+        # Given one cloud that can't be reached, and one that refuses to end a machine
+        removed = {"gone": gcp.document(name="gone")}
+        pools.write_text(yaml.safe_dump({"pools": [aws.document()]}))
         settings = Settings(
             home=tmp_path, cluster="mine", pools=pools, compute_url="http://127.0.0.1:9"
         )
-        aws.provider("mine").launch(aws.pool, 1, BOOT, "t1")
+        (machine,) = aws.provider("mine").launch(aws.pool, 1, BOOT, "t1")
+        aws.ec2.refuse("TerminateInstances", "OperationNotPermitted")
 
-        with caplog.at_level(logging.ERROR):
-            destroy_instances(StackHome(tmp_path), settings, ["ledger", "controller"])
+        unended = destroy(
+            settings,
+            "controller",
+            known=KnownMachines(removed, {"m-1": "gone", "m-2": "local"}),
+            give_up=lambda: True,
+        )
 
-        assert aws.alive() == set()
-        assert "machines of gcp may still run" in caplog.text
+        assert {each.where: each.machines for each in unended} == {
+            "gcp": ("m-1",),
+            "aws": (machine,),
+        }
+
+
+def test_down_fails_if_machines_may_still_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pools := tmp_path / "pools.yaml").write_text("pools: [{name: a, provider: local}]")
+    monkeypatch.setenv("VCASGD_POOLS", str(pools))
+    # Given a stack that was killed, and a machine of a pool that is not valid any more
+    StackState(
+        parts={"controller": PartState()},
+        known_pools={"gone": {"name": "gone", "provider": "aws"}},
+        known_machines={"i-1": "gone"},
+    ).write(tmp_path)
+
+    result = CliRunner().invoke(app, ["down", "--home", str(tmp_path)])
+
+    assert result.exit_code == 1
+    text = f"{result.exception}{result.output}"
+    assert "pool gone (i-1) may still run" in text
 
 
 def test_destroy_without_a_controller_keeps_cloud_machines(tmp_path: Path) -> None:
@@ -61,6 +130,6 @@ def test_destroy_without_a_controller_keeps_cloud_machines(tmp_path: Path) -> No
         settings = Settings(home=tmp_path, cluster="mine", pools=pools)
         granted = aws.provider("mine").launch(aws.pool, 1, BOOT, "t1")
 
-        destroy_instances(StackHome(tmp_path), settings, ["ledger", "api"])
+        assert destroy(settings, "api") == []
 
         assert aws.alive() == set(granted)

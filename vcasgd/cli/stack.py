@@ -91,9 +91,12 @@ def up(
 
 
 def down(home: Home = None) -> None:
-    """Stop the stack. Jobs resume at the next vcasgd up."""
+    """Stop the stack and all its machines. Jobs resume at the next vcasgd up.
+
+    Exits with status 1 if machines may still run.
+    """
     settings = _settings(home)
-    if stack.down(settings):
+    if stack.down(settings, lambda doing: err.print(f"  {doing}", markup=False)):
         out.print("the stack is down")
     else:
         out.print(f"no stack was running in {settings.home_path}")

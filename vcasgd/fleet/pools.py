@@ -372,6 +372,11 @@ def parse_pools(value: object) -> tuple[PoolSpec, ...]:
     return pools
 
 
+def pool_row(spec: PoolSpec) -> dict[str, Any]:
+    """Return a pool as it is in the file, as plain data."""
+    return spec.model_dump(mode="json", exclude_unset=True)
+
+
 def parse_pool(row: object, where: str) -> PoolSpec:
     """Parse one pool. ``where`` names it in the :class:`~vcasgd.errors.SpecError`."""
     if not isinstance(row, dict):

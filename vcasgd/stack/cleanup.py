@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from vcasgd.errors import FleetError, SpecError, StackError, StoreError, VcasgdError
-from vcasgd.fleet.pools import LocalPoolSpec, load_pools
-from vcasgd.fleet.providers.base import Provider
+from vcasgd.fleet.pools import JOIN, LocalPoolSpec, load_pools, pool_row
+from vcasgd.fleet.providers.base import InstanceState, Provider
 from vcasgd.fleet.providers.local.processes import kill_all
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
-from vcasgd.fleet.providers.registry import configured_pools, make_providers
+from vcasgd.fleet.providers.registry import configured_pools, make_reachable
 from vcasgd.settings import Settings
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.layout import kind_of
@@ -24,6 +28,14 @@ from vcasgd.store.ledger.servers import Control
 
 log = logging.getLogger(__name__)
 
+#: Seconds between two looks at the machines of a cloud. One that was launched just before is listed
+#: some seconds late.
+LOOK_SECONDS = 5.0
+#: Looks in a row in which a provider must list no machine.
+QUIET_LOOKS = 2
+#: Seconds after which machines that are still listed are reported as such.
+END_SECONDS = 120.0
+
 
 def kill_remaining(home: StackHome, state: StackState) -> None:
     """Kill all remaining processes of the parts. Raises :class:`StackError` on failure."""
@@ -33,21 +45,83 @@ def kill_remaining(home: StackHome, state: StackState) -> None:
             raise StackError(f"can't kill the processes of {name} that an earlier stack left")
 
 
-def destroy_instances(home: StackHome, settings: Settings, parts: Iterable[str]) -> None:
-    """Terminate all machines, which would cost money without a stack.
+@dataclass(frozen=True)
+class KnownMachines:
+    """Pools of the machines in the ledger, and these pools as they were in the pools file.
 
-    Cloud machines are terminated only if the controller is one of the ``parts``; otherwise they
-    belong to another stack. Failures are logged.
+    The file may lack some of the pools now.
     """
+
+    pools: Mapping[str, Any] = field(default_factory=dict)
+    machines: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, ledger_url: str) -> KnownMachines:
+        """Read them; nothing if the ledger doesn't answer."""
+        control = Control(connect(ledger_url, answer_seconds=PROBE_SECONDS))
+        try:
+            rows = control.instances()
+            return cls(control.pool_specs(), {name: row["pool"] for name, row in rows.items()})
+        except StoreError as error:
+            log.warning("ledger: %s", error)
+            return cls()
+
+    def of(self, pools: Collection[str]) -> tuple[str, ...]:
+        """Return the machines of some pools."""
+        return tuple(name for name, pool in self.machines.items() if pool in pools)
+
+
+@dataclass(frozen=True)
+class Unended:
+    """Machines that may still run, of some pools or of a provider, and why that is not known."""
+
+    where: str
+    machines: tuple[str, ...]
+    why: str
+
+    def __str__(self) -> str:
+        names = f" ({', '.join(self.machines)})" if self.machines else ""
+        return f"machines of {self.where}{names} may still run and cost money: {self.why}"
+
+
+def destroy_instances(
+    home: StackHome,
+    settings: Settings,
+    parts: Iterable[str],
+    *,
+    known: KnownMachines = KnownMachines(),
+    progress: Callable[[str], None] = log.info,
+    give_up: Callable[[], bool] = lambda: False,
+    look_seconds: float = LOOK_SECONDS,
+) -> list[Unended]:
+    """End all machines, which would cost money without a stack. Return those that may still run.
+
+    Cloud machines are ended only if the controller is one of the ``parts``; otherwise they belong
+    to another stack. A provider must list no machine several times in a row, because a launch can
+    be under way.
+    """
+    unended = []
     for pool in local_pools(settings):
         provider = LocalProvider(home.path, settings.cluster, LocalPool(pool, capacity=1))
         try:
             provider.destroy_all()
         except FleetError as error:
-            log.error("%s", error)
+            unended.append(Unended(pool, (), str(error)))
     if _owns_fleet(parts):
-        for other in _cloud_providers(settings):
-            _terminate_all(other)
+        endings, unreachable = _endings(settings, known)
+        unended += unreachable
+        unended += _end_all(endings, progress, give_up, look_seconds)
+    for each in unended:
+        log.error("%s", each)
+    return unended
+
+
+def error_of(unended: Iterable[Unended]) -> StackError:
+    """Return the error for machines that may still run."""
+    return StackError(
+        "; ".join(map(str, unended)),
+        remedy="restore the access to the provider and run vcasgd down again, or end them there",
+    )
 
 
 def local_pools(settings: Settings) -> list[str]:
@@ -67,38 +141,99 @@ def _owns_fleet(parts: Iterable[str]) -> bool:
     return any(kind_of(name) == "controller" for name in parts)
 
 
-def _cloud_providers(settings: Settings) -> list[Provider]:
-    """Return the cloud providers of the pools file."""
+def _endings(settings: Settings, known: KnownMachines) -> tuple[list[_Ending], list[Unended]]:
+    """Return the cloud providers of all pools, and the pools whose provider can't be reached."""
+    unended, rows = [], dict(known.pools)
     try:
-        pools = [pool for pool in configured_pools(settings) if not isinstance(pool, LocalPoolSpec)]
-        return list(dict.fromkeys(make_providers(settings, pools).values()))
+        rows |= {pool.name: pool_row(pool) for pool in configured_pools(settings)}
     except VcasgdError as error:
-        log.error("cloud machines may still run: %s", error)
-        return []
+        unended.append(Unended("the pools file", (), str(error)))
+    clouds = {name: row for name, row in rows.items() if row.get("provider") not in ("local", JOIN)}
+    made, problems = make_reachable(settings, clouds)
+    unended += [Unended(f"pool {name}", known.of({name}), why) for name, why in problems.items()]
+    pools: defaultdict[Provider, set[str]] = defaultdict(set)
+    for name, provider in made.items():
+        pools[provider].add(name)
+    return [_Ending(provider, known.of(names)) for provider, names in pools.items()], unended
 
 
-def _terminate_all(provider: Provider) -> None:
-    try:
-        machines = [one.id for one in provider.instances()]
-        for start in range(0, len(machines), provider.most_terminated):
-            some = machines[start : start + provider.most_terminated]
-            log.info("terminate %s", ", ".join(some))
-            provider.terminate(*some)
-    except FleetError as error:
-        log.error("machines of %s may still run: %s", provider.name, error)
-    finally:
-        provider.close()
+class _Ending:
+    """The end of all machines of one provider."""
+
+    def __init__(self, provider: Provider, known: Iterable[str]) -> None:
+        self.provider = provider
+        self._asked: set[str] = set()
+        self._left = list(known)
+        self._quiet = 0
+        self._why: str | None = None
+        self._useless = False
+
+    @property
+    def over(self) -> bool:
+        """True if all machines have ended, or if another look is useless."""
+        return self._useless or self._quiet >= QUIET_LOOKS
+
+    @property
+    def unended(self) -> Unended | None:
+        """Machines that may still run."""
+        if self._quiet >= QUIET_LOOKS:
+            return None
+        return Unended(self.provider.name, tuple(self._left), self._why or "they are still listed")
+
+    def look(self, progress: Callable[[str], None]) -> None:
+        """List the machines, and end those that appeared."""
+        try:
+            machines = self.provider.instances()
+            # One that leaves after it was asked to is at its end.
+            self._left = [
+                one.id
+                for one in machines
+                if one.state is not InstanceState.LEAVING or one.id not in self._asked
+            ]
+            self._why = None
+            if self._left:
+                progress(f"{self.provider.name}: ending {', '.join(self._left)}")
+                for start in range(0, len(self._left), self.provider.most_terminated):
+                    some = self._left[start : start + self.provider.most_terminated]
+                    self.provider.terminate(*some)
+                    self._asked.update(some)
+        except FleetError as error:
+            self._why, self._useless = str(error), not error.retryable
+        self._quiet = 0 if self._left or self._why else self._quiet + 1
 
 
-def remove_instances(ledger_url: str, settings: Settings, parts: Iterable[str]) -> None:
-    """Remove the terminated machines from the ledger.
+def _end_all(
+    endings: Sequence[_Ending],
+    progress: Callable[[str], None],
+    give_up: Callable[[], bool],
+    look_seconds: float,
+) -> list[Unended]:
+    deadline = time.monotonic() + END_SECONDS
+    while True:
+        for ending in endings:
+            if not ending.over:
+                ending.look(progress)
+        over = all(ending.over for ending in endings)
+        if over or give_up() or time.monotonic() + look_seconds > deadline:
+            break
+        time.sleep(look_seconds)
+    for ending in endings:
+        ending.provider.close()
+    return [each for ending in endings if (each := ending.unended)]
 
-    The next controller would otherwise count them as lost.
+
+def remove_instances(
+    ledger_url: str, settings: Settings, parts: Iterable[str], unended: Iterable[Unended]
+) -> None:
+    """Remove the machines that were ended from the ledger.
+
+    The next controller would otherwise count them as lost. It ends those of ``unended``.
     """
     pools = None if _owns_fleet(parts) else local_pools(settings)
+    left = {name for each in unended for name in each.machines}
     ledger = connect(ledger_url, answer_seconds=PROBE_SECONDS)
     try:
-        busy = _remove(Control(ledger), pools)
+        busy = _remove(Control(ledger), pools, left)
         jobs = Jobs(ledger)
         for job in busy.intersection(jobs.active()):
             jobs.event(job, "stack-stopped", "the stack and its machines were stopped")
@@ -106,10 +241,14 @@ def remove_instances(ledger_url: str, settings: Settings, parts: Iterable[str]) 
         log.warning("ledger: %s", error)
 
 
-def _remove(control: Control, pools: list[str] | None) -> set[str]:
+def _remove(control: Control, pools: list[str] | None, left: Collection[str]) -> set[str]:
     """Remove the machines of the pools, or all, and return the jobs that they worked for."""
     rows = control.instances()
-    removed = {n: row for n, row in rows.items() if pools is None or row.get("pool") in pools}
+    removed = {
+        name: row
+        for name, row in rows.items()
+        if name not in left and (pools is None or row.get("pool") in pools)
+    }
     control.publish(
         {name: row for name, row in rows.items() if name not in removed}, control.pools()
     )

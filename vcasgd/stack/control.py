@@ -17,7 +17,13 @@ from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.instance import is_locked
 from vcasgd.settings import Settings
 from vcasgd.stack.child import die_with_parent
-from vcasgd.stack.cleanup import destroy_instances, kill_remaining, remove_scratch
+from vcasgd.stack.cleanup import (
+    KnownMachines,
+    destroy_instances,
+    error_of,
+    kill_remaining,
+    remove_scratch,
+)
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.libraries import require_libraries
 from vcasgd.stack.parts import PARTS
@@ -29,7 +35,7 @@ ALREADY_RUNNING = 3
 #: Seconds for an interpreter to import the package on a busy machine.
 SPAWN_SECONDS = 120.0
 #: Seconds for an orderly shutdown; more than the sum of its time limits.
-DOWN_SECONDS = 180.0
+DOWN_SECONDS = 300.0
 #: Seconds for the guardian to clean up after a killed supervisor.
 CLEAN_UP_SECONDS = 30.0
 POLL_SECONDS = 0.05
@@ -120,22 +126,36 @@ def running(
         stack.stop()
 
 
-def down(settings: Settings) -> bool:
+def down(settings: Settings, progress: Callable[[str], None] = lambda _: None) -> bool:
     """Stop the stack and its machines, and keep its data.
 
-    Returns False if no stack was running. Raises :class:`StackError` if it does not stop.
+    ``progress`` is called with what is being done. Returns False if no stack was running. Raises
+    :class:`StackError` if it does not stop, or if machines may still run.
     """
     home = StackHome(settings.home)
     was_running = is_running(home.path)
     if was_running:
-        _terminate(home)
+        _terminate(home, progress)
     lock = home.acquire() if home.path.is_dir() else None
     if lock is not None:
         with lock:
             state = StackState.read_or_new(home.path)
             kill_remaining(home, state)
-            destroy_instances(home, settings, state.parts)
+            # A supervisor that was killed, or saw machines that did not end, leaves them to us.
+            unended = (
+                []
+                if was_running and state.machines_ended
+                else destroy_instances(
+                    home,
+                    settings,
+                    state.parts,
+                    known=KnownMachines(state.known_pools, state.known_machines),
+                    progress=progress,
+                )
+            )
             remove_scratch(state)
+            if unended:
+                raise error_of(unended)
     return was_running
 
 
@@ -191,18 +211,24 @@ def _await_ready(home: StackHome, progress: Progress, alive: Callable[[], bool])
     raise StackError("the stack did not become ready, and reported no reason")
 
 
-def _terminate(home: StackHome) -> None:
-    if _signal_until_free(home, signal.SIGTERM, DOWN_SECONDS):
+def _terminate(home: StackHome, progress: Callable[[str], None]) -> None:
+    if _signal_until_free(home, signal.SIGTERM, DOWN_SECONDS, progress):
         return
-    if not _signal_until_free(home, signal.SIGKILL, CLEAN_UP_SECONDS):
+    if not _signal_until_free(home, signal.SIGKILL, CLEAN_UP_SECONDS, progress):
         raise StackError(f"the stack in {home.path} does not stop", remedy=f"see {home.logs}")
 
 
-def _signal_until_free(home: StackHome, number: signal.Signals, seconds: float) -> bool:
+def _signal_until_free(
+    home: StackHome, number: signal.Signals, seconds: float, progress: Callable[[str], None]
+) -> bool:
     """Signal the supervisor once, and return True when the stack has released its lock."""
-    deadline, sent = time.monotonic() + seconds, False
+    deadline, sent, reported = time.monotonic() + seconds, False, ""
     while is_running(home.path):
-        supervisor = StackState.read_or_new(home.path).supervisor.process
+        state = StackState.read_or_new(home.path)
+        if state.doing and state.doing != reported:
+            reported = state.doing
+            progress(reported)
+        supervisor = state.supervisor.process
         if not sent and supervisor is not None and supervisor.alive():
             os.kill(supervisor.pid, number)
             sent = True

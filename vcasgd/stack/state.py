@@ -59,6 +59,12 @@ class StackState:
     #: Number of replicas of each server.
     replicas: int = 0
     parts: Mapping[str, PartState] = field(default_factory=dict)
+    #: What the shutdown does at present.
+    doing: str = ""
+    #: True after a shutdown that saw the end of all machines, or else what it knew about them.
+    machines_ended: bool = False
+    known_pools: Mapping[str, Any] = field(default_factory=dict)
+    known_machines: Mapping[str, str] = field(default_factory=dict)
     #: Reason of a failure: class name, message, remedy.
     error: tuple[str, str, str | None] | None = None
 

@@ -15,7 +15,12 @@ from types import FrameType
 from vcasgd.errors import StackError, VcasgdError
 from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.stack.child import Child
-from vcasgd.stack.cleanup import destroy_instances, remove_instances, remove_scratch
+from vcasgd.stack.cleanup import (
+    KnownMachines,
+    destroy_instances,
+    remove_instances,
+    remove_scratch,
+)
 from vcasgd.stack.layout import StackLayout, kind_of
 from vcasgd.stack.parts import PARTS, make_parts
 from vcasgd.stack.probes import redis_server
@@ -173,9 +178,24 @@ class Supervisor:
         log.info("stopped")
 
     def _stop_instances(self, *, in_ledger: bool) -> None:
-        destroy_instances(self._home, self._layout.settings, self._children)
+        settings, ledger = self._layout.settings, self._layout.urls["ledger"]
+        known = KnownMachines.read(ledger) if in_ledger else KnownMachines()
+        self._change(known_pools=known.pools, known_machines=known.machines)
+        unended = destroy_instances(
+            self._home,
+            settings,
+            self._children,
+            known=known,
+            progress=self._report,
+            give_up=lambda: self._kill_now,
+        )
+        self._change(machines_ended=not unended, doing="")
         if in_ledger:
-            remove_instances(self._layout.urls["ledger"], self._layout.settings, self._children)
+            remove_instances(ledger, settings, self._children, unended)
+
+    def _report(self, doing: str) -> None:
+        log.info("%s", doing)
+        self._change(doing=doing)
 
     def _stop(self, name: str) -> None:
         child = self._children[name]

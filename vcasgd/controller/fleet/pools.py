@@ -6,17 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from vcasgd.errors import FleetError, SpecError, VcasgdError
-from vcasgd.fleet.pools import (
-    JOIN,
-    JOINING_PROVIDERS,
-    ORDERED_PROVIDERS,
-    PoolSpec,
-    parse_pool,
-)
+from vcasgd.errors import FleetError, SpecError
+from vcasgd.fleet.pools import JOIN, JOINING_PROVIDERS, ORDERED_PROVIDERS, PoolSpec, pool_row
 from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.join.provider import JoinedFleet
-from vcasgd.fleet.providers.registry import configured_pools, make_providers, place_of
+from vcasgd.fleet.providers.registry import configured_pools, make_providers, make_reachable
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.servers import Control
 
@@ -92,7 +86,7 @@ class PoolRegistry:
 
         Raises :class:`~vcasgd.errors.StoreError`.
         """
-        used = {name: _to_row(self.specs[name]) for name in pools if name in self.specs}
+        used = {name: pool_row(self.specs[name]) for name in pools if name in self.specs}
         new = {name: row for name, row in used.items() if self._stored.get(name) != row}
         if new:
             self._control.set_pool_specs(new)
@@ -136,23 +130,17 @@ class PoolRegistry:
     def _reach_removed(self) -> None:
         """Find or make the providers of removed pools that have none."""
         self._retry_at = self._clock() + RETRY_SECONDS
-        self.problems = {}
-        known = {place_of(spec): self.providers[name] for name, spec in self.specs.items()}
-        for name in sorted(self.removed - self.providers.keys()):
-            try:
-                spec = parse_pool(self._stored[name], name)
-                place = place_of(spec)
-                if place not in known:
-                    known |= {place: make_providers(self._settings, [spec], self._joined)[name]}
-                self.providers[name] = known[place]
-            except VcasgdError as error:
-                self.problems[name] = str(error)
-                log.warning(
-                    "pool %s was removed and can't be reached: %s; its machines may still run: "
-                    "restore the access, and they are ended",
-                    name,
-                    error,
-                )
+        known = [(spec, self.providers[name]) for name, spec in self.specs.items()]
+        missing = {name: self._stored[name] for name in self.removed - self.providers.keys()}
+        made, self.problems = make_reachable(self._settings, missing, self._joined, known)
+        self.providers |= made
+        for name, problem in self.problems.items():
+            log.warning(
+                "pool %s was removed and can't be reached: %s; its machines may still run: "
+                "restore the access, and they are ended",
+                name,
+                problem,
+            )
 
     def _stamp(self) -> tuple[int, int] | None:
         if self._settings.pools is None:
@@ -162,9 +150,3 @@ class PoolRegistry:
         except OSError:
             return (0, 0)
         return status.st_mtime_ns, status.st_size
-
-
-def _to_row(spec: PoolSpec) -> dict[str, object]:
-    """Return the fields of a pool as they are in the file."""
-    row: dict[str, object] = spec.model_dump(mode="json", exclude_unset=True)
-    return row

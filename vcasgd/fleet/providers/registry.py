@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from vcasgd.errors import SpecError
+from vcasgd.errors import SpecError, VcasgdError
 from vcasgd.fleet.pools import (
     AwsPoolSpec,
     GcpPoolSpec,
@@ -15,6 +15,7 @@ from vcasgd.fleet.pools import (
     PoolSpec,
     SlurmPoolSpec,
     load_pools,
+    parse_pool,
 )
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import Provider
@@ -57,6 +58,31 @@ def make_providers(
             else:
                 made[place] = _MAKERS[pool.provider](settings, together)
     return {pool.name: made[place_of(pool)] for pool in pools}
+
+
+def make_reachable(
+    settings: Settings,
+    rows: Mapping[str, object],
+    joined: JoinedFleet | None = None,
+    known: Iterable[tuple[PoolSpec, Provider]] = (),
+) -> tuple[dict[str, Provider], dict[str, str]]:
+    """Return providers of pools as far as they can be made, and for the others the reasons.
+
+    ``rows``: pools by name, as in the file. ``known``: other pools, whose providers they share.
+    """
+    made: dict[str, Provider] = {}
+    problems: dict[str, str] = {}
+    places = {place_of(spec): provider for spec, provider in known}
+    for name, row in sorted(rows.items()):
+        try:
+            spec = parse_pool(row, name)
+            place = place_of(spec)
+            if place not in places:
+                places[place] = make_providers(settings, [spec], joined)[name]
+            made[name] = places[place]
+        except VcasgdError as error:
+            problems[name] = str(error)
+    return made, problems
 
 
 def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:
