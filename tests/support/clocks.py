@@ -36,6 +36,10 @@ class SteppingClock:
         """Set the clock to so many seconds after the true time."""
         self._clocks.set_all(seconds)
 
+    def suspend(self, seconds: int) -> None:
+        """Change the clocks as if the machine had been suspended for so many seconds."""
+        self._clocks.set_all(seconds, suspended=seconds)
+
 
 class SteppingServer(RedisServer):
     """A server with a wall clock of its own."""

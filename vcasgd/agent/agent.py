@@ -30,6 +30,7 @@ from vcasgd.agent.worker_process import WorkerProcess
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError, NotFound, VersionDiffers
 from vcasgd.schemas.machines import JoinView, ReportBody, ReportView
+from vcasgd.steady_time import boot_time
 
 #: Seconds that workers have to push and leave after a signal.
 GRACE_SECONDS = 30.0
@@ -256,9 +257,9 @@ class Visit:
                 return "somebody uses this machine", None
             self._tunnel.check()
             changed = self._update()
-            if time.monotonic() < due and not changed:
+            if boot_time() < due and not changed:
                 continue
-            due = time.monotonic() + self._view.period
+            due = boot_time() + self._view.period
             view = self._report()
             if view is not None and view.leave is not None:
                 self._dismissed = True
@@ -342,13 +343,13 @@ class Visit:
         signals = self._interrupts.count
         with contextlib.suppress(ApiError):
             self._report(leaving=True)
-        deadline = time.monotonic() + (GRACE_SECONDS if seconds is None else seconds)
-        self._tell_workers(None if seconds is None else time.time() + seconds)
+        deadline = boot_time() + (GRACE_SECONDS if seconds is None else seconds)
+        self._tell_workers(seconds)
         asked_again = self._await_workers(deadline, lambda: self._interrupts.count > signals)
         if seconds is not None and not asked_again:
             # they may just have missed the notice
             self._tell_workers(None)
-            self._await_workers(time.monotonic() + GRACE_SECONDS / 3, lambda: False)
+            self._await_workers(boot_time() + GRACE_SECONDS / 3, lambda: False)
         late = [name for name, worker in self._workers.items() if worker.ended is None]
         for worker in self._workers.values():
             worker.kill()
@@ -358,16 +359,16 @@ class Visit:
             f"left before {', '.join(late)} could push" if late else "left in good order"
         )
 
-    def _tell_workers(self, at: float | None) -> None:
+    def _tell_workers(self, seconds: float | None) -> None:
         for worker in self._workers.values():
-            worker.leave(at)
+            worker.leave(seconds)
 
     def _await_workers(self, deadline: float, hurried: Callable[[], bool]) -> bool:
         """Wait for the workers' ends. Return True if a person did not want to wait."""
         while any(worker.ended is None for worker in self._workers.values()):
             if hurried():
                 return True
-            if time.monotonic() > deadline:
+            if boot_time() > deadline:
                 return False
             time.sleep(POLL_SECONDS / 4)
         return False

@@ -179,10 +179,10 @@ class WorkerProcess:
             with suppress(psutil.Error):
                 yield from psutil.Process(self._process.pid).children(recursive=True)[1:]
 
-    def leave(self, at: float | None) -> None:
-        """Make the worker leave: now, or by a time (Unix seconds), which it then uses."""
-        if at is not None:
-            write_notice(self._notice, at)
+    def leave(self, seconds: float | None) -> None:
+        """Make the worker leave: now, or within so many seconds, which it then uses."""
+        if seconds is not None:
+            write_notice(self._notice, seconds)
         elif self._process is None:
             self._error = "the machine leaves"
         elif self._process.poll() is None:

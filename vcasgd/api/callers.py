@@ -15,6 +15,7 @@ from anyio import CapacityLimiter, to_thread
 from vcasgd.api.sessions import SessionContent, Sessions, mark_of
 from vcasgd.errors import StoreError, Unauthorized
 from vcasgd.spec.access import BOOTSTRAP, Scope
+from vcasgd.steady_time import boot_time
 from vcasgd.store.ledger.api_tokens import ApiToken, ApiTokens, name_in
 
 log = logging.getLogger(__name__)
@@ -148,7 +149,7 @@ class _CachedTokens:
 
     def expire(self) -> None:
         """Read the tokens again before the next use, as this process has changed them."""
-        self._changed_at = time.monotonic()
+        self._changed_at = boot_time()
 
     async def record_use(self, token: ApiToken) -> None:
         """Record that a token is used, unless that was done recently."""
@@ -172,13 +173,13 @@ class _CachedTokens:
 
     def _fresh(self, most_seconds: float) -> bool:
         unchanged = self._read_at > self._changed_at
-        return unchanged and time.monotonic() - self._read_at < most_seconds
+        return unchanged and boot_time() - self._read_at < most_seconds
 
     def _refresh(self, most_seconds: float) -> None:
         with self._lock:
             if self._fresh(most_seconds):
                 return
-            start = time.monotonic()
+            start = boot_time()
             try:
                 self._known, self._error = self._tokens.all(), None
                 # tokens that are gone are forgotten, so that this stays as small as the others
@@ -187,5 +188,5 @@ class _CachedTokens:
             except StoreError as error:
                 self._error = error
                 # many requests wait for the same answer, so the next one is due after a pause
-                start = time.monotonic()
+                start = boot_time()
             self._read_at = start

@@ -1,5 +1,6 @@
 // Preloaded library: a wall clock of its own for each process, which vcasgd/chaos/clock.py sets.
-// The monotonic clock stays right, as it does when an administrator or NTP sets the real one.
+// The monotonic clock stays right, as it does when an administrator or NTP sets the real one, or when
+// the machine was suspended, which the clock since the boot counts.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -14,9 +15,9 @@
 #include <time.h>
 #include <unistd.h>
 
-// The content of the process's file: seconds after the true time, and how often the process has read
-// a time that was not true.
-struct clock { volatile long offset; unsigned long reads; };
+// The content of the process's file: seconds after the true time, how often the process has read a
+// time that was not true, and seconds in which the machine was suspended.
+struct clock { volatile long offset; unsigned long reads; volatile long suspended; };
 static struct clock *own;
 static char folder[3800];
 
@@ -39,13 +40,14 @@ static struct clock *file_of_process(pid_t process) {
 }
 
 // The file appears with its content, so that no clock that is set meanwhile is overwritten.
-static void start_with(long offset) {
+static void start_with(long offset, long suspended) {
     char name[32], before[4000], after[4000];
     snprintf(name, sizeof name, "%d.new", getpid());
     struct clock *mine = file_of(name, O_CREAT);
     if (!mine) return;
     mine->offset = offset;
     mine->reads = 0;
+    mine->suspended = suspended;
     snprintf(before, sizeof before, "%s/%s", folder, name);
     snprintf(after, sizeof after, "%s/%d", folder, getpid());
     if (rename(before, after) == 0) own = mine;
@@ -56,7 +58,7 @@ static void start_with(long offset) {
 static void in_child(void) {
     struct clock *parents = own;
     if (!parents) return;
-    start_with(parents->offset);
+    start_with(parents->offset, parents->suspended);
     munmap(parents, sizeof *parents);
 }
 
@@ -66,7 +68,7 @@ __attribute__((constructor)) static void start(void) {
     snprintf(folder, sizeof folder, "%s", from);
     struct clock *parents = file_of_process(getppid());
     if (!parents) parents = file_of("default", 0);
-    start_with(parents ? parents->offset : 0);
+    start_with(parents ? parents->offset : 0, parents ? parents->suspended : 0);
     if (parents) munmap(parents, sizeof *parents);
     pthread_atfork(0, 0, in_child);
 }
@@ -83,6 +85,8 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
     int result = original(clock, time);
     if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
         time->tv_sec += step();
+    if (result == 0 && clock == CLOCK_BOOTTIME && own)
+        time->tv_sec += own->suspended;
     return result;
 }
 

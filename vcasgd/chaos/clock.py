@@ -21,8 +21,9 @@ from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.processes import Process
 
 _SOURCE = Path(__file__).with_name("clock.c")
-#: The content of a process's file: seconds after the true time, and reads of an untrue time.
-_CLOCK = struct.Struct("lL")
+#: The content of a process's file: seconds after the true time, reads of an untrue time, and the
+#: seconds in which the machine was suspended.
+_CLOCK = struct.Struct("lLl")
 
 
 class Clocks:
@@ -61,22 +62,24 @@ class Clocks:
                 else:
                     os.environ[name] = value
 
-    def set_all(self, seconds: int) -> None:
-        """Set all clocks to so many seconds after the true time, and those of later processes."""
-        (self._folder / "default").write_bytes(_CLOCK.pack(seconds, 0))
-        self.set(
-            (int(each.name) for each in self._folder.iterdir() if each.name.isdigit()), seconds
-        )
+    def set_all(self, seconds: int, suspended: int = 0) -> None:
+        """Set all clocks to so many seconds after the true time, and those of later processes.
 
-    def set(self, pids: Iterable[int], seconds: int) -> None:
-        """Set the clocks of processes to so many seconds after the true time.
+        ``suspended`` are the seconds in which the machine seems to have been suspended.
+        """
+        (self._folder / "default").write_bytes(_CLOCK.pack(seconds, 0, suspended))
+        pids = (int(each.name) for each in self._folder.iterdir() if each.name.isdigit())
+        self.set(pids, seconds, suspended)
+
+    def set(self, pids: Iterable[int], seconds: int, suspended: int = 0) -> None:
+        """Set the clocks of processes; see :meth:`set_all`.
 
         Processes without such a clock are left out.
         """
         for pid in pids:
             try:
                 with (self._folder / str(pid)).open("r+b") as file:
-                    file.write(_CLOCK.pack(seconds, 0))
+                    file.write(_CLOCK.pack(seconds, 0, suspended))
             except FileNotFoundError:
                 continue
 

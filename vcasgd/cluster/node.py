@@ -20,6 +20,7 @@ import time
 from vcasgd.errors import VcasgdError
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import load_settings
+from vcasgd.steady_time import boot_time
 from vcasgd.storage.life_sign import SIGNS, Silence, read_life_sign
 from vcasgd.storage.objects import Storage
 
@@ -41,9 +42,9 @@ def watch(machine: int) -> int:
         storage = Storage(settings.required("storage_url"))
     except VcasgdError as error:
         return exit_status(error)
-    node, silence = os.getppid(), Silence(time.monotonic())
+    node, silence = os.getppid(), Silence(boot_time())
     while os.getppid() == node:
-        seconds = silence.seconds(read_life_sign(storage), time.monotonic())
+        seconds = silence.seconds(read_life_sign(storage), boot_time())
         if seconds >= settings.orphan_seconds:
             log.error("no sign of a controller for %.0f s: the machine ends", seconds)
             os.kill(machine, signal.SIGTERM)

@@ -12,20 +12,21 @@ import os
 import secrets
 import socket
 import threading
-import time
 from contextlib import suppress
 from typing import Any
 
 from vcasgd.errors import Fenced, StoreError
 from vcasgd.settings import Settings
+from vcasgd.steady_time import boot_time
 from vcasgd.store.ledger.servers import Control, enter_lease
 from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)
 
 #: Share of the lease after which its holder stops acting without a renewal. A controller that takes
-#: over starts when the renewals of its predecessor are that old, by its own monotonic clock. So
-#: never do two act at once, although a step of the ledger's clock can end a lease at any time.
+#: over starts when the renewals of its predecessor are that old, by its own clock. So never do two
+#: act at once, although a step of the ledger's clock can end a lease at any time, and a machine can
+#: be suspended.
 SURE_SHARE = 0.5
 #: Seconds that :meth:`Leadership.stop` waits for the thread.
 STOP_SECONDS = 5.0
@@ -45,7 +46,7 @@ class Leadership(EssentialThread):
         self._renewed_at: float | None = None
         self._token = 0
         self._deposed = False
-        #: Time from which no predecessor acts, by :func:`time.monotonic`.
+        #: Time from which no predecessor acts, by :func:`boot_time`.
         self._alone_at = 0.0
         #: Renewals by another controller, and when this one first saw that number.
         self._seen = (0, 0.0)
@@ -53,7 +54,7 @@ class Leadership(EssentialThread):
     @property
     def sure(self) -> bool:
         """True if this process may act."""
-        renewed, now = self._renewed_at, time.monotonic()
+        renewed, now = self._renewed_at, boot_time()
         return renewed is not None and now - renewed < self._sure_seconds and now >= self._alone_at
 
     def fence(self, connection: Any) -> None:
@@ -76,13 +77,13 @@ class Leadership(EssentialThread):
 
     def renew(self) -> None:
         """Take or renew the lease once, unless another controller holds it."""
-        sent_at = time.monotonic()
+        sent_at = boot_time()
         lease = self._control.hold(self._owner, self._lease_seconds)
         if not lease.token:
             self._renewed_at = None
             self._deposed = self._token > 0
             if lease.renewals != self._seen[0]:
-                self._seen = (lease.renewals, time.monotonic())
+                self._seen = (lease.renewals, boot_time())
             return
         if lease.token != self._token:
             self._deposed = self._token > 0
@@ -96,7 +97,7 @@ class Leadership(EssentialThread):
         if renewals == 0:  # There was none, or it has released the lease.
             return 0.0
         number, seen_at = self._seen
-        renewed_before = seen_at if number == renewals else time.monotonic()
+        renewed_before = seen_at if number == renewals else boot_time()
         return renewed_before + self._sure_seconds
 
     def stop(self) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,6 +23,7 @@ from itertools import islice
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from vcasgd.errors import StoreDenied
+from vcasgd.steady_time import boot_time
 from vcasgd.store.connection import RedisClient, script_source
 from vcasgd.store.keys import CLEARANCES, LedgerKeys, TensorKeys
 
@@ -240,7 +240,7 @@ class AclUsers:
         server: RedisClient,
         scripts: Iterable[str],
         linger_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = boot_time,
     ) -> None:
         self._server = server
         self._scripts = [server.script(name) for name in scripts]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 from vcasgd.steady_time import steady_time
@@ -114,8 +113,8 @@ class Departure:
         finish; but the controller kills a worker that takes too long.
         """
         if self._finish_by is None:
-            self._finish_by = time.monotonic() + self._lease_seconds
-        elif time.monotonic() >= self._finish_by:
+            self._finish_by = steady_time() + self._lease_seconds
+        elif steady_time() >= self._finish_by:
             self.leave("drain")
 
 

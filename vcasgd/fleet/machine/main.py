@@ -92,7 +92,7 @@ class BootProcess:
         while self._process.poll() is None and not self._shutdown.is_set():
             self._shutdown.wait(POLL_SECONDS)
         if self._process.poll() is None:
-            write_notice(self._notice, time.time() + self._grace)
+            write_notice(self._notice, self._grace)
             self._await(self._grace)
             self._process.terminate()
             self._await(STOP_SECONDS)

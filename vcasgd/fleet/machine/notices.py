@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from vcasgd.errors import SpecError
 from vcasgd.fleet.machine.metadata import AWS_URL, GCP_URL, AwsMetadata, Http, gcp_value, request
+from vcasgd.steady_time import boot_time, unix_time
 
 #: Variable with the path of the file through which the machine itself gives notice.
 NOTICE_FILE_VARIABLE = "VCASGD_NOTICE_FILE"
@@ -134,7 +135,7 @@ class FileNotices:
     def poll(self) -> Notice | None:
         """See :class:`NoticeSource`."""
         try:
-            at = float(self._path.read_text())
+            at = unix_time(float(self._path.read_text()))
         except (OSError, ValueError):
             return None
         return Notice("terminate", at, "shutdown")
@@ -152,10 +153,13 @@ class AnyNotices:
         return next((one for one in notices if one.kind == "terminate"), next(iter(notices), None))
 
 
-def write_notice(path: Path, at: float) -> None:
-    """Announce to :class:`FileNotices` that the machine goes at ``at`` (Unix seconds)."""
+def write_notice(path: Path, seconds: float) -> None:
+    """Announce to :class:`FileNotices` that the machine goes in so many seconds.
+
+    The file has the :func:`boot_time`, which all processes of a machine agree on.
+    """
     temporary = path.with_suffix(".new")
-    temporary.write_text(repr(at))
+    temporary.write_text(repr(boot_time() + seconds))
     temporary.replace(path)
 
 

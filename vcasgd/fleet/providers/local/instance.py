@@ -120,7 +120,7 @@ class LocalMachine:
         notice_at = self._directory.notice_at()
         if notice_at is not None:
             if not self._directory.notice_file.exists():
-                write_notice(self._directory.notice_file, notice_at)
+                write_notice(self._directory.notice_file, notice_at - time.time())
             if time.time() >= notice_at:
                 return "evicted"
         if self._directory.marked_terminated() or not self._directory.path.exists():
