@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 import torch
 from support.world import World
+from torch import Tensor
 
+from vcasgd.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
+from vcasgd.learning.rules import Context
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
+from vcasgd.parameter_server.shard import POISON, UPDATE_ATTEMPTS, Shard
 from vcasgd.store.ledger.leases import Lease
-from vcasgd.store.tensors.header import LONGEST_HEADER
+from vcasgd.store.tensors.header import LONGEST_HEADER, Header
 from vcasgd.store.tensors.snapshot import encode_integers
 
 MakeWorld = Callable[..., World]
@@ -228,3 +232,99 @@ class TestRejects:
 
         json.dumps(world.jobs.get(world.job).totals, allow_nan=False)
         json.dumps(world.jobs.metrics(world.job), allow_nan=False)
+
+
+class TestPoison:
+    """Updates that find a defect of the parameter server."""
+
+    MARK = 7.0
+
+    @pytest.fixture
+    def shard(self, make_world: MakeWorld) -> Shard:
+        self.world = make_world()
+        shard = self.world.shard(token=1)
+        shard.turn()
+        return shard
+
+    def push_poison(self, subtask: int = 0) -> Header:
+        vector = self.MARK * self.world.delta(subtask, 0, 2)
+        header, _ = self.world.push(subtask, 0, 2, vector=vector)
+        return header
+
+    def break_blend(self, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let the rule raise an error after it has blended a marked update."""
+        blend = shard._config.rule.blend
+
+        def broken(weights: Tensor, numbers: Tensor, context: Context) -> None:
+            marked = bool((numbers == self.MARK).any())
+            blend(weights, numbers, context)
+            if marked:
+                raise ValueError("a defect")
+
+        monkeypatch.setattr(shard._config.rule, "blend", broken)
+
+    def test_ends_as_a_rejected_update_with_the_error(
+        self, shard: Shard, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Given an update behind one that can't be applied
+        self.break_blend(shard, monkeypatch)
+        poison = self.push_poison()
+        honest, _ = self.world.push(1, 0, 2)
+
+        # When it has failed a few times
+        for _ in range(UPDATE_ATTEMPTS):
+            with pytest.raises(ValueError, match="a defect"):
+                shard.turn()
+
+        # Then it is refused, and the other one is applied
+        assert shard.turn() == 2
+        assert self.world.fate(poison) == f"rejected:{POISON}"
+        assert self.world.fate(honest) == "applied"
+        self.world.assert_exact()
+
+        # and the job says why
+        shard.turn()
+        (event,) = self.world.events("update-rejected")
+        assert "samples 0 to 2 of subtask 0, failed 3 times: ValueError: a defect" in event["text"]
+        (failure,) = self.world.jobs.failures(self.world.job)
+        assert (failure.worker, failure.piece) == ("worker", "train:0")
+        assert "in broken" in failure.traceback
+
+        # and its samples are trained again
+        assert self.world.sender.begin(0, 0, 4, 1) == 0
+        self.world.push(0, 0, 4)
+        assert shard.turn() == 1
+        self.world.assert_exact()
+
+    def test_several_of_them_end_too(self, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.break_blend(shard, monkeypatch)
+        self.push_poison(0)
+        self.push_poison(1)
+        for _ in range(2 * UPDATE_ATTEMPTS):
+            with pytest.raises(ValueError, match="a defect"):
+                shard.turn()
+
+        assert shard.turn() == 2
+        shard.turn()
+        assert self.world.rejected() == {POISON: 2}
+        assert len(self.world.jobs.failures(self.world.job)) == 2
+
+    @pytest.mark.parametrize("kind", [StoreUnavailable, StoreDenied, StoreFull])
+    def test_an_error_of_the_store_never_counts(
+        self, shard: Shard, monkeypatch: pytest.MonkeyPatch, kind: type[StoreError]
+    ) -> None:
+        # Given a store that fails more often than an update may
+        def fail(_worker: str) -> str:
+            raise kind("no")
+
+        header, _ = self.world.push(0, 0, 2)
+        with monkeypatch.context() as broken:
+            broken.setattr(shard._contributions, "of", fail)
+            for _ in range(2 * UPDATE_ATTEMPTS):
+                with pytest.raises(kind):
+                    shard.turn()
+
+        # When it is back, then the update is applied
+        assert shard.turn() == 1
+        assert self.world.fate(header) == "applied"
+        assert self.world.rejected() == {}

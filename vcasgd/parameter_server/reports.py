@@ -14,6 +14,7 @@ from vcasgd.learning.tuning import implicit_momentum
 from vcasgd.parameter_server.model_state import ModelState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Costs
+from vcasgd.store.ledger.job import Failure
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Accounts
 from vcasgd.store.ledger.owners import Owners, Suspect
@@ -69,6 +70,8 @@ class Reports:
         self._events: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=EVENTS_KEPT)
         #: Workers that get no more work, each with why.
         self._quarantines: deque[tuple[str, str]] = deque(maxlen=EVENTS_KEPT)
+        #: Failures that count against the job.
+        self._failures: deque[Failure] = deque(maxlen=EVENTS_KEPT)
         #: Owners whose work is wrong.
         self._suspects: deque[tuple[str, Suspect]] = deque(maxlen=EVENTS_KEPT)
         self._unaccounted: list[int] = []
@@ -117,6 +120,11 @@ class Reports:
             why = f"{len(names)} updates in a row were rejected, last: {error.reason}"
             self._quarantines.append((worker, why))
             self.urgent = True
+
+    def failed(self, failure: Failure) -> None:
+        """Report a failure of work on the job, as workers do."""
+        self._failures.append(failure)
+        self.urgent = True
 
     def accuse(self, owner: str, suspect: Suspect) -> None:
         """Give the workers of an owner no more work."""
@@ -225,6 +233,9 @@ class Reports:
             if self._jobs.workers.quarantine(self._job, worker, why):
                 self.add_event("worker-quarantined", f"{worker}: {why}", worker=worker)
             self._quarantines.popleft()
+        while self._failures:
+            self._jobs.report_failure(self._job, self._failures[0])
+            self._failures.popleft()
         while self._suspects:
             owner, suspect = self._suspects[0]
             if self._owners.accuse(self._job, owner, suspect):

@@ -8,11 +8,13 @@ everything that it needs in the tensors server.
 from __future__ import annotations
 
 import time
+import traceback
+from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
 from vcasgd.errors import CheckpointDamaged, Fenced, InvalidUpdate, NotFound, StoreUnavailable
-from vcasgd.faults import Cause
+from vcasgd.faults import Cause, fault_of
 from vcasgd.learning.repetition import why_not_repeatable
 from vcasgd.parameter_server.background import Background
 from vcasgd.parameter_server.contributions import Contributions
@@ -30,6 +32,7 @@ from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.job import Failure, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.leases import WorkKind
 from vcasgd.store.ledger.owners import Owners
 from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.tensors.header import Header
@@ -46,6 +49,11 @@ TUNED_SECONDS = 0.5
 #: Seconds between two looks at the state in the tensors server while updates arrive. Publications
 #: are fenced, so a look only finds earlier what they would find, and pins that are requested.
 VIEW_SECONDS = 0.1
+#: Times that an update may fail for no known reason. The first may be accidents, but without a
+#: limit, one update would hold up the whole job.
+UPDATE_ATTEMPTS = 3
+#: Reason for the rejection of an update that failed so often.
+POISON = "poison"
 #: Seconds between two reports to the ledger while no subtask is completed.
 REPORT_SECONDS = 0.2
 
@@ -136,6 +144,10 @@ class Shard:
         #: The last look at the tensors server, and the last one without an open batch.
         self._viewed_at = self._served_at = float("-inf")
         self._model: ModelState | None = None
+        #: How often updates failed for no known reason, by their entries in the stream.
+        self._attempts: Counter[str] = Counter()
+        #: The last of these failures, and its traceback.
+        self._failure = ("", "")
         #: The last rollback whose model can't be read.
         self._impossible = 0
         self._members = RoundMembers()
@@ -292,6 +304,7 @@ class Shard:
     def _publish(self, model: ModelState, *, committed: bool = False) -> None:
         self._publisher.publish(model, committed=committed)
         self._members.end()
+        self._attempts.clear()
 
     def close(self) -> None:
         """Release the shard of a job that is no longer active.
@@ -424,10 +437,14 @@ class Shard:
         return processed
 
     def _take(self, model: ModelState, entry: StreamEntry) -> bool:
-        """Process an update; return False if it is left to the next round."""
+        """Process an update; return False if it is left to the next round.
+
+        After any error but :class:`InvalidUpdate`, the next turn processes it again. If it is not
+        the store's, it does so at most :data:`UPDATE_ATTEMPTS` times.
+        """
         header: Header | None = None
         keys: list[str] = []
-        size = self._config.payload_size
+        size, blending = self._config.payload_size, False
         try:
             header = Header.parse(entry.header)
             self._check_author(header)
@@ -435,13 +452,16 @@ class Shard:
                 model.batch.last_read = entry.id
                 return False
             keys = self._reader.payload_keys(header, size)
+            if self._attempts[entry.id] >= UPDATE_ATTEMPTS:
+                raise self._poison(entry, header)
             model.check(header)
             at = 0
             for chunk in self._reader.receive(header, model.payload(header)):
                 model.inspect(header, chunk, at)
                 at += chunk.nbytes
             measure, version = self._strangers.check(header, model), model.meta.version
-            model.blend(entry.id, header, keys, self._contributions.of(header.worker))
+            contributor, blending = self._contributions.of(header.worker), True
+            model.blend(entry.id, header, keys, contributor)
             self._members.arrive(header.worker, header.interval_seconds, time.monotonic())
         except InvalidUpdate as error:
             if error.reason == "missing":
@@ -450,12 +470,39 @@ class Shard:
             model.refuse(entry.id, header, error.reason, keys)
             model.batch.last_read = entry.id
             self._reports.rejected(header, error)
+        except Exception as error:
+            if fault_of(error) is Cause.WORK:
+                self._note_failure(entry, error, blending)
+            raise
         else:
             # At once: an error below must not have the entry processed again.
             model.batch.last_read = entry.id
             self._reports.applied(header.worker)
             self._strangers.applied(header, measure, version)
         return True
+
+    def _note_failure(self, entry: StreamEntry, error: Exception, blending: bool) -> None:
+        """Count a failure of an update. Load the model again if it failed while blending."""
+        self._attempts[entry.id] += 1
+        self._failure = f"{type(error).__name__}: {error}", traceback.format_exc()
+        if blending:
+            # A part of it may be in the model. The updates of the batch are still in the stream.
+            self._model = None
+            self._members.end()
+            self._strangers.restart()
+
+    def _poison(self, entry: StreamEntry, header: Header) -> InvalidUpdate:
+        """Return why an update is refused that failed too often, and report it to the job once."""
+        why, trace = self._failure
+        text = (
+            f"update {header.update}, samples {header.start} to {header.stop} of subtask "
+            f"{header.subtask}, failed {UPDATE_ATTEMPTS} times: {why}"
+        )
+        if self._attempts[entry.id] == UPDATE_ATTEMPTS:
+            self._attempts[entry.id] += 1
+            piece = f"{WorkKind.TRAIN}:{header.subtask}"
+            self._reports.failed(Failure(header.worker, piece, text, trace, Cause.WORK))
+        return InvalidUpdate(text, reason=POISON)
 
     def _check_author(self, header: Header) -> None:
         """Check the signature, if workers have keys. Raises :class:`InvalidUpdate`."""
