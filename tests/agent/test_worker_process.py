@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from vcasgd.agent.environment import visible
 from vcasgd.agent.worker_process import WorkerProcess
 from vcasgd.errors import PackageError
@@ -79,6 +81,15 @@ def test_workers_see_no_variables_of_the_machines_owner() -> None:
     assert visible(own).keys() == {"PATH", "LC_ALL", "PYTHONPATH"}
     assert visible(own, ["DATA", "VCASGD_TOKEN"]).keys() == {"PATH", "LC_ALL", "PYTHONPATH", "DATA"}
     assert visible(own, ordered=True).keys() == own.keys() - {"VCASGD_TOKEN"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA_API_KEY", "CUDA_REGISTRY_TOKEN", "PYTHON_KEYRING_SECRET", "PYTORCH_TOKEN",
+     "HIP_KEY", "MKL_LICENSE", "OMP_SECRET", "LC_PASSWORD", "path"],
+)  # fmt: skip
+def test_a_key_with_the_beginning_of_a_librarys_name_is_not_seen(name: str) -> None:
+    assert visible({name: "x"}) == {}
 
 
 def test_variables_reach_the_process_of_a_worker(tmp_path: Path, eventually: Eventually) -> None:

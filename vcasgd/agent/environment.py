@@ -4,12 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-#: Variables that a process needs to start and to find its libraries and processors.
+#: Variables that a process needs to start and to find its libraries and processors. They are exact
+#: names: keys of services begin like settings of libraries, such as NVIDIA_API_KEY.
 _NAMES = frozenset(
-    ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV",
-     "CONDA_PREFIX", "SSL_CERT_FILE", "SSL_CERT_DIR")
-)  # fmt: skip
-_PREFIXES = ("LC_", "PYTHON", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "OMP_", "MKL_", "PYTORCH_")
+    [
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "TZ",
+        "LD_LIBRARY_PATH",
+        "VIRTUAL_ENV",
+        "CONDA_PREFIX",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "LANG",
+        "LANGUAGE",
+        "LC_ALL",
+        "LC_CTYPE",
+        "LC_NUMERIC",
+        "LC_TIME",
+        "LC_COLLATE",
+        "LC_MONETARY",
+        "LC_MESSAGES",
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "PYTHONUSERBASE",
+        "PYTHONNOUSERSITE",
+        "PYTHONUTF8",
+        "PYTHONIOENCODING",
+        "PYTHONUNBUFFERED",
+        "PYTHONDONTWRITEBYTECODE",
+        "PYTHONHASHSEED",
+        "PYTHONFAULTHANDLER",
+        "PYTHONWARNINGS",
+        "CUDA_HOME",
+        "CUDA_PATH",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_MODULE_LOADING",
+        "CUDA_LAUNCH_BLOCKING",
+        "NVIDIA_VISIBLE_DEVICES",
+        "NVIDIA_DRIVER_CAPABILITIES",
+        "NVIDIA_TF32_OVERRIDE",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "HSA_OVERRIDE_GFX_VERSION",
+        "OMP_PROC_BIND",
+        "OMP_PLACES",
+        "OMP_DYNAMIC",
+        "MKL_NUM_THREADS",
+        "MKL_THREADING_LAYER",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_HIP_ALLOC_CONF",
+    ]
+)
 #: Variables of vcasgd itself, among which is the token.
 _OWN = "VCASGD_"
 
@@ -25,6 +75,5 @@ def visible(
     return {
         name: value
         for name, value in variables.items()
-        if not name.startswith(_OWN)
-        and (ordered or name in _NAMES or name in named or name.startswith(_PREFIXES))
+        if not name.startswith(_OWN) and (ordered or name in _NAMES or name in named)
     }
