@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from support.harness import RedisServer
@@ -15,7 +18,14 @@ from support.world import spec_of
 
 from vcasgd.encryption import Recipient, StorageCipher
 from vcasgd.errors import JobUnreadable, StoreDenied, StoreUnavailable
-from vcasgd.store.acl import LEDGER_SCRIPTS, AclUsers, ledger_user
+from vcasgd.store.acl import (
+    LEDGER_SCRIPTS,
+    AclUsers,
+    address_proof,
+    lease_pass,
+    ledger_user,
+    worker_key,
+)
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.clearance import Clearances
@@ -27,6 +37,26 @@ from vcasgd.store.ledger.jobs import Jobs
 CIPHER = StorageCipher("k" * 48)
 VALUES = {"API_TOKEN": "a-secret-value", "PEM": "two\nlines"}
 SECONDS = 30.0
+SECRET = "a secret of the cluster"
+
+
+def pass_of(job: str, worker: str) -> str:
+    return lease_pass(worker_key(SECRET, job, worker))
+
+
+def request_of(job: str, worker: str, recipient: Recipient, lease_pass: str | None = None) -> str:
+    own = pass_of(job, worker) if lease_pass is None else lease_pass
+    return f"{recipient.address} {address_proof(own, recipient.address)}"
+
+
+def delivery_of(
+    ledger: RedisClient, job: str, cipher: StorageCipher | None = CIPHER
+) -> SecretDelivery:
+    return SecretDelivery(ledger, job, cipher, partial(pass_of, job))
+
+
+def received(as_worker: RedisClient, job: str, worker: str = "w-1") -> dict[str, str]:
+    return receive_secrets(as_worker, job, worker, pass_of(job, worker), SECONDS)
 
 
 @pytest.fixture
@@ -38,14 +68,16 @@ def job(ledger: RedisClient) -> str:
     )
     clearances = Clearances(ledger)
     clearances.allow({"eu": ["eu-only"], "us": []})
-    clearances.place_all({record.id: {"w-1": ("eu", ""), "w-2": ("eu", ""), "far": ("us", "")}})
+    clearances.place_all(
+        {record.id: {"w-1": ("eu", ""), "w-2": ("eu", ""), "w-3": ("eu", ""), "far": ("us", "")}}
+    )
     return record.id
 
 
 @pytest.fixture
 def as_worker(server: RedisServer, ledger: RedisClient, job: str) -> Iterator[RedisClient]:
     """Return a client that is logged in as the job's workers are."""
-    user = ledger_user("a secret of the cluster", job)
+    user = ledger_user(SECRET, job)
     AclUsers(ledger, LEDGER_SCRIPTS, 0).sync([user])
     client = connect(user.url(url_of(server, 0)))
     yield client
@@ -56,7 +88,7 @@ def as_worker(server: RedisServer, ledger: RedisClient, job: str) -> Iterator[Re
 @pytest.fixture
 def answering(ledger: RedisClient, job: str) -> Iterator[None]:
     """Answer requests as the controller does."""
-    delivery, ended = SecretDelivery(ledger, job, CIPHER), threading.Event()
+    delivery, ended = delivery_of(ledger, job), threading.Event()
 
     def answer() -> None:
         while not ended.wait(0.01):
@@ -74,9 +106,9 @@ def test_a_worker_gets_the_secrets_and_nobody_can_read_them(
 ) -> None:
     keys = LedgerKeys(job)
 
-    assert receive_secrets(as_worker, job, "w-1", SECONDS) == VALUES
+    assert received(as_worker, job) == VALUES
     # Also a second worker of that name, which has another key
-    assert receive_secrets(as_worker, job, "w-1", SECONDS) == VALUES
+    assert received(as_worker, job) == VALUES
 
     stored = [ledger.get(keys.secrets) or b"", *ledger.hvals(keys.secret_answers)]
     assert len(stored) == 2
@@ -106,22 +138,50 @@ def test_a_worker_that_may_not_see_the_data_gets_no_secrets(
 ) -> None:
     """One in a pool without the label, one that nobody placed, and one in quarantine."""
     JobWorkers(ledger).quarantine(job, "w-2", "checksum")
-    keys, delivery = LedgerKeys(job), SecretDelivery(ledger, job, CIPHER)
+    keys, delivery = LedgerKeys(job), delivery_of(ledger, job)
     for worker in (name, "w-1"):
-        ledger.hset(keys.secret_requests, worker, Recipient().address)
+        ledger.hset(keys.secret_requests, worker, request_of(job, worker, Recipient()))
 
     delivery.answer()
 
     assert ledger.hkeys(keys.secret_answers) == [b"w-1"]
 
 
+@pytest.mark.parametrize("rogue", ["far", "w-2"])
+def test_a_worker_gets_no_secrets_under_another_name(
+    ledger: RedisClient, as_worker: RedisClient, job: str, rogue: str
+) -> None:
+    """One in a pool without the label, and one in quarantine, with all that they have."""
+    JobWorkers(ledger).quarantine(job, "w-2", "checksum")
+    keys, recipient = LedgerKeys(job), Recipient()
+    passes = {"none": "", "its own": pass_of(job, rogue)}
+    requests = [request_of(job, "w-1", recipient, text) for text in passes.values()]
+    # What it sees of the other one is the digest of the pass.
+    seen = hashlib.sha1(pass_of(job, "w-1").encode()).hexdigest()
+    requests += [request_of(job, "w-1", recipient, seen), recipient.address]
+
+    for request in requests:
+        as_worker.hset(keys.secret_requests, "w-1", request)
+        delivery_of(ledger, job).answer()
+        assert not ledger.exists(keys.secret_answers)
+        assert not ledger.exists(keys.secret_requests)
+
+    # and the worker itself gets them at any time
+    as_worker.hset(keys.secret_requests, "w-1", request_of(job, "w-1", recipient))
+    delivery_of(ledger, job).answer()
+    answer = as_worker.hget(keys.secret_answers, "w-1")
+    assert json.loads(recipient.decrypt(answer.decode(), f"{job}/w-1")) == VALUES
+
+
 def test_an_invalid_request_delays_no_other(
     ledger: RedisClient, as_worker: RedisClient, job: str, answering: None
 ) -> None:
     ledger.hset(LedgerKeys(job).secret_requests, "w-2", "no key")
+    proof = address_proof(pass_of(job, "w-3"), "none")
+    ledger.hset(LedgerKeys(job).secret_requests, "w-3", f"none {proof}")
     ledger.hset(LedgerKeys(job).secret_requests, b"\xff?", "no name")
 
-    assert receive_secrets(as_worker, job, "w-1", SECONDS) == VALUES
+    assert received(as_worker, job) == VALUES
 
 
 def test_a_worker_waits_in_bounded_time_and_reports_progress(
@@ -130,7 +190,7 @@ def test_a_worker_waits_in_bounded_time_and_reports_progress(
     waits: list[float] = []
 
     with pytest.raises(StoreUnavailable, match="no controller delivered"):
-        receive_secrets(as_worker, job, "w-1", 0.3, lambda: waits.append(time.monotonic()))
+        receive_secrets(as_worker, job, "w-1", "", 0.3, lambda: waits.append(time.monotonic()))
 
     assert waits
 
@@ -141,17 +201,17 @@ def test_a_worker_waits_in_bounded_time_and_reports_progress(
 def test_a_controller_without_the_key_says_so(
     ledger: RedisClient, job: str, cipher: StorageCipher | None, reason: str
 ) -> None:
-    ledger.hset(LedgerKeys(job).secret_requests, "w-1", Recipient().address)
+    ledger.hset(LedgerKeys(job).secret_requests, "w-1", request_of(job, "w-1", Recipient()))
 
     with pytest.raises(JobUnreadable, match=reason):
-        SecretDelivery(ledger, job, cipher).answer()
+        delivery_of(ledger, job, cipher).answer()
 
 
 def test_secrets_end_with_the_job(
     ledger: RedisClient, as_worker: RedisClient, job: str, answering: None
 ) -> None:
     keys = LedgerKeys(job)
-    receive_secrets(as_worker, job, "w-1", SECONDS)
+    received(as_worker, job)
     assert ledger.exists(keys.secrets, keys.secret_answers) == 2
 
     Jobs(ledger).transition(job, JobState.FAILED, [JobState.STARTING], why="test")

@@ -147,6 +147,11 @@ def lease_pass(key: str) -> str:
     return _derived(key, "lease")
 
 
+def address_proof(lease_pass: str, address: str) -> str:
+    """Return the proof that a public key belongs to the worker with this :func:`lease_pass`."""
+    return _derived(lease_pass, "address", address)
+
+
 def _derived(secret: str, *names: str) -> str:
     return hmac.new(secret.encode(), "\0".join(names).encode(), hashlib.sha256).hexdigest()
 

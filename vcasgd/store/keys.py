@@ -252,7 +252,7 @@ class LedgerKeys:
 
     @property
     def secret_requests(self) -> str:
-        """Hash: worker → public key, to which it wants the job's secrets encrypted."""
+        """Hash: worker → public key, to which it wants the job's secrets encrypted, and proof."""
         return self._key("secret-requests")
 
     @property

@@ -25,6 +25,7 @@ from vcasgd.file_lock import hold_lock
 from vcasgd.masking import hide
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
+from vcasgd.store.acl import lease_pass
 from vcasgd.store.ledger.job_secrets import receive_secrets
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.installed import platform_versions
@@ -46,7 +47,10 @@ def set_variables(context: WorkerContext, spec: JobSpec, on_progress: Callable[[
     os.environ.update(spec.env)
     if spec.secrets:
         seconds = context.settings.patience_seconds
-        values = receive_secrets(context.ledger, context.job, context.name, seconds, on_progress)
+        own_pass = lease_pass(context.key) if context.key else ""
+        values = receive_secrets(
+            context.ledger, context.job, context.name, own_pass, seconds, on_progress
+        )
         hide(values.values())
         os.environ.update(values)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 from vcasgd.controller.jobs.history import HistoryThread
 from vcasgd.controller.jobs.lifecycle import JobLifecycle
@@ -26,7 +27,7 @@ from vcasgd.errors import (
 from vcasgd.logging import bound
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
-from vcasgd.store.admission import LedgerAdmission
+from vcasgd.store.admission import LedgerAdmission, worker_lease_pass
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.job_secrets import SecretDelivery
@@ -164,7 +165,8 @@ class JobLoop(EssentialThread):
         machines = JoinedMachines(self._ledger, self._settings.lease_seconds)
         self._worker_events[job] = WorkerEvents(job, self._jobs, self._beats, machines)
         self._quotas[job] = Quota(self._ledger, job, heartbeat)
-        self._deliveries[job] = SecretDelivery(self._ledger, job, self._cipher)
+        pass_of = partial(worker_lease_pass, self._settings, job)
+        self._deliveries[job] = SecretDelivery(self._ledger, job, self._cipher, pass_of)
         self._lifecycles[job] = self._lifecycle(job)
 
     def _deliver_secrets(self, job: str) -> None:

@@ -1,9 +1,10 @@
 """Secrets of jobs: encrypted in the ledger, and delivered to the job's workers only.
 
 The API encrypts them with the stack's key, which workers don't have. A worker writes a public key
-that it has just made; the controller decrypts the secrets, encrypts them for that key, and deletes
-the request. So the ledger and its files never contain a value, and only the worker's process has
-the key to its own copy. See docs/adr/0035-secrets-are-delivered-to-workers.md.
+that it has just made, with a proof that the key is its own; the controller decrypts the secrets,
+encrypts them for that key, and deletes the request. So the ledger and its files never contain a
+value, and only the worker's process has the key to its own copy.
+See docs/adr/0035-secrets-are-delivered-to-workers.md.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from hmac import compare_digest
 
 from vcasgd.encryption import Recipient, StorageCipher, Undecipherable, encrypt_for
 from vcasgd.errors import JobUnreadable, StoreUnavailable
+from vcasgd.store.acl import address_proof
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.clearance import Clearances
@@ -37,14 +40,23 @@ def encrypt_secrets(cipher: StorageCipher, job: str, values: Mapping[str, str]) 
 class SecretDelivery:
     """Answers the requests of one job's workers, on the platform's side.
 
-    Workers in quarantine, and those that aren't cleared for the job's data, get no answer.
+    Workers in quarantine, and those that aren't cleared for the job's data, get no answer, also not
+    under another worker's name: all workers of a job can write requests, and only the worker itself
+    and the platform have its pass, which ``pass_of`` returns for its name.
     """
 
-    def __init__(self, ledger: RedisClient, job: str, cipher: StorageCipher | None) -> None:
+    def __init__(
+        self,
+        ledger: RedisClient,
+        job: str,
+        cipher: StorageCipher | None,
+        pass_of: Callable[[str], str],
+    ) -> None:
         self._ledger = ledger
         self._job = job
         self._keys = LedgerKeys(job)
         self._cipher = cipher
+        self._pass_of = pass_of
 
     def answer(self) -> None:
         """Answer all requests, for :data:`MOST_ANSWERS` of them in one call.
@@ -57,7 +69,11 @@ class SecretDelivery:
             return
         text = self._secrets()
         answers = {}
-        for name, address in requests.items():
+        for name, request in requests.items():
+            address, _, proof = request.partition(" ")
+            if not compare_digest(proof, address_proof(self._pass_of(name), address)):
+                log.warning("%s: another worker asked in the name of %s", self._job, name)
+                continue
             try:
                 answers[name] = encrypt_for(address, text, f"{self._job}/{name}")
             except ValueError:
@@ -69,12 +85,12 @@ class SecretDelivery:
             pipe.execute()
 
     def _requests(self) -> dict[str, str]:
-        """Return the public keys of workers that may have the secrets."""
+        """Return the requests in the names of workers that may have the secrets."""
         rows = self._ledger.hgetall(self._keys.secret_requests)
         if not rows:
             return {}
         named = ((worker_name(name), text) for name, text in rows.items())
-        found = {name: text.decode("ascii", "replace") for name, text in named if name is not None}
+        found = {name: text.decode("ascii", "ignore") for name, text in named if name is not None}
         excluded = set(JobWorkers(self._ledger).quarantined(self._job))
         excluded |= Clearances(self._ledger).uncleared(self._job, found.keys())
         allowed = sorted(found.keys() - excluded)[:MOST_ANSWERS]
@@ -96,15 +112,18 @@ def receive_secrets(
     ledger: RedisClient,
     job: str,
     worker: str,
+    lease_pass: str,
     seconds: float,
     on_wait: Callable[[], None] = lambda: None,
 ) -> dict[str, str]:
-    """Return the secrets of a job, as one of its workers; wait for them up to ``seconds``.
+    """Return the secrets of a job, as the worker with a pass; wait for them up to ``seconds``.
 
     ``on_wait`` is called while it waits. Raises :class:`StoreUnavailable`.
     """
     keys, recipient = LedgerKeys(job), Recipient()
-    ledger.hset(keys.secret_requests, worker, recipient.address)
+    address = recipient.address
+    request = f"{address} {address_proof(lease_pass, address)}"
+    ledger.hset(keys.secret_requests, worker, request)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         answer = ledger.hget(keys.secret_answers, worker)
