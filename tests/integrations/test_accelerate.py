@@ -169,7 +169,8 @@ def test_a_loop_without_accumulate_is_refused() -> None:
     loader = accelerator.prepare(own.loader([torch.ones(1)] * 4, 1))
     optimizer = accelerator.prepare(own._optimizer)
 
-    batch = next(iter(loader))
+    batches = iter(loader)
+    batch = next(batches)
     accelerator.backward(own._model(batch).mean())
     with pytest.raises(UserCodeError, match=r"before the last .* in accelerator\.accumulate"):
         optimizer.step()

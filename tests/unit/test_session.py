@@ -142,3 +142,56 @@ def test_non_finite_loss_changes_no_parameter() -> None:
     with pytest.raises(NonFiniteLoss):
         session.step(model(torch.ones(1, 1)).mean() * float("nan"))
     assert model.weight.item() == 1.0
+
+
+def patched() -> tuple[object, ...]:
+    """Return what a loop with its own steps replaces in torch."""
+    scaler = torch.amp.GradScaler
+    return torch.autograd.backward, scaler.scale, scaler.step
+
+
+@pytest.mark.parametrize("how", ["end", "break", "error"])
+def test_torch_is_as_before_after_a_loop_with_its_own_steps(how: str) -> None:
+    # Given a loop inside of another one
+    before, model = patched(), line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = vcasgd.Session(model, optimizer).loader(DATA, batch_size=5)
+    other = session_of(line()).loader(DATA)
+
+    def loop() -> None:
+        for (batch,) in loader:
+            for _ in other:
+                break
+            assert patched() != before, "the loop is still watched"
+            model(batch).mean().backward()
+            optimizer.step()
+            if how == "break":
+                return
+            if how == "error":
+                raise ValueError("of the user")
+
+    # When it ends
+    if how == "error":
+        with pytest.raises(ValueError, match="of the user"):
+            loop()
+    else:
+        loop()
+
+    # Then torch and the optimizer are as before
+    assert patched() == before
+    optimizer.step()
+
+
+def test_a_loop_can_have_a_new_loader_in_each_epoch() -> None:
+    model = line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = vcasgd.Session(model, optimizer)
+
+    for _ in range(2):
+        for (batch,) in session.loader(DATA, batch_size=5):
+            optimizer.zero_grad()
+            model(batch).mean().backward()
+            optimizer.step()
+
+    # Four steps of two epochs, in each of which the mean of the data is the mean gradient
+    assert float(model.weight.detach()) == pytest.approx(-0.1 * 4 * 4.5)  # type: ignore[operator]

@@ -6,7 +6,9 @@ Hooks of the optimizer see the steps, so the loop needs no calls of the session.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -68,8 +70,6 @@ class BatchLoader:
         self._scaled: tuple[Tensor, Tensor] | None = None
         #: Learning rates of the present step in a job.
         self._rates: list[Any] = []
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch on one machine."""
@@ -92,10 +92,17 @@ class BatchLoader:
         """
         check_launch()
         self._follow_accelerate()
-        _watch_steps()
-        _loader_of_thread.set(self)
-        batches = self._batches_of_job(self._script) if self._script else self._local()
-        return seen_by_accelerate(self, batches)
+        return seen_by_accelerate(self, self._watched())
+
+    def _watched(self) -> Iterator[Any]:
+        """Yield batches while the steps of the loop are watched."""
+        with ExitStack() as stack:
+            stack.enter_context(_watch_steps())
+            stack.callback(_loader_of_thread.set, _loader_of_thread.get())
+            _loader_of_thread.set(self)
+            stack.callback(self._optimizer.register_step_pre_hook(self._before_step).remove)
+            stack.callback(self._optimizer.register_step_post_hook(self._after_step).remove)
+            yield from self._batches_of_job(self._script) if self._script else self._local()
 
     def _follow_accelerate(self) -> None:
         steps = accumulation_steps()
@@ -290,14 +297,41 @@ _loader_of_thread: ContextVar[BatchLoader | None] = ContextVar("vcasgd_loader", 
 _backward: Any = torch.autograd.backward
 _scale: Any = torch.amp.GradScaler.scale
 _step: Any = torch.amp.GradScaler.step
+#: Guards the number of loops that are watched.
+_watch_lock = threading.Lock()
+_loops = 0
 
 
-def _watch_steps() -> None:
+@contextmanager
+def _watch_steps() -> Iterator[None]:
     """Watch ``backward`` and scalers of gradients: hooks of an optimizer get no losses, and don't
-    run for a step that a scaler skips."""
-    torch.autograd.backward = _watched_backward
-    scaler: Any = torch.amp.GradScaler
-    scaler.scale, scaler.step = _watched_scale, _watched_step
+    run for a step that a scaler skips.
+
+    After the last loop, torch is as it was.
+    """
+    _count_loops(1)
+    try:
+        yield
+    finally:
+        _count_loops(-1)
+
+
+def _count_loops(change: int) -> None:
+    global _loops
+    scaler = torch.amp.GradScaler
+    watched = (
+        (torch.autograd, "backward", _backward, _watched_backward),
+        (scaler, "scale", _scale, _watched_scale),
+        (scaler, "step", _step, _watched_step),
+    )
+    with _watch_lock:
+        _loops += change
+        for owner, name, before, during in watched:
+            if _loops:
+                setattr(owner, name, during)
+            elif getattr(owner, name) is during:
+                # Unless another library has replaced it meanwhile.
+                setattr(owner, name, before)
 
 
 def _watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
