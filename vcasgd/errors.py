@@ -35,6 +35,7 @@
     ├── StackError              the embedded stack could not start or stop
     │   └── PortInUse           another process listens on a configured port
     └── ApiError                the API rejected a request
+        ├── Overloaded          the API has too many requests in progress
         ├── Unauthorized        token missing or wrong
         ├── Forbidden           not allowed with this token, or a request from another site
         ├── NotFound            no such job, worker, or checkpoint
@@ -252,6 +253,10 @@ class ApiError(VcasgdError):
     @property
     def status(self) -> int:
         return int(self.details.get("status", 0))
+
+
+class Overloaded(ApiError):
+    """The API has too many requests or streams in progress; a retry may help."""
 
 
 class Unauthorized(ApiError):

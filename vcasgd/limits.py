@@ -50,3 +50,20 @@ GATEWAY_IDLE_TIMEOUT = 90.0
 #: Bytes that each side of a connection reads ahead, and has waiting to be sent. Also the longest
 #: head of a request.
 GATEWAY_BUFFER_BYTES = 1 << 16
+
+# -- connections to the API -----------------------------------------------------------------------
+
+#: Connections at a time. A connection takes some 50 kB, and a file.
+MAX_CONNECTIONS = 1024
+#: Seconds for the head of a request, from the connection or its first byte. Slow links take 2.
+MAX_HEAD_SECONDS = 10.0
+#: Seconds for the body of a request, except a package: 30 kB/s for the longest one.
+MAX_BODY_SECONDS = 30.0
+#: Bytes that a client reads in so many seconds if they are waiting, which is 2 kB/s.
+MIN_READ_BYTES, MAX_UNREAD_SECONDS = 65_536, 30.0
+#: Bytes that the kernel keeps for a client that reads nothing. It keeps up to 4 MB otherwise.
+MAX_UNSENT_BYTES = 131_072
+#: Requests in progress, in total and with one token: fewer than the 40 threads that answer them.
+MAX_REQUESTS, MAX_REQUESTS_PER_TOKEN = 256, 32
+#: Event streams. Each page of the dashboard has one or two.
+MAX_STREAMS, MAX_STREAMS_PER_TOKEN = 512, 64

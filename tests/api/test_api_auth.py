@@ -83,3 +83,31 @@ def test_wrong_method_returns_a_problem(http: httpx.Client) -> None:
     assert (answer.status_code, answer.json()["title"]) == (405, "Method Not Allowed")
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert answer.headers["Allow"]
+
+
+@pytest.mark.parametrize("path", ["healthz", "metrics", "api/v1/jobs", "api/v1/openapi.json", "x"])
+def test_no_browser_guesses_the_type_of_a_response(api: Api, path: str) -> None:
+    answer = httpx.get(f"{api.url}/{path}", trust_env=False)
+
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8700", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8700", 200),
+        ("rebound.example:8700", 401),
+        ("localhost.example", 401),
+        ("192.0.2.1", 401),
+        ("[", 401),
+        ("", 401),
+    ],
+)
+def test_a_page_whose_name_resolves_to_this_machine_reads_no_metrics(
+    api: Api, host: str, status: int
+) -> None:
+    answer = httpx.get(f"{api.url}/metrics", headers={"Host": host}, trust_env=False)
+
+    assert answer.status_code == status

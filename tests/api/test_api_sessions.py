@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from http.cookies import SimpleCookie
@@ -54,12 +53,9 @@ def test_cookie_is_protected_and_contains_no_token(api: Api, browser: httpx.Clie
     assert SimpleCookie(proxied)[COOKIE]["secure"]
 
 
-@pytest.mark.parametrize("token", ["", "wrong", "wr\u00f6ng", "\ud800"])
+@pytest.mark.parametrize("token", ["", "wrong", "wr\u00f6ng"])
 def test_wrong_token_does_not_sign_in(browser: httpx.Client, token: str) -> None:
-    # json.dumps escapes a lone surrogate, which is valid JSON
-    body = json.dumps({"token": token})
-
-    answer = browser.post("session", content=body, headers={"Content-Type": "application/json"})
+    answer = browser.post("session", json={"token": token})
 
     assert answer.status_code == 401
     assert "Set-Cookie" not in answer.headers

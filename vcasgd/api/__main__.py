@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vcasgd.api.app import create_app
+from vcasgd.api.connections import BoundedConnection, BoundedServer, allow_many_files
 from vcasgd.errors import PortInUse, SpecError, StackError, StoreUnavailable, VcasgdError
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
@@ -33,7 +34,7 @@ GRACE_SECONDS = 3
 #: (5 s and, on AWS, 60 s). They could otherwise send a request into one that is just closed.
 IDLE_SECONDS = 75
 #: Connections that wait to be accepted.
-BACKLOG = 256
+BACKLOG = 1024
 
 
 def main() -> int:
@@ -48,7 +49,10 @@ def main() -> int:
         _claim(settings, ledger)
         storage = Storage(settings.required("storage_url"))
         app = create_app(settings, ledger, storage)
-        config = uvicorn.Config(BehindGateway(app), log_config=None, access_log=False)
+        allow_many_files()
+        config = uvicorn.Config(
+            BehindGateway(app), http=BoundedConnection, log_config=None, access_log=False
+        )
         with listen(settings) as listener, listen_for_gateway(settings) as further:
             serve(config, [listener, *further])
     except VcasgdError as error:
@@ -153,7 +157,7 @@ def serve(config: uvicorn.Config, listeners: list[socket.socket]) -> None:
     """Serve until SIGTERM or SIGINT, then give requests in progress a few seconds to end."""
     config.timeout_graceful_shutdown = GRACE_SECONDS
     config.timeout_keep_alive = IDLE_SECONDS
-    server = uvicorn.Server(config)
+    server = BoundedServer(config)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True

@@ -10,15 +10,12 @@ from fastapi.params import Security as SecurityParam
 from fastapi.routing import APIRoute
 from fastapi.security import APIKeyCookie, HTTPBearer, SecurityScopes
 
-from vcasgd.api.callers import Caller, Callers
+from vcasgd.api.callers import CALLER_KEY, Caller, Callers
 from vcasgd.api.sessions import COOKIE
 from vcasgd.api.streaming import StillValid
 from vcasgd.errors import Forbidden
 from vcasgd.spec.access import Scope
 from vcasgd.store.ledger.job import JobRecord
-
-#: Key of the caller in the ASGI scope.
-CALLER_KEY = "vcasgd.caller"
 
 
 async def _caller(request: Request) -> Caller:

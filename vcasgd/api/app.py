@@ -16,6 +16,7 @@ from vcasgd.api.access import scope_of
 from vcasgd.api.auth import METRICS, Authentication
 from vcasgd.api.bodies import BodyLimit
 from vcasgd.api.callers import Callers
+from vcasgd.api.concurrency import Concurrency
 from vcasgd.api.dependencies import provide
 from vcasgd.api.pages import GZIP_BYTES, Pages
 from vcasgd.api.request_ids import RequestIds
@@ -89,6 +90,7 @@ def create_app(
         exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, checkpoints.MEDIA_TYPE),
     )
     app.add_middleware(BodyLimit, public=SESSION, own=f"{PREFIX}/packages/")
+    app.add_middleware(Concurrency)
     app.add_middleware(Authentication, callers=callers, prefix="/api/", public=PUBLIC)
     closed = frozenset() if settings.public_page else frozenset({VOLUNTEERS_PAGE})
     app.add_middleware(Pages, static=static, others=OWN_PATHS, closed=closed)
@@ -98,7 +100,7 @@ def create_app(
 
 
 def _guarded() -> APIRouter:
-    anywhere = problems.documented(401, 403, 422, 500, 503)
+    anywhere = problems.documented(401, 403, 422, 429, 500, 503)
     router = APIRouter(prefix=PREFIX, responses=anywhere)
     parts = (session, jobs, spec, history, stream, checkpoints, packages, fleet, costs, tokens)
     for part in (*parts, machines):

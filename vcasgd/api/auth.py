@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from vcasgd.api.access import CALLER_KEY, refusal
-from vcasgd.api.callers import Caller, Callers
+from vcasgd.api.access import refusal
+from vcasgd.api.callers import CALLER_KEY, Caller, Callers
 from vcasgd.api.problems import problem_response
 from vcasgd.api.request_ids import SAFE_METHODS
 from vcasgd.errors import Forbidden, Unauthorized, VcasgdError
@@ -117,11 +117,26 @@ def _netloc(origin: str) -> str | None:
 
 
 def _is_local(scope: Scope, headers: Headers) -> bool:
-    """Return True if a process of this machine sent the request, and not for another client."""
+    """Return True if a process of this machine sent the request to it, and not for another client.
+
+    A page whose name resolves to this machine sends its own name as the host.
+    """
     client = scope.get("client")
     if client is None or any(name in headers for name in _FORWARDED):
         return False
+    host = _hostname(headers.get("host", ""))
+    return _is_loopback(client[0]) and (host == "localhost" or _is_loopback(host))
+
+
+def _hostname(host: str) -> str:
     try:
-        return ipaddress.ip_address(client[0]).is_loopback
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False

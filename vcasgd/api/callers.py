@@ -20,6 +20,8 @@ from vcasgd.store.ledger.api_tokens import ApiToken, ApiTokens, name_in
 
 log = logging.getLogger(__name__)
 
+#: Key of the caller in the ASGI scope.
+CALLER_KEY = "vcasgd.caller"
 #: Seconds for which all requests share what the ledger contains, or why it is unavailable. A
 #: revoked token works that much longer.
 FRESH_SECONDS = 2.0

@@ -30,7 +30,6 @@ POLICY = (
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
 _NOT_BUILT = """<!doctype html>

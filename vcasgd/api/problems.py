@@ -13,13 +13,14 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from vcasgd.api.request_ids import HEADER, SCOPE_KEY
+from vcasgd.api.request_ids import HEADER, NO_SNIFFING, SCOPE_KEY
 from vcasgd.errors import (
     ApiError,
     CheckpointDamaged,
     Conflict,
     Forbidden,
     NotFound,
+    Overloaded,
     PackageError,
     SpecError,
     StorageUnavailable,
@@ -35,7 +36,7 @@ from vcasgd.schemas.service import Problem
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-#: Seconds after which a client should retry after a 503.
+#: Seconds after which a client should retry after a 429 or a 503.
 RETRY_SECONDS = 1
 
 #: Status and type by class, subclasses first. Any other class is an internal error.
@@ -47,6 +48,7 @@ _KINDS: tuple[tuple[type[VcasgdError], int, str], ...] = (
     (NotFound, 404, "not-found"),
     (VersionDiffers, 409, "version-differs"),
     (Conflict, 409, "conflict"),
+    (Overloaded, 503, "overloaded"),
     (StoreUnavailable, 503, "store-unavailable"),
     (StoreFull, 507, "store-full"),
     (StorageUnavailable, 503, "storage-unavailable"),
@@ -54,6 +56,7 @@ _KINDS: tuple[tuple[type[VcasgdError], int, str], ...] = (
 )
 _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
+    429: {"Retry-After": str(RETRY_SECONDS)},
     503: {"Retry-After": str(RETRY_SECONDS)},
 }
 
@@ -151,7 +154,7 @@ def install(app: FastAPI) -> None:
         # the server logs the traceback and closes the connection
         name = request.scope.get(SCOPE_KEY, "")
         with bound(request=name):
-            return _internal({"Connection": "close", HEADER: name})
+            return _internal({"Connection": "close", HEADER: name, **NO_SNIFFING})
 
 
 # -- the OpenAPI document -----------------------------------------------------------------------
@@ -165,14 +168,21 @@ _MEANINGS = {
     409: "The current state does not allow the request.",
     413: "The body is too large.",
     422: "The request is invalid. `field` names the wrong field.",
+    429: "The token has too many requests or streams in progress. Try again.",
     500: "Internal error.",
-    503: "The ledger or the object storage is unavailable. Try again.",
+    503: "The ledger or the object storage is unavailable, or too many requests are in progress. "
+    "Try again.",
     507: "The ledger is at its memory limit and accepts no new jobs. Running jobs continue.",
 }
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the ``responses`` of a route that may return problems with these statuses."""
+    """Return the ``responses`` of a route that may return problems with these statuses.
+
+    A route that limits the size of its body limits its time too.
+    """
+    if 413 in statuses and 408 not in statuses:
+        statuses = (408, *statuses)
     schema = {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}
     return {
         status: {"description": _MEANINGS[status], "content": {MEDIA_TYPE: schema}}

@@ -1,4 +1,7 @@
-"""Middleware that gives each request an ID, for the response and all log lines about it."""
+"""Middleware that gives each request an ID, for the response and all log lines about it.
+
+It adds what else each response has.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ log = logging.getLogger(__name__)
 #: Methods that change nothing; requests with others are logged.
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 HEADER = "X-Request-ID"
+#: A browser that guesses types could take text of a worker for a page or a script.
+NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
 #: Key of the ID in the ASGI scope, for handlers that run after the log's context has ended.
 SCOPE_KEY = "vcasgd.request"
 
@@ -38,7 +43,9 @@ class RequestIds:
 
         async def respond(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER] = request
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = request
+                headers.update(NO_SNIFFING)
                 if scope["method"] not in SAFE_METHODS:
                     log.info("%s %s: %d", scope["method"], scope["path"], message["status"])
             await send(message)

@@ -14,9 +14,12 @@ import anyio
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.types import Receive, Scope, Send
 
 from vcasgd.api.broadcast import Broadcast
+from vcasgd.api.concurrency import AS_STREAM
 from vcasgd.errors import VcasgdError
+from vcasgd.limits import MAX_UNREAD_SECONDS
 from vcasgd.schemas.base import finite
 from vcasgd.store.ledger.events import EventCursor
 from vcasgd.store.ledger.job import JobRecord
@@ -32,8 +35,6 @@ POLL_SECONDS = 0.25
 BATCH = 500
 #: Seconds between two comments; proxies commonly close connections that are silent for 60 s.
 KEEP_ALIVE_SECONDS = 10
-#: Seconds after which a client that accepts no data is disconnected.
-SEND_SECONDS = 30
 #: Streams have their own threads, so that many clients don't delay other requests.
 _HISTORY_THREADS = CapacityLimiter(16)
 
@@ -53,8 +54,16 @@ async def _in_thread(work: Callable[[], Result], threads: CapacityLimiter) -> Re
     return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=threads)
 
 
+class _Stream(EventSourceResponse):
+    """A stream, which takes a place among its token's streams instead of its requests."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[AS_STREAM]()
+        await super().__call__(scope, receive, send)
+
+
 def _response(messages: AsyncIterator[ServerSentEvent] | AsyncIterator[bytes]) -> Response:
-    return EventSourceResponse(messages, ping=KEEP_ALIVE_SECONDS, send_timeout=SEND_SECONDS)
+    return _Stream(messages, ping=KEEP_ALIVE_SECONDS, send_timeout=MAX_UNREAD_SECONDS)
 
 
 # -- a job's history ----------------------------------------------------------------------------

@@ -42,13 +42,13 @@ _BY_STATUS: dict[int, type[VcasgdError]] = {
 #: Status of a request that was not sent, because the API's certificate is not trusted.
 UNTRUSTED = 495
 #: Statuses that ask clients to retry; 0 is the status of a request without a response.
-_TEMPORARY = frozenset({0, 502, 503, 504})
+_TEMPORARY = frozenset({0, 429, 502, 503, 504})
 
 
 def may_work_later(error: ApiError) -> bool:
     """Return True if the same request may succeed later.
 
-    This is the case if the API, or a service that it uses, was unavailable.
+    This is the case if the API, or a service that it uses, was unavailable or too busy.
     """
     return error.status in _TEMPORARY
 

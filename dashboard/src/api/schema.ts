@@ -3937,6 +3937,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -3946,7 +3955,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -3995,6 +4004,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description The body is too large. */
             413: {
                 headers: {
@@ -4022,7 +4040,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4076,6 +4094,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -4085,7 +4112,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4132,7 +4159,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4188,6 +4215,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -4197,7 +4233,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4256,6 +4292,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -4265,7 +4310,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4328,6 +4373,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description The current state does not allow the request. */
             409: {
                 headers: {
@@ -4355,6 +4409,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -4364,7 +4427,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4440,6 +4503,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -4449,7 +4521,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4523,6 +4595,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -4532,7 +4613,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4594,6 +4675,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description The current state does not allow the request. */
             409: {
                 headers: {
@@ -4621,6 +4711,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -4630,7 +4729,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4706,6 +4805,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -4715,7 +4823,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4777,6 +4885,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description The current state does not allow the request. */
             409: {
                 headers: {
@@ -4804,6 +4921,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -4813,7 +4939,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4889,6 +5015,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -4898,7 +5033,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -4949,6 +5084,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description The body is too large. */
             413: {
                 headers: {
@@ -4967,6 +5111,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -4976,7 +5129,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5034,6 +5187,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -5043,7 +5205,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5110,6 +5272,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -5119,7 +5290,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5195,6 +5366,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -5204,7 +5384,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5280,6 +5460,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -5289,7 +5478,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5365,6 +5554,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -5374,7 +5572,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5441,6 +5639,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -5450,7 +5657,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5517,6 +5724,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -5526,7 +5742,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5598,6 +5814,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -5607,7 +5832,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5665,6 +5890,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -5674,7 +5908,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5741,6 +5975,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -5750,7 +5993,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5817,6 +6060,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -5826,7 +6078,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5894,6 +6146,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -5903,7 +6164,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -5979,6 +6240,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -5988,7 +6258,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -6069,6 +6339,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -6078,7 +6357,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -6144,6 +6423,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -6153,7 +6441,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -6209,6 +6497,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -6218,7 +6515,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -6285,6 +6582,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -6294,7 +6600,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -6350,6 +6656,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -6359,7 +6674,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -6415,6 +6730,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -6424,7 +6748,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -6480,6 +6804,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -6489,7 +6822,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -6545,6 +6878,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -6554,7 +6896,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -6610,6 +6952,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -6619,7 +6970,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -6681,6 +7032,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description The current state does not allow the request. */
             409: {
                 headers: {
@@ -6708,6 +7068,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -6717,7 +7086,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -6779,6 +7148,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description The body is too large. */
             413: {
                 headers: {
@@ -6797,6 +7175,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -6806,7 +7193,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -6873,6 +7260,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -6882,7 +7278,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -6933,6 +7329,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description The current state does not allow the request. */
             409: {
                 headers: {
@@ -6960,6 +7365,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -6969,7 +7383,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -7025,6 +7439,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -7034,7 +7457,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -7090,6 +7513,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -7099,7 +7531,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -7150,6 +7582,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description The current state does not allow the request. */
             409: {
                 headers: {
@@ -7177,6 +7618,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -7186,7 +7636,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -7260,6 +7710,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -7269,7 +7728,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -7320,6 +7779,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description The current state does not allow the request. */
             409: {
                 headers: {
@@ -7347,6 +7815,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -7356,7 +7833,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -7418,6 +7895,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description The body is too large. */
             413: {
                 headers: {
@@ -7436,6 +7922,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -7445,7 +7940,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -7513,6 +8008,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -7522,7 +8026,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;
@@ -7587,6 +8091,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
             /** @description Internal error. */
             500: {
                 headers: {
@@ -7596,7 +8109,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The ledger or the object storage is unavailable. Try again. */
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
             503: {
                 headers: {
                     [name: string]: unknown;

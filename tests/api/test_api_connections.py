@@ -1,0 +1,245 @@
+"""Clients that connect and send nothing, send slowly, read nothing, or come in thousands."""
+
+from __future__ import annotations
+
+import json
+import resource
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from support.api_harness import Api
+from support.waiting import PATIENCE, await_truth
+
+from vcasgd.api.bodies import BodyLimit
+from vcasgd.api.connections import BoundedConnection, BoundedServer
+from vcasgd.limits import (
+    MAX_CONNECTIONS,
+    MAX_REQUESTS_PER_TOKEN,
+    MAX_STREAMS_PER_TOKEN,
+)
+
+#: More than the buffers of a connection hold.
+#: Seconds in which each answer arrives.
+SECONDS = 30
+LARGE = 20_000_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def many_files() -> Iterator[None]:
+    """Let this process open as many connections as the API accepts, and more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def connected(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+
+
+def head(method: str, path: str, token: str | None = None, *lines: str) -> bytes:
+    own = [f"Authorization: Bearer {token}"] if token else []
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", *own, *lines, "", ""]).encode()
+
+
+def status_of(client: socket.socket) -> int:
+    """Return the status of the response, 0 if the connection ended without one."""
+    answer = b""
+    while b"\r\n" not in answer:
+        try:
+            part = client.recv(4096)
+        except ConnectionError:
+            part = b""
+        if not part:
+            return 0
+        answer += part
+    return int(answer.split()[1])
+
+
+# -- slow clients, with short time limits ----------------------------------------------------------
+
+
+class Impatient(BoundedConnection):
+    head_timeout = unread_timeout = 0.2
+
+
+async def _large(_: Request) -> Response:
+    return PlainTextResponse("x" * LARGE)
+
+
+async def _echo(request: Request) -> Response:
+    return PlainTextResponse(f"{len(await request.body())}")
+
+
+@dataclass
+class Impatiently:
+    """A server in this process whose time limits are short."""
+
+    port: int
+
+    def answers(self) -> bool:
+        return httpx.post(f"http://127.0.0.1:{self.port}/echo", content=b"abc").text == "3"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Impatiently]:
+    routes = [Route("/large", _large), Route("/echo", _echo, methods=["POST"])]
+    app = BodyLimit(Starlette(routes=routes), public="-", own="-", seconds=0.2)
+    config = uvicorn.Config(app, http=Impatient, log_config=None, lifespan="off")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = BoundedServer(config)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        yield Impatiently(listener.getsockname()[1])
+        server.should_exit = True
+        thread.join(PATIENCE)
+
+
+def has_ended(client: socket.socket) -> bool:
+    """Return True once the server has closed the connection."""
+    try:
+        return client.recv(1 << 16) == b""
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTT", b"GET / HTTP/1.1\r\nHost: x\r\nX: "])
+def test_a_connection_without_a_request_ends(server: Impatiently, sent: bytes) -> None:
+    with connected(server.port) as client:
+        client.sendall(sent)
+        assert has_ended(client)
+
+
+def test_a_head_that_comes_byte_by_byte_ends(server: Impatiently) -> None:
+    with connected(server.port) as client:
+        client.sendall(head("POST", "/echo", None, "Content-Length: 0"))
+        assert status_of(client) == 200
+        client.settimeout(0.05)
+
+        def trickle() -> bool:
+            try:
+                client.sendall(b"x")
+                return client.recv(4096) == b""
+            except TimeoutError:
+                return False
+            except ConnectionError:
+                return True
+
+        await_truth(trickle)
+
+
+def test_a_body_that_does_not_arrive_is_refused(server: Impatiently) -> None:
+    with connected(server.port) as client:
+        client.sendall(head("POST", "/echo", None, "Content-Length: 10") + b"abc")
+        assert status_of(client) == 408
+    assert server.answers()
+
+
+def test_a_client_that_reads_nothing_is_disconnected(server: Impatiently) -> None:
+    with connected(server.port) as client:
+        client.sendall(head("GET", "/large"))
+
+        def unread() -> int:
+            return len(client.recv(1 << 20, socket.MSG_PEEK))
+
+        await_truth(unread)
+        # it never reads, so only the end of its connection can make this fail
+        with pytest.raises(ConnectionError):
+            await_truth(lambda: client.sendall(b"x"))
+
+
+# -- many clients ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def crowd(api: Api, size: int, sent: bytes) -> Iterator[list[socket.socket]]:
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(size):
+            clients.append(stack.enter_context(connected(api.port)))
+            clients[-1].sendall(sent)
+        yield clients
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET / HTT", head("POST", "/api/v1/session", None, "Content-Length: 100")],
+    ids=["silent", "half a head", "no body"],
+)
+def test_a_crowd_without_a_token_takes_no_place_from_others(own_api: Api, sent: bytes) -> None:
+    with own_api.http() as http, crowd(own_api, MAX_CONNECTIONS + 200, sent) as strangers:
+        assert http.get("jobs").status_code == 200
+        # Further ones come, and a request that is in progress keeps its place.
+        with (
+            http.stream("GET", "stream") as stream,
+            crowd(own_api, MAX_CONNECTIONS, sent),
+        ):
+            assert stream.status_code == 200
+            job = own_api.submit()
+            assert any(job in line for line in stream.iter_lines())
+            assert httpx.get(f"{own_api.url}/healthz").status_code == 200
+        # The oldest made room.
+        assert has_ended(strangers[0])
+    assert own_api.process.alive
+
+
+def test_a_read_token_cannot_take_all_streams(own_api: Api) -> None:
+    with own_api.http() as http:
+        created = http.post("tokens", json={"name": "reader", "scope": "read"}).json()
+    request = head("GET", "/api/v1/stream", created["token"], "Accept: text/event-stream")
+
+    with crowd(own_api, 1009, b"") as streams:
+        statuses = []
+        for each in streams:
+            each.sendall(request)
+            statuses.append(status_of(each))
+        with own_api.http() as http, http.stream("GET", "stream") as stream:
+            assert stream.status_code == 200
+            assert http.get("jobs").status_code == 200
+            with own_api.http(created["token"]) as reader:
+                refused = reader.get("stream")
+                assert reader.get("jobs").status_code == 200
+
+    refusals = 1009 - MAX_STREAMS_PER_TOKEN
+    assert statuses == [200] * MAX_STREAMS_PER_TOKEN + [429] * refusals
+    assert refused.status_code == 429
+    assert refused.headers["Retry-After"] == "1"
+    assert refused.json()["detail"].startswith("the token reader has 64 streams in progress")
+    # The places are free again.
+    with own_api.http(created["token"]) as reader:
+
+        def answered() -> bool:
+            with reader.stream("GET", "stream") as stream:
+                return stream.status_code == 200
+
+        await_truth(answered)
+
+
+def test_a_token_has_a_limited_number_of_requests_in_progress(own_api: Api) -> None:
+    with own_api.http() as http:
+        created = http.post("tokens", json={"name": "reader", "scope": "read"}).json()
+        body = json.dumps({"yaml": "a: 1"}).encode()
+        lines = "Content-Type: application/json", f"Content-Length: {len(body)}"
+        request = head("POST", "/api/v1/jobs/validate", created["token"], *lines)
+
+        with crowd(own_api, MAX_REQUESTS_PER_TOKEN + 1, request) as clients:
+            # All but one wait for their bodies.
+            (refused, *_), _, _ = select.select(clients, [], [], SECONDS)
+            assert http.get("jobs").status_code == 200
+            for each in clients:
+                if each is not refused:
+                    each.sendall(body)
+            statuses = [status_of(each) for each in clients]
+
+    assert sorted(statuses) == [200] * MAX_REQUESTS_PER_TOKEN + [429]
