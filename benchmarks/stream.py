@@ -27,6 +27,7 @@ import psutil
 
 import machine
 from markdown import table
+from vcasgd.limits import MAX_REQUESTS_PER_TOKEN
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, running
@@ -80,7 +81,8 @@ class Readers:
     """Readers of the stream, on plain sockets in one thread."""
 
     url: str
-    token: str
+    #: Their tokens, each of which has enough places for all readers that open at the same time.
+    tokens: list[str]
     count: int
     #: Bytes received by all.
     received: int = 0
@@ -97,14 +99,16 @@ class Readers:
 
     def __enter__(self) -> Readers:
         where = urlsplit(self.url)
-        request = (
-            "GET /api/v1/stream HTTP/1.1\r\n"
-            f"Host: {where.netloc}\r\nAuthorization: Bearer {self.token}\r\n"
-            "Accept: text/event-stream\r\n\r\n"
-        ).encode()
-        for _ in range(self.count):
+        for number in range(self.count):
             connection = socket.create_connection((where.hostname, where.port), PATIENCE_SECONDS)
-            connection.sendall(request)
+            token = self.tokens[number // MAX_REQUESTS_PER_TOKEN]
+            connection.sendall(
+                (
+                    "GET /api/v1/stream HTTP/1.1\r\n"
+                    f"Host: {where.netloc}\r\nAuthorization: Bearer {token}\r\n"
+                    "Accept: text/event-stream\r\n\r\n"
+                ).encode()
+            )
             connection.setblocking(False)
             self._tails[connection] = b""
             self._selector.register(connection, selectors.EVENT_READ)
@@ -208,8 +212,14 @@ class Bench:
 
     def measure(self, count: int) -> tuple[str, ...]:
         """Return a row of figures for a number of readers."""
+        tokens = [
+            self._http.post("tokens", json={"name": f"r-{count}-{first}", "scope": "read"}).json()[
+                "token"
+            ]
+            for first in range(0, count, MAX_REQUESTS_PER_TOKEN)
+        ]
         began = time.perf_counter()
-        with Readers(self.url, self.token, count) as readers:
+        with Readers(self.url, tokens, count) as readers:
             readers.wait(STATE)
             opened = time.perf_counter() - began
             opening, requests = readers.received, Requests(self._http)
