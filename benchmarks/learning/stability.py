@@ -58,8 +58,6 @@ WORKERS = (1, 2, 4, 8)
 INTERVALS = (1, 4, 16, 64)
 #: Numbers of workers with intervals at which every rule is run with every encoding.
 CORNERS = set(itertools.product((WORKERS[0], WORKERS[-1]), (INTERVALS[0], INTERVALS[-1])))
-#: Values of fields without a default.
-REQUIRED: dict[str, dict[str, Any]] = {"dc-asgd": {"compensation": 1.0}}
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Combination:
     push_every: int = 1
 
     def spec(self) -> JobSpec:
-        update = {"rule": self.rule, "codec": self.codec, **REQUIRED.get(self.rule, {})}
+        update = {"rule": self.rule, "codec": self.codec}
         return JobSpec.parse(
             {
                 **JOBS[self.task],

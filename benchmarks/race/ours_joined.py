@@ -26,7 +26,7 @@ POOL = "joined"
 #: Text before the machine's name in the output of an agent.
 JOINED = "joined as "
 STOP_SECONDS = 10.0
-CODEC = "int4"
+CODEC = "int2"
 
 
 class JoinedCluster(OurCluster):

@@ -87,7 +87,7 @@ The exchange of a transformer with 33.6 million parameters, float32. Its steps t
 {transformer.pace_ms:g} ms for {transformer.batch} samples, and compute nothing but a gradient of
 noise and a step of SGD, so there is no loss to compare. Machines exchange updates every
 {transformer.sync_every} steps, and a run is measured for {transformer.seconds:g} s. With slow
-links, vcasgd runs with `update: {{codec: int4}}`, otherwise with its default encoding; what
+links, vcasgd runs with `update: {{codec: int2}}`, otherwise with its default encoding; what
 encodings cost in quality is in [Learning](../../docs/learning.md#fewer-bytes).
 
 {transformer_throughput}

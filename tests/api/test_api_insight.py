@@ -288,7 +288,7 @@ def test_valid_job_file_is_accepted(api: Api, http: httpx.Client) -> None:
 
 
 def test_validation_warns_about_unstable_settings(http: httpx.Client) -> None:
-    text = "name: x\ntask: a:B\nepochs: 1\nupdate: {rule: fedbuff}\n"
+    text = "name: x\ntask: a:B\nepochs: 1\nupdate: {rule: vc-asgd}\n"
 
     found = http.post("jobs/validate", json={"yaml": text}).json()
 

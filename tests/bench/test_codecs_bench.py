@@ -26,9 +26,7 @@ def test_bench_codecs_measures_every_codec() -> None:
         "bfloat16": 0.5,
         "int8": int8,
         # Bits of a packed number, for normally distributed ones.
-        "int4": pytest.approx(3.19 / 32, rel=1e-2),
         "int2": pytest.approx(2.09 / 32, rel=1e-2),
-        "ternary": pytest.approx(1.55 / 32, rel=1e-2),
         "topk": 1 / 64,
         "partition": partition,
         "rows": rows,

@@ -244,16 +244,16 @@ def test_unstable_combinations_are_counted(modules: Any) -> None:
     combination = modules.stability.Combination
     rows = {
         combination("svm", "plain"): {"loss": 2.0},
-        combination("svm", "downpour", "float32", 1, 1): {"loss": 2.0},
-        combination("svm", "downpour", "float32", 2, 1): {"loss": 2.4},
-        combination("svm", "downpour", "float32", 4, 1): {"loss": None},
+        combination("svm", "sma", "float32", 1, 1): {"loss": 2.0},
+        combination("svm", "sma", "float32", 2, 1): {"loss": 2.4},
+        combination("svm", "sma", "float32", 4, 1): {"loss": None},
     }
 
     first, *_, last = modules.stability.table(rows)
 
     assert first.startswith("2 of 3 combinations")
     assert last == (
-        "| `downpour` | `float32` | `svm` | 1.00, **1.20**, **∞**, – "
+        "| `sma` | `float32` | `svm` | 1.00, **1.20**, **∞**, – "
         "| –, –, –, – | –, –, –, – | –, –, –, – |"
     )
 

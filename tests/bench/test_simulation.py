@@ -312,7 +312,7 @@ class Wide(Downhill):
 def test_workers_fetch_steps_in_the_encoding_of_pushes() -> None:
     whole, steps = (
         simulate(always(2), make_task=Wide, push_every=1, update={"codec": codec})
-        for codec in ("float32", "ternary")
+        for codec in ("float32", "int2")
     )
 
     assert steps.updates == whole.updates

@@ -60,10 +60,10 @@ def test_machines_in_other_zones_pay_for_what_they_move(provider: str, usd: floa
 @pytest.mark.parametrize(
     ("fields", "samples", "width"),
     [
-        ({"push_every": 10, "update": {"rule": "fedasync"}}, 200, 4),
-        ({"push_every": 10, "update": {"rule": "fedasync", "codec": "bfloat16"}}, 200, 2),
+        ({"push_every": 10, "update": {"rule": "vc-asgd"}}, 200, 4),
+        ({"push_every": 10, "update": {"rule": "vc-asgd", "codec": "bfloat16"}}, 200, 2),
         ({"push_every": 10, "update": {"rule": "async-local-sgd", "codec": "int8"}}, 200, 1),
-        ({"push_every": "subtask", "update": {"rule": "fedasync"}}, 4000, 4),
+        ({"push_every": "subtask", "update": {"rule": "vc-asgd"}}, 4000, 4),
         ({"update": {"rule": "rounds"}}, 40, 4),
     ],
 )

@@ -59,7 +59,7 @@ class Follower:
         return 4 * len(self.vector)
 
 
-def world_of(make_world: MakeWorld, codec: str = "int4", **fields: Any) -> World:
+def world_of(make_world: MakeWorld, codec: str = "int2", **fields: Any) -> World:
     rule = {"rule": "async-local-sgd", "eta": 1.0, **fields}
     return make_world(
         samples=SAMPLES, epochs=1, subtasks_per_epoch=12, update={**rule, "codec": codec}
@@ -80,9 +80,7 @@ def step_chunks(world: World) -> set[str]:
     return {key for key in world.tensor_keys() if key.startswith("s:") and ":d" in key}
 
 
-@pytest.mark.parametrize(
-    ("codec", "part"), [("int8", 3.9), ("int4", 7.7), ("int2", 11.5), ("ternary", 18), ("topk", 3)]
-)
+@pytest.mark.parametrize(("codec", "part"), [("int8", 3.9), ("int2", 11.5), ("topk", 3)])
 def test_a_worker_follows_with_a_part_of_the_bytes(
     make_world: MakeWorld, codec: str, part: float
 ) -> None:
@@ -111,7 +109,7 @@ def test_a_worker_adds_several_steps_at_once(make_world: MakeWorld) -> None:
 
 
 def test_a_worker_that_is_far_behind_fetches_the_whole(make_world: MakeWorld) -> None:
-    world = world_of(make_world)
+    world = world_of(make_world, "int8")
     shard, worker = world.shard(), Follower(world)
     worker.follow()
     for nth in range(12):
@@ -135,7 +133,7 @@ def test_jobs_without_a_residual_publish_as_before(make_world: MakeWorld, codec:
 
 
 def test_what_is_pinned_and_in_checkpoints_is_the_exact_model(make_world: MakeWorld) -> None:
-    world = world_of(make_world, "ternary")
+    world = world_of(make_world, "int2")
     shard, worker = world.shard(), Follower(world)
     delta = publish(world, shard, 0)
     world.snapshots.request_pin("wanted")
@@ -158,7 +156,7 @@ def test_what_is_pinned_and_in_checkpoints_is_the_exact_model(make_world: MakeWo
 
 
 def test_a_successor_continues_with_the_difference_that_is_left(make_world: MakeWorld) -> None:
-    world = world_of(make_world, "ternary")
+    world = world_of(make_world, "int2")
     worker = Follower(world)
     worker.follow()
     total = publish(world, world.shard(), 0)[:-1].clone()
@@ -191,7 +189,7 @@ def test_no_step_leads_back_to_an_earlier_model(
     assert torch.equal(worker.vector, back)
     assert not step_chunks(world)
     publish(world, shard, 2, rollbacks=1)
-    assert worker.follow() < worker.whole / 7
+    assert worker.follow() < worker.whole / 10
 
 
 class TestDamage:
@@ -218,8 +216,8 @@ class TestDamage:
         world, worker = behind
         (key,) = (key for key in step_chunks(world) if key.startswith("s:2."))
         size = world.tensors.strlen(world.keys.prefix + key)
-        # Twelve blocks, packed.
-        assert 1000 < size < 1536
+        # Eight blocks, packed.
+        assert 700 < size < 1024
         if byte is None:
             world.tensors.delete(world.keys.prefix + key)
         else:
@@ -259,21 +257,18 @@ class TestDamage:
 
 @pytest.mark.parametrize("rule", [
     {"rule": "rounds"},
-    {"rule": "fedbuff", "buffer": 2},
-    {"rule": "delayed-nesterov", "buffer": 2},
-    {"rule": "dc-asgd", "compensation": 0.1},
-    {"rule": "downpour"},
+    {"rule": "async-local-sgd"},
 ], ids=lambda rule: rule["rule"])  # fmt: skip
 def test_every_rule_that_adds_differences(make_world: MakeWorld, rule: dict[str, Any]) -> None:
     world = make_world(
-        samples=SAMPLES, epochs=1, subtasks_per_epoch=12, update={**rule, "codec": "int4"}
+        samples=SAMPLES, epochs=1, subtasks_per_epoch=12, update={**rule, "codec": "int2"}
     )
     worker = Follower(world)
     worker.follow()
     shard = world.shard()
     for nth in range(5):
         publish(world, shard, nth, base=nth)
-        assert worker.follow() < worker.whole / 7
+        assert worker.follow() < worker.whole / 10
         if nth == 2:
             shard = world.shard()
 
@@ -309,7 +304,7 @@ def test_faults_at_each_command_of_a_publication(
             worker.follow()
             assert torch.allclose(world.vector()[:-1], total, atol=1e-5)
             total += publish(world, shard, 2)[:-1]
-            assert worker.follow() < worker.whole / 7
+            assert worker.follow() < worker.whole / 10
             assert torch.allclose(world.vector()[:-1], total, atol=1e-5)
             assert len(step_chunks(world)) == len(world.snapshots.read_meta().steps)
         if not fault.fired:

@@ -15,11 +15,7 @@ from vcasgd.parameter_server.shard import Shard
 from vcasgd.spec.job import JobSpec
 
 MakeWorld = Callable[..., World]
-RULES: list[dict[str, Any]] = [
-    {"rule": "sma", "moving_rate": 0.5, "momentum": 0.5},
-    {"rule": "delayed-nesterov", "buffer": 3, "momentum": 0.5},
-    {"rule": "fedbuff", "buffer": 4},
-]
+RULE: dict[str, Any] = {"rule": "sma", "moving_rate": 0.5, "momentum": 0.5}
 #: subtask and samples of each push; with the sixth the first epoch is complete
 PUSHES = [(0, 0, 2), (1, 0, 2), (0, 2, 4), (2, 0, 2), (1, 2, 4), (2, 2, 4), (3, 0, 2), (4, 0, 4)]
 
@@ -32,7 +28,7 @@ def expected(spec: JobSpec, floats: int, pushes: int) -> tuple[Tensor, Tensor]:
     """Weights and rule state of a run without failures."""
     weights, state = torch.zeros(floats), torch.zeros(floats)
     for push in range(pushes):
-        context = Context(0, 1 + push // 6, floats - 1, push + 1, push == 5, state)
+        context = Context(0, 1 + push // 6, floats - 1, state)
         make_rule(spec.update).blend(weights, numbers(push, floats), context)
     return weights, state
 
@@ -74,15 +70,13 @@ def both_lost(world: World, shard: Shard) -> Shard:
 
 
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
-@pytest.mark.parametrize("update", RULES, ids=lambda update: update["rule"])
 @pytest.mark.parametrize("accident", [server_lost, tensors_lost, both_lost])
 def test_training_goes_on_as_if_nothing_had_happened(
     make_world: MakeWorld,
-    update: dict[str, Any],
     codec: str,
     accident: Callable[[World, Shard], Shard],
 ) -> None:
-    world = make_world(update={**update, "codec": codec})
+    world = make_world(update={**RULE, "codec": codec})
     shard, floats = world.shard(), world.layout.floats
     for numbered in range(2):
         push(world, shard, numbered)
@@ -103,7 +97,7 @@ def test_training_goes_on_as_if_nothing_had_happened(
 
 
 def test_nothing_of_an_older_version_stays(make_world: MakeWorld) -> None:
-    world = make_world(update=RULES[0])
+    world = make_world(update=RULE)
     shard = world.shard()
     for numbered in range(4):
         push(world, shard, numbered)
@@ -111,35 +105,3 @@ def test_nothing_of_an_older_version_stays(make_world: MakeWorld) -> None:
     chunks = {key for key in world.tensor_keys() if key.startswith("s:")}
 
     assert chunks == {f"s:{version}.1:{name}" for version in (3, 4) for name in ("0", "r0")}
-
-
-def test_no_update_of_an_epoch_is_left_in_the_buffer_at_its_end(make_world: MakeWorld) -> None:
-    world = make_world(update={"rule": "fedbuff", "buffer": 100})
-    shard = world.shard()
-    one = torch.ones(world.layout.floats)
-
-    for subtask, start, stop in PUSHES[:6]:
-        assert not world.vector()[:-1].any()
-        world.push(subtask, start, stop, vector=one, base=world.snapshots.version())
-        shard.turn()
-
-    torch.testing.assert_close(world.vector()[:-1], 0.06 * one[:-1])
-
-
-def test_delays_are_compensated_as_long_as_the_base_is_remembered(make_world: MakeWorld) -> None:
-    # Given a rule that keeps two bases, and two updates of 1 that were applied
-    world = make_world(update={"rule": "dc-asgd", "compensation": 0.25, "history": 2})
-    shard, one = world.shard(), torch.ones(world.layout.floats)
-    world.push(0, 0, 1, vector=one, base=0)
-    shard.turn()
-    assert world.vector()[0] == 1
-
-    # When one that was made from version 0 comes late, it is 1 − 0.25·1·1·(1 − 0)
-    world.push(1, 0, 1, vector=one, base=0)
-    shard.turn()
-    assert world.vector()[0] == 1.75
-
-    # Then another of that version is too late, and is added as it is
-    world.push(2, 0, 1, vector=one, base=0)
-    shard.turn()
-    assert world.vector()[0] == 2.75

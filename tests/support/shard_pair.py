@@ -28,7 +28,7 @@ from vcasgd.worker.pending_updates import MAX_UNAPPLIED
 from vcasgd.worker.shard_group import ShardGroup
 
 #: Updates whose steps are smaller than the model.
-COARSE = {"rule": "async-local-sgd", "eta": 1.0, "codec": "int4"}
+COARSE = {"rule": "async-local-sgd", "eta": 1.0, "codec": "int2"}
 
 
 class ShardPair:

@@ -171,30 +171,6 @@ def test_a_parameter_server_killed(sharded: Harness, node: int) -> None:
 
 
 @pytest.mark.slow
-def test_buffered_updates_survive_the_loss_of_servers(sharded: Harness) -> None:
-    # Given a rule that adds the sum of seven updates at a time, and a checkpoint
-    constant = {"function": "constant"}
-    fedbuff = {"rule": "fedbuff", "eta": 7.0, "buffer": 7, "staleness": constant, "codec": "int8"}
-    training = Training(sharded, update=fedbuff)
-    training.start(workers=2)
-    await_samples_everywhere(training, 60)
-    sharded.checkpoint(training.job)
-    training.await_more_samples(40)
-
-    # When one node loses its parameter server, and another one loses both servers
-    sharded.servers[0].kill()
-    sharded.nodes[1].process.kill()
-    sharded.servers[1].kill()
-    sharded.start_server(0)
-    sharded.nodes[1].start()
-    sharded.start_server(1)
-
-    # Then each sample of each epoch is in the model once
-    training.finish()
-    assert events(training, "restored") == [1]
-
-
-@pytest.mark.slow
 def test_one_shard_returns_to_a_checkpoint_and_the_others_stay_ahead(
     sharded: Harness, eventually: Eventually
 ) -> None:

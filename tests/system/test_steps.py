@@ -25,7 +25,7 @@ def test_deaths_of_the_parameter_server_lose_nothing_of_the_model(
         epochs=EPOCHS,
         subtasks=10,
         push_every=2,
-        update={"rule": "async-local-sgd", "eta": 1.0, "codec": "ternary"},
+        update={"rule": "async-local-sgd", "eta": 1.0, "codec": "int2"},
         workers={"max": 2},
     )
     workers = training.start(2)

@@ -30,7 +30,7 @@ def formats_of(*names: str) -> st.SearchStrategy[BlockFormat]:
 
 dense = formats_of("float32", "bfloat16", "int8")
 formats = formats_of("float32", "bfloat16", "int8", "topk", "partition")
-lossy = formats_of("int8", "int4", "ternary", "topk", "partition")
+lossy = formats_of("int8", "int2", "topk", "partition")
 
 
 def encoded(fmt: BlockFormat, vector: Tensor, chunk: int = 4096) -> memoryview:

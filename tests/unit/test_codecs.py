@@ -140,7 +140,7 @@ def test_codecs_are_found_by_name() -> None:
     assert [make_codec(codec.name).name for codec in CODECS] == ["float32", "bfloat16"]
     with pytest.raises(
         SpecError,
-        match="choose one of float32, bfloat16, int8, int4, int2, ternary, topk, partition",
+        match="choose one of float32, bfloat16, int8, int2, topk, partition",
     ) as caught:
         make_codec("pickle")
     assert caught.value.field == "update.codec"

@@ -26,8 +26,8 @@ from vcasgd.spec.job import JobSpec
         ({"update": {"rule": "async-local-sgd"}}, None),
         ({"update": {"rule": "rounds", "codec": "int8"}}, "int8 depend on earlier ones"),
         ({"update": {"rule": "vc-asgd"}}, "vc-asgd are not differences"),
-        ({"update": {"rule": "easgd"}}, "easgd are not differences"),
-        ({"tuning": {"momentum": True}, "update": {"rule": "downpour"}}, "momentum"),
+        ({"update": {"rule": "sma"}}, "sma are not differences"),
+        ({"tuning": {"momentum": True}, "update": {"rule": "async-local-sgd"}}, "momentum"),
     ],
 )
 def test_a_job_whose_intervals_depend_on_more_is_named(

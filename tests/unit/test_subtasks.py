@@ -222,8 +222,6 @@ class TestAppliedRecord:
         record.advance(1, 0, 3)
         record.advance(3, 0, 1)
 
-        assert record.ends_epoch(2, 4)
-        assert not record.ends_epoch(2, 3)
         assert record.advance(2, 0, 4)
         assert (record.finished_epochs, record.positions) == (1, {3: 1})
         assert (record.position(2), record.is_done(2), list(record.done)) == (4, True, [])

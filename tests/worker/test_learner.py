@@ -166,7 +166,7 @@ def test_an_update_in_the_memory_of_its_base_is_the_same(rule: str) -> None:
 
 
 def test_under_an_elastic_rule_a_worker_continues_from_its_own_copy() -> None:
-    learner = learner_of(update={"rule": "easgd", "moving_rate": 0.25})
+    learner = learner_of(update={"rule": "sma", "moving_rate": 0.25})
 
     assert interval(learner, 10.0).update.item() == 8
     # 8 + 0.25·(20 − 8) = 11, then two steps.
@@ -233,7 +233,7 @@ def test_a_rollback_halves_the_learning_rate_and_starts_a_new_optimizer() -> Non
 
 
 def test_a_rollback_drops_the_own_copy_of_an_elastic_rule() -> None:
-    learner = learner_of(update={"rule": "easgd", "moving_rate": 0.25})
+    learner = learner_of(update={"rule": "sma", "moving_rate": 0.25})
     assert interval(learner, 10.0).update.item() == 8
 
     assert interval(learner, 20.0, rollbacks=1).update.item() == 19

@@ -15,8 +15,7 @@ from vcasgd.spec.job import JobSpec
 #: (https://cloud.google.com/vpc/pricing). These pages have the prices of today.
 USD_PER_GB = {"aws": 0.02, "gcp": 0.01}
 #: Bytes per number of a payload. Sparse encodings have at most those of ``int8``.
-BYTES_PER_NUMBER = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.51, "int2": 0.34,
-                    "ternary": 0.21, "topk": 1.0}  # fmt: skip
+BYTES_PER_NUMBER = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int2": 0.34, "topk": 1.0}
 GIGABYTE = 1e9
 
 

@@ -103,12 +103,6 @@ class AppliedRecord:
         if start > position:
             raise InvalidUpdate(f"{samples} do not start at {position}", reason="out-of-place")
 
-    def ends_epoch(self, subtask: int, stop: int) -> bool:
-        """Return True if applying a subtask up to ``stop`` finishes an epoch."""
-        epoch = self.plan.epoch_of(subtask)
-        missing = self.plan.subtasks_in(epoch) - self._done_in[epoch]
-        return epoch == self.finished_epochs and missing == 1 and stop == self.plan.size(subtask)
-
     def advance(self, subtask: int, start: int, stop: int) -> bool:
         """Record the samples ``[start, stop)`` of a subtask as applied.
 

@@ -137,8 +137,6 @@ class ModelState:
         #: Weighted sum of the round's differences, float32 [floats]; None without rounds.
         self._sum = torch.zeros_like(weights) if config.rule.rounds else None
         self._recent = RecentMembers()
-        #: Published versions that updates may be based on.
-        self._bases: dict[int, Tensor] = {}
         self.integers = snapshot.meta.integer_vector()
         self.record = snapshot.record.applied(config.plan)
         self.batch = Batch(first_open=self.record.first_open)
@@ -146,7 +144,6 @@ class ModelState:
         self.meta = snapshot.meta
         #: Factor by which the weight of updates is multiplied.
         self.factor = 1.0
-        self._remember_base()
 
     @property
     def point(self) -> int:
@@ -218,10 +215,7 @@ class ModelState:
                 staleness,
                 epoch=self._config.plan.epoch_of(header.subtask) + 1,
                 parameters=self._config.part.parameters,
-                number=self.meta.version + self.batch.applied + 1,
-                ends_epoch=self.record.ends_epoch(header.subtask, header.stop),
                 state=self.state if self._sum is None else self._sum,
-                base=self._bases.get(header.base),
                 factor=self.factor,
                 samples=weight,
             ),
@@ -417,17 +411,6 @@ class ModelState:
         """Start a new batch after the present one was published as ``meta``."""
         self._recent.end(self.batch.members)
         self.meta, self.batch = meta, Batch(first_open=self.record.first_open)
-        self._remember_base()
-
-    def _remember_base(self) -> None:
-        """Keep a copy of the version that workers now train from, if the rule needs bases.
-
-        Bases do not survive a restart; later updates from them are blended without.
-        """
-        if self._config.rule.history:
-            self._bases[self.meta.version] = self.followed.clone()
-            while len(self._bases) > self._config.rule.history:
-                del self._bases[next(iter(self._bases))]
 
 
 def _integers(header: Header, expected: int) -> Tensor | None:

@@ -12,20 +12,14 @@ from vcasgd.spec.job import JobSpec
 LOSSES: dict[str, tuple[float, float]] = {
     "rounds": (1.00, 1.09),
     "vc-asgd": (1.69, 2.83),
-    "fedasync": (1.56, 3.03),
-    "easgd": (1.38, 2.41),
     "sma": (1.14, 2.35),
     "async-local-sgd": (1.12, 18.15),
-    "downpour": (1.12, 3.10),
-    "delayed-nesterov": (1.28, 10.04),
-    "fedbuff": (3.95, 5.36),
-    "dc-asgd": (1.12, 33.68),
 }
 #: Ratio of the losses above which settings count as unstable.
 LIMIT = 1.1
 #: Local steps from which on encodings have larger ratios under the default rule, with
 #: ``COARSE_WORKERS`` or more.
-COARSE_STEPS = {"int2": 64, "ternary": 64, "topk": 16}
+COARSE_STEPS = {"int2": 64, "topk": 16}
 COARSE_WORKERS = 8
 
 
@@ -54,5 +48,5 @@ def unstable_settings(spec: JobSpec) -> list[SettingWarning]:
     long = isinstance(steps, int) and steps >= COARSE_STEPS.get(codec, math.inf)
     if long and spec.workers.max >= COARSE_WORKERS:
         message = f"a loss more than {LIMIT:g} times that of one process was measured with {codec}"
-        return [SettingWarning("push_every", message, "shorten it, or use int4")]
+        return [SettingWarning("push_every", message, "shorten it, or use int8")]
     return []

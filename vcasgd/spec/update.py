@@ -35,13 +35,8 @@ class Staleness(StrictModel):
         return value
 
 
-POLYNOMIAL = Staleness(function="polynomial")
-
 _WeightsCodec = Literal["float32", "bfloat16"]
-_DeltaCodec = Literal[
-    "float32", "bfloat16", "int8", "int4", "int2", "ternary", "topk", "partition", "rows"
-]
-_Buffer = Annotated[int, Field(ge=1, le=100_000, strict=True)]
+_DeltaCodec = Literal["float32", "bfloat16", "int8", "int2", "topk", "partition", "rows"]
 
 
 class VcAsgdSpec(StrictModel):
@@ -72,37 +67,14 @@ class RoundsSpec(StrictModel):
     """
 
     rule: Literal["rounds"] = "rounds"
-    codec: Literal["float32", "bfloat16", "int8", "int4", "int2", "ternary", "topk", "rows"] = (
-        "float32"
-    )
-
-
-class FedAsyncSpec(StrictModel):
-    """``W ← (1−β·s(τ))W + β·s(τ)·w`` (Xie 2019)."""
-
-    rule: Literal["fedasync"]
-    beta: float = Field(default=0.6, gt=0, lt=1, strict=True)
-    staleness: Staleness = POLYNOMIAL
-    codec: _WeightsCodec = "float32"
-
-
-class EasgdSpec(StrictModel):
-    """``W ← W + α·s(τ)·(w − W)``, and the worker's own copy moves by α towards W (Zhang 2015).
-
-    ``moving_rate`` is α; in the paper it is 0.9 divided by the number of workers.
-    """
-
-    rule: Literal["easgd"]
-    moving_rate: float = Field(default=0.225, gt=0, lt=1, strict=True)
-    staleness: Staleness = Staleness()
-    codec: _WeightsCodec = "float32"
+    codec: Literal["float32", "bfloat16", "int8", "int2", "topk", "rows"] = "float32"
 
 
 class SmaSpec(StrictModel):
-    """Like ``easgd``, with momentum for the central average (CROSSBOW, Koliousis 2019).
+    """``v ← μv + α·s(τ)·(w − W)``, ``W ← W + v`` (CROSSBOW, Koliousis 2019).
 
-    ``v ← μv + α·s(τ)·(w − W)``, ``W ← W + v``. ``moving_rate`` is α, in the paper about 1 divided
-    by the number of workers; ``momentum`` is μ.
+    The worker's own copy moves by α towards W. ``moving_rate`` is α, in the paper about 1 divided
+    by the number of workers; ``momentum`` is μ. With μ = 0 this is EASGD (Zhang 2015).
     """
 
     rule: Literal["sma"]
@@ -112,86 +84,24 @@ class SmaSpec(StrictModel):
     codec: _WeightsCodec = "float32"
 
 
-class _Differences(StrictModel):
-    """Fields of rules that add differences.
+class AsyncLocalSgdSpec(StrictModel):
+    """``W ← W + η·s(τ)·Δ`` (Liu 2024).
 
     ``eta`` is η. Running statistics are averaged with weight ``statistics_mix``, not summed. With
     ``codec: partition`` each update carries one of ``partitions`` parts.
     """
 
+    rule: Literal["async-local-sgd"]
     eta: float = Field(default=1.0, gt=0, le=10, strict=True)
     statistics_mix: float = Field(default=0.5, gt=0, le=1, strict=True)
+    staleness: Staleness = Staleness()
     codec: _DeltaCodec = "float32"
     partitions: int = Field(
         default=4, ge=2, le=64, strict=True, description="parts of codec partition"
     )
 
 
-class AsyncLocalSgdSpec(_Differences):
-    """``W ← W + η·s(τ)·Δ`` (Liu 2024).
-
-    Running statistics are averaged with weight ``statistics_mix``, not summed.
-    """
-
-    rule: Literal["async-local-sgd"]
-    staleness: Staleness = Staleness()
-
-
-class DownpourSpec(_Differences):
-    """``W ← W + η·Δ/max(τ, 1)``: Downpour SGD with a staleness-aware rate (Zhang 2016)."""
-
-    rule: Literal["downpour"]
-
-
-class DelayedNesterovSpec(_Differences):
-    """``W ← W + η·s(τ)·Δ/N``, and a momentum step with each N-th update (Liu 2024).
-
-    ``buffer`` is N, ``momentum`` is β.
-    """
-
-    rule: Literal["delayed-nesterov"]
-    buffer: _Buffer = 4
-    momentum: float = Field(default=0.9, ge=0, lt=1, strict=True)
-    staleness: Staleness = Staleness()
-
-
-class FedBuffSpec(_Differences):
-    """``W ← W + (η/K)·Σ s(τᵢ)Δᵢ`` with each K-th update and after each epoch (Nguyen 2022).
-
-    ``buffer`` is K.
-    """
-
-    rule: Literal["fedbuff"]
-    buffer: _Buffer = 10
-    staleness: Staleness = POLYNOMIAL
-
-
-class DcAsgdSpec(_Differences):
-    """``W ← W + η·s(τ)·(Δ − λ·Δ⊙Δ⊙(W − w₀))`` (Zheng 2017).
-
-    ``compensation`` is λ: the paper's value divided by the local learning rate and by the local
-    steps of a push. ``history`` is the number of published versions that the parameter server
-    keeps; updates from older versions are not compensated.
-    """
-
-    rule: Literal["dc-asgd"]
-    compensation: float = Field(gt=0, le=1e6, strict=True)
-    history: int = Field(default=8, ge=1, le=1000, strict=True)
-    staleness: Staleness = Staleness()
-
-
-_AnyRule = (
-    RoundsSpec
-    | VcAsgdSpec
-    | FedAsyncSpec
-    | EasgdSpec
-    | SmaSpec
-    | AsyncLocalSgdSpec
-    | DownpourSpec
-    | DelayedNesterovSpec
-    | FedBuffSpec
-    | DcAsgdSpec
-)
+_AnyRule = RoundsSpec | VcAsgdSpec | SmaSpec | AsyncLocalSgdSpec
 Update = Annotated[_AnyRule, Field(discriminator="rule")]
 
 #: The model of the section ``update`` for each name of a rule.

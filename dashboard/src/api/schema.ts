@@ -913,9 +913,15 @@ export interface components {
          * AsyncLocalSgdSpec
          * @description ``W ← W + η·s(τ)·Δ`` (Liu 2024).
          *
-         *     Running statistics are averaged with weight ``statistics_mix``, not summed.
+         *     ``eta`` is η. Running statistics are averaged with weight ``statistics_mix``, not summed. With
+         *     ``codec: partition`` each update carries one of ``partitions`` parts.
          */
         AsyncLocalSgdSpec: {
+            /**
+             * @description discriminator enum property added by openapi-typescript
+             * @enum {string}
+             */
+            rule: "async-local-sgd";
             /**
              * Eta
              * @default 1
@@ -927,23 +933,6 @@ export interface components {
              */
             statistics_mix: number;
             /**
-             * Codec
-             * @default float32
-             * @enum {string}
-             */
-            codec: "float32" | "bfloat16" | "int8" | "int4" | "int2" | "ternary" | "topk" | "partition" | "rows";
-            /**
-             * Partitions
-             * @description parts of codec partition
-             * @default 4
-             */
-            partitions: number;
-            /**
-             * @description discriminator enum property added by openapi-typescript
-             * @enum {string}
-             */
-            rule: "async-local-sgd";
-            /**
              * @default {
              *       "function": "constant",
              *       "a": 0.5,
@@ -951,6 +940,18 @@ export interface components {
              *     }
              */
             staleness: components["schemas"]["Staleness"];
+            /**
+             * Codec
+             * @default float32
+             * @enum {string}
+             */
+            codec: "float32" | "bfloat16" | "int8" | "int2" | "topk" | "partition" | "rows";
+            /**
+             * Partitions
+             * @description parts of codec partition
+             * @default 4
+             */
+            partitions: number;
         };
         /**
          * BaseSpec
@@ -1134,176 +1135,6 @@ export interface components {
             labels: string[];
         };
         /**
-         * DcAsgdSpec
-         * @description ``W ← W + η·s(τ)·(Δ − λ·Δ⊙Δ⊙(W − w₀))`` (Zheng 2017).
-         *
-         *     ``compensation`` is λ: the paper's value divided by the local learning rate and by the local
-         *     steps of a push. ``history`` is the number of published versions that the parameter server
-         *     keeps; updates from older versions are not compensated.
-         */
-        DcAsgdSpec: {
-            /**
-             * Eta
-             * @default 1
-             */
-            eta: number;
-            /**
-             * Statistics Mix
-             * @default 0.5
-             */
-            statistics_mix: number;
-            /**
-             * Codec
-             * @default float32
-             * @enum {string}
-             */
-            codec: "float32" | "bfloat16" | "int8" | "int4" | "int2" | "ternary" | "topk" | "partition" | "rows";
-            /**
-             * Partitions
-             * @description parts of codec partition
-             * @default 4
-             */
-            partitions: number;
-            /**
-             * @description discriminator enum property added by openapi-typescript
-             * @enum {string}
-             */
-            rule: "dc-asgd";
-            /** Compensation */
-            compensation: number;
-            /**
-             * History
-             * @default 8
-             */
-            history: number;
-            /**
-             * @default {
-             *       "function": "constant",
-             *       "a": 0.5,
-             *       "b": 4
-             *     }
-             */
-            staleness: components["schemas"]["Staleness"];
-        };
-        /**
-         * DelayedNesterovSpec
-         * @description ``W ← W + η·s(τ)·Δ/N``, and a momentum step with each N-th update (Liu 2024).
-         *
-         *     ``buffer`` is N, ``momentum`` is β.
-         */
-        DelayedNesterovSpec: {
-            /**
-             * Eta
-             * @default 1
-             */
-            eta: number;
-            /**
-             * Statistics Mix
-             * @default 0.5
-             */
-            statistics_mix: number;
-            /**
-             * Codec
-             * @default float32
-             * @enum {string}
-             */
-            codec: "float32" | "bfloat16" | "int8" | "int4" | "int2" | "ternary" | "topk" | "partition" | "rows";
-            /**
-             * Partitions
-             * @description parts of codec partition
-             * @default 4
-             */
-            partitions: number;
-            /**
-             * @description discriminator enum property added by openapi-typescript
-             * @enum {string}
-             */
-            rule: "delayed-nesterov";
-            /**
-             * Buffer
-             * @default 4
-             */
-            buffer: number;
-            /**
-             * Momentum
-             * @default 0.9
-             */
-            momentum: number;
-            /**
-             * @default {
-             *       "function": "constant",
-             *       "a": 0.5,
-             *       "b": 4
-             *     }
-             */
-            staleness: components["schemas"]["Staleness"];
-        };
-        /**
-         * DownpourSpec
-         * @description ``W ← W + η·Δ/max(τ, 1)``: Downpour SGD with a staleness-aware rate (Zhang 2016).
-         */
-        DownpourSpec: {
-            /**
-             * Eta
-             * @default 1
-             */
-            eta: number;
-            /**
-             * Statistics Mix
-             * @default 0.5
-             */
-            statistics_mix: number;
-            /**
-             * Codec
-             * @default float32
-             * @enum {string}
-             */
-            codec: "float32" | "bfloat16" | "int8" | "int4" | "int2" | "ternary" | "topk" | "partition" | "rows";
-            /**
-             * Partitions
-             * @description parts of codec partition
-             * @default 4
-             */
-            partitions: number;
-            /**
-             * @description discriminator enum property added by openapi-typescript
-             * @enum {string}
-             */
-            rule: "downpour";
-        };
-        /**
-         * EasgdSpec
-         * @description ``W ← W + α·s(τ)·(w − W)``, and the worker's own copy moves by α towards W (Zhang 2015).
-         *
-         *     ``moving_rate`` is α; in the paper it is 0.9 divided by the number of workers.
-         */
-        EasgdSpec: {
-            /**
-             * @description discriminator enum property added by openapi-typescript
-             * @enum {string}
-             */
-            rule: "easgd";
-            /**
-             * Moving Rate
-             * @default 0.225
-             */
-            moving_rate: number;
-            /**
-             * @default {
-             *       "function": "constant",
-             *       "a": 0.5,
-             *       "b": 4
-             *     }
-             */
-            staleness: components["schemas"]["Staleness"];
-            /**
-             * Codec
-             * @default float32
-             * @enum {string}
-             */
-            codec: "float32" | "bfloat16";
-        };
-        /**
          * Evaluate
          * @description Interval between evaluations of the model, which is always evaluated at the end of the job.
          *
@@ -1411,84 +1242,6 @@ export interface components {
             notice_seconds: number | null;
             /** Kill */
             kill: boolean;
-        };
-        /**
-         * FedAsyncSpec
-         * @description ``W ← (1−β·s(τ))W + β·s(τ)·w`` (Xie 2019).
-         */
-        FedAsyncSpec: {
-            /**
-             * @description discriminator enum property added by openapi-typescript
-             * @enum {string}
-             */
-            rule: "fedasync";
-            /**
-             * Beta
-             * @default 0.6
-             */
-            beta: number;
-            /**
-             * @default {
-             *       "function": "polynomial",
-             *       "a": 0.5,
-             *       "b": 4
-             *     }
-             */
-            staleness: components["schemas"]["Staleness"];
-            /**
-             * Codec
-             * @default float32
-             * @enum {string}
-             */
-            codec: "float32" | "bfloat16";
-        };
-        /**
-         * FedBuffSpec
-         * @description ``W ← W + (η/K)·Σ s(τᵢ)Δᵢ`` with each K-th update and after each epoch (Nguyen 2022).
-         *
-         *     ``buffer`` is K.
-         */
-        FedBuffSpec: {
-            /**
-             * Eta
-             * @default 1
-             */
-            eta: number;
-            /**
-             * Statistics Mix
-             * @default 0.5
-             */
-            statistics_mix: number;
-            /**
-             * Codec
-             * @default float32
-             * @enum {string}
-             */
-            codec: "float32" | "bfloat16" | "int8" | "int4" | "int2" | "ternary" | "topk" | "partition" | "rows";
-            /**
-             * Partitions
-             * @description parts of codec partition
-             * @default 4
-             */
-            partitions: number;
-            /**
-             * @description discriminator enum property added by openapi-typescript
-             * @enum {string}
-             */
-            rule: "fedbuff";
-            /**
-             * Buffer
-             * @default 10
-             */
-            buffer: number;
-            /**
-             * @default {
-             *       "function": "polynomial",
-             *       "a": 0.5,
-             *       "b": 4
-             *     }
-             */
-            staleness: components["schemas"]["Staleness"];
         };
         /**
          * Health
@@ -1729,7 +1482,7 @@ export interface components {
              *       "codec": "float32"
              *     }
              */
-            update: components["schemas"]["RoundsSpec"] | components["schemas"]["VcAsgdSpec"] | components["schemas"]["FedAsyncSpec"] | components["schemas"]["EasgdSpec"] | components["schemas"]["SmaSpec"] | components["schemas"]["AsyncLocalSgdSpec"] | components["schemas"]["DownpourSpec"] | components["schemas"]["DelayedNesterovSpec"] | components["schemas"]["FedBuffSpec"] | components["schemas"]["DcAsgdSpec"];
+            update: components["schemas"]["RoundsSpec"] | components["schemas"]["VcAsgdSpec"] | components["schemas"]["SmaSpec"] | components["schemas"]["AsyncLocalSgdSpec"];
             /**
              * @default {
              *       "local_steps": false,
@@ -1895,7 +1648,7 @@ export interface components {
              *       "codec": "float32"
              *     }
              */
-            update: components["schemas"]["RoundsSpec"] | components["schemas"]["VcAsgdSpec"] | components["schemas"]["FedAsyncSpec"] | components["schemas"]["EasgdSpec"] | components["schemas"]["SmaSpec"] | components["schemas"]["AsyncLocalSgdSpec"] | components["schemas"]["DownpourSpec"] | components["schemas"]["DelayedNesterovSpec"] | components["schemas"]["FedBuffSpec"] | components["schemas"]["DcAsgdSpec"];
+            update: components["schemas"]["RoundsSpec"] | components["schemas"]["VcAsgdSpec"] | components["schemas"]["SmaSpec"] | components["schemas"]["AsyncLocalSgdSpec"];
             /**
              * @default {
              *       "local_steps": false,
@@ -2883,7 +2636,7 @@ export interface components {
              * @default float32
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "int4" | "int2" | "ternary" | "topk" | "rows";
+            codec: "float32" | "bfloat16" | "int8" | "int2" | "topk" | "rows";
         };
         /**
          * Scope
@@ -2997,10 +2750,10 @@ export interface components {
         };
         /**
          * SmaSpec
-         * @description Like ``easgd``, with momentum for the central average (CROSSBOW, Koliousis 2019).
+         * @description ``v ← μv + α·s(τ)·(w − W)``, ``W ← W + v`` (CROSSBOW, Koliousis 2019).
          *
-         *     ``v ← μv + α·s(τ)·(w − W)``, ``W ← W + v``. ``moving_rate`` is α, in the paper about 1 divided
-         *     by the number of workers; ``momentum`` is μ.
+         *     The worker's own copy moves by α towards W. ``moving_rate`` is α, in the paper about 1 divided
+         *     by the number of workers; ``momentum`` is μ. With μ = 0 this is EASGD (Zhang 2015).
          */
         SmaSpec: {
             /**

@@ -4,7 +4,7 @@ Decoding uses NumPy, because torch refuses read-only memory, and data from a soc
 
 ``codec``    the interface of a codec: blocks of numbers to bytes and back
 ``dense``    codecs that send every number: ``float32``, ``bfloat16``, ``int8``
-``low_bits`` codecs of a few levels per number: ``int4``, ``int2``, ``ternary``
+``low_bits`` the codec of a few levels per number: ``int2``
 ``sparse``   codecs that send some numbers of each block: ``topk``, ``partition``
 ``payload``  the interface of a payload format
 ``blocks``   payloads of parameters in the job's codec and statistics, with error feedback
@@ -18,7 +18,7 @@ from __future__ import annotations
 from vcasgd.errors import SpecError
 from vcasgd.learning.encodings.codec import Codec
 from vcasgd.learning.encodings.dense import BFloat16, Float32, Int8
-from vcasgd.learning.encodings.low_bits import Int2, Int4, Ternary
+from vcasgd.learning.encodings.low_bits import Int2
 from vcasgd.learning.encodings.sparse import Partition, TopK
 
 __all__ = ["CODECS", "BFloat16", "Codec", "Float32", "Int8", "Partition", "TopK", "make_codec"]
@@ -29,9 +29,7 @@ CODECS: dict[str, type[Codec]] = {
     "float32": Float32,
     "bfloat16": BFloat16,
     "int8": Int8,
-    "int4": Int4,
     "int2": Int2,
-    "ternary": Ternary,
     "topk": TopK,
     "partition": Partition,
 }

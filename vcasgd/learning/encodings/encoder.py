@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vcasgd.learning.encodings import Codec, Float32, Int8, Partition, TopK, make_codec
 from vcasgd.learning.encodings.blocks import BlockFormat, ErrorFeedback
-from vcasgd.learning.encodings.low_bits import LowBits
+from vcasgd.learning.encodings.low_bits import Int2
 from vcasgd.learning.encodings.packed import PackedFormat
 from vcasgd.learning.encodings.payload import EncodedVector, PayloadFormat
 from vcasgd.learning.encodings.rows import NAME as ROWS
@@ -48,7 +48,7 @@ def payload_formats(update: Update, layout: Layout, part: ShardRange) -> dict[st
 
 def as_sent(blocks: BlockFormat) -> PayloadFormat:
     """Return the format of payloads in blocks: that of packed ones if packing makes them fewer."""
-    return PackedFormat(blocks) if isinstance(blocks.codec, LowBits) else blocks
+    return PackedFormat(blocks) if isinstance(blocks.codec, Int2) else blocks
 
 
 def step_format(update: Update, layout: Layout, part: ShardRange) -> StepFormat | None:

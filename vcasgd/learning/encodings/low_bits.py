@@ -1,4 +1,4 @@
-"""Codecs of a few levels per number: ``int4``, ``int2``, and ``ternary``.
+"""The codec of a few levels per number: ``int2``, 2.71 bits a number, packed about 2.
 
 Several numbers share a byte, whose value is a number in base L with a digit for each of them. A
 block has 128 bytes: its scale s, bfloat16, and 126 such bytes. A digit c stands for
@@ -7,7 +7,7 @@ block has 128 bytes: its scale s, bfloat16, and 126 such bytes. A digit c stands
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ _REFINEMENTS = 2
 _PIECE_FLOATS = 1 << 18
 
 
-class LowBits:
+class Int2:
     """Uniform quantization with few levels and a scale for each block.
 
     Numbers beyond the outermost level are cut off. The scale is fitted to the codes, and the codes
@@ -36,14 +36,14 @@ class LowBits:
     is not.
     """
 
-    name: ClassVar[str]
+    name = "int2"
     #: L, odd, so that one level is 0.
-    levels: ClassVar[int]
+    levels = 5
     #: Numbers in a byte.
-    digits: ClassVar[int]
+    digits = 3
     #: The scale to start from, for numbers of variance 1: 1.5 times the best one for normally
     #: distributed numbers.
-    start: ClassVar[float]
+    start = 1.26
 
     block_bytes = 128
     for_statistics = False
@@ -129,21 +129,3 @@ def _scales_of(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Return the scales, float32 ``[blocks, 1]``, of uint8 ``[blocks, block_bytes]``."""
     bits = np.ascontiguousarray(blocks[:, :_SCALE_BYTES]).view("<u2").astype(np.uint32) << 16
     return bits.view(np.float32)
-
-
-class Int4(LowBits):
-    """15 levels, two numbers in a byte: 4.06 bits a number, packed about 3."""
-
-    name, levels, digits, start = "int4", 15, 2, 0.52
-
-
-class Int2(LowBits):
-    """5 levels, three numbers in a byte: 2.71 bits a number, packed about 1.9."""
-
-    name, levels, digits, start = "int2", 5, 3, 1.26
-
-
-class Ternary(LowBits):
-    """3 levels, five numbers in a byte: 1.63 bits a number, packed about 1.3."""
-
-    name, levels, digits, start = "ternary", 3, 5, 1.83

@@ -8,16 +8,14 @@ Running statistics (BatchNorm) are averaged, not summed: all workers measure the
 and a sum of differences would move it once per worker.
 
 ``base``         the interface of a rule, and its context
-``averaging``    rules that blend the worker's weights: ``vc-asgd``, ``fedasync``, ``easgd``,
-                 ``sma``
+``averaging``    rules that blend the worker's weights: ``vc-asgd``, ``sma``
 ``rounds``       the default: means of the workers' copies, round by round
-``differences``  rules that add the worker's difference: ``async-local-sgd``, ``downpour``,
-                 ``delayed-nesterov``, ``fedbuff``, ``dc-asgd``
+``differences``  the rule that adds the worker's difference: ``async-local-sgd``
 """
 
 from __future__ import annotations
 
-from vcasgd.learning.rules.averaging import Easgd, FedAsync, Sma, VcAsgd
+from vcasgd.learning.rules.averaging import Sma, VcAsgd
 from vcasgd.learning.rules.base import (
     Context,
     Payload,
@@ -26,13 +24,7 @@ from vcasgd.learning.rules.base import (
     merge_integers,
     payload_of,
 )
-from vcasgd.learning.rules.differences import (
-    AsyncLocalSgd,
-    DcAsgd,
-    DelayedNesterov,
-    Downpour,
-    FedBuff,
-)
+from vcasgd.learning.rules.differences import AsyncLocalSgd
 from vcasgd.learning.rules.rounds import Rounds
 from vcasgd.spec.update import Update
 
@@ -50,14 +42,8 @@ __all__ = [
 _RULES: dict[str, type[Rule]] = {
     "rounds": Rounds,
     "vc-asgd": VcAsgd,
-    "fedasync": FedAsync,
-    "easgd": Easgd,
     "sma": Sma,
     "async-local-sgd": AsyncLocalSgd,
-    "downpour": Downpour,
-    "delayed-nesterov": DelayedNesterov,
-    "fedbuff": FedBuff,
-    "dc-asgd": DcAsgd,
 }
 
 

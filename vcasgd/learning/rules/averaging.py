@@ -8,67 +8,25 @@ from __future__ import annotations
 from torch import Tensor
 
 from vcasgd.learning.rules.base import Context, Payload, Rule, staleness_weight
-from vcasgd.spec.update import EasgdSpec as EasgdSpec
-from vcasgd.spec.update import FedAsyncSpec as FedAsyncSpec
 from vcasgd.spec.update import SmaSpec as SmaSpec
 from vcasgd.spec.update import VcAsgdSpec as VcAsgdSpec
 
 
-class Averaging(Rule):
-    """``W ← (1−m·s(τ))W + m·s(τ)·w`` with the mixing weight m."""
-
-    payload = Payload.WEIGHTS
-    _spec: VcAsgdSpec | FedAsyncSpec | EasgdSpec
-
-    def _blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
-        mixing = self._mixing(context.epoch) * staleness_weight(
-            self._spec.staleness, context.staleness
-        )
-        weights.lerp_(update, mixing)
-        return mixing
-
-    def _mixing(self, epoch: int) -> float:
-        raise NotImplementedError
-
-
-class VcAsgd(Averaging):
+class VcAsgd(Rule):
     """``W ← αW + (1−α)w`` (VC-ASGD, Atre 2021), with the mixing weight 1−α multiplied by s(τ).
 
     ``alpha="var"`` is α = e/(e+1): an update has weight 1/2 in epoch 1, 1/3 in epoch 2, …
     """
 
+    payload = Payload.WEIGHTS
     _spec: VcAsgdSpec
 
-    def _mixing(self, epoch: int) -> float:
+    def _blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
         alpha = self._spec.alpha
-        return 1 / (epoch + 1) if alpha == "var" else 1 - alpha
-
-
-class FedAsync(Averaging):
-    """``W ← (1−β·s(τ))W + β·s(τ)·w`` (FedAsync, Xie 2019; its α is our β)."""
-
-    _spec: FedAsyncSpec
-
-    def _mixing(self, epoch: int) -> float:  # noqa: ARG002 - the same in all epochs
-        return self._spec.beta
-
-
-class Easgd(Averaging):
-    """``W ← W + α·s(τ)·(w − W)`` (asynchronous EASGD, Zhang 2015).
-
-    ``pull`` is the worker's half of the elastic force: as in the paper, a worker moves its copy by
-    α towards the newest snapshot, ``w ← w − α(w − W)``, and continues from there. A new or
-    restarted worker starts from W.
-    """
-
-    _spec: EasgdSpec
-
-    def __init__(self, update: EasgdSpec) -> None:
-        super().__init__(update)
-        self.pull = update.moving_rate
-
-    def _mixing(self, epoch: int) -> float:  # noqa: ARG002 - the same in all epochs
-        return self._spec.moving_rate
+        mixing = 1 / (context.epoch + 1) if alpha == "var" else 1 - alpha
+        mixing *= staleness_weight(self._spec.staleness, context.staleness)
+        weights.lerp_(update, mixing)
+        return mixing
 
 
 class Sma(Rule):
@@ -76,8 +34,10 @@ class Sma(Rule):
     Koliousis 2019: ``z ← z + Σ c_j + μ(z − z_prev)``, ``c_j = α(w_j − z)``).
 
     Here each learner's correction is a separate step, so that there is no barrier; v is
-    ``z − z_prev``. The worker's half is the same as in :class:`Easgd`. Statistics have no
-    momentum, because it could make a variance negative.
+    ``z − z_prev``. ``pull`` is the worker's half: it moves its copy by α towards the newest
+    snapshot, ``w ← w − α(w − W)``, and continues from there. A new or restarted worker starts from
+    W. With μ = 0 this is asynchronous EASGD (Zhang 2015). Statistics have no momentum, because it
+    could make a variance negative.
     """
 
     payload = Payload.WEIGHTS

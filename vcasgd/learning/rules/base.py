@@ -25,16 +25,13 @@ class Payload(StrEnum):
 class Context:
     """Properties of an update, in addition to its numbers.
 
-    ``state`` and ``base`` are float32 ``[n]`` like the weights. All counts are of one shard.
+    ``state`` is float32 ``[n]`` like the weights. All counts are of one shard.
     """
 
     staleness: int  #: τ: version when applied minus version trained from.
     epoch: int  #: e = 1, 2, …, of the update's subtask.
     parameters: int  #: Index in *this* vector or shard where the statistics start.
-    number: int = 1  #: The version that the update creates.
-    ends_epoch: bool = False  #: True if the update completes an epoch.
     state: Tensor | None = None  #: The rule's memory, initially zeros; changed in place.
-    base: Tensor | None = None  #: w₀, if the server still has it.
     factor: float = 1.0  #: Factor of the step; below 1 while validation worsens.
     samples: float = 1.0  #: Weight of the update in its round, in samples.
 
@@ -44,7 +41,6 @@ class Context:
             self,
             parameters=self.parameters - start,
             state=None if self.state is None else self.state[start:stop],
-            base=None if self.base is None else self.base[start:stop],
         )
 
 
@@ -61,8 +57,6 @@ class Rule:
     stateful: ClassVar[bool] = False
     #: True if updates are collected and applied together, in rounds.
     rounds: ClassVar[bool] = False
-    #: Number of published versions that the server keeps for ``Context.base``.
-    history: int = 0
     #: α, by which a worker's copy moves towards W before an interval; 1: it starts from W.
     pull: float = 1.0
 
