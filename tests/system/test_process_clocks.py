@@ -121,12 +121,12 @@ def test_a_worker_leaves_if_its_machine_was_suspended_beyond_its_deadline(
     process.evaluate("drain := Renewal('running', 'drain', frozenset())")
     process.evaluate(first)
     process.evaluate(then)
-    assert process.evaluate("departure.leaving") == "False"
+    assert process.evaluate("departure.leave_if_due()") == "False"
 
     process.suspend(HOUR)
 
     process.evaluate(then)
-    assert process.evaluate("departure.leaving") == "True"
+    assert process.evaluate("departure.leave_if_due()") == "True"
 
 
 @pytest.fixture
