@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from vcasgd.container_limits import processors
 from vcasgd.errors import SettingError
 
 #: Missed heartbeats that a lease survives. Enough for a garbage collection, swapping, or a restart
@@ -253,7 +254,7 @@ class Settings(BaseSettings):
         default=100.0, gt=0, description="Largest size of a package, in MB."
     )
     local_capacity: int = Field(
-        default=max(3, os.cpu_count() or 1),
+        default=max(3, int(processors())),
         ge=0,
         le=1000,
         description="Most machines of the pool local.",

@@ -9,8 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-import psutil
-
+from vcasgd.container_limits import memory_bytes, processors
 from vcasgd.errors import StackError
 
 #: Seconds for the first import of torch on a slow machine.
@@ -56,8 +55,8 @@ def measure(limit: int | None) -> Machine:
     gpus, gpu = _gpus()
     return Machine(
         host=socket.gethostname(),
-        cpus=float(len(usable_processors(limit))),
-        memory_mb=int(psutil.virtual_memory().total / 1e6),
+        cpus=min(float(len(usable_processors(limit))), processors()),
+        memory_mb=int(memory_bytes() / 1e6),
         gpus=gpus,
         gpu=gpu[:100],
     )

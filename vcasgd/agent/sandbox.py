@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import psutil
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 import vcasgd
+from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import SpecError, StackError
 
 #: Writable folder of a worker; and its home folder there.
@@ -167,7 +167,7 @@ def make_sandbox(
     network: bool = False,
 ) -> Sandbox:
     """Make a sandbox of an owner's limits, such as ``8GB``. Raises :class:`SpecError`."""
-    total = psutil.virtual_memory().total
+    total = memory_bytes()
     return Sandbox(
         tuple(processors),
         _size(memory, "max-memory") or int(total * MEMORY_SHARE),

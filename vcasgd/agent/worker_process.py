@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from vcasgd import container_limits
 from vcasgd.agent import sandbox as inside
 from vcasgd.agent.sandbox import NICENESS, Sandbox
 from vcasgd.errors import VcasgdError
@@ -66,7 +67,9 @@ class WorkerProcess:
             **environment,
             **self._places(),
             "VCASGD_HEARTBEAT": str(heartbeat),
-            "OMP_NUM_THREADS": str(len(processors)),
+            "OMP_NUM_THREADS": str(
+                max(1, int(min(len(processors), container_limits.processors())))
+            ),
             # Threads that wait would otherwise take processors from the owner's work.
             "OMP_WAIT_POLICY": "PASSIVE",
         }

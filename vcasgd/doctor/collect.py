@@ -15,12 +15,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import psutil
 from packaging.requirements import Requirement
 
 from vcasgd import __version__
 from vcasgd.api import STATIC
 from vcasgd.client.transport import Transport
+from vcasgd.container_limits import memory_bytes
 from vcasgd.doctor.facts import AccountFact, ApiFact, Facts, KnownError, PoolFact, PriceFact
 from vcasgd.errors import SpecError, StackError, VcasgdError
 from vcasgd.fleet.accounts import ask_account
@@ -42,7 +42,7 @@ def collect(url: str | None = None, token: str | None = None) -> Facts:
     ``url`` and ``token`` replace those of the settings; without either, the API is that of a
     running stack on this machine.
     """
-    memory = psutil.virtual_memory().total
+    memory = memory_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = hard if soft == resource.RLIM_INFINITY else soft
     machine = Facts(

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from vcasgd.cluster import TEMP_DIR_BYTES
+from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import PortInUse, StackError
 from vcasgd.gateway.certificate import ensure_certificate
 from vcasgd.settings import Settings
@@ -31,7 +30,7 @@ _REPLICA = "-replica"
 GATEWAY = "gateway"
 
 HOST = "127.0.0.1"
-#: Fraction of the machine's memory for all tensors servers together.
+#: Fraction of the memory of the machine or container for all tensors servers together.
 MEMORY_SHARE = 0.5
 API_PORT = 8700
 #: Below the kernel's range for outgoing connections; a reconnecting client could otherwise occupy
@@ -172,7 +171,7 @@ class StackLayout:
     @property
     def tensors_memory_mb(self) -> int:
         """Memory limit of each tensors server; back-pressure starts before the machine swaps."""
-        whole = psutil.virtual_memory().total * MEMORY_SHARE / 1e6
+        whole = memory_bytes() * MEMORY_SHARE / 1e6
         servers = self.nodes * (2 if self.services else 1)
         return self.settings.tensors_memory_mb or max(16, int(whole / servers))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 
+from vcasgd.container_limits import free_memory_bytes, memory_bytes, processors
 from vcasgd.errors import StoreDenied, StoreFull, StoreUnavailable
 from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.heartbeats import Heartbeat
@@ -145,15 +147,14 @@ def capacity() -> dict[str, Any]:
 
     GPU memory is included only once this process uses a GPU.
     """
-    memory = psutil.virtual_memory()
     # A fork of a process has a PID of its own.
     process = _process(os.getpid())
     fields: dict[str, Any] = {
         "resident_bytes": process.memory_info().rss,
         "cpu_percent": process.cpu_percent(),
-        "memory_bytes": memory.total,
-        "memory_free_bytes": memory.available,
-        "cores": os.cpu_count() or 1,
+        "memory_bytes": memory_bytes(),
+        "memory_free_bytes": free_memory_bytes(),
+        "cores": math.ceil(processors()),
     }
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         free, total = torch.cuda.mem_get_info()
