@@ -9,14 +9,15 @@ import pytest
 from support.api_harness import Api
 
 from vcasgd.client import Client
-from vcasgd.errors import Conflict, NotFound
+from vcasgd.errors import CloudDenied, Conflict, NotFound
 from vcasgd.store.keys import LedgerKeys
 
 MACHINE = {
     "id": "i-1", "pool": "local", "state": "running", "joined": True, "job": None,
     "launched_at": 5.0, "notice_at": None, "host": "127.0.0.1", "price_per_hour": 0.1,
     "spot": True, "zone": "local", "instance_type": "process", "advised_at": None,
-    "round_trip_ms": 16.0, "download_mbps": 94.0, "upload_mbps": 12.0,
+    "pool_removed": None, "problem": None, "round_trip_ms": 16.0,
+    "download_mbps": 94.0, "upload_mbps": 12.0,
     "on_demand_price_per_hour": 0.4,
 }  # fmt: skip
 
@@ -126,12 +127,48 @@ def test_evictions_reach_the_controller(
 
     by_instance, by_worker = client.evict(instance="i-1", **how), client.evict("w-1", **how)
 
-    assert by_instance.model_dump() == {**expected, "instance": "i-1"}
-    assert by_worker.model_dump() == {**expected, "instance": "i-9"}
+    waiting = {"state": "waiting", "problem": None, "remedy": None}
+    ids = by_instance.id, by_worker.id
+    assert by_instance.model_dump() == {**expected, **waiting, "id": ids[0], "instance": "i-1"}
+    assert by_worker.model_dump() == {**expected, **waiting, "id": ids[1], "instance": "i-9"}
     taken = api.control.take_requests()
     # each request to the controller has the ID of its HTTP request
     assert len({each.pop("request") for each in taken}) == 2
-    assert taken == [{**expected, "instance": "i-1"}, {**expected, "instance": "i-9"}]
+    assert taken == [
+        {**expected, "id": ids[0], "instance": "i-1"},
+        {**expected, "id": ids[1], "instance": "i-9"},
+    ]
+
+
+def test_result_of_an_eviction_can_be_asked_for(
+    api: Api, client: Client, http: httpx.Client
+) -> None:
+    api.control.publish({"i-1": MACHINE, "i-2": MACHINE}, {})
+    answer = http.post("instances/i-1/evict")
+    url = answer.headers["Location"].removeprefix("/api/v1/")
+    refused = client.evict(instance="i-2", kill=True)
+    first, second = api.control.take_requests()
+    assert http.get(url).json()["state"] == "waiting"
+
+    api.control.finish(first)
+    api.control.finish(second, CloudDenied("no permission", remedy="add it"))
+
+    assert http.get(url).json()["state"] == "done"
+    result = client.request(refused.id)
+    assert (result.state, result.problem, result.remedy) == ("failed", "no permission", "add it")
+    with pytest.raises(NotFound, match="no request nothing"):
+        client.request("nothing")
+
+
+def test_a_notice_that_a_cloud_never_gives_is_refused_at_once(api: Api, client: Client) -> None:
+    api.control.publish({"i-1": {**MACHINE, "pool": "cloud"}}, {"cloud": {"provider": "aws"}})
+
+    with pytest.raises(Conflict, match="no notice") as refusal:
+        client.evict(instance="i-1")
+
+    assert "--kill" in (refusal.value.remedy or "")
+    assert api.control.take_requests() == []
+    assert client.evict(instance="i-1", kill=True).state == "waiting"
 
 
 def test_eviction_needs_no_body(api: Api, http: httpx.Client) -> None:

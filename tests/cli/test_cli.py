@@ -26,7 +26,7 @@ from vcasgd.cli import app
 from vcasgd.cli.connection import open_client
 from vcasgd.cli.progress import follow as show_progress
 from vcasgd.cli.watch import JobStatus, Watch
-from vcasgd.errors import Unauthorized
+from vcasgd.errors import CloudDenied, Unauthorized, VcasgdError
 from vcasgd.stack import StackHome, StackPhase, StackState
 from vcasgd.store.ledger.job import JobState
 
@@ -337,21 +337,44 @@ def test_delete_asks_before_it_deletes_a_job(run: Run, api: Api) -> None:
     assert_refused(run("show", job), f"there is no job {job}")
 
 
-def test_evict_requests_an_eviction(run: Run, api: Api) -> None:
+@pytest.fixture
+def answering(api: Api) -> Iterator[list[VcasgdError | None]]:
+    """A controller that answers each request as the test says, and no other one."""
+    answers: list[VcasgdError | None] = []
+    stopped = threading.Event()
+
+    def answer() -> None:
+        while not stopped.wait(0.02):
+            for request in api.control.take_requests(len(answers)) if answers else ():
+                api.control.finish(request, answers.pop(0))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    yield answers
+    stopped.set()
+    thread.join()
+
+
+def test_evict_says_what_happened(run: Run, api: Api, answering: list[VcasgdError | None]) -> None:
     job = api.submit()
     worker = f"{job}.i-1"
     api.leases(job, worker).renew({"at": time.time(), "instance": "i-1"}, [])
     api.control.publish({"i-1": {"pool": "local"}}, {})
 
-    assert (
-        stdout_of(run("evict", worker, "--notice", 30)) == "i-1 will be evicted with 30 s notice\n"
-    )
-    assert parsed(run("evict", "i-1", "--kill", "--json"))["kill"] is True
-
-    first, second = api.control.take_requests()
-    assert (first["instance"], first["notice_seconds"], first["kill"]) == ("i-1", 30, False)
-    assert (second["instance"], second["kill"]) == ("i-1", True)
+    answering += [None, None, CloudDenied("no permission", remedy="add it")]
+    assert stdout_of(run("evict", worker, "--notice", 30)) == "i-1 is evicted with 30 s notice\n"
+    row = parsed(run("evict", "i-1", "--kill", "--json"))
+    assert (row["instance"], row["kill"], row["state"]) == ("i-1", True, "done")
+    assert_refused(run("evict", "i-1"), "no permission", "remedy: add it")
     assert run("evict", "i-1", "--kill", "--notice", 1).exit_code == 2
+
+
+def test_evict_fails_if_the_result_is_not_known(run: Run, api: Api) -> None:
+    api.control.publish({"i-1": {"pool": "local"}}, {})
+
+    result = run("evict", "i-1", "--timeout", 0.5)
+
+    assert_refused(result, "whether i-1 ends is not known", "vcasgd instances")
 
 
 def test_download_writes_the_model(run: Run, api: Api, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class Api:
             self.refusals -= 1
             raise NotFound("there is no such worker")
         self.evictions.append((worker, kill))
-        return EvictionRequested(instance=worker.upper(), notice_seconds=None, kill=kill)
+        return EvictionRequested(id="r", instance=worker.upper(), notice_seconds=None, kill=kill)
 
 
 def status_of(workers: str, fraction: float, evictions: int = 0, **extra: Any) -> JobStatus:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.harness import RedisServer
+from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_backend
+from support.two_clouds import TwoClouds
 
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
@@ -27,3 +30,25 @@ def ledger(ledger_server: RedisServer) -> RedisClient:
 @pytest.fixture
 def jobs(ledger: RedisClient) -> Jobs:
     return Jobs(ledger)
+
+
+@pytest.fixture
+def aws() -> Iterator[AwsBackend]:
+    with aws_backend() as backend:
+        yield backend
+
+
+@pytest.fixture
+def gcp() -> Iterator[GcpBackend]:
+    with gcp_backend() as backend:
+        yield backend
+
+
+@pytest.fixture
+def clouds(
+    tmp_path: Path, ledger: RedisClient, ledger_server: RedisServer, aws: AwsBackend,
+    gcp: GcpBackend,
+) -> Iterator[TwoClouds]:  # fmt: skip
+    assert ledger.dbsize() == 0
+    yield TwoClouds(tmp_path, ledger_server, aws, gcp)
+    aws.ec2.answers.set()

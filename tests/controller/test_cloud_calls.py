@@ -6,15 +6,13 @@ import io
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.fleet_records import PACKAGE, job_spec
-from support.harness import RedisServer
-from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_backend
+from support.provider_backends import AwsBackend, GcpBackend
 from support.two_clouds import TwoClouds
 from support.waiting import await_truth
 
@@ -33,28 +31,6 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 
 MANY = 1000
-
-
-@pytest.fixture
-def aws() -> Iterator[AwsBackend]:
-    with aws_backend() as backend:
-        yield backend
-
-
-@pytest.fixture
-def gcp() -> Iterator[GcpBackend]:
-    with gcp_backend() as backend:
-        yield backend
-
-
-@pytest.fixture
-def clouds(
-    tmp_path: Path, ledger: RedisClient, ledger_server: RedisServer, aws: AwsBackend,
-    gcp: GcpBackend,
-) -> Iterator[TwoClouds]:  # fmt: skip
-    assert ledger.dbsize() == 0
-    yield TwoClouds(tmp_path, ledger_server, aws, gcp)
-    aws.ec2.answers.set()
 
 
 def submit(jobs: Jobs, pool: str, machines: int) -> str:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.fleet_records import PACKAGE, events_of, job_spec
-from support.harness import RedisServer
-from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_backend
+from support.provider_backends import AwsBackend, GcpBackend
 from support.two_clouds import TwoClouds
 from support.waiting import await_truth
 
@@ -22,27 +20,6 @@ from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
-
-
-@pytest.fixture
-def aws() -> Iterator[AwsBackend]:
-    with aws_backend() as backend:
-        yield backend
-
-
-@pytest.fixture
-def gcp() -> Iterator[GcpBackend]:
-    with gcp_backend() as backend:
-        yield backend
-
-
-@pytest.fixture
-def clouds(
-    tmp_path: Path, ledger: RedisClient, ledger_server: RedisServer, aws: AwsBackend,
-    gcp: GcpBackend,
-) -> TwoClouds:  # fmt: skip
-    assert ledger.dbsize() == 0
-    return TwoClouds(tmp_path, ledger_server, aws, gcp)
 
 
 def submit(jobs: Jobs, pool: str) -> str:

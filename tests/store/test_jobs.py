@@ -510,10 +510,10 @@ class TestControl:
     def test_requests_are_taken_once_in_order(self, ledger: RedisClient) -> None:
         control = Control(ledger)
         for number in range(3):
-            control.request("evict", number=number)
+            last = control.request("evict", number=number)
 
         assert [each["number"] for each in control.take_requests(2)] == [0, 1]
-        assert control.take_requests() == [{"kind": "evict", "number": 2}]
+        assert control.take_requests() == [{"id": last, "kind": "evict", "number": 2}]
         assert control.take_requests() == []
 
     def test_the_view_of_the_fleet_is_replaced_completely(self, ledger: RedisClient) -> None:

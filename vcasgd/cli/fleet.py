@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -10,6 +11,12 @@ import typer
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.output import Columns, Json, ago, duration, out, show_json, show_rows, size
 from vcasgd.cli.top import top
+from vcasgd.errors import FleetError
+
+#: Seconds for the controller's next round, and for the provider's answer.
+RESULT_SECONDS = 60.0
+#: Seconds between two looks at the result.
+POLL_SECONDS = 0.2
 
 _WORKERS: Columns = {
     "WORKER": lambda row: row["name"],
@@ -85,18 +92,36 @@ def evict(
         typer.Option(min=0, help="Seconds of notice. Defaults to the provider's usual notice."),
     ] = None,
     kill: Annotated[bool, typer.Option("--kill", help="Kill the machine without notice.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0, max=3600, help="Seconds to wait for the result.")
+    ] = RESULT_SECONDS,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Evict a machine, as its cloud provider would."""
+    """Evict a machine, as its cloud provider would.
+
+    Exits with status 1 if the provider refuses, or if the result is not known in time.
+    """
     if kill and notice is not None:
         raise typer.BadParameter("--kill gives no notice", param_hint="--notice")
     with open_client(url, token) as client:
         target = {"worker" if "." in name else "instance": name}
         request = client.evict(**target, notice_seconds=notice, kill=kill)
+        deadline = time.monotonic() + timeout
+        while request.state == "waiting" and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            request = client.request(request.id)
     if as_json:
         show_json(request)
-    else:
+    if request.state == "failed":
+        raise FleetError(request.problem or "the request failed", remedy=request.remedy)
+    if request.state == "waiting":
+        raise FleetError(
+            f"the controller has not carried it out within {timeout:.0f} s; whether "
+            f"{request.instance} ends is not known",
+            remedy="check with vcasgd status that a controller runs, and look at vcasgd instances",
+        )
+    if not as_json:
         how = "killed" if kill else f"evicted with {duration(notice) or 'the usual'} notice"
-        out.print(f"{request.instance} will be {how}")
+        out.print(f"{request.instance} is {how}")

@@ -96,7 +96,7 @@ def down(home: Home = None) -> None:
     Exits with status 1 if machines may still run.
     """
     settings = _settings(home)
-    if stack.down(settings, lambda doing: err.print(f"  {doing}", markup=False)):
+    if stack.down(settings, lambda doing: err.print(f"  {doing}")):
         out.print("the stack is down")
     else:
         out.print(f"no stack was running in {settings.home_path}")

@@ -253,7 +253,8 @@ class Client(JobCalls):
     ) -> EvictionRequested:
         """Take an instance, or the machine of a worker.
 
-        It gets the usual notice of its cloud, one of ``notice_seconds``, or none with ``kill``.
+        It gets the usual notice of its cloud, one of ``notice_seconds``, or none with ``kill``. The
+        controller does that soon; :meth:`request` returns the result.
         """
         if (worker is None) == (instance is None):
             raise ValueError("name either a worker or an instance")
@@ -261,3 +262,7 @@ class Client(JobCalls):
         body = {name: value for name, value in options.items() if value is not None}
         parts = ("workers", worker) if worker else ("instances", instance or "")
         return self._api.post(EvictionRequested, path_of(*parts, "evict"), body)
+
+    def request(self, request: str) -> EvictionRequested:
+        """Return the result of :meth:`evict`, given its ID."""
+        return self._api.get(EvictionRequested, path_of("requests", request))

@@ -44,6 +44,10 @@ ORDERED_PROVIDERS = (SLURM, KUBERNETES)
 #: Providers whose machines join through the gateway, so that they aren't part of Ray's cluster.
 JOINING_PROVIDERS = (JOIN, *ORDERED_PROVIDERS)
 
+#: Providers that give no notice on request. EC2 interrupts spot machines only in experiments of its
+#: Fault Injection Service, which need a template and a role of their own.
+WITHOUT_EVICTION = ("aws",)
+
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 #: Value of an option of sbatch.
 SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.&|*,:=-]{1,255}$")]

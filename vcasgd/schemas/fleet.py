@@ -161,12 +161,20 @@ class Eviction(RequestBody):
 
 
 class EvictionRequested(Schema):
-    """Request to the controller, which soon carries it out once."""
+    """Request to the controller, which soon carries it out once, and its result."""
 
+    id: str
     kind: Literal["evict"] = "evict"
     instance: str
     notice_seconds: float | None
     kill: bool
+    state: Literal["waiting", "done", "failed"] = Field(
+        default="waiting",
+        description="`done`: the provider has accepted it. `waiting` for more than a minute: "
+        "whether it was carried out is not known.",
+    )
+    problem: str | None = Field(default=None, description="Why it failed.")
+    remedy: str | None = None
 
 
 class ServerGaugesView(Schema):

@@ -60,6 +60,11 @@ JOINED_ORDERS = "vcasgd:{fleet}:joined-orders"
 JOINED_ENDS = "vcasgd:{fleet}:joined-ends"
 
 
+def request(identifier: str) -> str:
+    """Return the name of the key that records a request to the controller, and its result."""
+    return f"vcasgd:{{fleet}}:request:{identifier}"
+
+
 def idempotency(user: str | None, key: str) -> str:
     """Return the name of the key that records an ``Idempotency-Key`` of a user of the API."""
     return f"vcasgd:{{fleet}}:idempotency:{user or ''}:{key}"

@@ -1,6 +1,6 @@
 import { useMutation, useQueries, useQuery, useQueryClient } from "@tanstack/react-query";
 import { SQUARES } from "../lib/subtasks";
-import { api, body } from "./client";
+import { ApiError, api, body } from "./client";
 import { usePolling } from "./live";
 import { OVERVIEW } from "./patches";
 import type { Job } from "./types";
@@ -153,15 +153,35 @@ export function useCommand(job: string) {
 
 export type Eviction = { instance: string; kill: boolean };
 
-/** Evicts a machine, with the usual notice of its provider or without notice. */
+/** Looks at the result of an eviction, and pause between two of them. */
+const LOOKS = 60;
+const LOOK_MS = 1000;
+
+/**
+ * Evicts a machine, with the usual notice of its provider or without notice. Fails if the provider
+ * refuses, or if the result is not known in time.
+ */
 export function useEvict() {
   const queries = useQueryClient();
   return useMutation({
-    mutationFn: async ({ instance, kill }: Eviction) =>
-      api.POST("/api/v1/instances/{instance}/evict", {
+    mutationFn: async ({ instance, kill }: Eviction) => {
+      const sent = await api.POST("/api/v1/instances/{instance}/evict", {
         params: { path: { instance } },
         body: { kill, notice_seconds: null },
-      }),
+      });
+      let request = body(sent);
+      for (let look = 0; look < LOOKS && request.state === "waiting"; look++) {
+        await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+        const path = { request: request.id };
+        request = body(await api.GET("/api/v1/requests/{request}", { params: { path } }));
+      }
+      if (request.state === "failed") {
+        throw new ApiError(request.problem ?? "The request failed.", 409, request.remedy);
+      }
+      if (request.state === "waiting") {
+        throw new ApiError(`The controller has not answered: ${instance} may end or not.`, 0);
+      }
+    },
     onSuccess: () => {
       queries.invalidateQueries({ queryKey: ["job"] });
       queries.invalidateQueries({ queryKey: ["fleet"] });

@@ -21,6 +21,7 @@ from vcasgd.api.dependencies import (
 )
 from vcasgd.api.problems import documented
 from vcasgd.errors import Conflict, NotFound, SpecError
+from vcasgd.fleet.pools import WITHOUT_EVICTION
 from vcasgd.logging import request_id
 from vcasgd.schemas.fleet import (
     Eviction,
@@ -115,6 +116,7 @@ def get_store(servers: ServersDep, ledger: LedgerDep) -> StoreView:
     responses=documented(404, 409, 413),
 )
 def evict_worker(
+    response: Response,
     jobs: JobsDep,
     control: ControlDep,
     beats: WorkerBeatsDep,
@@ -128,32 +130,59 @@ def evict_worker(
         raise NotFound(f"there is no worker {worker}", status=404)
     if row.instance is None:
         raise Conflict(f"worker {worker} is on no machine of the fleet", status=409)
-    return _evict(control, row.instance, eviction or Eviction())
+    return _evict(response, control, row.instance, eviction or Eviction())
 
 
 @router.post(
     "/instances/{instance}/evict",
     dependencies=ADMIN,
     status_code=status.HTTP_202_ACCEPTED,
-    responses=documented(404, 413),
+    responses=documented(404, 409, 413),
 )
 def evict_instance(
-    control: ControlDep, instance: str, eviction: EvictionBody = None
+    response: Response, control: ControlDep, instance: str, eviction: EvictionBody = None
 ) -> EvictionRequested:
     """Take a machine."""
     if instance not in control.instances():
         raise NotFound(f"there is no instance {instance}", status=404)
-    return _evict(control, instance, eviction or Eviction())
+    return _evict(response, control, instance, eviction or Eviction())
 
 
-def _evict(control: Control, instance: str, eviction: Eviction) -> EvictionRequested:
+@router.get("/requests/{request}", dependencies=READ, responses=documented(404))
+def get_request(control: ControlDep, request: str) -> EvictionRequested:
+    """Show the result of a request for an eviction, for an hour after it was sent."""
+    result = control.result(request)
+    if result is None:
+        raise NotFound(f"there is no request {request}, or none any more", status=404)
+    outcome = {"state": result.state, "problem": result.problem, "remedy": result.remedy}
+    fields = {n: each for n, each in result.request.items() if n in EvictionRequested.model_fields}
+    return EvictionRequested.model_validate({**fields, **outcome})
+
+
+def _evict(
+    response: Response, control: Control, instance: str, eviction: Eviction
+) -> EvictionRequested:
     if eviction.kill and eviction.notice_seconds is not None:
         raise SpecError(
             "kill: a kill has no notice", remedy="send either kill or notice_seconds", field="kill"
         )
-    requested = EvictionRequested(instance=instance, **eviction.model_dump())
-    control.request(**requested.model_dump(), request=request_id())
-    return requested
+    if not eviction.kill and _provider_of(control, instance) in WITHOUT_EVICTION:
+        raise Conflict(
+            f"{instance}: its cloud gives no notice on request",
+            remedy="end it without a notice (vcasgd evict --kill), or interrupt it with AWS's "
+            "Fault Injection Service (aws:ec2:send-spot-instance-interruptions)",
+            status=409,
+        )
+    details = {"instance": instance, **eviction.model_dump()}
+    identifier = control.request("evict", **details, request=request_id())
+    response.headers["Location"] = f"/api/v1/requests/{identifier}"
+    return EvictionRequested(id=identifier, **details)
+
+
+def _provider_of(control: Control, instance: str) -> object:
+    """Return the name of a machine's provider; None if its pool is not known."""
+    row = control.instances().get(instance, {})
+    return control.pools().get(str(row.get("pool")), {}).get("provider")
 
 
 def _workers(jobs: Jobs, beats: WorkerBeats, ids: Collection[str]) -> Iterator[WorkerRow]:

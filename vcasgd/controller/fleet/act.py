@@ -39,6 +39,7 @@ from vcasgd.steady_time import steady_time
 from vcasgd.store.admission import joined_environment, worker_environment
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.servers import Control
 from vcasgd.worker import ENTRY
 from vcasgd.worker_names import instance_of, job_of, worker_name
 
@@ -64,12 +65,14 @@ class MachineActuator:
         pools: PoolRegistry,
         cloud: CloudCache,
         calls: CloudCalls,
+        control: Control,
         launches: LaunchHistory,
         costs: CostLedger,
         events: FleetEvents,
     ) -> None:
         self._settings = settings
         self._calls = calls
+        self._control = control
         self._jobs = jobs
         self._pools = pools
         self._cloud = cloud
@@ -153,22 +156,38 @@ class MachineActuator:
         self._cloud.ended(machines, confirmed=call.exception() is None)
         call.result()
 
-    def evict(self, instance: str, request: Mapping[str, Any]) -> None:
-        """Request the eviction or the end of a machine, for a user."""
-        kill = bool(request.get("kill"))
+    def evict(self, request: Mapping[str, Any]) -> None:
+        """Request the eviction or the end of a machine, for a user, and record the result."""
+        instance, kill = request["instance"], bool(request.get("kill"))
         log.info("request: %s %s", "kill" if kill else "evict", instance)
         try:
             provider = self._provider_of(instance)
+            call = (
+                partial(provider.kill, instance)
+                if kill
+                else partial(provider.evict, instance, request.get("notice_seconds"))
+            )
+            take = partial(self._take_request, request)
+            if not self._calls.start(CallKind.REQUEST, provider, instance, call, take):
+                raise FleetError(
+                    f"{instance}: too many requests, or one for it is under way",
+                    remedy="try again in a minute",
+                )
         except FleetError as error:
-            log.warning("evict %s: %s", instance, error)
+            self._finish(request, error)
+
+    def _take_request(self, request: Mapping[str, Any], call: Future[None]) -> None:
+        error = call.exception()
+        if error is None or isinstance(error, FleetError):
+            self._finish(request, error)
             return
-        call = (
-            partial(provider.kill, instance)
-            if kill
-            else partial(provider.evict, instance, request.get("notice_seconds"))
-        )
-        if not self._calls.start(CallKind.REQUEST, provider, instance, call, Future.result):
-            log.warning("evict %s: too many requests, or one is under way", instance)
+        self._finish(request, FleetError(f"{request['instance']}: {type(error).__name__}"))
+        call.result()
+
+    def _finish(self, request: Mapping[str, Any], error: FleetError | None) -> None:
+        if error is not None:
+            log.warning("evict %s: %s", request["instance"], error)
+        self._control.finish(request, error)
 
     def record_failed_boot(
         self, blame: Blame, waits: tuple[float, float] = FAILED_BOOT_SECONDS

@@ -93,6 +93,7 @@ class FleetLoop:
             pools=pools,
             cloud=self._cloud,
             calls=self._calls,
+            control=self._control,
             launches=launches,
             costs=costs,
             events=events,
@@ -167,9 +168,10 @@ class FleetLoop:
         for request in self._control.take_requests():
             with bound(request=request.get("request")):
                 if request["kind"] == "evict":
-                    self._machines.evict(request["instance"], request)
+                    self._machines.evict(request)
                 else:
-                    log.warning("unknown request %s", request["kind"])
+                    kind = request["kind"]
+                    self._control.finish(request, FleetError(f"unknown request {kind}"))
 
     def _act_all(self, actions: Sequence[Action], state: Observed) -> None:
         """Execute actions in order, those of a kind together where that is cheaper."""

@@ -7,16 +7,19 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import redis
+from redis.client import Pipeline
 
-from vcasgd.errors import SpecError
+from vcasgd.errors import SpecError, VcasgdError
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 
 #: Bits of the random part of a parameter server's token; see ``scripts/ledger/new_token.lua``.
 NONCE_BITS = 20
+#: Seconds for which the result of a request can be asked for.
+RESULT_SECONDS = 3600
 #: Start of the names of a controller's connections; its owner's name follows.
 CONTROLLER_CONNECTION = "vcasgd-controller:"
 
@@ -86,6 +89,16 @@ class Pool:
         """Return the history for the ledger."""
         row = asdict(self)
         return json.dumps({"stillborn": row.pop("failed_boots"), **row})
+
+
+@dataclass(frozen=True)
+class RequestResult:
+    """Request to the controller, and what became of it."""
+
+    request: Mapping[str, Any]
+    state: Literal["waiting", "done", "failed"]
+    problem: str | None = None
+    remedy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -173,15 +186,40 @@ class Control:
         """Return the time of the last round in Unix seconds; 0 before the first one."""
         return float(self._ledger.hget(names.CONTROLLER, "looked_at") or 0.0)
 
-    def request(self, kind: str, **details: Any) -> None:
-        """Send a request to the controller, which handles it once, soon."""
-        self._ledger.rpush(names.COMMANDS, json.dumps({"kind": kind, **details}))
+    def request(self, kind: str, **details: Any) -> str:
+        """Send a request to the controller, which handles it once, soon.
+
+        Returns its identifier, for :meth:`result`.
+        """
+        row = {"id": secrets.token_hex(8), "kind": kind, **details}
+        with self._ledger.pipeline(transaction=True) as pipe:
+            self._write_result(pipe, RequestResult(row, "waiting"))
+            pipe.rpush(names.COMMANDS, json.dumps(row))
+            pipe.execute()
+        return str(row["id"])
+
+    def result(self, identifier: str) -> RequestResult | None:
+        """Return a request and its result; None if there is none, or none any more."""
+        stored = self._ledger.get(names.request(identifier))
+        return None if stored is None else RequestResult(**json.loads(stored))
+
+    def finish(self, request: Mapping[str, Any], error: VcasgdError | None = None) -> None:
+        """Record that a request was carried out, or why not."""
+        if error is None:
+            result = RequestResult(request, "done")
+        else:
+            result = RequestResult(request, "failed", error.message, error.remedy)
+        self._write_result(self._ledger, result)
+
+    def _write_result(self, ledger: RedisClient | Pipeline, result: RequestResult) -> None:
+        key = names.request(result.request["id"])
+        ledger.set(key, json.dumps(asdict(result)), ex=RESULT_SECONDS)
 
     def take_requests(self, most: int = 100) -> list[dict[str, Any]]:
         """Remove and return requests.
 
-        They are lost if the controller dies right after. So only requests that can be repeated are
-        sent this way; states are in the jobs' records.
+        They are lost if the controller dies right after, and then never have a result. So only
+        requests that can be repeated are sent this way; states are in the jobs' records.
         """
         requests = self._ledger.lpop(names.COMMANDS, most)
         return [json.loads(each) for each in requests or []]

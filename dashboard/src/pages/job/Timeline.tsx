@@ -4,6 +4,7 @@ import { notifications } from "@mantine/notifications";
 import { IconBell, IconBolt, IconDots } from "@tabler/icons-react";
 import { memo, useEffect, useMemo, useRef, useState } from "react";
 import { flushSync } from "react-dom";
+import { ApiError } from "../../api/client";
 import { useEvict } from "../../api/jobs";
 import type { Machine } from "../../api/types";
 import type { Domain } from "../../lib/axis";
@@ -155,8 +156,11 @@ function EvictMenu({ instance, approach }: { instance: string; approach: Approac
       { instance, kill },
       {
         onSuccess: () =>
-          notifications.show({ message: `${instance} will be ${kill ? "killed" : "evicted"}` }),
-        onError: (error) => notifications.show({ color: "red", message: error.message }),
+          notifications.show({ message: `${instance} is ${kill ? "killed" : "evicted"}` }),
+        onError: (error) => {
+          const remedy = error instanceof ApiError && error.remedy ? `. ${error.remedy}` : "";
+          notifications.show({ color: "red", message: `${error.message}${remedy}` });
+        },
       },
     );
   return (

@@ -1,0 +1,52 @@
+"""Each request of a user has a result, whatever its provider says."""
+
+from __future__ import annotations
+
+from support.provider_backends import AwsBackend, GcpBackend
+from support.two_clouds import TwoClouds
+
+from vcasgd.controller.fleet.loop import FleetLoop
+from vcasgd.fleet.providers.base import Boot
+from vcasgd.store.ledger.servers import RequestResult
+
+
+def result_of(
+    clouds: TwoClouds, loop: FleetLoop, kind: str = "evict", **details: object
+) -> RequestResult:
+    """Return the result of a request to a controller."""
+    request = clouds.control.request(kind, **details)
+
+    def answered() -> bool:
+        result = clouds.control.result(request)
+        return result is not None and result.state != "waiting"
+
+    clouds.run(loop, answered)
+    result = clouds.control.result(request)
+    assert result is not None
+    return result
+
+
+def test_requests_end_with_what_the_provider_says(
+    clouds: TwoClouds, aws: AwsBackend, gcp: GcpBackend
+) -> None:
+    # Given a machine in each cloud
+    (instance,) = aws.provider().launch(aws.pool, 1, Boot(("sleep", "9")), "t1")
+    (other,) = gcp.provider().launch(gcp.pool, 1, Boot(("sleep", "9")), "t1")
+    loop = clouds.controller()
+    loop.round()
+
+    # When a user asks for what EC2 can't do, for what it refuses, and for unknown machines
+    notice = result_of(clouds, loop, instance=instance)
+    unknown = result_of(clouds, loop, instance="i-0", kill=True)
+    nonsense = result_of(clouds, loop, "dance", instance=instance)
+
+    # Then each request fails with the reason
+    assert (notice.state, unknown.state, nonsense.state) == ("failed", "failed", "failed")
+    assert "no notice" in (notice.problem or "")
+    assert "Fault Injection" in (notice.remedy or "")
+    assert "i-0" in (unknown.problem or "")
+
+    # And one that the provider accepts is done
+    assert result_of(clouds, loop, instance=instance, kill=True).state == "done"
+    assert instance not in aws.alive()
+    assert result_of(clouds, loop, instance=other).state == "done"
