@@ -67,3 +67,56 @@ MAX_UNSENT_BYTES = 131_072
 MAX_REQUESTS, MAX_REQUESTS_PER_TOKEN = 256, 32
 #: Event streams. Each page of the dashboard has one or two.
 MAX_STREAMS, MAX_STREAMS_PER_TOKEN = 512, 64
+
+# -- servers: what a worker's credentials may cost ----------------------------------------------
+
+#: Bytes of one string; the largest valid one is a chunk of 1 MiB, or the facts of a model.
+MAX_STRING_BYTES = 4 << 20
+#: Bytes of a command that isn't executed yet. Our clients send less before they read.
+MAX_QUERY_BYTES = 64 << 20
+#: Bytes of answers that a client hasn't read. The longest are kinds of content of a job, each at
+#: its quota, and the server copies this much before it serves others.
+MAX_ANSWER_BYTES = 128 << 20
+#: Bytes of unread answers that a client may have for :data:`MAX_SLOW_ANSWER_SECONDS`. Four chunks
+#: are under way to a reader of models.
+MAX_SLOW_ANSWER_BYTES = 32 << 20
+#: Seconds, as for the slowest link on which a machine can train.
+MAX_SLOW_ANSWER_SECONDS = 60
+#: Percentage of a server's memory limit for all connections together: commands and answers. The
+#: largest is closed first. The rest is for data.
+MAX_CLIENTS_PERCENT = 25
+#: Databases of a server. Quotas don't see another one.
+MAX_DATABASES = 1
+#: Bytes of one kind of content of a job, several times what 10,000 workers and full streams need.
+MAX_CONTENT_BYTES = 64 << 20
+#: Bytes of the headers that wait in a tensors server: all push slots, with an average of 256 KiB.
+MAX_HEADERS_BYTES = 256 << 20
+#: Entries of one kind of content of a job: some for each of 10,000 workers.
+MAX_ENTRIES = 100_000
+#: Requests for pins that a parameter server reads at a time; it keeps four pins.
+MAX_PIN_REQUESTS = 16
+#: Bytes of a name, such as a worker's or an update's.
+MAX_NAME_BYTES = 255
+#: Bytes of a number as text.
+MAX_NUMBER_BYTES = 32
+#: Bytes of a work item's name: its kind and a number.
+MAX_WORK_ITEM_BYTES = 64
+#: Bytes of a lease's holder: a worker and a number.
+MAX_HOLDER_BYTES = MAX_NAME_BYTES + 1 + MAX_NUMBER_BYTES
+#: Bytes of a heartbeat; a longer one is not read.
+MAX_HEARTBEAT_BYTES = 1 << 16
+#: Leases that a worker renews with a heartbeat; it holds about one for each learner.
+MAX_RENEWED = 1000
+#: Bytes of a header; a longer one is not parsed.
+MAX_HEADER_BYTES = 1 << 20
+#: Bytes of a payload that goes to the server together with its entry, in one script.
+MAX_SMALL_PAYLOAD_BYTES = 1 << 17
+#: Chunks of 1 MiB of a payload or a snapshot of one shard, which a script looks at one by one.
+MAX_CHUNKS = 1 << 17
+#: Updates of which a worker asks for the fate at a time.
+MAX_ASKED_UPDATES = 10_000
+#: Updates that have to be processed before a worker gets a push slot.
+MAX_EARLIER_UPDATES = 1000
+#: Part of a tensors server's memory limit that the workers of one job may fill beside other jobs.
+#: Honest ones need their job's share, which is at most half then.
+MAX_SHARE_BESIDE_OTHERS = 0.5

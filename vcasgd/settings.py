@@ -204,6 +204,9 @@ class Settings(BaseSettings):
     store_nodes: int | None = Field(
         default=None, ge=1, le=64, description="Number of store nodes of the embedded stack."
     )
+    ledger_memory_mb: int | None = Field(
+        default=None, ge=64, description="Memory limit of the embedded ledger, in MiB."
+    )
     tensors_memory_mb: int | None = Field(
         default=None, ge=16, description="Memory limit of each embedded tensors server, in MiB."
     )

@@ -20,7 +20,9 @@ from support.waiting import PATIENCE, await_truth
 from vcasgd.errors import StoreDenied, StoreUnavailable
 from vcasgd.fleet.providers.user_data import worker_script
 from vcasgd.gateway.certificate import pin_of
+from vcasgd.limits import MAX_CLIENTS_PERCENT
 from vcasgd.store.connection import RedisClient, check_server, connect
+from vcasgd.store.embedded.server import LIMITS
 
 INFRA = Path(__file__).parents[2] / "infra"
 SCRIPTS = sorted(
@@ -147,6 +149,9 @@ def test_redis_accepts_its_configuration(
         await_truth(lambda: _answers(client, role))
         # Then the server is supported, and as durable as its role requires
         wanted = client.config_get("append*", "save")
+        limits = client.config_get(
+            "databases", "proto-max-bulk-len", "client-*-buffer-limit", "maxmemory-clients"
+        )
         client.close()
         stranger = connect(f"redis://127.0.0.1:{port}/0")
         with pytest.raises(StoreDenied):
@@ -157,6 +162,10 @@ def test_redis_accepts_its_configuration(
         process.wait(PATIENCE)
     assert wanted["appendonly"] == ("yes" if durable else "no")
     assert wanted["save"] == ""
+    own = dict(line.split(" ", 1) for line in LIMITS)
+    unread = limits.pop("client-output-buffer-limit")
+    assert own.pop("client-output-buffer-limit") in unread
+    assert limits == {**own, "maxmemory-clients": f"{MAX_CLIENTS_PERCENT}%"}
     if durable:
         assert wanted["appendfsync"] == "always"
 

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from support.world import World
 
+from vcasgd.errors import JobUnreadable
+from vcasgd.limits import MAX_ENTRIES, MAX_PIN_REQUESTS
 from vcasgd.store.ledger.evaluations import Evaluations
 from vcasgd.store.tensors.snapshot_index import MOST_PINS
 
 MakeWorld = Callable[..., World]
+
+
+def test_a_flood_of_requests_for_pins_ends_its_job_and_is_never_read_whole(world: World) -> None:
+    shard = world.shard()
+    shard.turn()
+    names = [f"flood {number}" * 10 for number in range(MAX_ENTRIES + 1)]
+    for first in range(0, len(names), 10_000):
+        world.tensors.sadd(world.keys.wanted, *names[first : first + 10_000])
+    world.tensors.sadd(world.keys.wanted, b"x" * 1000, b"\xff")
+
+    assert len(world.snapshots.view().wanted) <= MAX_PIN_REQUESTS
+    with pytest.raises(JobUnreadable, match="entries of wanted"):
+        world.shard().turn()
+
+    assert not world.tensors.exists(world.keys.wanted)
 
 
 class TestPins:

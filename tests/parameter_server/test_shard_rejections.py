@@ -14,10 +14,11 @@ from torch import Tensor
 
 from vcasgd.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
 from vcasgd.learning.rules import Context
+from vcasgd.limits import MAX_HEADER_BYTES
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.parameter_server.shard import POISON, UPDATE_ATTEMPTS, Shard
 from vcasgd.store.ledger.leases import Lease
-from vcasgd.store.tensors.header import LONGEST_HEADER, Header
+from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import encode_integers
 
 MakeWorld = Callable[..., World]
@@ -119,7 +120,7 @@ class TestRejects:
 
     @pytest.mark.parametrize(
         "text",
-        [b"", b"garbage", b"{}", b"\xff" * 100, b"[" * 50_000, b" " * (LONGEST_HEADER + 1)],
+        [b"", b"garbage", b"{}", b"\xff" * 100, b"[" * 50_000, b" " * (MAX_HEADER_BYTES + 1)],
         ids=["empty", "words", "no fields", "no text", "deep", "long"],
     )
     def test_headers_that_are_none(self, world: World, text: bytes) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.harness import RedisServer
-from support.servers import url_of
+from support.servers import allow_database, url_of
 from support.world import World, blocks_of
 
 import vcasgd.store
@@ -62,6 +62,7 @@ def login(server: RedisServer, world: World) -> Iterator[Login]:
         def as_user(user: User, database: int) -> RedisClient:
             AclUsers(world.ledger, EVERY_SCRIPT, 0).sync([user])
             created.add(user.name)
+            allow_database(world.ledger, user.name, database)
             client = connect(user.url(url_of(server, database)))
             stack.callback(client.close)
             return client
@@ -101,6 +102,7 @@ ADMINISTRATION = [
     "BGREWRITEAOF", "REPLICAOF 127.0.0.1 1", "FAILOVER", "SWAPDB 0 1", "INFO", "SLOWLOG GET",
     "LATENCY LATEST", "MEMORY STATS", "MODULE LIST", "COMMAND", "PUBLISH channel x",
     "SUBSCRIBE channel", "MIGRATE 127.0.0.1 1 k 0 100", "CLUSTER INFO", "OBJECT FREQ k",
+    "SELECT 9", "MULTI", "WATCH k",
 ]  # fmt: skip
 
 
@@ -340,10 +342,32 @@ def test_granted_commands_are_neither_administrative_nor_dangerous(world: World)
             assert not categories & {"@admin", "@dangerous"}, f"{name} {sub}"
 
 
+def test_all_that_workers_write_has_a_quota() -> None:
+    """A grant to write another key fails here until readers are safe from a flood of it."""
+    ledger, tensors = LedgerKeys("a-23abcd"), TensorKeys("a-23abcd")
+    grants = (
+        *ledger_user(SECRET, ledger.job).grants,
+        *tensors_user(SECRET, tensors.job, WORKER, first_snapshot=True).grants,
+    )
+    written = {
+        key
+        for grant in grants
+        if "W" in grant.mode and "evalsha" not in grant.commands
+        for key in grant.keys
+    }
+    by_content = {*ledger.written_by_workers, *tensors.written_by_workers}
+    by_memory = {f"{tensors.prefix}{each}" for each in (f"u:{WORKER}.*", "o:*", "s:*")}
+    one_string = {tensors.meta}
+
+    # Scripts write them for every worker.
+    by_scripts = {ledger.beats}
+    assert written | by_scripts == by_content | by_memory | one_string
+
+
 def test_each_ledger_key_belongs_to_workers_scripts_or_to_the_platform() -> None:
     """A new key fails here until it is listed, so that it grants no right by accident."""
     keys = LedgerKeys("a-23abcd")
-    groups = ("worker_script_keys", "platform_keys", "all")
+    groups = ("worker_script_keys", "platform_keys", "written_by_workers", "all")
     names = [name for name, value in vars(LedgerKeys).items() if isinstance(value, property)]
     every = sorted(getattr(keys, name) for name in names if name not in groups)
 
@@ -422,7 +446,7 @@ def test_a_worker_can_do_its_work_in_the_tensors_server(
     assert status.fates == ["applied"]
     assert len(status.content) == 4 * world.layout.floats
     with monkeypatch.context() as patch:
-        patch.setattr(updates, "SMALL_PAYLOAD", 0)
+        patch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)
         header, payload = world.update(1, 0, 2, 1, worker=WORKER, update=f"{WORKER}.1.3")
         assert sender.push(header, 0, payload).accepted
     assert snapshots.version() == 1

@@ -141,7 +141,7 @@ class TestAclUsers:
         narrow, wide = (tensors_user(SECRET, "a", "w", first_snapshot=each) for each in (0, 1))
         acl_users = AclUsers(ledger, EVERY_SCRIPT, 0)
         acl_users.sync([wide])
-        client = connect(wide.url(url_of(server, 1)))
+        client = connect(wide.url(url_of(server, 0)))
         client.set(TensorKeys("a").meta, "x")
 
         acl_users.sync([narrow])

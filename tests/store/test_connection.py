@@ -287,17 +287,22 @@ class TestRealServer:
 
             assert client.get("a") == b"2", "the command was executed, only its answer was lost"
 
-    def test_it_is_accepted(self, tensors: RedisClient) -> None:
-        check_server(tensors, "tensors")
+    def test_it_is_accepted(self, ledger: RedisClient) -> None:
+        check_server(ledger, "tensors")
 
-    def test_one_that_throws_keys_away_is_refused(self, tensors: RedisClient) -> None:
-        tensors.config_set("maxmemory-policy", "allkeys-lru")
+    def test_one_that_throws_keys_away_is_refused(self, ledger: RedisClient) -> None:
+        ledger.config_set("maxmemory-policy", "allkeys-lru")
         try:
             with pytest.raises(StoreUnsupported, match=r"tensors server.*allkeys-lru") as caught:
-                check_server(tensors, "tensors")
+                check_server(ledger, "tensors")
         finally:
-            tensors.config_set("maxmemory-policy", "noeviction")
+            ledger.config_set("maxmemory-policy", "noeviction")
         assert "noeviction" in str(caught.value.remedy)
+
+    def test_another_database_is_refused(self, tensors: RedisClient) -> None:
+        """Workers may not use it: quotas look at one database only."""
+        with pytest.raises(StoreUnsupported, match="tensors server names database 1"):
+            check_server(tensors, "tensors")
 
     def test_answers_survive_a_restart_of_the_server(
         self, server: RedisServer, tmp_path: Path

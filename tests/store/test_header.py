@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.store.tensors.header import LONGEST_HEADER, Header
+from vcasgd.limits import MAX_HEADER_BYTES
+from vcasgd.store.tensors.header import Header
 
 VALID: dict[str, Any] = {
     "format": 1, "update": "u1", "worker": "w", "subtask": 0, "start": 0, "stop": 1, "base": 0,
@@ -89,7 +90,7 @@ def test_every_field_is_needed(field: str) -> None:
         ("subtask", "1"),
         ("subtask", True),
         ("stop", None),
-        ("integers", "x" * LONGEST_HEADER),
+        ("integers", "x" * MAX_HEADER_BYTES),
         ("loss_sum", "NaN"),
         ("loss_sum", 1e300),
         ("loss_sum", -1e300),
@@ -107,7 +108,7 @@ def test_a_loss_that_is_no_number(number: str) -> None:
 
 
 def test_a_long_one_is_not_even_parsed() -> None:
-    text = json.dumps(VALID).encode() + b" " * LONGEST_HEADER
+    text = json.dumps(VALID).encode() + b" " * MAX_HEADER_BYTES
 
     with pytest.raises(InvalidUpdate, match="too long"):
         Header.parse(text)

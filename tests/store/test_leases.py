@@ -227,9 +227,7 @@ class TestLostWorkers:
 
         assert LostWorkers(world.ledger).news([world.job]) == {world.job: {"w6", "w7", "w8"}}
 
-    def test_what_one_job_wrote_keeps_no_lease_of_another_one(
-        self, world: World, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_what_one_job_wrote_keeps_no_lease_of_another_one(self, world: World) -> None:
         # Given a job whose worker claims a subtask with a number that the ledger can't store
         hostile = world.jobs.submit(world.spec, "0" * 64).id
         world.ledger.hset(LedgerKeys(hostile).holders, f"train:{'9' * 400}", "lost|1")
@@ -239,7 +237,6 @@ class TestLostWorkers:
 
         assert freed == 1
         assert lease_of(world.leases("other").acquire()).number == 0
-        assert hostile in caplog.text, "its leases can't be freed"
 
     def test_nothing_is_written_for_a_job_that_is_deleted(self, world: World) -> None:
         assert LostWorkers(world.ledger).report({"deleted": ["a"]}) == 0

@@ -137,7 +137,7 @@ class TestPlaces:
             world.tensors.delete(world.keys.places)
             return script(**arguments)
 
-        monkeypatch.setattr(updates, "SMALL_PAYLOAD", 0)
+        monkeypatch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)
         monkeypatch.setattr(updates, "ONE_TRIP", 0)
         monkeypatch.setattr(world.sender, "_push", lose_the_place_first)
         with pytest.raises(StoreUnavailable):

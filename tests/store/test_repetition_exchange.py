@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from support.harness import RedisServer
-from support.servers import url_of
+from support.servers import allow_database, url_of
 from support.world import World
 
 from vcasgd.errors import StoreDenied
@@ -58,6 +58,8 @@ class Parties:
 def parties(server: RedisServer, world: World) -> Iterator[Parties]:
     users = [tensors_user(SECRET, world.job, name) for name in (EVE, OWN)]
     AclUsers(world.ledger, TENSORS_SCRIPTS, 0).sync(users)
+    for user in users:
+        allow_database(world.ledger, user.name, 1)
     with ExitStack() as stack:
         clients = [connect(user.url(url_of(server, 1))) for user in users]
         for client in clients:

@@ -45,7 +45,7 @@ def interrupt_push(world: World, header: Header, payload: memoryview) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updates, "SMALL_PAYLOAD", 0)
+        patch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)
         patch.setattr(updates, "ONE_TRIP", 0)
         patch.setattr(world.sender, "_push", die)
         with pytest.raises(KeyboardInterrupt):
@@ -197,7 +197,7 @@ class TestPush:
             world.tensors.delete(world.keys.payload_chunk(header.update, 0))
             return script(**arguments)
 
-        monkeypatch.setattr(updates, "SMALL_PAYLOAD", 0)
+        monkeypatch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)
         monkeypatch.setattr(updates, "ONE_TRIP", 0)
         monkeypatch.setattr(world.sender, "_push", lose_the_payload_first)
         with pytest.raises(StoreUnavailable, match="lost a part of a pushed update"):
@@ -223,7 +223,7 @@ class TestPush:
     def test_a_payload_of_one_chunk_is_sent_before_the_slot_is_given(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(updates, "SMALL_PAYLOAD", 0)
+        monkeypatch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)
         header, payload = world.update(0, 0, 3, 1)
         # Given a server without the scripts, then one with them
         world.tensors.script_flush()
@@ -243,7 +243,7 @@ class TestPush:
     def test_a_payload_of_one_chunk_without_a_slot_gets_no_entry(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(updates, "SMALL_PAYLOAD", 0)
+        monkeypatch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)
         world.tensors.set(world.keys.window, 1)
         world.push(0, 0, 3)
         header, payload = world.update(1, 0, 3, 1)

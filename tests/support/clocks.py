@@ -46,7 +46,7 @@ class SteppingServer(RedisServer):
 
     def __init__(self, directory: Path, *, durable: bool) -> None:
         self._clock = SteppingClock(directory / "clock")
-        super().__init__(directory, durable=durable, env=self._clock.env)
+        super().__init__(directory, durable=durable, env=self._clock.env, more=("databases 2",))
 
     def set_clock(self, seconds: int) -> None:
         """Set the clock to so many seconds after the true time, and wait until it shows that.

@@ -42,7 +42,10 @@ def require_binary(kind: str) -> str:
 
 @contextmanager
 def running_server(kind: str, directory: Path, *, durable: bool = False) -> Iterator[RedisServer]:
-    server = RedisServer(directory, durable=durable, binary=require_binary(kind))
+    # Tests use a second database as another server.
+    server = RedisServer(
+        directory, durable=durable, binary=require_binary(kind), more=("databases 2",)
+    )
     try:
         yield server
     finally:
@@ -53,6 +56,11 @@ def url_of(server: RedisServer, database: int, port: int | None = None) -> str:
     """Return the URL of a database: 0 is the ledger, 1 the tensors server."""
     files = server.files
     return f"redis://:{files.password}@127.0.0.1:{port or files.port}/{database}"
+
+
+def allow_database(admin: RedisClient, user: str, database: int) -> None:
+    """Let a worker's user select the database that stands for another server."""
+    admin.execute_command("ACL", "SETUSER", user, f"+select|{database}")
 
 
 class TlsServer:

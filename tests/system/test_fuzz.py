@@ -1,4 +1,7 @@
-"""Every command and script that a worker may call, with random arguments, stops no other job."""
+"""Every command and script that a worker may call, with random arguments, stops no other job.
+
+Attacks on the servers themselves take a bounded part of their memory, and block none.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,16 @@ from support.hostile import (
 from support.servers import KINDS
 from support.training import Training
 
+from vcasgd.limits import MAX_ANSWER_BYTES
+
 pytestmark = pytest.mark.both_servers
 
 #: Calls in ``make test``, and in ``make test-all``.
 CALLS, MANY_CALLS = 2000, 20_000
+#: MiB of each server, and of all its connections.
+MEMORY_MB, CLIENTS_MB = 256, 64
+#: Seconds that no call may block a server, on a busy machine; most take milliseconds.
+LONG = 2.0
 #: Calls after which a job must have lost its access; most lose it before 1,500.
 CALLS_OF_A_JOB = 30_000
 
@@ -32,7 +41,25 @@ def harness(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Harness]:
     with platform(tmp_path_factory.mktemp("fuzz"), request.param) as harness:
+        for server in (harness.ledger.connection, harness.tensors.connection):
+            server.config_set("maxmemory", f"{MEMORY_MB}mb")
+            server.config_set("maxmemory-clients", f"{CLIENTS_MB}mb")
         yield harness
+
+
+@pytest.fixture(autouse=True)
+def _servers_are_never_blocked_or_full(harness: Harness) -> Iterator[None]:
+    servers = [harness.ledger.connection, harness.tensors.connection]
+    for server in servers:
+        server.slowlog_reset()
+        server.config_resetstat()
+    yield
+    for server in servers:
+        slow = [(each["duration"] / 1e6, each["command"][:200]) for each in server.slowlog_get(128)]
+        assert [each for each in slow if each[0] > LONG] == []
+        # What runs may exceed the limit of data a little, and one answer that of connections.
+        peak = server.info("memory")["used_memory_peak"]
+        assert peak < (MEMORY_MB << 20) + 2 * MAX_ANSWER_BYTES
 
 
 def fuzz(harness: Harness, calls: int, seed: int) -> None:
@@ -47,6 +74,7 @@ def fuzz(harness: Harness, calls: int, seed: int) -> None:
                 own += 1
             made, accepted = made + own, accepted + fuzzer.accepted
             assert hostile.await_expulsion().reason
+            fuzzer.close()
             hostile.close()
             jobs.append(hostile.job)
         assert accepted > calls / 10, "most calls are refused"

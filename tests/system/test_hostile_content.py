@@ -21,7 +21,7 @@ from support.servers import KINDS
 from support.training import Training
 from support.waiting import await_truth
 
-from vcasgd.store.ledger.quota import MOST_BYTES
+from vcasgd.limits import MAX_CONTENT_BYTES
 
 HUGE = "1" + "0" * 400
 FIRST = "evaluation 1, which can't be read:"
@@ -137,7 +137,7 @@ def test_a_flood_of_content_is_deleted_and_ends_its_job(
     key, value = getattr(hostile.keys, kind), b"x" * (1 << 20)
     before = harness.ledger.connection.info("memory")["used_memory"]
     with hostile.ledger.pipeline() as pipe:
-        for number in range(2 * MOST_BYTES // len(value)):
+        for number in range(2 * MAX_CONTENT_BYTES // len(value)):
             if kind == "logs":
                 pipe.xadd(key, {"l": value})
             else:
@@ -149,7 +149,7 @@ def test_a_flood_of_content_is_deleted_and_ends_its_job(
     # Results that can't be read end the job before they are too many.
     assert kind.rstrip("s") in reason
     await_truth(
-        lambda: harness.ledger.connection.info("memory")["used_memory"] < before + MOST_BYTES
+        lambda: harness.ledger.connection.info("memory")["used_memory"] < before + MAX_CONTENT_BYTES
     )
     assert_everything_answers(api, [hostile.job])
 

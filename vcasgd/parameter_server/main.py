@@ -46,6 +46,7 @@ from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.lost_workers import LostWorkers
 from vcasgd.store.ledger.servers import Control, Servers, node_name
+from vcasgd.store.tensors.memory_quota import MemoryQuota
 from vcasgd.store.tensors.updates import Arrivals, wait_for_entries
 from vcasgd.store.watchdog import Watchdog
 
@@ -63,6 +64,8 @@ PROMPT_SECONDS = 1.0
 WAITING_SECONDS = 0.1
 #: Checkpoints that are read at a time; each takes the memory of a whole model.
 MAX_READS = 2
+#: Seconds between two looks at a part of the keys, for the quota of memory.
+MEASURE_SECONDS = 1.0
 #: Shortest period for a rate; rates over less are too noisy.
 RATE_SECONDS = 1.0
 
@@ -144,10 +147,12 @@ class ParameterServer:
         self._gauges = NodeGauges(tensors)
         self._secret = settings.job_secret.get_secret_value() if settings.job_secret else None
         self._admission = (
-            TensorsAdmission(tensors, ledger, self._secret, settings.lease_seconds)
+            TensorsAdmission(tensors, ledger, self._secret, settings.lease_seconds, settings.node)
             if self._secret
             else None
         )
+        self._memory_quota = MemoryQuota(tensors)
+        self._measured_at = float("-inf")
         self._shards: dict[str, Shard] = {}
         #: When to try a job again whose turn failed, by :func:`time.monotonic`.
         self._retry_at: dict[str, float] = {}
@@ -180,9 +185,25 @@ class ParameterServer:
         while not self._stop.is_set():
             self._heartbeat()
             self._look_for_losses()
+            self._check_memory()
             for shard in self._ready():
                 self._turn(shard, arrivals.get(shard.stream))
             arrivals = self._wait()
+
+    def _check_memory(self) -> None:
+        """Have jobs failed whose workers fill the tensors server."""
+        if time.monotonic() - self._measured_at < MEASURE_SECONDS:
+            return
+        self._measured_at = time.monotonic()
+        jobs = self._starting | self._shards.keys()
+        try:
+            excess = self._memory_quota.excess(jobs, self._starting)
+        except (StoreUnavailable, StoreDenied) as error:
+            log.warning("tensors: %s", error)
+            return
+        for job, why in excess.items():
+            log.error("%s: %s", job, why)
+            self._report_invalid(job, why)
 
     def _ready(self) -> list[Shard]:
         """Return the shards that read no checkpoint, and whose last turn didn't just fail."""
@@ -210,7 +231,7 @@ class ParameterServer:
             self._reload(shard.job)
         except JobUnreadable as error:
             log.error("%s: %s", shard.job, error)
-            self._report_invalid(shard.job, error)
+            self._report_invalid(shard.job, error.message)
         # SnapshotMissing: the server came back empty during the turn; the next one handles it.
         except (StoreUnavailable, SnapshotMissing, StoreFull, StorageUnavailable) as error:
             log.warning("%s: %s", shard.job, error)
@@ -243,12 +264,10 @@ class ParameterServer:
         self._shards.pop(job)
         self._heartbeat_at = 0.0
 
-    def _report_invalid(self, job: str, error: JobUnreadable) -> None:
-        """Report that a job's workers stored what can't be read; the controller fails the job."""
+    def _report_invalid(self, job: str, why: str) -> None:
+        """Report that a job's workers stored what they may not; the controller fails the job."""
         try:
-            Jobs(self._prompt).report_invalid(
-                job, self._number, f"on {self._node}, {error.message}"
-            )
+            Jobs(self._prompt).report_invalid(job, self._number, f"on {self._node}, {why}")
         except (StoreUnavailable, StoreDenied, StoreFull) as outage:
             log.warning("ledger: %s", outage)
 

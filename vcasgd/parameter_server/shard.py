@@ -13,9 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
-from vcasgd.errors import CheckpointDamaged, Fenced, InvalidUpdate, NotFound, StoreUnavailable
+from vcasgd.errors import (
+    CheckpointDamaged,
+    Fenced,
+    InvalidUpdate,
+    JobUnreadable,
+    NotFound,
+    StoreUnavailable,
+)
 from vcasgd.faults import Cause, fault_of
 from vcasgd.learning.repetition import why_not_repeatable
+from vcasgd.limits import MAX_CONTENT_BYTES, MAX_HEADERS_BYTES
 from vcasgd.parameter_server.background import Background
 from vcasgd.parameter_server.contributions import Contributions
 from vcasgd.parameter_server.model_state import MOST_UPDATES, ModelState, ShardConfig
@@ -28,6 +36,7 @@ from vcasgd.parameter_server.strangers import Strangers
 from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.store.acl import worker_key
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.content_quota import ContentQuota
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.job import Failure, JobRecord
@@ -44,6 +53,8 @@ from vcasgd.store.tensors.updates import Arrivals, StreamEntry, UpdateReader
 
 #: Seconds between two updates of the number of push slots.
 SLOTS_SECONDS = 1.0
+#: Seconds between two looks at how much workers have written.
+CHECK_SECONDS = 1.0
 #: Seconds between two reads of the tuned values.
 TUNED_SECONDS = 0.5
 #: Seconds between two looks at the state in the tensors server while updates arrive. Publications
@@ -106,6 +117,10 @@ class Shard:
         self._reader = UpdateReader(tensors, keys)
         self._slots = PushSlots(tensors, keys)
         self._slots_updated_at = float("-inf")
+        headers = {keys.stream: MAX_HEADERS_BYTES}
+        content = dict.fromkeys(keys.written_by_workers, MAX_CONTENT_BYTES) | headers
+        self._content = ContentQuota(tensors, content)
+        self._checked_at = float("-inf")
         self._pins = Pins(self._snapshots, token)
         self._reports = Reports(
             ledger,
@@ -220,6 +235,7 @@ class Shard:
         ``arrivals`` are new updates; without them, the turn reads them, and does everything that
         another one may put off for a moment.
         """
+        self._check_content()
         model = self._loaded()
         if model is None:
             return 0
@@ -242,6 +258,14 @@ class Shard:
         if not model.batch.pending:
             self._report(model, at_once=arrivals is None or self._reports.urgent)
         return processed
+
+    def _check_content(self) -> None:
+        """Raise :class:`JobUnreadable` if workers wrote more than anyone should read."""
+        if time.monotonic() - self._checked_at < CHECK_SECONDS:
+            return
+        self._checked_at = time.monotonic()
+        if why := self._content.enforce():
+            raise JobUnreadable(why)
 
     def _view_is_due(self, model: ModelState, arrivals: Arrivals | None) -> bool:
         last = self._viewed_at if model.batch.pending else self._served_at

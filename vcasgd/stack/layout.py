@@ -32,6 +32,9 @@ GATEWAY = "gateway"
 HOST = "127.0.0.1"
 #: Fraction of the memory of the machine or container for all tensors servers together.
 MEMORY_SHARE = 0.5
+#: Part of the machine's memory for the ledger, which can need as much again while it rewrites its
+#: file. Histories of a thousand jobs take 2 GB.
+LEDGER_MEMORY_SHARE = 1 / 8
 API_PORT = 8700
 #: Below the kernel's range for outgoing connections; a reconnecting client could otherwise occupy
 #: the port of a server during its restart.
@@ -167,6 +170,12 @@ class StackLayout:
             env["VCASGD_JOIN_PIN"] = ensure_certificate(certificate, key)
             env["VCASGD_JOIN_CERTIFICATE"], env["VCASGD_JOIN_KEY"] = str(certificate), str(key)
         return env
+
+    @property
+    def ledger_memory_mb(self) -> int:
+        """Memory limit of the ledger; from then on it takes no new jobs."""
+        whole = memory_bytes() * LEDGER_MEMORY_SHARE / 1e6
+        return self.settings.ledger_memory_mb or max(256, int(whole))
 
     @property
     def tensors_memory_mb(self) -> int:

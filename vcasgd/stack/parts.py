@@ -144,16 +144,14 @@ def _needs(layout: StackLayout, name: str, other: str) -> bool:
 
 
 def _ledger(layout: StackLayout, name: str) -> StackPart:
-    return _redis(layout, name, durable=True)
+    return _redis(layout, name, durable=True, memory_mb=layout.ledger_memory_mb)
 
 
 def _tensors(layout: StackLayout, name: str) -> StackPart:
     return _redis(layout, name, durable=False, memory_mb=layout.tensors_memory_mb)
 
 
-def _redis(
-    layout: StackLayout, name: str, *, durable: bool, memory_mb: int | None = None
-) -> StackPart:
+def _redis(layout: StackLayout, name: str, *, durable: bool, memory_mb: int) -> StackPart:
     files, service = layout.servers[name], layout.services.get(service_of(name))
     command = Command(tuple(server_command(files, layout.settings.redis_server)), {})
     if service is None:

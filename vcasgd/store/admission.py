@@ -133,8 +133,15 @@ class TensorsAdmission:
     """
 
     def __init__(
-        self, tensors: RedisClient, ledger: RedisClient, secret: str, linger_seconds: float
+        self,
+        tensors: RedisClient,
+        ledger: RedisClient,
+        secret: str,
+        linger_seconds: float,
+        shard: int = 0,
     ) -> None:
+        """``shard``: number of the shards on this server."""
+        self._shard = shard
         self._users = AclUsers(tensors, TENSORS_SCRIPTS, linger_seconds)
         self._jobs = Jobs(ledger)
         self._clearances = Clearances(ledger)
@@ -181,7 +188,9 @@ class TensorsAdmission:
         return self._users.sync(users, self._banned, USERS_AT_ONCE)
 
     def _user(self, job: str, worker: str, *, first_snapshot: bool) -> User:
-        return tensors_user(self._secret, job, worker, first_snapshot=first_snapshot)
+        return tensors_user(
+            self._secret, job, worker, shard=self._shard, first_snapshot=first_snapshot
+        )
 
 
 def _admissible(workers: Set[str], placed: Set[str]) -> list[str]:

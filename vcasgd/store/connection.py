@@ -22,6 +22,7 @@ from redis.commands.core import Script
 from redis.exceptions import OutOfMemoryError, ResponseError
 from redis.retry import Retry
 
+from vcasgd import limits
 from vcasgd.backoff import backoff, jittered
 from vcasgd.errors import (
     StoreError,
@@ -282,14 +283,24 @@ class RedisClient(redis.Redis):
 
 @cache
 def script_source(name: str) -> str:
-    """Return the text of a script, with its ``-- Includes`` lines replaced."""
+    """Return the text of a script.
+
+    ``-- Includes`` lines are replaced by other scripts, and ``-- Limits`` lines by constants of
+    :mod:`vcasgd.limits`.
+    """
     text = resources.files("vcasgd.store").joinpath("scripts", f"{name}.lua").read_text()
+    text = re.sub(r"^-- Limits (.+)\n", _constants, text, flags=re.MULTILINE)
     return re.sub(
         r"^-- Includes ([\w/]+)\.lua\n",
         lambda line: script_source(line[1]),
         text,
         flags=re.MULTILINE,
     )
+
+
+def _constants(line: re.Match[str]) -> str:
+    names = line[1].split()
+    return f"local {', '.join(names)} = {', '.join(str(getattr(limits, each)) for each in names)}\n"
 
 
 def connect(
@@ -376,7 +387,7 @@ def without_secret(url: str) -> str:
 
 
 def check_server(client: RedisClient, role: str) -> None:
-    """Check that a server is new enough and never evicts keys.
+    """Check that a server is new enough and never evicts keys, and the number of its database.
 
     Raises :class:`StoreUnsupported`, :class:`StoreUnavailable`, :class:`StoreDenied`.
     """
@@ -391,6 +402,11 @@ def check_server(client: RedisClient, role: str) -> None:
         raise StoreUnsupported(
             f"the {role} server is version {version}",
             remedy="use Redis 7 or newer, or Valkey",
+        )
+    if database := client.connection_pool.connection_kwargs.get("db"):
+        raise StoreUnsupported(
+            f"the URL of the {role} server names database {database}",
+            remedy="name database 0, the only one that workers may use",
         )
     policy = str(client.info("memory").get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":

@@ -296,6 +296,24 @@ class LedgerKeys:
         )
 
     @property
+    def written_by_workers(self) -> tuple[str, ...]:
+        """Keys that workers write, with or without a script."""
+        return (
+            self.facts,
+            self.counters,
+            self.leases,
+            self.holders,
+            self.open,
+            self.evaluations,
+            self.workers,
+            self.beats,
+            self.refused,
+            self.failures,
+            self.logs,
+            self.secret_requests,
+        )
+
+    @property
     def platform_keys(self) -> tuple[str, ...]:
         """Keys that no script of a worker uses. Single commands on them may still be granted."""
         return (
@@ -395,6 +413,20 @@ class TensorKeys:
     def wanted(self) -> str:
         """Set: names under which the current snapshot is to be pinned."""
         return self._key("wanted")
+
+    @property
+    def written_by_workers(self) -> tuple[str, ...]:
+        """Keys that workers write and a parameter server reads, except strings."""
+        return (
+            self.applied,
+            self.pushed,
+            self.tokens,
+            self.stream,
+            self.places,
+            self.wanted,
+            self.rejected,
+            self.news,
+        )
 
     def moments(self, name: str) -> str:
         """Return a key of the optimizer's second moments: ``steps`` and ``turn``, strings, or a

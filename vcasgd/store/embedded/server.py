@@ -8,8 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vcasgd.errors import StackError
+from vcasgd.limits import (
+    MAX_ANSWER_BYTES,
+    MAX_CLIENTS_PERCENT,
+    MAX_DATABASES,
+    MAX_QUERY_BYTES,
+    MAX_SLOW_ANSWER_BYTES,
+    MAX_SLOW_ANSWER_SECONDS,
+    MAX_STRING_BYTES,
+)
 from vcasgd.private_file import write_private
 
+_UNREAD = f"{MAX_ANSWER_BYTES} {MAX_SLOW_ANSWER_BYTES} {MAX_SLOW_ANSWER_SECONDS}"
+#: Limits on what a client may cost, as in infra/redis; also one that ends no command or reads no
+#: answer.
+LIMITS = (
+    f"databases {MAX_DATABASES}",
+    f"proto-max-bulk-len {MAX_STRING_BYTES}",
+    f"client-query-buffer-limit {MAX_QUERY_BYTES}",
+    f"client-output-buffer-limit normal {_UNREAD}",
+)
+#: MiB for all connections of a server whose memory limit is small: some readers of models.
+MIN_CLIENTS_MB = 64
 #: Bytes in the path of a Unix socket: Linux allows 107, macOS 103.
 LONGEST_SOCKET_PATH = 103
 
@@ -87,8 +107,7 @@ def write_configuration(
         # A truncated tail after a crash was never acknowledged.
         "aof-load-truncated yes",
         "maxmemory-policy noeviction",
-        # The longest string that clients send is a chunk of 1 MiB.
-        "proto-max-bulk-len 4mb",
+        *LIMITS,
         "tcp-keepalive 30",
         # The server lowers it to what the limit of open files allows.
         "maxclients 50000",
@@ -98,7 +117,8 @@ def write_configuration(
     if files.socket is not None:
         lines += [f"unixsocket {files.socket}", "unixsocketperm 700"]
     if memory_mb is not None:
-        lines.append(f"maxmemory {memory_mb}mb")
+        clients_mb = max(MIN_CLIENTS_MB, memory_mb * MAX_CLIENTS_PERCENT // 100)
+        lines += [f"maxmemory {memory_mb}mb", f"maxmemory-clients {clients_mb}mb"]
     write_private(files.configuration, "\n".join([*lines, *more, ""]))
 
 

@@ -16,10 +16,9 @@ from pydantic import (
     WrapValidator,
 )
 
+from vcasgd.limits import MAX_HEARTBEAT_BYTES
 from vcasgd.printable import printable
 
-#: Longest heartbeat in bytes; real ones have about a thousand.
-LONGEST_HEARTBEAT = 1 << 16
 #: Longest free text in a heartbeat; longer text is cut, because an error message may be long.
 LONGEST_TEXT = 2000
 #: Longest name of a machine or a kind of notice.
@@ -125,7 +124,7 @@ class Heartbeat(BaseModel):
     @classmethod
     def parse(cls, text: bytes) -> Self | None:
         """Return the heartbeat, or None if ``text`` isn't a JSON object, or is too long."""
-        if len(text) > LONGEST_HEARTBEAT:
+        if len(text) > MAX_HEARTBEAT_BYTES:
             return None
         try:
             return cls.model_validate_json(text)

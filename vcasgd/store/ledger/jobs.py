@@ -138,7 +138,8 @@ class Jobs(EventLog):
 
     def get(self, job: str) -> JobRecord:
         """Return a job. Raises :class:`NotFound`, :class:`~vcasgd.errors.JobUnreadable`."""
-        with self._ledger.pipeline(transaction=True) as pipe:
+        # Not a transaction, which workers may not use.
+        with self._ledger.pipeline() as pipe:
             _request_job(pipe, job)
             return _parsed_job(job, pipe.execute())
 

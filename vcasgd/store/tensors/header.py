@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vcasgd.errors import InvalidUpdate
+from vcasgd.limits import MAX_HEADER_BYTES
 from vcasgd.store.keys import TensorKeys
 
-#: Bytes of a header; a longer one is not parsed.
-LONGEST_HEADER = 1 << 20
 #: Characters of a field's name in an error message.
 LONGEST_NAME = 64
 #: Reason of the rejection of a header without a valid signature of its worker.
@@ -60,7 +59,7 @@ class Header(BaseModel):
     size: _Count
     checksum: int | None = Field(default=None, ge=0, lt=2**64)
     layout: str = Field(max_length=64)
-    integers: str = Field(default="", max_length=LONGEST_HEADER // 2)
+    integers: str = Field(default="", max_length=MAX_HEADER_BYTES // 2)
     # Far beyond any real loss; sums of such values stay finite.
     loss_sum: float = Field(default=0.0, ge=-1e200, le=1e200, allow_inf_nan=False)
     batch: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
@@ -101,7 +100,7 @@ class Header(BaseModel):
     @classmethod
     def parse(cls, text: bytes) -> Header:
         """Parse and validate a header. Raises :class:`InvalidUpdate` (``header``)."""
-        if len(text) > LONGEST_HEADER:
+        if len(text) > MAX_HEADER_BYTES:
             raise InvalidUpdate("the header is too long", reason="header")
         try:
             header = cls.model_validate_json(text)

@@ -10,12 +10,12 @@ from vcasgd.errors import SnapshotMissing, StoreUnavailable
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.snapshot import Snapshot
-from vcasgd.store.tensors.snapshot_index import SnapshotIndex
+from vcasgd.store.tensors.snapshot_index import SCANNED, SnapshotIndex
 
-#: Keys that one call looks at; a server needs less than a millisecond for them.
-SCANNED = 1000
 #: Start of every key of a job: its name and the number of its shard.
-_JOB = re.compile(r"vcasgd:\{([^:}]+):\d+\}:")
+_JOB = re.compile(rb"vcasgd:\{([^:}]+):\d+\}:")
+#: Calls that look for jobs at a time.
+SCANS = 10
 
 #: One snapshot of each shard, in order; each is exact for its own shard.
 ModelSnapshot = tuple[Snapshot, ...]
@@ -43,13 +43,18 @@ def delete_job(nodes: Iterable[RedisClient], job: str) -> None:
 
 
 def scan_jobs(node: RedisClient, cursor: int) -> tuple[int, set[str]]:
-    """Return jobs with data among the next :data:`SCANNED` keys of a tensors server.
+    """Return jobs with data among the next keys of a tensors server.
 
     Start with the cursor 0, and continue with the returned one until it is 0 again.
     """
-    cursor, keys = node.scan(cursor, match="vcasgd:{*", count=SCANNED)
-    found = (_JOB.match(key.decode(errors="replace")) for key in keys)
-    return cursor, {match[1] for match in found if match}
+    jobs: set[str] = set()
+    for _ in range(SCANS):
+        cursor, keys = node.scan(cursor, match="vcasgd:{*", count=SCANNED)
+        found = (_JOB.match(key) for key in keys)
+        jobs |= {match[1].decode(errors="replace") for match in found if match}
+        if not cursor:
+            break
+    return cursor, jobs
 
 
 @dataclass(frozen=True)

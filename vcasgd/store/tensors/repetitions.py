@@ -14,12 +14,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from vcasgd.limits import MAX_HEADER_BYTES
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.untrusted import Content, Invalid, Text, parse
 from vcasgd.store.tensors.bf16_split import bytes_of, chunk_count, chunks_of
-from vcasgd.store.tensors.header import LONGEST_HEADER, Header
+from vcasgd.store.tensors.header import Header
 
 #: Digest of the state of a new learner: no parameter has any.
 FRESH = "0" * 64
@@ -70,7 +71,7 @@ class RepetitionTask(Content):
 
     id: _Id
     by: _Name
-    header: Annotated[str, Field(max_length=LONGEST_HEADER)]
+    header: Annotated[str, Field(max_length=MAX_HEADER_BYTES)]
     integers: str
     restorations: Annotated[int, Field(ge=0)]
     sizes: StateSizes

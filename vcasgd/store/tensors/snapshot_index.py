@@ -5,9 +5,12 @@ Processes that don't compute with models need no more, and don't import torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from vcasgd.errors import JobUnreadable, SnapshotMissing
+from vcasgd.limits import MAX_PIN_REQUESTS
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.snapshot import (
@@ -23,6 +26,11 @@ from vcasgd.store.tensors.snapshot import (
 NOTHING_SAFE = -1
 #: Pinned snapshots at a time; each takes the memory of a model.
 MOST_PINS = 4
+#: Valid name of a pin.
+_PIN = re.compile(rb"[A-Za-z0-9_.:-]{1,100}")
+#: Keys that one call looks at. Workers choose the length of some names, and a server has all of an
+#: answer in memory.
+SCANNED = 100
 
 
 class SnapshotIndex:
@@ -72,7 +80,8 @@ class SnapshotIndex:
         with self._tensors.pipeline(transaction=True) as pipe:
             pipe.hmget(self._keys.applied, "version", "token", "safe")
             pipe.hkeys(self._keys.pins)
-            pipe.smembers(self._keys.wanted)
+            # Workers write it, so it can have any number of names of any length.
+            pipe.srandmember(self._keys.wanted, MAX_PIN_REQUESTS)
             pipe.get(self._keys.fence)
             (version, writer, safe), pins, wanted, token = pipe.execute()
         return SnapshotView(
@@ -81,7 +90,7 @@ class SnapshotIndex:
             NOTHING_SAFE if safe in (None, b"-1") else stored_count(safe),
             int(token or 0),
             frozenset(name.decode() for name in pins),
-            tuple(sorted(name.decode(errors="replace") for name in wanted)),
+            tuple(sorted(name.decode() for name in wanted if _PIN.fullmatch(name))),
         )
 
     # -- pins: names under which snapshots are kept --------------------------------------------
@@ -109,13 +118,18 @@ class SnapshotIndex:
 
     def delete_all(self) -> int:
         """Delete all keys of this shard, and return their number."""
-        keys = list(self._tensors.scan_iter(match=f"{escaped(self._keys.prefix)}*", count=1000))
-        return self._unlink(keys)
+        return self._unlink(self._scan(""))
 
-    def _unlink(self, keys: Sequence[bytes]) -> int:
-        for start in range(0, len(keys), 500):
-            self._tensors.unlink(*keys[start : start + 500])
-        return len(keys)
+    def _scan(self, start: str) -> Iterator[bytes]:
+        """Yield all keys of this shard whose names begin with ``start``."""
+        pattern = f"{escaped(self._keys.prefix)}{start}*"
+        yield from self._tensors.scan_iter(match=pattern, count=SCANNED)
+
+    def _unlink(self, keys: Iterable[bytes]) -> int:
+        names, count = iter(keys), 0
+        while batch := list(islice(names, SCANNED)):
+            count += self._tensors.unlink(*batch)
+        return count
 
 
 def escaped(prefix: str) -> str:

@@ -37,7 +37,7 @@ from vcasgd.store.tensors.snapshot import (
     pin_text,
     record_fields,
 )
-from vcasgd.store.tensors.snapshot_index import NOTHING_SAFE, SnapshotIndex, escaped
+from vcasgd.store.tensors.snapshot_index import NOTHING_SAFE, SnapshotIndex
 
 log = logging.getLogger(__name__)
 
@@ -414,12 +414,7 @@ class SnapshotStore(SnapshotIndex):
         publishing now.
         """
         kept = {key.encode() for meta in keep for key in self.chunk_keys(meta)}
-        pattern = f"{escaped(self._keys.prefix)}s:*"
-        orphans = [
-            key
-            for key in self._tensors.scan_iter(match=pattern, count=1000)
-            if key not in kept and _writer(key) <= token
-        ]
+        orphans = [key for key in self._scan("s:") if key not in kept and _writer(key) <= token]
         return self._unlink(orphans)
 
 

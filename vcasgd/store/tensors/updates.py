@@ -18,6 +18,7 @@ from redis.exceptions import NoScriptError
 
 from vcasgd.errors import InvalidUpdate, StoreFull, StoreUnavailable
 from vcasgd.learning.encodings.payload import EncodedVector
+from vcasgd.limits import MAX_SMALL_PAYLOAD_BYTES
 from vcasgd.store.bulk_transfer import BulkTransfer, Command, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
@@ -28,8 +29,6 @@ from vcasgd.store.tensors.snapshot import Meta
 
 #: Seconds after which payload chunks without a stream entry expire.
 PAYLOAD_SECONDS = 3600
-#: Bytes of a payload that goes to the server together with its entry, in one script.
-SMALL_PAYLOAD = 1 << 17
 #: Bytes of a payload that is sent before the server has given its slot: a single chunk.
 ONE_TRIP = CHUNK_BYTES
 #: Bytes of a snapshot that a worker lets come with the status of its updates.
@@ -159,7 +158,7 @@ class UpdateSender:
     ) -> Any:
         """Write payload and entry, and return the answer of the script."""
         digest, alone = xxhash.xxh3_64(), len(names) == 1 and not after
-        if alone and len(payload) <= SMALL_PAYLOAD:
+        if alone and len(payload) <= MAX_SMALL_PAYLOAD_BYTES:
             small = b"".join(_chunks(payload))
             digest.update(small)
             keys, args = self._entry(header, epoch, names, digest, small)

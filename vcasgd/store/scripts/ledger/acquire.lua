@@ -11,8 +11,11 @@
 -- and evaluations before subtasks; then the next subtask, at most `lead` epochs ahead of the
 -- slowest unfinished one; else the oldest lease of another worker.
 -- Includes expect_keys.lua
+-- Includes ledger/work_items.lua
+-- Limits MAX_NAME_BYTES
 expect_keys('record', 'work', 'leases', 'holders', 'open', 'quarantine', 'blocks', 'counters',
   'placed', 'clearances', 'refused', 'shards')
+expect_arguments(5, MAX_NAME_BYTES)
 if redis.call('HEXISTS', KEYS[6], ARGV[1]) == 1 then return {'wait', 'quarantined'} end
 local missing = clearance_missing(KEYS[1], KEYS[9], KEYS[10], ARGV[1], ARGV[4])
 if missing then
@@ -26,11 +29,15 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- No lease can end later than one that is granted now, unless the clock was set back.
 local latest = now + tonumber(ARGV[2])
-for _, piece in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. latest, '+inf', 'LIMIT', 0, 100)) do
+for _ = 1, 100 do
+  local piece, ends = item_at(KEYS[3], -1)
+  if not piece or ends <= latest then break end
   redis.call('ZADD', KEYS[3], latest, piece)
 end
-for _, piece in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 100)) do
-  local kind, number = string.match(piece, '^(%a+):(%d+)$')
+for _ = 1, 100 do
+  local piece, ends = item_at(KEYS[3], 0)
+  if not piece or ends > now then break end
+  local kind, number = parts_of(piece)
   redis.call('ZREM', KEYS[3], piece)
   redis.call('HDEL', KEYS[4], piece)
   redis.call('HINCRBY', KEYS[8], 'expired', 1)
@@ -38,7 +45,7 @@ for _, piece in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT'
 end
 
 local function grant(piece, again)
-  local kind, number = string.match(piece, '^(%a+):(%d+)$')
+  local kind, number = parts_of(piece)
   if again and kind == 'train' then redis.call('HSET', KEYS[8], 'again:' .. number, 1) end
   local token = redis.call('HINCRBY', KEYS[8], 'tokens', 1)
   redis.call('ZADD', KEYS[3], latest, piece)
@@ -57,7 +64,7 @@ local record = applied_record(KEYS[7], KEYS[12], tonumber(work[5] or 1), per_epo
 
 local lowest, kind
 for _ = 1, 100 do
-  lowest = redis.call('ZRANGE', KEYS[5], 0, 0)[1]
+  lowest = item_at(KEYS[5], 0)
   kind = lowest and string.match(lowest, '^(%a+):')
   if kind ~= 'train' or not record.has(tonumber(string.match(lowest, ':(%d+)$'))) then break end
   -- Applied under another lease.
@@ -71,9 +78,8 @@ end
 if ARGV[3] ~= '' then return {'wait', 'no ' .. ARGV[3]} end
 if not may_train then return {'wait', state} end
 
-local stored = redis.call('HMGET', KEYS[8], 'next', 'highest')
-local first = tonumber(stored[1] or 0)
-local highest = tonumber(stored[2] or first)
+local first = counter(KEYS[8], 'next')
+local highest = math.max(first, counter(KEYS[8], 'highest'))
 local stop = math.min(total, (finished + tonumber(work[4]) + 1) * per_epoch)
 local next, steps = math.max(first, finished * per_epoch), 0
 -- After a shard went back, subtasks before `highest` can be done or leased. The loop is bounded,
@@ -98,8 +104,10 @@ if next < stop then return {'wait', 'skipping applied work'} end
 -- Of the leases that were not renewed for longest, one of a lost or frozen worker is the first; the
 -- others change with every heartbeat, so that all have their turn.
 local oldest, least = nil, tonumber(ARGV[5])
-for _, piece in ipairs(redis.call('ZRANGE', KEYS[3], 0, 31)) do
-  local holder, token = string.match(redis.call('HGET', KEYS[4], piece) or '', '^(.*)|(%d+)$')
+for place = 0, 31 do
+  local piece = item_at(KEYS[3], place)
+  if not piece then break end
+  local holder, token = string.match(holder_of(KEYS[4], piece) or '', '^(.*)|(%d+)$')
   if holder and holder ~= ARGV[1] and string.find(piece, '^train:%d+$') and tonumber(token) < least then
     oldest, least = piece, tonumber(token)
   end

@@ -3,6 +3,7 @@
 -- KEYS  1 record  2 leases  3 holders  4 open  5 lost
 -- ARGV  1 most losses to keep  2… workers, a bounded number
 -- Returns the number of freed leases.
+-- Includes ledger/work_items.lua
 -- Tokens make this safe if a worker is alive after all: it can push until another one begins.
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 local lost = {}
@@ -15,20 +16,21 @@ redis.call('ZREMRANGEBYRANK', KEYS[5], 0, -2 - tonumber(ARGV[1]))
 
 local cursor, freed = '0', {}
 -- The scan is bounded, because workers can write the hash. What it leaves out expires.
-for _ = 1, 200 do
-  local found = redis.call('HSCAN', KEYS[3], cursor, 'COUNT', 1000)
+for _ = 1, 2000 do
+  local found = redis.call('HSCAN', KEYS[3], cursor, 'COUNT', 100)
   cursor = found[1]
   for i = 1, #found[2], 2 do
-    if lost[string.match(found[2][i + 1], '^(.*)|%d+$')] then freed[#freed + 1] = found[2][i] end
+    local piece, holder = found[2][i], found[2][i + 1]
+    if #holder <= MAX_HOLDER_BYTES and lost[string.match(holder, '^(.*)|%d+$')] and parts_of(piece) then
+      freed[#freed + 1] = piece
+    end
   end
   if cursor == '0' then break end
 end
 for _, piece in ipairs(freed) do
-  local kind, number = string.match(piece, '^(%a+):(%d+)$')
-  if kind then
-    redis.call('ZREM', KEYS[2], piece)
-    redis.call('HDEL', KEYS[3], piece)
-    redis.call('ZADD', KEYS[4], kind == 'train' and number or -1, piece)
-  end
+  local kind, number = parts_of(piece)
+  redis.call('ZREM', KEYS[2], piece)
+  redis.call('HDEL', KEYS[3], piece)
+  redis.call('ZADD', KEYS[4], kind == 'train' and number or -1, piece)
 end
 return #freed

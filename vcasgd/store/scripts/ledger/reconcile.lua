@@ -10,6 +10,8 @@
 -- Subtasks that are no longer done are not opened one by one: leasing starts again with the first
 -- unfinished epoch, and skips what is done or leased.
 -- Includes ledger/applied.lua
+-- Includes ledger/work_items.lua
+-- Limits MAX_ENTRIES
 local shard, shards, finished = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5])
 local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'total', 'finished', 'points')
 if not work[3] then return 0 end
@@ -42,8 +44,8 @@ for each = 0, shards - 1 do
 end
 redis.call('HSET', KEYS[1], 'finished', everywhere, 'shards', shards)
 -- a worker can write any number
-local next = math.min(tonumber(redis.call('HGET', KEYS[8], 'next')) or 0, total)
-local highest = math.max(next, tonumber(redis.call('HGET', KEYS[8], 'highest')) or 0)
+local next = math.min(counter(KEYS[8], 'next'), total)
+local highest = math.max(next, counter(KEYS[8], 'highest'))
 redis.call('HSET', KEYS[8], 'next', math.min(next, everywhere * per_epoch),
   'highest', math.min(highest, total))
 
@@ -52,19 +54,21 @@ local by_samples = work[4] == 'samples'
 local last = by_samples and samples or everywhere
 local record = applied_record(KEYS[7], KEYS[6], shards, per_epoch)
 local function is_over(piece)
-  local kind, number = string.match(piece, '^(%a+):(%d+)$')
+  local kind, number = parts_of(piece)
   number = tonumber(number)
   return (kind == 'train' and record.has(number)) or (kind == 'evaluate' and number > last)
 end
 -- One for each worker; acquire.lua drops other work items that are done.
-for _, piece in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-  if is_over(piece) then
+for place = math.min(redis.call('ZCARD', KEYS[2]), MAX_ENTRIES) - 1, 0, -1 do
+  local piece = item_at(KEYS[2], place)
+  if piece and is_over(piece) then
     redis.call('ZREM', KEYS[2], piece)
     redis.call('HDEL', KEYS[3], piece)
   end
 end
-for _, piece in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', -1)) do
-  if is_over(piece) then redis.call('ZREM', KEYS[4], piece) end
+for place = math.min(redis.call('ZCOUNT', KEYS[4], '-inf', -1), MAX_ENTRIES) - 1, 0, -1 do
+  local piece = item_at(KEYS[4], place)
+  if piece and is_over(piece) then redis.call('ZREM', KEYS[4], piece) end
 end
 -- drop results of evaluations that are no longer in the model
 for _, number in ipairs(redis.call('HKEYS', KEYS[5])) do

@@ -9,8 +9,11 @@
 -- A worker that is no longer cleared loses all its leases; others can take them at once.
 -- Includes ledger/clearance.lua
 -- Includes expect_keys.lua
+-- Includes ledger/work_items.lua
+-- Limits MAX_HEARTBEAT_BYTES MAX_RENEWED
 expect_keys('record', 'leases', 'holders', 'workers', 'draining', 'quarantine', 'placed',
   'clearances', 'refused', 'open', 'beats')
+expect_arguments(4 + 2 * MAX_RENEWED, MAX_HEARTBEAT_BYTES)
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local state = redis.call('HGET', KEYS[1], 'state') or 'gone'
@@ -30,14 +33,14 @@ end
 local answer = {state, leave}
 for i = 5, #ARGV, 2 do
   local piece = ARGV[i]
-  local own = redis.call('HGET', KEYS[3], piece) == ARGV[1] .. '|' .. ARGV[i + 1]
+  local own = holder_of(KEYS[3], piece) == ARGV[1] .. '|' .. ARGV[i + 1]
   if own and not missing then
     redis.call('ZADD', KEYS[2], now + tonumber(ARGV[2]), piece)
   else
     answer[#answer + 1] = piece
   end
   if own and missing and itself then
-    local kind, number = string.match(piece, '^(%a+):(%d+)$')
+    local kind, number = parts_of(piece)
     redis.call('ZREM', KEYS[2], piece)
     redis.call('HDEL', KEYS[3], piece)
     redis.call('ZADD', KEYS[10], kind == 'train' and number or -1, piece)

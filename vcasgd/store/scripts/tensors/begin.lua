@@ -4,7 +4,10 @@
 -- The position includes updates that are applied and updates that wait in the stream.
 -- Includes blocks.lua
 -- Includes expect_keys.lua
+-- Includes tensors/pushed.lua
+-- Limits MAX_NAME_BYTES
 expect_keys('meta', 'applied', 'pushed', 'tokens')
+expect_arguments(4, MAX_NAME_BYTES)
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return redis.error_reply('NOSNAPSHOT')
 end
@@ -15,12 +18,10 @@ local subtask = tonumber(ARGV[1])
 if has_bit(redis.call('HGET', KEYS[2], 'b' .. block_of(subtask)), subtask) then
   return tonumber(ARGV[3])
 end
-local seen = tonumber(redis.call('HGET', KEYS[4], ARGV[1]) or 0)
+local seen = newest_token(KEYS[4], ARGV[1])
 if seen > tonumber(ARGV[4]) then
   return redis.error_reply('FENCED subtask ' .. ARGV[1] .. ' has a newer lease')
 end
 redis.call('HSET', KEYS[4], ARGV[1], ARGV[4])
 local applied = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0)
-local pushed = redis.call('HGET', KEYS[3], ARGV[1])
-if not pushed then return applied end
-return math.max(applied, tonumber(string.match(pushed, '^(%d+)|')))
+return math.max(applied, (last_pushed(KEYS[3], ARGV[1])) or 0)

@@ -6,8 +6,11 @@
 -- Returns 1; 0 if there is a snapshot already; -1 if a chunk is missing, because the server came
 -- back empty meanwhile.
 -- Includes expect_keys.lua
+-- Limits MAX_CHUNKS MAX_STRING_BYTES
 expect_keys('fence', 'meta', 'applied', 'pushed', 'tokens', 'updates', 'rejected', 'places',
   'news')
+expect_arguments(MAX_CHUNKS, MAX_STRING_BYTES)
+if #KEYS > 9 + MAX_CHUNKS then error('at most ' .. MAX_CHUNKS .. ' chunks are allowed') end
 local token = tonumber(ARGV[1])
 local held = tonumber(redis.call('GET', KEYS[1]) or 0)
 if token > 0 and held > token then
@@ -18,7 +21,8 @@ for i = 10, #KEYS do
   if redis.call('EXISTS', KEYS[i]) == 0 then return -1 end
 end
 if token > 0 then redis.call('SET', KEYS[1], ARGV[1]) end
-redis.call('DEL', KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8])
+-- A worker may have made them large.
+redis.call('UNLINK', KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8])
 redis.call('SET', KEYS[2], ARGV[2])
 for i = 3, #ARGV, 2 do redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
 redis.call('XADD', KEYS[9], 'MAXLEN', '1', '*', 'n', '1')

@@ -10,7 +10,11 @@
 -- Includes blocks.lua
 -- Includes expect_keys.lua
 -- Includes has_room.lua
+-- Includes tensors/pushed.lua
+-- Limits MAX_CHUNKS MAX_HEADER_BYTES MAX_SMALL_PAYLOAD_BYTES
 expect_keys('meta', 'applied', 'pushed', 'tokens', 'updates', 'places', 'window')
+expect_arguments(8, math.max(MAX_HEADER_BYTES, MAX_SMALL_PAYLOAD_BYTES))
+if #KEYS > 7 + MAX_CHUNKS then error('at most ' .. MAX_CHUNKS .. ' chunks are allowed') end
 local chunks = {}
 for i = 8, #KEYS do chunks[#chunks + 1] = KEYS[i] end
 local function each_chunk(command)
@@ -33,7 +37,7 @@ local function refuse(position)
   return {'refused', position}
 end
 
-local seen = tonumber(redis.call('HGET', KEYS[4], ARGV[1]) or 0)
+local seen = newest_token(KEYS[4], ARGV[1])
 if seen > tonumber(ARGV[5]) then
   refuse()
   return redis.error_reply('FENCED subtask ' .. ARGV[1] .. ' has a newer lease')
@@ -46,20 +50,19 @@ if has_bit(redis.call('HGET', KEYS[2], 'b' .. block_of(subtask)), subtask) then
   return refuse(-1)
 end
 local position = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0)
-local pushed = redis.call('HGET', KEYS[3], ARGV[1])
-if pushed then
-  local to, last = string.match(pushed, '^(%d+)|(.*)$')
+local to, last = last_pushed(KEYS[3], ARGV[1])
+if to then
   if last == ARGV[6] then
     -- An applied update no longer needs its payload; a waiting one does.
-    if position >= tonumber(to) then
+    if position >= to then
       each_chunk('UNLINK')
       redis.call('ZREM', KEYS[6], ARGV[6])
     else
       each_chunk('PERSIST')
     end
-    return {'accepted', tonumber(to)}
+    return {'accepted', to}
   end
-  position = math.max(position, tonumber(to))
+  position = math.max(position, to)
 end
 if position ~= tonumber(ARGV[3]) then return refuse(position) end
 

@@ -4,7 +4,9 @@
 -- Returns 1, or 0 if all slots are taken or one of the other updates still has its own.
 -- Includes expect_keys.lua
 -- Includes has_room.lua
+-- Limits MAX_NAME_BYTES MAX_EARLIER_UPDATES
 expect_keys('places', 'window', 'meta')
+expect_arguments(2 + MAX_EARLIER_UPDATES, MAX_NAME_BYTES)
 if redis.call('EXISTS', KEYS[3]) == 0 then
   return redis.error_reply('NOSNAPSHOT')
 end

@@ -10,7 +10,10 @@
 -- an older state, or the update before it was rejected.
 -- Includes blocks.lua
 -- Includes expect_keys.lua
+-- Includes tensors/pushed.lua
+-- Limits MAX_NAME_BYTES MAX_ASKED_UPDATES
 expect_keys('meta', 'applied', 'pushed', 'rejected')
+expect_arguments(2 + 4 * MAX_ASKED_UPDATES, MAX_NAME_BYTES)
 local meta = redis.call('GET', KEYS[1])
 if not meta then return redis.error_reply('NOSNAPSHOT') end
 local finished = tonumber(redis.call('HGET', KEYS[2], 'finished'))
@@ -28,14 +31,14 @@ for i = 3, #ARGV, 4 do
   local subtask, epoch, to = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
   local applied = tonumber(redis.call('HGET', KEYS[2], subtask) or 0)
   local block = redis.call('HGET', KEYS[2], 'b' .. block_of(tonumber(subtask)))
-  local pushed = redis.call('HGET', KEYS[3], subtask)
+  local pushed = last_pushed(KEYS[3], subtask)
   local reason = redis.call('HGET', KEYS[4], ARGV[i + 3])
   local status = 'lost'
   if reason then
     status = 'rejected:' .. reason
   elseif epoch < finished or applied >= to or has_bit(block, tonumber(subtask)) then
     status = 'applied'
-  elseif pushed and tonumber(string.match(pushed, '^(%d+)|')) >= to then
+  elseif pushed and pushed >= to then
     status = 'pending'
   end
   answer[#answer + 1] = status
