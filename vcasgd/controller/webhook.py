@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -30,10 +31,10 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks for new events, and for one request.
 LOOK_SECONDS, REQUEST_SECONDS = 1.0, 10.0
-#: Attempts for each event, and the first and the longest pause between two of them, in seconds.
-ATTEMPTS, FIRST_PAUSE, LONGEST_PAUSE = 6, 1.0, 15.0
-#: Age in seconds of events that are dropped, after a long outage of the receiver.
-OLDEST_SECONDS = 3600
+#: The first and the longest pause between two attempts for an event, in seconds.
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
+#: Age in seconds at which events are dropped: the history of jobs that ended is thinned then.
+MAX_AGE_SECONDS = 3600.0
 #: Events that are read at a time, and newest jobs whose last events can still be missing.
 MOST_EVENTS, NEWEST_JOBS = 200, 100
 #: Responses after which another attempt may succeed, besides those from 500.
@@ -45,15 +46,38 @@ def signature(secret: str, timestamp: str, body: bytes) -> str:
     return hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
+@dataclass(frozen=True)
+class _Position:
+    """The last event that was accepted, and how many were dropped since then."""
+
+    cursor: EventCursor
+    dropped: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> _Position:
+        cursor, _, dropped = text.partition(" ")
+        return cls(EventCursor.parse(cursor), int(dropped))
+
+    def __str__(self) -> str:
+        return f"{self.cursor} {self.dropped}"
+
+
 class Webhook(EssentialThread):
     """Thread that posts events while this controller is the leader; idle without a URL.
 
-    The position is in the ledger, so the next controller continues. The first one starts with
-    events that are new then.
+    The position is in the ledger, and behind an event only once it was accepted, so the next
+    controller continues. The first one starts with events that are new then.
     """
 
-    def __init__(self, settings: Settings, ledger: RedisClient, sure: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: RedisClient,
+        sure: Callable[[], bool],
+        max_age_seconds: float = MAX_AGE_SECONDS,
+    ) -> None:
         super().__init__("webhook")
+        self._max_age_ms = int(max_age_seconds * 1000)
         url, secret = settings.webhook_url, settings.webhook_secret
         self._url = url.get_secret_value() if url else None
         self._secret = secret.get_secret_value() if secret else None
@@ -82,36 +106,68 @@ class Webhook(EssentialThread):
         self._stopped.set()
 
     def _post_new(self, url: str) -> None:
-        now = self._feed.now()
-        cursor = self._cursor(now)
+        position = self._position()
+        for at, event in self._events(position.cursor, self._feed.now()):
+            if self._is_wanted(event):
+                body = {"cluster": self._cluster, "dropped": position.dropped, **event}
+                if not self._deliver(url, at, json.dumps(body).encode()):
+                    return
+                position = _Position(at)
+            else:
+                position = _Position(at, position.dropped)
+            self._store(position)
+
+    def _events(self, cursor: EventCursor, until: int) -> list[tuple[EventCursor, dict[str, Any]]]:
         jobs = {*self._jobs.active(), *self._jobs.newest(NEWEST_JOBS)}
-        for at, event in self._feed.events(sorted(jobs), cursor, now, limit=MOST_EVENTS):
-            if self._stopped.is_set() or not self._sure():
-                return
-            if not self._kinds or event["kind"] in self._kinds:
-                self._post(url, str(at), event)
-            self._ledger.set(names.WEBHOOK, str(at))
+        return self._feed.events(sorted(jobs), cursor, until, limit=MOST_EVENTS)
 
-    def _cursor(self, now: int) -> EventCursor:
+    def _is_wanted(self, event: Mapping[str, Any]) -> bool:
+        return not self._kinds or event["kind"] in self._kinds
+
+    # -- the position --------------------------------------------------------------------------
+
+    def _position(self) -> _Position:
+        """Return the position, after counting the events behind it that are too old."""
         stored = self._ledger.get(names.WEBHOOK)
+        now = self._feed.now()
         if stored is None:
-            self._ledger.set(names.WEBHOOK, str(EventCursor(now)))
-            return EventCursor(now)
-        return max(EventCursor.parse(stored.decode()), EventCursor(now - OLDEST_SECONDS * 1000))
+            self._store(_Position(EventCursor(now)))
+            return _Position(EventCursor(now))
+        position = _Position.parse(stored.decode())
+        oldest = now - self._max_age_ms
+        while position.cursor.ms < oldest:
+            late = self._events(position.cursor, oldest)
+            dropped = position.dropped + sum(self._is_wanted(event) for _, event in late)
+            position = _Position(late[-1][0] if late else EventCursor(oldest), dropped)
+            if late:
+                log.warning("webhook: %d events are dropped, as they are too old", dropped)
+                self._store(position)
+        return position
 
-    def _post(self, url: str, name: str, event: Mapping[str, Any]) -> None:
-        """Post an event until it is accepted, refused for good, or has failed too often."""
-        body = json.dumps({"cluster": self._cluster, **event}).encode()
-        for failures in range(ATTEMPTS):
-            pause = jittered(backoff(failures, FIRST_PAUSE, LONGEST_PAUSE))
-            if self._stopped.wait(pause):
-                return
-            problem, final = self._attempt(url, name, body)
+    def _store(self, position: _Position) -> None:
+        self._ledger.set(names.WEBHOOK, str(position))
+
+    # -- one event -----------------------------------------------------------------------------
+
+    def _deliver(self, url: str, at: EventCursor, body: bytes) -> bool:
+        """Post an event until it is accepted, or refused for good.
+
+        Return False if this thread has to stop, is no longer the leader's, or the event is too old.
+        """
+        failures = 0
+        while not self._stopped.wait(jittered(backoff(failures, FIRST_PAUSE, LONGEST_PAUSE))):
+            if not self._sure() or at.ms < self._feed.now() - self._max_age_ms:
+                return False
+            problem, final = self._attempt(url, str(at), body)
             if problem is None:
-                return
+                return True
             if final:
-                break
-        log.warning("webhook: event %s is dropped: %s", name, problem)
+                log.warning("webhook: event %s is refused: %s", at, problem)
+                return True
+            failures += 1
+            if failures == 1:
+                log.warning("webhook: event %s is posted again until it arrives: %s", at, problem)
+        return False
 
     def _attempt(self, url: str, name: str, body: bytes) -> tuple[str | None, bool]:
         """Return the problem, if any, and True if another attempt is useless."""
