@@ -18,7 +18,9 @@ from vcasgd.store.connection import connect
 def main() -> None:
     # The description needs only the routes; no connection is opened.
     ledger = connect("redis://127.0.0.1:1")
-    app = create_app(Settings(token=SecretStr("none")), ledger, cast("Storage", None))
+    app = create_app(
+        Settings(token=SecretStr("not a secret, only long enough")), ledger, cast("Storage", None)
+    )
     Path(sys.argv[1]).write_text(json.dumps(app.openapi(), indent=1) + "\n")
 
 

@@ -120,3 +120,10 @@ MAX_EARLIER_UPDATES = 1000
 #: Part of a tensors server's memory limit that the workers of one job may fill beside other jobs.
 #: Honest ones need their job's share, which is at most half then.
 MAX_SHARE_BESIDE_OTHERS = 0.5
+
+# -- secrets and packages -------------------------------------------------------------------------
+
+#: Characters of a token or a secret in the settings: with fewer, it can be guessed.
+MIN_SECRET = 16
+#: Files in a package. Their names alone take a second to read from 100,000.
+MAX_PACKAGE_FILES = 10_000

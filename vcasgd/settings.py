@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vcasgd.container_limits import processors
 from vcasgd.errors import SettingError
+from vcasgd.limits import MIN_SECRET
 
 #: Missed heartbeats that a lease survives. Enough for a garbage collection, swapping, or a restart
 #: of the ledger; few enough that a dead worker is detected soon.
@@ -77,7 +78,9 @@ class Settings(BaseSettings):
         default=True, description="Give workers their own Redis users, limited to a job."
     )
     job_secret: SecretStr | None = Field(
-        default=None, description="Secret that passwords and keys of workers are derived from."
+        default=None,
+        min_length=MIN_SECRET,
+        description="Secret that passwords and keys of workers are derived from.",
     )
     secrets_key: SecretStr | None = Field(
         default=None,
@@ -89,7 +92,7 @@ class Settings(BaseSettings):
         default=None, description="URL to which the controller posts the events of all jobs."
     )
     webhook_secret: SecretStr | None = Field(
-        default=None, min_length=16, description="Secret that signs what is posted there."
+        default=None, min_length=MIN_SECRET, description="Secret that signs what is posted there."
     )
     webhook_events: str = Field(
         default="", description="Kinds of events to post, separated by spaces. Defaults to all."
@@ -124,7 +127,9 @@ class Settings(BaseSettings):
         default=None, description="URL of the Compute Engine API, if not Google's own."
     )
     ray_address: str | None = Field(default=None, description="Address of the Ray cluster.")
-    ray_token: SecretStr | None = Field(default=None, description="Token of the Ray cluster.")
+    ray_token: SecretStr | None = Field(
+        default=None, min_length=MIN_SECRET, description="Token of the Ray cluster."
+    )
     ray_tls: bool = Field(
         default=False,
         description="Encrypt Ray's traffic, with certificates that follow from the token.",

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from vcasgd.agent.environment import visible
 from vcasgd.agent.worker_process import WorkerProcess
+from vcasgd.environment import visible
 from vcasgd.errors import PackageError
 from vcasgd.schemas.machines import LONGEST_REASON, OrderView
 

@@ -52,7 +52,7 @@ ADMIN_ONLY = {
 
 def test_every_route_names_its_scope() -> None:
     storage = Storage(Path(tempfile.gettempdir()).as_uri())
-    app = create_app(Settings(token=SecretStr("x")), connect("redis://127.0.0.1:1/0"), storage)
+    app = create_app(Settings(token=SecretStr("x" * 16)), connect("redis://127.0.0.1:1/0"), storage)
     scopes = {
         (method, str(each.path)): scope_of(each.original_route)
         if isinstance(each.original_route, APIRoute)

@@ -164,6 +164,7 @@ def unstarted(tmp_path: Path, shared_api: Api) -> Api:
     ("name", "value", "said"),
     [
         ("VCASGD_TOKEN", "", "VCASGD_TOKEN is not set"),
+        ("VCASGD_TOKEN", "fifteen letters", "VCASGD_TOKEN has fewer than 16 characters"),
         ("VCASGD_HEARTBEAT", "fast", "VCASGD_HEARTBEAT: "),
         ("VCASGD_API_URL", "nonsense", "VCASGD_API_URL: nonsense is not of the form"),
         ("VCASGD_API_URL", "http://127.0.0.1:999999", "VCASGD_API_URL: "),

@@ -50,7 +50,7 @@ def _described() -> dict[str, Any]:
     """Return the document without a server."""
     storage = Storage(Path(tempfile.gettempdir()).as_uri())
     ledger = connect("redis://127.0.0.1:1/0")
-    return create_app(Settings(token=SecretStr("x")), ledger, storage).openapi()
+    return create_app(Settings(token=SecretStr("x" * 16)), ledger, storage).openapi()
 
 
 def _asked_by_pages() -> set[tuple[str, str]]:

@@ -69,8 +69,14 @@ def add_point(api: Api, job: str, number: int) -> None:
 
 
 @pytest.mark.slow
-def test_exports_continue_after_kills_and_disturb_no_other_job(api: Api, tmp_path: Path) -> None:
-    # Given two jobs, one of which can't be exported, and credentials in a file
+def test_exports_continue_after_kills_and_disturb_no_other_job(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a controller with the credentials of a cloud
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-cloud")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    # and two jobs, one of which can't be exported, and credentials in a file
     file = tmp_path / "trackers"
     file.write_text(f"# of W&B\nWANDB_API_KEY={KEY}\n")
     job, failing = (api.submit(track=[{"to": "tensorboard"}]) for _ in range(2))
@@ -90,6 +96,8 @@ def test_exports_continue_after_kills_and_disturb_no_other_job(api: Api, tmp_pat
         (process,) = await_truth(lambda: processes(job))
         variables = process.environ()
         assert variables["WANDB_API_KEY"] == KEY
+        assert variables["HTTPS_PROXY"] == "http://proxy.example"
+        assert "AWS_SECRET_ACCESS_KEY" not in variables
         own = {name for name in variables if name.startswith("VCASGD_")} - {"VCASGD_INSTANCE_ID"}
         assert own == {"VCASGD_API_URL", "VCASGD_TOKEN"}
         token = ApiTokens(api.connection).all()[TRACKERS]

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcasgd.errors import PackageError
+from vcasgd.limits import MAX_PACKAGE_FILES
 from vcasgd.task.package import IGNORE_FILE, check, digest_of, pack, unpack
 
 LIMIT = 1_000_000
@@ -232,6 +233,22 @@ class TestUnpack:
 
         assert list(tmp_path.rglob("*evil*")) == []
         assert list((tmp_path / "cache").glob("*")) == []
+
+    def test_too_many_files_are_refused_before_their_names_are_read(self, tmp_path: Path) -> None:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for number in range(MAX_PACKAGE_FILES):
+                archive.writestr(f"{number}", b"")
+        check(buffer.getvalue())
+        with zipfile.ZipFile(buffer, "a") as archive:
+            archive.writestr("one-more", b"")
+        data = buffer.getvalue()
+
+        for refused in (data, data[:-1]):  # also if the rest can't be read
+            with pytest.raises(PackageError, match=f"more than {MAX_PACKAGE_FILES} files"):
+                check(refused)
+        with pytest.raises(PackageError, match="more than"):
+            unpack(data, digest_of(data), tmp_path / "cache")
 
     @given(st.lists(st.text(max_size=20), min_size=1, max_size=4))
     def test_no_name_leads_outside(self, parts: list[str]) -> None:

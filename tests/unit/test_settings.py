@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vcasgd.errors import SpecError
+from vcasgd.limits import MIN_SECRET
 from vcasgd.settings import load_settings
 
 TWO = "redis://:first-secret@a:1/0 redis://:other-secret@b:2/0"
@@ -62,3 +63,16 @@ def test_a_node_without_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(SpecError, match="there is no store node 2; VCASGD_TENSORS_URL has 2"):
         load_settings().own_tensors_url()
+
+
+@pytest.mark.parametrize("name", ["JOB_SECRET", "RAY_TOKEN", "WEBHOOK_SECRET"])
+def test_a_short_secret_is_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(f"VCASGD_{name}", "s" * MIN_SECRET)
+    load_settings()
+    monkeypatch.setenv(f"VCASGD_{name}", "s" * (MIN_SECRET - 1))
+
+    with pytest.raises(SpecError, match=f"VCASGD_{name}: .* at least {MIN_SECRET}") as caught:
+        load_settings()
+    assert "sss" not in str(caught.value)

@@ -37,6 +37,7 @@ from vcasgd.api.routes import (
 )
 from vcasgd.api.sessions import Sessions
 from vcasgd.errors import SpecError
+from vcasgd.limits import MIN_SECRET
 from vcasgd.schemas.service import Problem
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
@@ -114,9 +115,11 @@ def _guarded() -> APIRouter:
 
 def _token(settings: Settings) -> str:
     token = settings.secret("token").strip()
-    if not token or not token.isascii() or not token.isprintable():
+    if len(token) < MIN_SECRET or not token.isascii() or not token.isprintable():
         raise SpecError(
-            "VCASGD_TOKEN is empty or contains characters that a header can't contain",
+            f"VCASGD_TOKEN has fewer than {MIN_SECRET} characters, or some that a header can't "
+            "contain",
+            remedy="set it to the output of openssl rand -hex 32",
             field="VCASGD_TOKEN",
         )
     return token

@@ -14,7 +14,6 @@ import typer
 from vcasgd.agent.agent import Agent, LeaveSignals
 from vcasgd.agent.availability import Availability, Hours, StackSilence, parse_until
 from vcasgd.agent.display import Display
-from vcasgd.agent.environment import visible
 from vcasgd.agent.machine import measure, usable_processors
 from vcasgd.agent.owner_input import OwnerInput
 from vcasgd.agent.sandbox import Sandbox, SandboxMode, choose, make_sandbox
@@ -22,6 +21,7 @@ from vcasgd.agent.service import install
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.agent.update import restart, update_to
 from vcasgd.cli.output import err
+from vcasgd.environment import visible
 from vcasgd.errors import SpecError, Unauthorized, VersionDiffers
 from vcasgd.settings import load_settings
 from vcasgd.spec.public import parse_nickname

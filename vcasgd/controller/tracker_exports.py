@@ -20,6 +20,7 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from vcasgd.backoff import backoff
+from vcasgd.environment import visible
 from vcasgd.errors import NotFound, SpecError, StoreError
 from vcasgd.masking import hide, masked
 from vcasgd.settings import Settings
@@ -44,6 +45,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 HEALTHY_SECONDS = 60.0
 #: Seconds for all processes to end.
 STOP_SECONDS = 5.0
+#: Variables of the controller that reach a tracker, besides those that each program needs.
+_INHERITED = (
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+    *("REQUESTS_CA_BUNDLE", "TMPDIR"),
+)
 #: Bytes of the output that are searched for an error, and most characters of the error.
 OUTPUT_BYTES, LONGEST_ERROR = 4096, 500
 
@@ -138,12 +144,11 @@ class TrackerExports(EssentialThread):
 
         Raises :class:`SpecError`.
         """
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            # The supervisor finds processes that a killed controller has left by the marker.
-            if not name.startswith("VCASGD_") or name == "VCASGD_INSTANCE_ID"
-        }
+        inherited = visible(os.environ, _INHERITED)
+        # The supervisor finds processes that a killed controller has left by the marker.
+        marker = os.environ.get("VCASGD_INSTANCE_ID")
+        if marker is not None:
+            inherited["VCASGD_INSTANCE_ID"] = marker
         file = self._settings.tracker_env
         own = read_variables(file) if file else {}
         hide(own.values())

@@ -29,6 +29,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from vcasgd.errors import PackageError
+from vcasgd.limits import MAX_PACKAGE_FILES
 
 #: Patterns that are never part of a package; ``.vcasgdignore`` can list more, one per line.
 IGNORED = (
@@ -36,6 +37,8 @@ IGNORED = (
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"),
 )
 IGNORE_FILE = ".vcasgdignore"
+#: What each entry in the directory of a zip begins with.
+_FILE_SIGNATURE = b"PK\x01\x02"
 #: Date of every file in a package, so that equal content gives an equal digest.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
@@ -94,6 +97,12 @@ def check(data: bytes, limit_bytes: int | None = None) -> None:
 
     ``limit_bytes`` limits its unpacked size.
     """
+    # Each file has one, so this counts no fewer, and takes no memory.
+    if data.count(_FILE_SIGNATURE) > MAX_PACKAGE_FILES:
+        raise PackageError(
+            f"the package has more than {MAX_PACKAGE_FILES} files",
+            remedy=f"list files that are not code in {IGNORE_FILE}",
+        )
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = archive.infolist()

@@ -1,4 +1,4 @@
-"""Variables of this machine that a worker, which runs code of others, may see."""
+"""Variables of this machine that processes with code of others, such as workers, may see."""
 
 from __future__ import annotations
 
