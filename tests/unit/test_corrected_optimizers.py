@@ -25,8 +25,10 @@ from torch.optim import (
 )
 
 from vcasgd.learning.local_moments import LocalMoments
+from vcasgd.worker.setup import best_device
 
 ROWS, WORKERS, STEPS = 400, 4, 60
+DEVICE = best_device()
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
@@ -80,7 +82,11 @@ CORRECTED: dict[str, MakeOptimizer] = {
     "adamw": lambda each: AdamW(each, lr=0.01, weight_decay=0.1),
     "adamw, fused": lambda each: AdamW(each, lr=0.01, weight_decay=0.1, fused=True),
     "a subclass": lambda each: Gentle(each, lr=0.01),
-}
+    # Only on a GPU
+    **({"adam, capturable": lambda each: Adam(each, lr=0.01, capturable=True),
+        "adamw, capturable": lambda each: AdamW(each, lr=0.01, capturable=True)}
+       if torch.cuda.is_available() else {}),
+}  # fmt: skip
 
 #: Optimizers that are left alone, with their names in the event.
 LEFT_ALONE: dict[str, MakeOptimizer] = {
@@ -103,14 +109,15 @@ class Process:
     """A model with its optimizer."""
 
     def __init__(self, make: MakeOptimizer, *, sparse: bool = False) -> None:
-        self.model = nn.Embedding.from_pretrained(torch.ones(ROWS, 2), freeze=False, sparse=sparse)
+        ones = torch.ones(ROWS, 2, device=DEVICE)
+        self.model = nn.Embedding.from_pretrained(ones, freeze=False, sparse=sparse)
         self.optimizer = make(self.model.parameters())
         self.added: Tensor | None = None
 
     def step(self, noise: Tensor) -> None:
         """Make a step with this ``noise`` in the gradient of the first rows, float32 [rows, 2]."""
         self.optimizer.zero_grad()
-        rows = self.model(torch.arange(len(noise)))
+        rows = self.model(torch.arange(len(noise), device=DEVICE))
         if self.added is not None:
             rows = rows + self.added
         (rows * (2.0 + noise)).sum().backward()
@@ -118,7 +125,7 @@ class Process:
 
     def add_parameter(self) -> None:
         """Train another parameter from now on."""
-        self.added = nn.Parameter(torch.ones(ROWS, 2))
+        self.added = nn.Parameter(torch.ones(ROWS, 2, device=DEVICE))
         self.optimizer.add_param_group({"params": [self.added]})
 
 
@@ -150,7 +157,8 @@ class Workers:
 
 def noises(rows: int = ROWS) -> list[Tensor]:
     random = torch.Generator().manual_seed(1)
-    return [2 * torch.randn(WORKERS, rows, 2, generator=random) for _ in range(STEPS)]
+    drawn = (torch.randn(WORKERS, rows, 2, generator=random) for _ in range(STEPS))
+    return [2 * each.to(DEVICE) for each in drawn]
 
 
 @torch.no_grad()
