@@ -225,6 +225,30 @@ def test_a_rogue_worker_is_quarantined_under_its_own_name(
     assert harness.jobs.workers.quarantined(training.job).keys() == {"rogue"}
 
 
+@pytest.mark.extended
+@pytest.mark.slow
+def test_a_worker_whose_pushes_stay_refused_leaves(tmp_path: Path, eventually: Eventually) -> None:
+    # Given a worker that a store node doesn't let push any more, though it may do all else
+    harness = Harness(tmp_path, heartbeat=0.1)
+    try:
+        harness.bind_workers(SECRET)
+        harness.start_job_loop()
+        training = begin(harness, workers=1)
+        training.await_more_samples(training.interval)
+        (name,) = harness.workers
+        user = tensors_user(SECRET, training.job, name)
+        node = harness.nodes[0].connection
+        push = f"+evalsha|{node.script('tensors/push').sha}"
+        grants = [each.selector.replace(push, "") for each in user.grants]
+        node.execute_command("ACL", "SETUSER", user.name, "clearselectors", *grants)
+
+        # Then it leaves, and says why
+        eventually(lambda: "the store refused" in (training.heartbeat(name).leaving or ""))
+        assert (training.heartbeat(name).denied or 0) > 3
+    finally:
+        harness.end()
+
+
 def test_a_flood_of_garbage_does_not_stop_training(
     harness: Harness, eventually: Eventually, rejected: Callable[[str], dict[str, int]]
 ) -> None:
