@@ -33,7 +33,7 @@ from vcasgd.errors import (
 )
 from vcasgd.gateway.certificate import pin_of
 from vcasgd.gateway.protocol import ACCEPTED
-from vcasgd.schemas.machines import JoinRequest, ReportBody
+from vcasgd.schemas.machines import JoinRequest, ReportBody, WorkerReportBody
 from vcasgd.spec.public import parse_nickname
 from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.joined_machines import JoinedMachines, WorkerOrder
@@ -315,7 +315,8 @@ def test_a_machine_gets_the_code_and_the_orders_of_its_own_jobs_only(
     )
     machines.set_orders(machine, [order])
 
-    (view,) = ann.report(ReportBody()).orders
+    runs = {order.worker: WorkerReportBody(start=order.start)}
+    (view,) = ann.report(ReportBody(workers=runs)).orders
     assert (view.job, view.env) == (job.id, {"VCASGD_LEDGER_URL": "s"})
     assert bob.report(ReportBody()).orders == []
     api = gateway.transport(token(gateway, "carl"))
