@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,11 @@ class ShardedDataset(Dataset[Any]):
         is_local = storage.url.startswith("file:")
         disk = None if is_local else DiskCache(cache_dir or _default_cache(), disk_bytes)
         self._cache = ShardCache(storage, disk, memory_bytes)
+
+    @property
+    def content_digest(self) -> str:
+        """The SHA-256 of the index, which has those of all shards: machines compare it."""
+        return hashlib.sha256(self.index.to_json().encode()).hexdigest()
 
     def __len__(self) -> int:
         return int(self._starts[-1])

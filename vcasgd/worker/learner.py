@@ -24,6 +24,7 @@ from vcasgd.learning.local_model import LocalModel, check_same
 from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.rules import Payload, interval_start, make_rule, payload_of
+from vcasgd.learning.sample_content import SampleContent
 from vcasgd.learning.shards import Cut, ShardRange, shards_for
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.learning.training import (
@@ -104,6 +105,10 @@ class Learner:
     def _validation_set(self) -> Dataset[Any]:
         return self._dataset("validation")
 
+    @cached_property
+    def _content(self) -> SampleContent:
+        return SampleContent.of(self._task, self._train_set, _length(self._train_set, "train"))
+
     @property
     def plan(self) -> EpochPlan:
         """The division of the job into subtasks: the recorded one after :meth:`check_against`.
@@ -149,6 +154,7 @@ class Learner:
             batch_size=batch_size_of(self._task),
             subtasks_per_epoch=self.plan.subtasks_per_epoch,
             adapter=adapter.to_json() if adapter else "",
+            content=self._content.to_json(),
         )
 
     def check_against(self, facts: ModelFacts) -> None:
@@ -159,7 +165,10 @@ class Learner:
         check_same(Layout.from_json(facts.layout), self.layout)
         self._check_length(self._train_set, "train", facts.samples)
         if self.plan.order_digest() != facts.order_digest:
-            raise _differs("the samples of the training set have another order")
+            raise _differs('the order of dataset("train") is another one')
+        difference = self._content.difference(SampleContent.from_json(facts.content))
+        if difference is not None:
+            raise _differs(f'dataset("train"): {difference}')
         self._validation_samples = facts.validation_samples
         # The task's batch size may depend on the machine.
         self._plan = self._plan_with(facts.batch_size or 1, facts.subtasks_per_epoch)

@@ -65,6 +65,8 @@ class ModelFacts:
     subtasks_per_epoch: Annotated[int, Field(ge=1, le=MOST_SUBTASKS)] | None = None
     #: The model's :class:`~vcasgd.learning.adapter.Adapter` as JSON; empty if it has none.
     adapter: str = ""
+    #: The training set's :class:`~vcasgd.learning.sample_content.SampleContent` as JSON.
+    content: str = ""
 
     @classmethod
     def from_json(cls, text: bytes) -> ModelFacts:
@@ -88,6 +90,7 @@ class ModelFacts:
             "batch_size": self.batch_size,
             "subtasks_per_epoch": self.subtasks_per_epoch,
             "adapter": self.adapter,
+            "content": self.content,
         }
 
     def plan(self, spec: JobSpec) -> EpochPlan:
