@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.metadata import Metadata, MetadataServer
 from support.ports import free_port
 from support.ray_rig import (
     COUNT,
@@ -187,6 +188,33 @@ def test_worker_starts_once_and_stops(
 
     with pytest.raises(ClusterError, match="no node that is alive"):
         driver.start_worker("unknown", "w", COUNT, {}, {})
+
+
+@pytest.mark.slow
+def test_a_machine_without_a_worker_publishes_its_notices(
+    rig: Rig, connect: Callable[[], Driver]
+) -> None:
+    # Given a machine of AWS that runs no worker
+    driver, metadata = connect(), MetadataServer(Metadata("i-spare"))
+    metadata.start()
+    rig.start_node("i-spare", metadata=metadata.url)
+    try:
+        await_truth(lambda: "i-spare" in driver.living_instances())
+        assert driver.notices() == {}
+
+        # When the cloud recommends leaving it, and then announces its end
+        metadata.metadata.recommend_rebalance()
+        await_truth(lambda: driver.notices())
+        advice = driver.notices()["i-spare"]
+        metadata.metadata.notify(4_000_000_000.0)
+        await_truth(lambda: driver.notices()["i-spare"].kind == "terminate")
+
+        # Then the driver sees both
+        assert (advice.kind, advice.at) == ("rebalance", None)
+        assert driver.notices()["i-spare"].at == 4_000_000_000.0
+    finally:
+        rig.kill("i-spare")
+        metadata.stop()
 
 
 @pytest.mark.slow

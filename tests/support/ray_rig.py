@@ -93,8 +93,13 @@ class Rig:
         )
         self.start("head", command.argv, command.env)
 
-    def start_node(self, instance_id: str, address: str | None = None) -> None:
-        """Start a machine that finds the head at ``address``, if not at its own."""
+    def start_node(
+        self, instance_id: str, address: str | None = None, *, metadata: str | None = None
+    ) -> None:
+        """Start a machine that finds the head at ``address``, if not at its own.
+
+        ``metadata``: URL of its metadata server, if it is one of AWS.
+        """
         command = node_command(
             address=address or self.address,
             instance_id=instance_id,
@@ -106,7 +111,16 @@ class Rig:
             token=TOKEN,
             tls=self.tls,
         )
-        self.start(instance_id, command.argv, command.env)
+        argv, env = command.argv, command.env
+        if metadata is not None:
+            argv = (sys.executable, "-m", "vcasgd.cluster.node", *argv)
+            env |= {
+                "VCASGD_METADATA_KIND": "aws",
+                "VCASGD_METADATA_URL": metadata,
+                "VCASGD_STORAGE_URL": f"file://{self.folder}/storage",
+                "VCASGD_ORPHAN_SECONDS": "86400",
+            }
+        self.start(instance_id, argv, env)
 
     def kill(self, *names: str) -> None:
         """As a machine dies: everything in the session, at once, without a word."""

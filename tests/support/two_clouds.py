@@ -17,6 +17,7 @@ from support.waiting import await_truth
 from vcasgd.cluster import ActorState, Node, WorkerState
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
+from vcasgd.fleet.machine.notices import Notice
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.worker_beats import WorkerBeats
@@ -25,9 +26,13 @@ from vcasgd.store.ledger.worker_beats import WorkerBeats
 class Joined(SimulatedCloud):
     """Cluster that machines join as soon as the controller publishes them."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, notices: dict[str, Notice]) -> None:
         super().__init__(0, [io.StringIO()])
         self._control = control
+        self._notices = notices
+
+    def notices(self) -> dict[str, Notice]:
+        return dict(self._notices)
 
     def nodes(self) -> list[Node]:
         rows = self._control.instances()
@@ -68,6 +73,8 @@ class TwoClouds:
         (home / "pools.yaml").touch()
         self.set_pools(aws.document(), gcp.document())
         self.control = Control(self._ledger)
+        #: Notices that machines publish.
+        self.notices: dict[str, Notice] = {}
 
     def controller_of(self, cloud: SimulatedCloud, machines: int) -> FleetLoop:
         """Start a controller of a simulated cloud alone."""
@@ -75,7 +82,9 @@ class TwoClouds:
 
     def controller(self) -> FleetLoop:
         """Start a controller, which knows only the ledger, the clouds, and the pools file."""
-        return self._loop(PoolRegistry(self._settings, self.control), Joined(self.control))
+        return self._loop(
+            PoolRegistry(self._settings, self.control), Joined(self.control, self.notices)
+        )
 
     def set_pools(self, *documents: dict[str, Any]) -> None:
         """Edit the pools file. At first, it has one pool of each cloud."""

@@ -18,9 +18,11 @@ from typing import Any, TypeVar
 
 from vcasgd.cluster.commands import INSTANCE_LABEL, authentication, stable
 from vcasgd.cluster.host import Host
+from vcasgd.cluster.notices import published
 from vcasgd.cluster.tls import VARIABLE
 from vcasgd.cluster.tls import use as use_tls
 from vcasgd.errors import ClusterError
+from vcasgd.fleet.machine.notices import Notice
 
 T = TypeVar("T")
 
@@ -122,6 +124,10 @@ class Cluster:
         Of several with one name, it is the one that is alive, else the last.
         """
         return _bounded("list the workers", self._timeout, lambda: _workers(self._namespace))
+
+    def notices(self) -> dict[str, Notice]:
+        """Return the eviction notices that machines have received, by instance."""
+        return _bounded("read the notices", self._timeout, published)
 
     def start_worker(
         self,

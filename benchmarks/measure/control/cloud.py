@@ -11,6 +11,7 @@ from typing import Any, TextIO, cast
 
 from vcasgd.cluster import ActorState, Cluster, Node, WorkerState
 from vcasgd.controller.fleet.pools import PoolRegistry
+from vcasgd.fleet.machine.notices import Notice
 from vcasgd.fleet.pools import LocalPoolSpec
 from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer
 
@@ -122,6 +123,10 @@ class SimulatedCloud:
     def workers(self) -> dict[str, WorkerState]:
         with self._lock:
             return dict(self._workers)
+
+    def notices(self) -> dict[str, Notice]:
+        """Return nothing: simulated machines are lost without a notice."""
+        return {}
 
     def start_worker(
         self,

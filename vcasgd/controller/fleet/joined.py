@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from vcasgd.cluster import ActorState, Cluster, Node, WorkerState
 from vcasgd.errors import CloudUnavailable, ClusterError, StoreError
+from vcasgd.fleet.machine.notices import Notice
 from vcasgd.fleet.providers.base import Instance, InstanceState
 from vcasgd.store.ledger.joined_machines import (
     PREFIX,
@@ -29,6 +30,8 @@ class Workplaces(Protocol):
     def nodes(self) -> list[Node]: ...
 
     def workers(self) -> dict[str, WorkerState]: ...
+
+    def notices(self) -> dict[str, Notice]: ...
 
     def start_worker(
         self,
@@ -158,6 +161,10 @@ class MixedWorkplaces:
             for order in all_orders.get(machine, []):
                 workers[order.worker] = _state(machine, order, report)
         return workers
+
+    def notices(self) -> dict[str, Notice]:
+        """Return the notices of Ray's machines; those that joined report theirs."""
+        return self._ray.notices() if self._ray else {}
 
     def start_worker(
         self,

@@ -14,6 +14,7 @@ from vcasgd.controller.fleet.launch_history import LaunchHistory
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.ray_view import RayView
 from vcasgd.controller.fleet.speeds import Speeds
+from vcasgd.fleet.machine.notices import Notice
 from vcasgd.fleet.observed import (
     JobDemand,
     Limits,
@@ -184,18 +185,21 @@ class Observer:
     # -- machines ------------------------------------------------------------------------------
 
     def _machines(self, beats: Beats, now: float) -> tuple[Instance, ...]:
-        """Return all listed machines, with the notices that only their workers know of.
+        """Return all listed machines, with the notices that only they themselves know of.
 
         Some clouds send a notice only to the machine itself. A worker can report one for its own
         machine only.
         """
         instances = {worker.name: worker.instance_id for worker in self._ray.workers}
         reports = {
-            instances[name]: beat
-            for job, workers in beats.items()
-            for name, beat in workers.items()
-            if beat.notice is not None and name in instances and job_of(name) == job
+            one: notice for one, notice in self._ray.notices.items() if notice.kind == "terminate"
         }
+        for job, workers in beats.items():
+            for name, beat in workers.items():
+                if name in instances and job_of(name) == job and (notice := _reported(beat)):
+                    reports.setdefault(instances[name], notice)
+        # A machine may only have published the advice that came before.
+        reports = {**self._ray.notices, **reports}
         listed = self._cloud.instances(now)
         return tuple(_with_notice(one, reports.get(one.id), now) for one in listed)
 
@@ -274,13 +278,23 @@ class Observer:
         return min((each for each in limits if each is not None), default=None)
 
 
-def _with_notice(one: Instance, beat: Heartbeat | None, now: float) -> Instance:
-    if beat is None:
+def _reported(beat: Heartbeat) -> Notice | None:
+    """Return the notice that a worker reports for its machine."""
+    match beat.notice:
+        case "terminate":
+            return Notice("terminate", beat.notice_at, "worker")
+        case "rebalance":
+            return Notice("rebalance", beat.notice_at, "worker")
+    return None
+
+
+def _with_notice(one: Instance, notice: Notice | None, now: float) -> Instance:
+    if notice is None:
         return one
-    if beat.notice == "terminate" and one.state is not InstanceState.LEAVING:
-        return replace(one, state=InstanceState.LEAVING, notice_at=beat.notice_at)
-    if beat.notice == "rebalance" and one.advised_at is None:
-        return replace(one, advised_at=beat.notice_at or now)
+    if notice.kind == "terminate" and one.state is not InstanceState.LEAVING:
+        return replace(one, state=InstanceState.LEAVING, notice_at=notice.at)
+    if notice.kind == "rebalance" and one.advised_at is None:
+        return replace(one, advised_at=notice.at or now)
     return one
 
 

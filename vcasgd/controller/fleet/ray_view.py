@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from vcasgd.cluster import ActorState, Cluster, WorkerState
 from vcasgd.controller.fleet.joined import Workplaces
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
+from vcasgd.errors import ClusterError
+from vcasgd.fleet.machine.notices import Notice
 from vcasgd.fleet.observed import WorkerView
 from vcasgd.logging import isolated
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.lost_workers import LostWorkers
 from vcasgd.worker_names import job_of, learner_of
+
+log = logging.getLogger(__name__)
 
 #: Seconds in which the controller must connect to Ray, also on a busy machine.
 CONNECT_SECONDS = 120.0
@@ -37,6 +42,8 @@ class RayView:
         self.workers: tuple[WorkerView, ...] = ()
         #: The other workers of each machine, and whether each is alive.
         self.further: dict[str, bool] = {}
+        #: Eviction notices that machines received, by instance.
+        self.notices: dict[str, Notice] = {}
 
     @property
     def cluster(self) -> Workplaces:
@@ -77,6 +84,11 @@ class RayView:
                 with isolated(worker.job):
                     self._restarts.record_end(worker.name, worker.job, states[worker.name].reason)
         self._restarts.confirm(self.nodes)
+        try:
+            self.notices = self.cluster.notices()
+        except ClusterError as error:
+            # A notice is only a hint.
+            log.warning("%s", error)
 
     def lost_nodes(self) -> bool:
         """Return True if a node is no longer alive that was at the last refresh.
