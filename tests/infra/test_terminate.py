@@ -1,0 +1,104 @@
+"""Scripts that terminate a destroyed cluster's machines, with other command lines of clouds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.machine_roots import INFRA
+
+#: Command lines of clouds whose machines are lines of a file. A deletion waits as long as Google's.
+GCLOUD = """#!/bin/bash
+echo "$*" >>calls
+[ ! -e broken ] || exit 1
+case "$3" in
+  list)
+    cat machines
+    # A launch that was in progress
+    [ ! -e late ] || { cat late >>machines; rm late; } ;;
+  delete)
+    exec 9>lock
+    flock 9
+    all="$*"
+    for name in ${all##*--quiet }; do
+      [ -e "kept-$name" ] || sed -i "/\\t$name\\$/d" machines
+    done ;;
+esac
+"""
+AWS = """#!/bin/bash
+echo "$*" >>calls
+[ ! -e broken ] || exit 1
+case "$2" in
+  describe-instances)
+    cut -f 2 machines
+    [ ! -e late ] || { cat late >>machines; rm late; } ;;
+  terminate-instances)
+    all="$*"
+    ids="${all##*--instance-ids }"
+    for id in ${ids%% --*}; do [ -e "kept-$id" ] || sed -i "/\\t$id\\$/d" machines; done ;;
+esac
+"""
+PROGRAMS = {"gcp": ("gcloud", GCLOUD), "aws": ("aws", AWS)}
+
+
+class Cloud:
+    def __init__(self, folder: Path, cloud: str, machines: int) -> None:
+        self.folder, self.cloud = folder, cloud
+        name, text = PROGRAMS[cloud]
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+        rows = [f"zone-{number % 3}\tm-{number}\n" for number in range(machines)]
+        (folder / "machines").write_text("".join(rows))
+
+    def terminate(self, deadline_seconds: int = 60) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [INFRA / "fleet" / f"terminate-{self.cloud}", "mine", "a-place"],
+            cwd=self.folder,
+            env={
+                "PATH": f"{self.folder}:{os.environ['PATH']}",
+                "VCASGD_PAUSE_SECONDS": "0",
+                "VCASGD_DEADLINE_SECONDS": str(deadline_seconds),
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def left(self) -> str:
+        return (self.folder / "machines").read_text()
+
+    def calls(self, word: str) -> int:
+        return sum(word in line for line in (self.folder / "calls").read_text().splitlines())
+
+
+@pytest.fixture(params=["gcp", "aws"])
+def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Cloud:
+    return Cloud(tmp_path, request.param, 40)
+
+
+def test_many_machines_end_in_few_calls(cloud: Cloud) -> None:
+    done = cloud.terminate()
+    assert done.returncode == 0, done.stderr
+    assert cloud.left() == ""
+    assert cloud.calls(" delete " if cloud.cloud == "gcp" else "terminate-instances") <= 3
+
+
+def test_a_launch_in_progress_is_found(cloud: Cloud) -> None:
+    (cloud.folder / "late").write_text("zone-1\tm-late\n")
+    done = cloud.terminate()
+    assert done.returncode == 0, done.stderr
+    assert cloud.left() == ""
+
+
+def test_a_machine_that_stays_is_an_error(cloud: Cloud) -> None:
+    (cloud.folder / "kept-m-7").touch()
+    done = cloud.terminate(deadline_seconds=1)
+    assert done.returncode == 1
+    assert "m-7" in done.stderr
+
+
+def test_a_listing_that_fails_is_an_error(cloud: Cloud) -> None:
+    (cloud.folder / "broken").touch()
+    assert cloud.terminate().returncode != 0
