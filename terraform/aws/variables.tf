@@ -4,8 +4,8 @@ variable "cluster" {
   default     = "vcasgd"
 
   validation {
-    condition     = can(regex("^[a-z][a-z0-9-]{1,22}[a-z0-9]$", var.cluster))
-    error_message = "cluster must be 3 to 24 lowercase letters, digits, and dashes, and start with a letter."
+    condition     = can(regex("^[a-z][a-z0-9-]{1,22}[a-z0-9]$", var.cluster)) && !can(regex("--|^(sg-|xn--|sthree-|amzn-s3-demo-)", var.cluster))
+    error_message = "cluster must be 3 to 24 lowercase letters, digits, and single dashes, start with a letter, and not with sg- or another prefix that AWS reserves."
   }
 }
 

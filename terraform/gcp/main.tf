@@ -161,7 +161,6 @@ module "identity" {
   bucket  = module.bucket.name
 
   data_buckets = var.data_buckets
-  pools        = keys(var.pools)
 }
 
 module "network" {

@@ -14,8 +14,8 @@ variable "cluster" {
   default     = "vcasgd"
 
   validation {
-    condition     = can(regex("^[a-z][a-z0-9-]{1,20}[a-z0-9]$", var.cluster))
-    error_message = "cluster must be 3 to 22 lowercase letters, digits, and dashes, and start with a letter."
+    condition     = can(regex("^[a-z][a-z0-9-]{1,20}[a-z0-9]$", var.cluster)) && !can(regex("--|google|^goog", var.cluster))
+    error_message = "cluster must be 3 to 22 lowercase letters, digits, and single dashes, start with a letter, and not contain google or start with goog."
   }
 }
 

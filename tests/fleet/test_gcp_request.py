@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from support.cloud_rules import google_refusals
 
 from vcasgd.fleet.pools import GcpPoolSpec
-from vcasgd.fleet.providers.gcp.request import launch_resource
+from vcasgd.fleet.providers.gcp.request import launch_resource, names_of, request_id
 
 
 @pytest.mark.parametrize(("spot", "gpus"), [(True, 0), (True, 1), (False, 1), (False, 0)])
@@ -26,3 +27,12 @@ def test_machines_with_gpus_are_never_moved_while_they_run(spot: bool, gpus: int
     fixed = spot or gpus > 0
     assert scheduling.get("on_host_maintenance") == ("TERMINATE" if fixed else None)
     assert scheduling["provisioning_model"] == ("SPOT" if spot else "STANDARD")
+
+
+def test_names_fit_the_longest_cluster_and_are_its_own() -> None:
+    names = names_of("c" * 40, "p" * 40, "a-token", 3)
+    body = {"perInstanceProperties": dict.fromkeys(names)}
+    assert list(google_refusals(request_id("a"), body)) == []
+    # A role that is limited to them covers no machine of a cluster whose name goes on
+    assert all(name.startswith("vcasgd-mine--") for name in names_of("mine", "pool", "t", 2))
+    assert not any(name.startswith("vcasgd-mine--") for name in names_of("mine-2", "pool", "t", 2))

@@ -23,6 +23,8 @@ from socketserver import ThreadingTCPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from support.cloud_rules import google_refusals
+
 API = "https://www.googleapis.com/compute/v1"
 #: Longest time in seconds that a wait blocks, as documented.
 WAIT_LIMIT_SECONDS = 120.0
@@ -118,6 +120,8 @@ class FakeCompute:
         if known := next((o for o in self.operations.values() if o.request == request), None):
             return known
         names = list(body["perInstanceProperties"])
+        if refused := list(google_refusals(request, body)):
+            raise Refused(400, "invalid", f"Invalid value: {refused}")
         assert int(body["count"]) == len(names)
         for name in names:
             if (zone, name) in self.instances:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from botocore.handlers import BUILTIN_HANDLERS
 
+from support.cloud_rules import check_aws_request
 from support.emulated_ec2 import ENVIRONMENT, EmulatedEc2, emulated_ec2
 from support.fake_compute import ComputeServer, FakeCompute
 from support.kubernetes import NAMESPACE, Kubelet, KubernetesApi, api_server
@@ -35,6 +37,8 @@ from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.fleet.providers.slurm.names import Label
 from vcasgd.fleet.providers.slurm.provider import SlurmProvider
 
+#: Checks each request to EC2 by the cloud's rules, which the emulator doesn't.
+RULES = ("before-parameter-build.ec2", check_aws_request)
 AWS_ZONES = ("us-east-1a", "us-east-1b")
 GCP_ZONES = ("us-central1-a", "us-central1-b")
 CLOUD_CONFIG = "#cloud-config\nruncmd: [[/usr/local/lib/vcasgd/boot]]\n"
@@ -122,6 +126,8 @@ class AwsBackend:
     lacks: Mapping[str, str] = {}
 
     def __init__(self, ec2: EmulatedEc2) -> None:
+        if RULES not in BUILTIN_HANDLERS:
+            BUILTIN_HANDLERS.append(RULES)
         self.ec2 = ec2
         self._subnets = ec2.subnets()
         self._template = ec2.template(CLOUD_CONFIG)

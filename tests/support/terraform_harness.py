@@ -27,6 +27,14 @@ REPOSITORY = Path(__file__).parents[2]
 AWS_MIRROR = Path(os.environ.get("VCASGD_TERRAFORM_AWS_MIRROR", "/opt/tf-plugins"))
 AWS_PROVIDER = "registry.terraform.io/hashicorp/aws"
 GOOGLE_PROVIDER = "registry.terraform.io/hashicorp/google"
+#: The provider isn't available everywhere; one that has the names and types suffices here.
+GOOGLE_MIRRORS = (
+    os.environ.get("VCASGD_TERRAFORM_GOOGLE_MIRROR", ""),
+    "/opt/tf-plugins",
+    "/opt/terraform-google/mirror",
+    "~/.cache/vcasgd/terraform-google/mirror",
+    "~/.terraform.d/plugins",
+)
 #: Files that a root starts or reads.
 TREES = ("terraform", "infra", "constraints-runtime.txt", "vcasgd/fleet/data")
 #: Seconds; a provider takes some to start, and many more on a busy machine.
@@ -58,6 +66,17 @@ def need(found: object, reason: str) -> None:
 
 def need_terraform() -> None:
     need(shutil.which("terraform"), "terraform is not installed")
+
+
+def google_mirror() -> Path:
+    """Return a mirror with Google's provider, or skip the test."""
+    for place in filter(None, GOOGLE_MIRRORS):
+        if (Path(place).expanduser() / GOOGLE_PROVIDER).is_dir():
+            return Path(place).expanduser()
+    pytest.skip(
+        "no hashicorp/google provider available; VCASGD_TERRAFORM_GOOGLE_MIRROR names a folder "
+        f"with {GOOGLE_PROVIDER} in it"
+    )
 
 
 @dataclass

@@ -10,34 +10,16 @@ import pytest
 from support.terraform_harness import (
     AWS_MIRROR,
     AWS_PROVIDER,
-    GOOGLE_PROVIDER,
     REPOSITORY,
     Terraform,
+    google_mirror,
     need,
     need_terraform,
 )
 
-#: The provider isn't available everywhere; one that has the names and types suffices here.
-GOOGLE_MIRRORS = (
-    os.environ.get("VCASGD_TERRAFORM_GOOGLE_MIRROR", ""),
-    "/opt/tf-plugins",
-    "/opt/terraform-google/mirror",
-    "~/.cache/vcasgd/terraform-google/mirror",
-    "~/.terraform.d/plugins",
-)
 #: Variables in conditions of policies, which look like permissions.
 CONDITION_KEYS = {"ec2:CreateAction", "iam:AWSServiceName", "iam:PassedToService"}
 MODULES = sorted(path.parent for path in (REPOSITORY / "terraform/modules").rglob("main.tf"))
-
-
-def _google_mirror() -> Path:
-    for place in filter(None, GOOGLE_MIRRORS):
-        if (Path(place).expanduser() / GOOGLE_PROVIDER).is_dir():
-            return Path(place).expanduser()
-    pytest.skip(
-        "no hashicorp/google provider available; VCASGD_TERRAFORM_GOOGLE_MIRROR names a folder "
-        f"with {GOOGLE_PROVIDER} in it"
-    )
 
 
 def _without_clouds(directory: Path) -> dict[str, str]:
@@ -55,7 +37,7 @@ def _with_provider(root: str, tmp_path: Path) -> Terraform:
     need_terraform()
     if root == "aws":
         need((AWS_MIRROR / AWS_PROVIDER).is_dir(), f"no hashicorp/aws provider under {AWS_MIRROR}")
-    mirror = AWS_MIRROR if root == "aws" else _google_mirror()
+    mirror = AWS_MIRROR if root == "aws" else google_mirror()
     return Terraform.of(tmp_path / "copy", root, mirror)
 
 

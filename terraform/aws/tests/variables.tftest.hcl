@@ -414,3 +414,13 @@ run "gateway_with_a_managed_ledger" {
 
   expect_failures = [var.gateway]
 }
+
+run "cluster_with_a_reserved_prefix" {
+  command = plan
+
+  variables {
+    cluster = "sg-mine"
+  }
+
+  expect_failures = [var.cluster]
+}

@@ -467,3 +467,13 @@ run "gateway_with_a_managed_ledger" {
 
   expect_failures = [var.gateway]
 }
+
+run "cluster_with_two_dashes" {
+  command = plan
+
+  variables {
+    cluster = "made--by-test"
+  }
+
+  expect_failures = [var.cluster]
+}

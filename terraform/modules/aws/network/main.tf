@@ -158,7 +158,7 @@ resource "aws_vpc_security_group_ingress_rule" "acme" {
   count = try(var.gateway.acme, false) ? 1 : 0
 
   security_group_id = aws_security_group.this["control"].id
-  description       = "the gateway's certificate authority"
+  description       = "certificate authority of the gateway"
   cidr_ipv4         = "0.0.0.0/0"
   ip_protocol       = "tcp"
   from_port         = 80

@@ -115,10 +115,6 @@ resource "google_project_iam_custom_role" "launch" {
     "compute.instances.get",
     "compute.instances.getGuestAttributes",
     "compute.instances.list",
-    "compute.instances.setLabels",
-    "compute.instances.setMetadata",
-    "compute.instances.setServiceAccount",
-    "compute.instances.setTags",
     "compute.instanceTemplates.get",
     "compute.instanceTemplates.useReadOnly",
     "compute.regions.get",
@@ -128,10 +124,18 @@ resource "google_project_iam_custom_role" "launch" {
   ]
 }
 
-resource "google_project_iam_custom_role" "end" {
-  role_id     = "${local.custom_prefix}_end"
-  title       = "vcasgd ${var.cluster}: end machines"
-  permissions = ["compute.instances.delete", "compute.instances.simulateMaintenanceEvent"]
+# Setting the metadata of any machine of the project would be running commands on it.
+resource "google_project_iam_custom_role" "own" {
+  role_id = "${local.custom_prefix}_own"
+  title   = "vcasgd ${var.cluster}: set up and end its own machines"
+  permissions = [
+    "compute.instances.delete",
+    "compute.instances.setLabels",
+    "compute.instances.setMetadata",
+    "compute.instances.setServiceAccount",
+    "compute.instances.setTags",
+    "compute.instances.simulateMaintenanceEvent",
+  ]
 }
 
 resource "google_project_iam_member" "launch" {
@@ -140,16 +144,18 @@ resource "google_project_iam_member" "launch" {
   member  = google_service_account.this["control"].member
 }
 
-# Machine names start with the name of their pool, unlike those of the control plane and the store.
-resource "google_project_iam_member" "end" {
+# The names of the control plane, of the store, and of other clusters' machines start in another way. A launch
+# with metadata needs the permission on the project, too.
+resource "google_project_iam_member" "own" {
   project = var.project
-  role    = google_project_iam_custom_role.end.id
+  role    = google_project_iam_custom_role.own.id
   member  = google_service_account.this["control"].member
 
   condition {
-    title = "machines-of-the-pools"
+    title = "machines-of-the-cluster"
     expression = join(" || ", [
-      for pool in var.pools : "resource.name.extract(\"/instances/{name}\").startsWith(\"vcasgd-${pool}-\")"
+      "resource.type != \"compute.googleapis.com/Instance\"",
+      "resource.name.extract(\"/instances/{name}\").startsWith(\"vcasgd-${var.cluster}--\")",
     ])
   }
 }

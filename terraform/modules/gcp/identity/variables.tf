@@ -18,13 +18,3 @@ variable "data_buckets" {
   type        = list(string)
   default     = []
 }
-
-variable "pools" {
-  description = "Names of the pools. The controller may terminate only their machines."
-  type        = list(string)
-
-  validation {
-    condition     = length(setintersection(var.pools, ["control", "store", "replica"])) == 0
-    error_message = "pools: no pool may be called control, store, or replica, because its machines could not be distinguished from those."
-  }
-}

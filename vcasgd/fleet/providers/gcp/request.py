@@ -18,9 +18,14 @@ BOOT_ERROR_ATTRIBUTE = "vcasgd/boot-error"
 
 
 def names_of(cluster: str, pool: str, token: str, count: int) -> list[str]:
-    """Return the names of a launch's machines, which are their ids; equal for equal tokens."""
+    """Return the names of a launch's machines, which are their ids; equal for equal tokens.
+
+    A role that ends machines can be limited to names that begin with the cluster's. Terraform
+    allows no two dashes in the cluster's name, so no other cluster's machines have such names.
+    """
     return sorted(
-        f"vcasgd-{pool}-{_digest(cluster, pool, token, str(index))[:12]}" for index in range(count)
+        f"vcasgd-{cluster}--{_digest(cluster, pool, token, str(index))[:12]}"
+        for index in range(count)
     )
 
 
