@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Collection, Mapping
 
 #: Variables that a process needs to start and to find its libraries and processors. They are exact
@@ -21,6 +22,16 @@ _NAMES = frozenset(
 )  # fmt: skip
 #: Variables of vcasgd itself, among which is the token.
 _OWN = "VCASGD_"
+_PR_SET_DUMPABLE = 4
+
+
+def hide_process() -> None:
+    """Keep other processes of this user from reading this process's memory and environment.
+
+    That is where the token is, and jobs without a sandbox run as the same user. The kernel then
+    asks for CAP_SYS_PTRACE (proc(5), ptrace(2)). A program that this process runs is not hidden.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def visible(

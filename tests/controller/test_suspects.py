@@ -49,8 +49,8 @@ def test_the_token_of_a_volunteers_machine_is_its_owner(
     )
     policy.set_pools({pool.name: pool for pool in pools})
     facts = MachineFacts(host="h", cpus=1, memory_mb=1)
-    ours = machines.join("lab", "0" * 64, None, "ours", facts)
-    theirs = machines.join("alice", "1" * 64, None, "theirs", facts)
+    ours = machines.join("lab", "0" * 64, "s", None, "ours", facts)
+    theirs = machines.join("alice", "1" * 64, "s", None, "theirs", facts)
 
     # When workers are placed on them
     workers = {f"job.{ours.name}": "ours", f"job.{theirs.name}_2": "theirs"}

@@ -91,7 +91,7 @@ def test_only_workers_of_volunteers_learn_that_they_are(ledger: RedisClient, job
     )
     clearance.set_pools({pool.name: pool for pool in pools})
     facts = MachineFacts(host="h", cpus=1, memory_mb=1)
-    joined = {name: machines.join("ann", "0" * 64, None, name, facts).name for name in trusted}
+    joined = {name: machines.join("ann", "0" * 64, "s", None, name, facts).name for name in trusted}
     for name in joined.values():
         machines.report(name, {}, leaving=False)
     workplaces = MixedWorkplaces(machines, Cluster, lambda: False)

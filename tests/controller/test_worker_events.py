@@ -32,7 +32,7 @@ class JobOfVolunteers:
     def machine(self, upload_mbps: float | None) -> str:
         """Join with a machine; return the name of its worker."""
         facts = MachineFacts(host="h", cpus=2, memory_mb=1, upload_mbps=upload_mbps)
-        return f"{self.job}.{self.machines.join('ann', 'd', None, 'volunteers', facts).name}"
+        return f"{self.job}.{self.machines.join('ann', 'd', 's', None, 'volunteers', facts).name}"
 
     def beat(self, worker: str, **fields: Any) -> None:
         Leases(self.ledger, self.job, worker, LEASE_SECONDS).renew(fields, [])

@@ -35,10 +35,13 @@ from vcasgd.gateway.certificate import pin_of
 from vcasgd.gateway.protocol import ACCEPTED
 from vcasgd.schemas.machines import JoinRequest, ReportBody, WorkerReportBody
 from vcasgd.spec.public import parse_nickname
+from vcasgd.store import keys as names
 from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.joined_machines import JoinedMachines, WorkerOrder
 
 MACHINE = Machine("laptop", 2.0, 8000, 0, "")
+#: Of a machine, which it chooses.
+SECRET = "5ec2e7" * 8
 PING = b"*1\r\n$4\r\nPING\r\n"
 
 
@@ -163,7 +166,7 @@ def test_a_token_for_joining_opens_no_session(gateway: RunningGateway) -> None:
 def test_another_certificate_is_refused_before_the_token_is_sent(gateway: RunningGateway) -> None:
     with pytest.raises(ApiError, match="another certificate than the token names"):
         GatewayAddress.of(gateway.url, "0" * 64)
-    unknown = AgentConnection(GatewayAddress.of(gateway.url, None), JoinToken("x"))
+    unknown = AgentConnection(GatewayAddress.of(gateway.url, None), JoinToken("x"), "s")
     gateway.opened.append(unknown)
     with pytest.raises(ApiError, match="is not trusted"):
         unknown.round_trip_ms()
@@ -270,7 +273,11 @@ def test_ordered_machines_join_under_their_name_and_in_their_pool_only(
 
     for _ in range(2):
         # an agent that lost the stack joins again, and is within the limit
-        assert gateway.machine(hpc).join(ordered, 1.0).machine == "join-hpc-17-0"
+        again = gateway.machine(hpc, SECRET)
+        assert again.join(ordered, 1.0).machine == "join-hpc-17-0"
+    with pytest.raises(Conflict, match="join-hpc-17-0 has joined already"):
+        gateway.machine(hpc).join(ordered, 1.0)
+    assert again.report(ReportBody()).orders == []
     with pytest.raises(Conflict, match="1 machines have joined"):
         gateway.machine(hpc).join(replace(MACHINE, instance="join-hpc-17-1"), 1.0)
 
@@ -298,6 +305,35 @@ def test_machines_of_others_are_out_of_reach(gateway: RunningGateway) -> None:
         client.revoke_token("ann")
     with pytest.raises(NotFound):
         gateway.transport(token(gateway, "ann")).call("DELETE", f"machines/{machine}")
+
+
+def test_a_token_alone_does_not_act_for_its_machines(gateway: RunningGateway) -> None:
+    """The machines of a pool share the token, which the code of a job may find."""
+    text = token(gateway, "ann")
+    machine = gateway.machine(text, SECRET)
+    name = machine.join(MACHINE, 1.0).machine
+    order = WorkerOrder(worker=f"job.{name}", job="job", start="1", env={"VCASGD_LEDGER_URL": "s"})
+    machines = JoinedMachines(gateway.api.connection, 8.0)
+    machines.set_orders(name, [order])
+    stored = gateway.api.connection.hget(names.JOINED, name)
+    assert SECRET.encode() not in stored
+
+    for secret in ("", "x" * 40, machines.get(name).secret):
+        thief = gateway.transport(text, secret)
+        for method, path in (
+            ("POST", f"machines/{name}/report"),
+            ("GET", f"machines/{name}/packages/{'0' * 64}"),
+            ("DELETE", f"machines/{name}"),
+        ):
+            with pytest.raises(NotFound, match=f"no machine {name} has joined with this token"):
+                thief.call(method, path, json={} if method == "POST" else None)
+    machine.report(ReportBody())
+    assert machines.orders_of(name) == [order]
+
+
+def test_a_machine_needs_a_secret_that_can_not_be_guessed(gateway: RunningGateway) -> None:
+    with pytest.raises(SpecError, match="X-Vcasgd-Machine: shorter than 32 characters"):
+        gateway.machine(token(gateway, "ann"), "short").join(MACHINE, 1.0)
 
 
 def test_a_machine_gets_the_code_and_the_orders_of_its_own_jobs_only(

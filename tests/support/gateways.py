@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import ssl
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.client.transport import Transport
 from vcasgd.gateway.certificate import ensure_certificate
 from vcasgd.gateway.protocol import first_line
+from vcasgd.schemas.machines import MACHINE_SECRET
 
 
 @dataclass
@@ -42,15 +44,22 @@ class RunningGateway:
     def address(self) -> GatewayAddress:
         return GatewayAddress.of(self.url, self.pin)
 
-    def transport(self, token: str) -> Transport:
-        text = JoinToken.parse(token).text
-        transport = Transport(self.url, text, PATIENCE, tls=self.address().api_tls)
+    def transport(self, token: str, secret: str = "") -> Transport:
+        """Return a client with a token, and the secret of a machine."""
+        transport = Transport(
+            self.url,
+            JoinToken.parse(token).text,
+            PATIENCE,
+            tls=self.address().api_tls,
+            headers={MACHINE_SECRET: secret or secrets.token_hex()},
+        )
         self.opened.append(transport)
         return transport
 
-    def machine(self, token: str) -> AgentConnection:
-        """Return the connection of a machine that can join."""
-        connection = AgentConnection(self.address(), JoinToken.parse(token))
+    def machine(self, token: str, secret: str = "") -> AgentConnection:
+        """Return the connection of a machine that can join, with a secret of its own by default."""
+        secret = secret or secrets.token_hex()
+        connection = AgentConnection(self.address(), JoinToken.parse(token), secret)
         self.opened.append(connection)
         return connection
 

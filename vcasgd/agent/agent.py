@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -90,6 +91,8 @@ class Agent:
     ) -> None:
         self._gateway = gateway
         self._token = token
+        # The same for each visit, so that a machine can join again if an answer was lost.
+        self._secret = secrets.token_hex()
         self._machine = machine
         self._schedule = schedule
         self._owner = owner
@@ -134,7 +137,7 @@ class Agent:
 
     def _take_part(self) -> bool:
         """Join, work, and leave. Return False if the stack wanted that."""
-        connection = AgentConnection(self._gateway, self._token)
+        connection = AgentConnection(self._gateway, self._token, self._secret)
         try:
             round_trip = connection.round_trip_ms()
             link = self._measure_link()

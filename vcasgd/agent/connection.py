@@ -13,7 +13,14 @@ from vcasgd.agent.machine import Machine
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.client.transport import FILE_SECONDS, Transport, path_of
 from vcasgd.errors import Unauthorized
-from vcasgd.schemas.machines import JoinRequest, JoinView, OrderView, ReportBody, ReportView
+from vcasgd.schemas.machines import (
+    MACHINE_SECRET,
+    JoinRequest,
+    JoinView,
+    OrderView,
+    ReportBody,
+    ReportView,
+)
 from vcasgd.task.package import unpack
 
 #: Seconds for an answer.
@@ -23,8 +30,15 @@ ANSWER_SECONDS = 10.0
 class AgentConnection:
     """Connection to the API. Methods raise :class:`~vcasgd.errors.ApiError`."""
 
-    def __init__(self, gateway: GatewayAddress, token: JoinToken) -> None:
-        self._api = Transport(gateway.url, token.text, ANSWER_SECONDS, tls=gateway.api_tls)
+    def __init__(self, gateway: GatewayAddress, token: JoinToken, secret: str) -> None:
+        """``secret``: random text that shows requests of this machine."""
+        self._api = Transport(
+            gateway.url,
+            token.text,
+            ANSWER_SECONDS,
+            tls=gateway.api_tls,
+            headers={MACHINE_SECRET: secret},
+        )
         self._machine = ""
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import distribution
 from importlib.util import find_spec
@@ -74,11 +74,11 @@ def update_to(
             )
 
 
-def restart(more: Sequence[str]) -> NoReturn:
+def restart(more: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     """Run this command again in its present version, with ``more`` options."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [*_program(), *sys.argv[1:], *more])
+    os.execve(sys.executable, [*_program(), *sys.argv[1:], *more], env)
 
 
 def _parsed(stack: str) -> Version:

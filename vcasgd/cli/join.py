@@ -21,7 +21,7 @@ from vcasgd.agent.service import install
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.agent.update import restart, update_to
 from vcasgd.cli.output import err
-from vcasgd.environment import visible
+from vcasgd.environment import hide_process, visible
 from vcasgd.errors import SpecError, Unauthorized, VersionDiffers
 from vcasgd.settings import load_settings
 from vcasgd.spec.public import parse_nickname
@@ -89,6 +89,7 @@ Service = Annotated[
 OrderedAs = Annotated[
     str | None, typer.Option(help="Name of this machine, if the stack ordered it.", hidden=True)
 ]
+_TOKEN = "VCASGD_TOKEN"
 
 
 @dataclass(frozen=True)
@@ -138,10 +139,12 @@ def join(
     leaves at once. Workers have a low priority, see no variables of yours but those of the system,
     run in a sandbox where one works, and leave nothing on this machine.
     """
+    hide_process()
     settings = load_settings()
     if token is None and settings.token is None:
         raise Unauthorized("no token", remedy="set VCASGD_TOKEN, or use --token")
     text = token or settings.secret("token")
+    os.environ.pop(_TOKEN, None)
     now = datetime.now(UTC).astimezone()
     box = make_sandbox(
         usable_processors(max_cpu), max_memory, max_disk, share or (), network=allow_network
@@ -220,7 +223,9 @@ def _take_part(terms: _Terms, ca_file: Path | None) -> None:
     schedule = terms.schedule
     if not interrupts.count and not schedule.over(datetime.now(UTC).astimezone()):
         # A duration would begin again.
-        restart(["--until", schedule.until.isoformat()] if schedule.until else [])
+        more = ["--until", schedule.until.isoformat()] if schedule.until else []
+        token = ".".join(filter(None, (terms.token.text, terms.token.pin)))
+        restart(more, {**os.environ, _TOKEN: token})
 
 
 def _options(

@@ -6,7 +6,7 @@ import hashlib
 import os
 import secrets
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
@@ -50,6 +50,7 @@ class Transport:
         timeout: float,
         ca_file: Path | None = None,
         tls: ssl.SSLContext | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """Connect at the first request. ``tls`` replaces the usual trust and ``ca_file``."""
         self._timeout = timeout
@@ -60,7 +61,7 @@ class Transport:
             # trust_env would take proxies from the environment
             self._http = httpx.Client(
                 base_url=f"{url.rstrip('/')}/api/v1/",
-                headers={"Authorization": f"Bearer {_checked(token)}"},
+                headers={"Authorization": f"Bearer {_checked(token)}", **(headers or {})},
                 timeout=timeout,
                 verify=verify,
                 trust_env=False,

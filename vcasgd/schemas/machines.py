@@ -14,6 +14,10 @@ from vcasgd.spec.public import Nickname
 #: the last report of each machine.
 MOST_WORKERS, LONGEST_REASON = 64, 500
 
+#: Header with the secret that a machine chose for itself when it joined, and its least length. The
+#: token is shared by all machines of a pool; this shows that a request is of the machine itself.
+MACHINE_SECRET, MIN_MACHINE_SECRET = "X-Vcasgd-Machine", 32
+
 _Name = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(printable)]
 #: Names of files on the machine.
 _FileName = Annotated[str, Field(pattern=r"^[\w-]{1,100}$")]

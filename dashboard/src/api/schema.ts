@@ -7625,7 +7625,10 @@ export interface operations {
     join: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Secret of the machine, its own. */
+                "X-Vcasgd-Machine"?: string;
+            };
             path?: never;
             cookie?: never;
         };
@@ -7730,7 +7733,10 @@ export interface operations {
     report_machine: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Secret of the machine, its own. */
+                "X-Vcasgd-Machine"?: string;
+            };
             path: {
                 machine: string;
             };
@@ -7837,7 +7843,10 @@ export interface operations {
     get_machine_package: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Secret of the machine, its own. */
+                "X-Vcasgd-Machine"?: string;
+            };
             path: {
                 machine: string;
                 digest: string;
@@ -7923,7 +7932,10 @@ export interface operations {
     leave: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Secret of the machine, its own. */
+                "X-Vcasgd-Machine"?: string;
+            };
             path: {
                 machine: string;
             };

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from typing import Annotated
 
-from fastapi import APIRouter, Response, status
+from fastapi import APIRouter, Header, Response, status
 
 import vcasgd
 from vcasgd.api.access import JOIN, CallerDep
@@ -19,19 +20,26 @@ from vcasgd.api.dependencies import (
 )
 from vcasgd.api.problems import documented
 from vcasgd.api.routes.packages import object_name
-from vcasgd.errors import Conflict, JobUnreadable, NotFound, VersionDiffers
+from vcasgd.errors import Conflict, JobUnreadable, NotFound, SpecError, VersionDiffers
 from vcasgd.fleet.pools import JOIN as JOIN_PROVIDER
 from vcasgd.fleet.pools import KUBERNETES, SLURM
 from vcasgd.fleet.providers.kubernetes import names as kubernetes_names
 from vcasgd.fleet.providers.slurm import names as slurm_names
-from vcasgd.schemas.machines import JoinRequest, JoinView, OrderView, ReportBody, ReportView
+from vcasgd.schemas.machines import (
+    MACHINE_SECRET,
+    MIN_MACHINE_SECRET,
+    JoinRequest,
+    JoinView,
+    OrderView,
+    ReportBody,
+    ReportView,
+)
 from vcasgd.settings import Settings
 from vcasgd.spec.public import ANONYMOUS
 from vcasgd.store.address import LEDGER, tensors_service
 from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.joined_machines import (
-    JoinedMachine,
     JoinedMachines,
     MachineFacts,
     WorkerOrder,
@@ -49,6 +57,11 @@ _ORDERED = {
 
 router = APIRouter(tags=["machines"])
 
+SecretHeader = Annotated[
+    str,
+    Header(alias=MACHINE_SECRET, max_length=200, description="Secret of the machine, its own."),
+]
+
 #: Heartbeats between two reports; a machine is lost after many of them.
 REPORT_HEARTBEATS = 2.0
 
@@ -63,6 +76,7 @@ def join(
     contributors: ContributorsDep,
     caller: CallerDep,
     body: JoinRequest,
+    secret: SecretHeader = "",
 ) -> JoinView:
     """Join with a machine. The status is 409 if its version differs, if there are too many
     machines, if the token's pool is gone, or if another person has the nickname."""
@@ -73,11 +87,17 @@ def join(
             version=vcasgd.__version__,
             status=409,
         )
+    if len(secret) < MIN_MACHINE_SECRET:
+        raise SpecError(
+            f"{MACHINE_SECRET}: shorter than {MIN_MACHINE_SECRET} characters",
+            field=MACHINE_SECRET,
+            status=422,
+        )
     pool = _pool(control, caller, body.instance)
     facts = MachineFacts.model_validate(body.model_dump())
     _set_nickname(contributors, caller.name, body.nickname)
     machine = joined.join(
-        caller.name, caller.digest or "", caller.max_machines, pool, facts, body.instance
+        caller.name, caller.digest or "", secret, caller.max_machines, pool, facts, body.instance
     )
     log.info("%s joins pool %s: %s", machine.name, pool, facts)
     return JoinView(
@@ -99,10 +119,11 @@ def report_machine(
     response: Response,
     machine: str,
     body: ReportBody,
+    secret: SecretHeader = "",
 ) -> ReportView:
     """Report the state of a machine, and learn what it has to do. The status is 404 after it was
     removed; it can join again then."""
-    _own(joined, caller, machine)
+    _check_own(joined, caller, machine, secret)
     workers = {
         name: WorkerReport(start=each.start, ended=each.ended)
         for name, each in body.workers.items()
@@ -131,9 +152,10 @@ def get_machine_package(
     caller: CallerDep,
     machine: str,
     digest: str,
+    secret: SecretHeader = "",
 ) -> Response:
     """Return the code of a job that the machine has to work for, as a zip."""
-    _own(joined, caller, machine)
+    _check_own(joined, caller, machine, secret)
     orders = (_order(jobs, each) for each in joined.orders_of(machine))
     if digest not in {each.package for each in orders if each}:
         raise NotFound(f"{machine} has no job with package {digest[:12]}", status=404)
@@ -146,9 +168,11 @@ def get_machine_package(
     status_code=status.HTTP_204_NO_CONTENT,
     responses=documented(404),
 )
-def leave(joined: JoinedMachinesDep, caller: CallerDep, machine: str) -> None:
+def leave(
+    joined: JoinedMachinesDep, caller: CallerDep, machine: str, secret: SecretHeader = ""
+) -> None:
     """Leave with a machine, whose workers have ended."""
-    _own(joined, caller, machine)
+    _check_own(joined, caller, machine, secret)
     joined.remove(machine)
     log.info("%s has left", machine)
 
@@ -200,12 +224,13 @@ def _services(settings: Settings) -> list[str]:
     return [LEDGER, *map(tensors_service, range(len(settings.tensors_urls())))]
 
 
-def _own(joined: JoinedMachines, caller: Caller, machine: str) -> JoinedMachine:
-    """Return a machine of the caller. Raises :class:`NotFound`."""
+def _check_own(joined: JoinedMachines, caller: Caller, machine: str, secret: str) -> None:
+    """Raise :class:`NotFound` unless the machine itself asks."""
     found = joined.get(machine)
-    if found is None or not found.belongs_to(caller.name, caller.digest):
-        raise NotFound(f"no machine {machine} has joined with this token", status=404)
-    return found
+    if found is None or not found.sent(caller.name, caller.digest, secret):
+        raise NotFound(
+            f"no machine {machine} has joined with this token and this secret", status=404
+        )
 
 
 def _order(jobs: Jobs, order: WorkerOrder) -> OrderView | None:

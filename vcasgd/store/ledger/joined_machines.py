@@ -6,10 +6,12 @@ of the ledger's clock, in Unix seconds.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import secrets
 from collections.abc import Iterable, Mapping
+from hmac import compare_digest
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -63,14 +65,17 @@ class JoinedMachine(MachineFacts):
     token: str
     #: Digest of that token. A later token with the same name is another one.
     digest: str = Field(repr=False)
+    #: Digest of the machine's own secret.
+    secret: str = Field(repr=False)
     pool: str
     joined_at: float
     #: True if a provider ordered it, and lists it itself.
     ordered: bool = False
 
-    def belongs_to(self, token: str, digest: str | None) -> bool:
-        """Return True if the machine joined with this token."""
-        return (self.token, self.digest) == (token, digest)
+    def sent(self, token: str, digest: str | None, secret: str) -> bool:
+        """Return True if a request with this token and this secret comes from the machine."""
+        own = (self.token, self.digest) == (token, digest)
+        return own and compare_digest(self.secret, _digest(secret))
 
 
 class WorkerReport(_JoinEntry):
@@ -132,6 +137,7 @@ class JoinedMachines:
         self,
         token: str,
         digest: str,
+        secret: str,
         limit: int | None,
         pool: str,
         facts: MachineFacts,
@@ -139,14 +145,16 @@ class JoinedMachines:
     ) -> JoinedMachine:
         """Add a machine of a token, which may have up to ``limit`` at a time.
 
-        ``instance``: its name at the provider that ordered it, if one did; it may join again.
-        Raises :class:`Conflict` if there are too many.
+        ``secret``: its own. ``instance``: its name at the provider that ordered it, if one did; it
+        may join again with the same secret, or after it was lost. Raises :class:`Conflict` if there
+        are too many, or if another one has this name.
         """
         machine = JoinedMachine(
             **facts.model_dump(),
             name=instance or f"{PREFIX}{token[:_NAME_LETTERS]}-{secrets.token_hex(_NAME_BYTES)}",
             token=token,
             digest=digest,
+            secret=_digest(secret),
             pool=pool,
             joined_at=self.now(),
             ordered=instance is not None,
@@ -156,9 +164,15 @@ class JoinedMachines:
             keys=[names.JOINED, names.JOINED_REPORTS],
             args=[
                 *(machine.name, machine.model_dump_json(), token, most),
-                *(MOST_JOINED, self.lost_seconds),
+                *(MOST_JOINED, self.lost_seconds, machine.secret),
             ],
         )
+        if answer == b"taken":
+            raise Conflict(
+                f"{machine.name} has joined already",
+                remedy=f"if it is gone, wait for {self.lost_seconds:.0f} s",
+                status=409,
+            )
         if answer == b"limit":
             raise Conflict(
                 f"{most} machines have joined with the token {token}, which is its limit",
@@ -257,6 +271,10 @@ class JoinedMachines:
         limit = END_LEASES * self._lease_seconds if seconds is None else seconds
         end = MachineEnd(reason=reason, by=self.now() + limit)
         self._ledger.hset(names.JOINED_ENDS, machine, end.model_dump_json())
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def _read(kind: type[Kind], name: str, row: bytes | None) -> Kind | None:
