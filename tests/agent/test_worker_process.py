@@ -12,7 +12,7 @@ import pytest
 from vcasgd.agent.worker_process import WorkerProcess
 from vcasgd.environment import visible
 from vcasgd.errors import PackageError
-from vcasgd.schemas.machines import LONGEST_REASON, OrderView
+from vcasgd.schemas.machines import LONGEST_REASON, OrderView, ReportBody
 
 Eventually = Callable[..., Any]
 
@@ -104,3 +104,10 @@ def test_variables_reach_the_process_of_a_worker(tmp_path: Path, eventually: Eve
     assert not [name for name in found if name.startswith("PYTEST")]
     worker._process.kill()
     eventually(lambda: worker.ended is not None)
+
+
+def test_a_machine_reports_its_workers(tmp_path: Path) -> None:
+    worker = started(tmp_path)
+    body = ReportBody(workers={ORDER.worker: worker.report})
+    assert body.model_dump()["workers"][ORDER.worker] == {"start": "1", "ended": None}
+    worker.kill()
