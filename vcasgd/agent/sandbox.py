@@ -1,7 +1,7 @@
 """Sandbox for workers, which run code of others: bubblewrap, with limits.
 
 A worker sees the system and Python read-only, its job's code, and a temporary folder in memory.
-See docs/adr/0044-workers-of-joined-machines-run-in-a-sandbox.md.
+See docs/adr/0021-owners-of-joined-machines-stay-in-control.md.
 """
 
 from __future__ import annotations

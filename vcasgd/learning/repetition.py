@@ -23,7 +23,7 @@ STATELESS = ("float32", "bfloat16")
 #: which differences are rounding: of training in float32, and of values in bfloat16.
 LEAST_PARAMETERS, LEAST_STATISTICS = 1e-4, 0.05
 #: Relative difference above which an update is wrong, and above which a state is
-#: (docs/adr/0055). What is added to a momentum in each interval adds up.
+#: (docs/adr/0024). What is added to a momentum in each interval adds up.
 DIFFERENT, DIFFERENT_STATE = 0.1, 0.02
 #: Wrong repetitions of an owner after which it is accused: one may be an accident.
 MOST_WRONG = 2

@@ -40,7 +40,7 @@ RECENT, LEAST_RECENT = 32, 12
 #: Times the others' median length from which a single update is refused.
 FAR_TOO_LONG = 50.0
 #: The same for the mean of so many updates. After a hard batch, momentum makes tens of them long,
-#: and honest owners on blobs reached 2.8 and 2.1 times (docs/adr/0041).
+#: and honest owners on blobs reached 2.8 and 2.1 times (docs/adr/0023).
 TOO_LONG = {WINDOW: 4.0, SUSPECT: 3.0}
 #: Mean cosine with the others that is below anything that honest work shows, standard errors by
 #: which the mean has to be below, and the factor by which it is more negative than the others'.

@@ -2,7 +2,7 @@
 
 The packages are in an environment of their own, on top of the one that the platform runs in. A
 worker is a fork of a process that has imported torch already, so the environment is added to
-``sys.path``. See docs/adr/0036-packages-of-a-job-are-added-to-its-workers.md.
+``sys.path``. See docs/adr/0019-workers-are-forks.md.
 """
 
 from __future__ import annotations

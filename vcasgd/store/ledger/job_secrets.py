@@ -4,7 +4,7 @@ The API encrypts them with the stack's key, which workers don't have. A worker w
 that it has just made, with a proof that the key is its own; the controller decrypts the secrets,
 encrypts them for that key, and deletes the request. So the ledger and its files never contain a
 value, and only the worker's process has the key to its own copy.
-See docs/adr/0035-secrets-are-delivered-to-workers.md.
+See docs/adr/0022-secrets-and-certificates.md.
 """
 
 from __future__ import annotations
