@@ -38,7 +38,7 @@ _CONTEXT = multiprocessing.get_context("fork")
 class Request:
     """Indices of a batch, and the seed in [0, 2⁶³) of the random numbers that loading it draws."""
 
-    indices: list[int]
+    indices: Sequence[int]
     seed: int = 0
 
 
@@ -168,7 +168,7 @@ class _SeededDataset(Dataset[Any]):
             return list(dataset.convert(samples))
         # As torch's own fetcher does.
         if getattr(dataset, "__getitems__", None):
-            return list(dataset.__getitems__(request.indices))
+            return list(dataset.__getitems__(list(request.indices)))
         return [dataset[index] for index in request.indices]
 
 

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vcasgd.errors import InvalidUpdate, SpecError
+from vcasgd.learning.permutation import CACHED, permuted, shuffled
 
-#: Orders kept in memory, 8 bytes per sample each: the current epoch, the next one, and one more
-#: for simulations of several jobs.
-CACHED_ORDERS = 3
+#: Positions of an order that machines compare.
+COMPARED_POSITIONS = 1000
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SampleBlocks:
     """Blocks of samples that are cheap to read together, such as the files of a data set.
 
     ``sizes`` are the samples of each block, in the order of the data set. An epoch's order takes
-    the blocks in random order, ``window`` at a time, and shuffles the samples of each window. So a
+    the blocks in random order, ``window`` at a time, and permutes the samples of each window. So a
     subtask reads few blocks, and a batch at most those of two windows. Raises :class:`SpecError`
     for an invalid size or window.
     """
@@ -181,33 +181,60 @@ class EpochPlan:
             raise InvalidUpdate(
                 f"subtask {subtask} has no samples [{start}, {stop})", reason="range"
             )
-        order = _order(self.seed, self.epoch_of(subtask), self.samples, self.blocks)
-        return order[first + start : first + stop]
+        return self._order(self.epoch_of(subtask), first + start, first + stop)
 
     def order_digest(self) -> str:
-        """Return the SHA-256 of the first epoch's order, to compare machines."""
-        order = _order(self.seed, 0, self.samples, self.blocks)
-        return hashlib.sha256(order.astype("<i8", copy=False).tobytes()).hexdigest()
+        """Return a SHA-256 of the blocks and of the start of the first order, to compare machines.
+
+        The rest of the order depends on the same numbers and code.
+        """
+        blocks = (self.blocks.sizes, self.blocks.window) if self.blocks else None
+        order = self._order(0, 0, min(self.samples, COMPARED_POSITIONS))
+        digest = hashlib.sha256(f"{self.samples} {blocks}".encode())
+        digest.update(order.astype("<i8", copy=False).tobytes())
+        return digest.hexdigest()
+
+    def _order(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        if self.blocks is None:
+            return permuted((self.seed, epoch), self.samples, start, stop)
+        return _block_order(self.seed, epoch, self.blocks, start, stop)
 
 
-@lru_cache(maxsize=CACHED_ORDERS)
-def _order(seed: int, epoch: int, samples: int, blocks: SampleBlocks | None) -> NDArray[np.int64]:
-    # RandomState, not Generator: only its stream is guaranteed to stay the same between releases
-    # of NumPy, and machines of a fleet can have different ones
-    bits = np.random.MT19937(np.random.SeedSequence([seed, epoch]))
-    generator = np.random.RandomState(bits)
-    order = generator.permutation(samples) if blocks is None else _block_order(blocks, generator)
-    order = order.astype(np.int64, copy=False)
+@dataclass(frozen=True)
+class _Windows:
+    """The windows of one epoch's order: the blocks of each, and where each window starts."""
+
+    blocks: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    #: First sample of each block in the data set.
+    first: NDArray[np.int64]
+
+
+@lru_cache(maxsize=CACHED)
+def _windows(seed: int, epoch: int, blocks: SampleBlocks) -> _Windows:
+    sizes = np.array(blocks.sizes, dtype=np.int64)
+    order = shuffled((seed, epoch), len(sizes))
+    ends = np.concatenate([[0], np.cumsum(sizes[order])])
+    starts = np.append(ends[: -1 : blocks.window], ends[-1])
+    return _Windows(order, starts, np.cumsum(sizes) - sizes)
+
+
+def _block_order(
+    seed: int, epoch: int, blocks: SampleBlocks, start: int, stop: int
+) -> NDArray[np.int64]:
+    """Return positions ``[start, stop)`` of an epoch's order that takes window after window."""
+    windows = _windows(seed, epoch, blocks)
+    sizes, parts = np.array(blocks.sizes), [np.empty(0, np.int64)]
+    number = int(np.searchsorted(windows.starts, start, side="right")) - 1
+    while start < stop:
+        first, end = int(windows.starts[number]), int(windows.starts[number + 1])
+        chosen = windows.blocks[number * blocks.window : (number + 1) * blocks.window]
+        last = min(stop, end)
+        places = permuted((seed, epoch, number + 1), end - first, start - first, last - first)
+        ends = np.cumsum(sizes[chosen])
+        which = np.searchsorted(ends, places, side="right")
+        parts.append(windows.first[chosen[which]] + places - (ends - sizes[chosen])[which])
+        start, number = last, number + 1
+    order = np.concatenate(parts)
     order.setflags(write=False)
     return order
-
-
-def _block_order(blocks: SampleBlocks, generator: np.random.RandomState) -> NDArray[np.int64]:
-    ends = np.cumsum(blocks.sizes)
-    shuffled = generator.permutation(len(blocks.sizes))
-    windows = []
-    for first in range(0, len(shuffled), blocks.window):
-        chosen = shuffled[first : first + blocks.window]
-        samples = [np.arange(ends[each] - blocks.sizes[each], ends[each]) for each in chosen]
-        windows.append(generator.permutation(np.concatenate(samples)))
-    return np.concatenate(windows)

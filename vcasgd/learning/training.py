@@ -228,7 +228,7 @@ def _evaluation_batches(
     if length == 0:
         raise SpecError("task: the validation data set is empty", field="task")
     size = batch_size_of(task, "evaluation_batch_size")
-    groups = [list(range(length)[cut : cut + size]) for cut in range(0, length, size)]
+    groups = [range(length)[cut : cut + size] for cut in range(0, length, size)]
     if not workers_of(task):
         yield from _load(task, dataset, groups)
         return
@@ -240,10 +240,11 @@ def _evaluation_batches(
         processes.close()
 
 
-def _load(task: Task, dataset: Dataset[Any], groups: list[list[int]]) -> Iterator[Any]:
+def _load(task: Task, dataset: Dataset[Any], groups: Sequence[Sequence[int]]) -> Iterator[Any]:
     """Yield a batch for each group of indices."""
     with user_code("dataset"):
-        loader = iter(DataLoader(dataset, batch_sampler=groups, collate_fn=task.collate))
+        lists = map(list, groups)
+        loader = iter(DataLoader(dataset, batch_sampler=lists, collate_fn=task.collate))
     for _ in groups:
         with user_code("dataset"):
             batch = next(loader)
