@@ -16,6 +16,7 @@ import pytest
 from support.processes import read_each
 from support.stacks import FOREGROUND, OLD_SERVER, REDIS, Eventually, StackHarness, program
 
+from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import PortInUse, StackError, StoreUnsupported
 from vcasgd.fleet.providers.local.instance import is_locked
 from vcasgd.settings import Settings
@@ -292,7 +293,7 @@ def test_tensors_servers_have_a_memory_limit(stack: StackHarness, limit_mb: int 
         limits.append(int(client.info("memory")["maxmemory"]))
         client.close()
 
-    machine = psutil.virtual_memory().total
+    machine = memory_bytes()
     assert len(limits) == 2
     if limit_mb:
         assert limits == [64 << 20, 64 << 20]

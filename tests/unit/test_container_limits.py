@@ -134,16 +134,23 @@ def group() -> Iterator[Path]:
     path.rmdir()
 
 
-def test_a_process_in_a_group_with_a_limit_sees_it(group: Path) -> None:
+def test_a_stack_in_a_group_with_a_limit_divides_that(group: Path, tmp_path: Path) -> None:
     code = (
         "import os, pathlib, sys\n"
         "pathlib.Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
         "from vcasgd.container_limits import free_memory_bytes, memory_bytes\n"
-        "print(memory_bytes(), free_memory_bytes())\n"
+        "from vcasgd.settings import Settings\n"
+        "from vcasgd.stack import StackHome, StackState\n"
+        "from vcasgd.stack.layout import StackLayout\n"
+        "home = StackHome(pathlib.Path(sys.argv[2]))\n"
+        "home.create()\n"
+        "layout = StackLayout.plan(home, Settings(api_port=0), StackState())\n"
+        "print(memory_bytes(), free_memory_bytes(), layout.tensors_memory_mb)\n"
     )
-    argv = [sys.executable, "-c", code, str(group)]
+    argv = [sys.executable, "-c", code, str(group), str(tmp_path / "home")]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
 
-    total, free = map(int, done.stdout.split())
+    total, free, tensors = map(int, done.stdout.split())
     assert total == 512 * MB
     assert 0 < free < total
+    assert tensors == 512 * MB // 2_000_000

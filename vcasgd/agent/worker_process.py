@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -67,9 +68,7 @@ class WorkerProcess:
             **environment,
             **self._places(),
             "VCASGD_HEARTBEAT": str(heartbeat),
-            "OMP_NUM_THREADS": str(
-                max(1, int(min(len(processors), container_limits.processors())))
-            ),
+            "OMP_NUM_THREADS": str(min(len(processors), math.ceil(container_limits.processors()))),
             # Threads that wait would otherwise take processors from the owner's work.
             "OMP_WAIT_POLICY": "PASSIVE",
         }
