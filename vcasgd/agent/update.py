@@ -25,6 +25,7 @@ from typing import NoReturn
 from packaging.version import InvalidVersion, Version
 
 import vcasgd
+from vcasgd.child_process import kill
 from vcasgd.errors import ApiError, VcasgdError, VersionDiffers
 from vcasgd.file_lock import hold_lock
 from vcasgd.logging import last_lines
@@ -168,8 +169,7 @@ def _stop(pip: subprocess.Popen[bytes]) -> None:
         pip.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             pip.wait(UNDO_SECONDS)
-        pip.kill()
-        pip.wait()
+        kill(pip)
 
 
 def _program() -> list[str]:

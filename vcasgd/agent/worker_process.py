@@ -18,6 +18,7 @@ import psutil
 from vcasgd import container_limits
 from vcasgd.agent import sandbox as inside
 from vcasgd.agent.sandbox import NICENESS, Sandbox
+from vcasgd.child_process import kill
 from vcasgd.errors import VcasgdError
 from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
 from vcasgd.logging import last_lines
@@ -60,6 +61,7 @@ class WorkerProcess:
         self._processors = processors
         self._process: subprocess.Popen[bytes] | None = None
         self._error: str | None = None
+        self._killed = False
         self._log = folder / f"{order.start}.log"
         self._code, self._control = folder / "code", folder / order.start
         self._control.mkdir(exist_ok=True)
@@ -200,12 +202,12 @@ class WorkerProcess:
                 each.terminate()
 
     def kill(self) -> None:
-        """Kill the process."""
+        """Kill the process; wait for its end the first time."""
         if self._process is None:
             self._error = self._error or "it was killed"
-        elif self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        elif self._process.poll() is None and not self._killed:
+            self._killed = True
+            kill(self._process)
 
 
 def _local(value: str, sockets: Path) -> str:

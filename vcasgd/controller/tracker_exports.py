@@ -20,6 +20,7 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from vcasgd.backoff import backoff
+from vcasgd.child_process import kill
 from vcasgd.environment import visible
 from vcasgd.errors import NotFound, SpecError, StoreError
 from vcasgd.masking import hide, masked
@@ -217,8 +218,7 @@ def _end(export: _Export) -> None:
     process, output = export.process, export.output
     export.process = export.output = None
     if process is not None:
-        process.kill()
-        process.wait()
+        kill(process)
     if output is not None:
         output.close()
 

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from vcasgd.backoff import backoff
+from vcasgd.child_process import kill
 from vcasgd.cluster import Command
 from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.processes import Process, kill_all
@@ -114,10 +116,8 @@ class Child:
         if process is None:
             return None
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
         self._reap()
         return process.returncode
 
@@ -158,7 +158,7 @@ class Child:
         """Kill the helpers that the process left, so that they don't disturb its successor."""
         kill_all(mark(self._home, self.part.name), self.state.process)
         if self._process is not None:
-            self._process.wait()
+            kill(self._process)
             self._process = None
         if self.state.ready and self._clock() - self._ready_at > HEALTHY_SECONDS:
             self._pause = _Pause()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from vcasgd.child_process import kill
 from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.instance import is_locked
 from vcasgd.settings import Settings
@@ -77,10 +78,9 @@ def up(
     home = _free_home(settings)
     process = _spawn(settings, home, ["--detach", "--parts", ",".join(names)])
     try:
-        status = process.wait(SPAWN_SECONDS)
+        status: int | None = process.wait(SPAWN_SECONDS)
     except subprocess.TimeoutExpired:
-        process.kill()
-        status = process.wait()
+        status = kill(process)
     if status == ALREADY_RUNNING:
         raise _already_running(home)
     if status != 0:
@@ -108,8 +108,7 @@ class ForegroundStack:
         try:
             self._process.wait(DOWN_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            kill(self._process)
         # Cleans up after a stack that had to be killed.
         down(self._settings)
 

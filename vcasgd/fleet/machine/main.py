@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vcasgd.backoff import backoff, jittered
+from vcasgd.child_process import kill
 from vcasgd.errors import FleetError, SpecError, VcasgdError
 from vcasgd.fleet.machine.metadata import identity
 from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
@@ -96,8 +97,8 @@ class BootProcess:
             self._await(self._grace)
             self._process.terminate()
             self._await(STOP_SECONDS)
-            self._process.kill()
-        return self._process.wait()
+        status = kill(self._process)
+        return 1 if status is None else status
 
     def _await(self, seconds: float) -> None:
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from socket import socket
 
 import vcasgd
+from vcasgd.child_process import kill
 from vcasgd.errors import FleetError
 from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local import instance as local_instance
@@ -90,8 +91,8 @@ def _status(starting: subprocess.Popen[bytes] | socket) -> int:
     try:
         return starting.wait(SPAWN_LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
-        starting.kill()
-        return starting.wait(SPAWN_LIMIT_SECONDS)
+        status = kill(starting)
+        return 1 if status is None else status
 
 
 def _base_environment(environment: Mapping[str, str]) -> dict[str, str]:

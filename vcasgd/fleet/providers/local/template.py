@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vcasgd import fork_client
+from vcasgd.child_process import kill
 from vcasgd.fork_server import ForkServer, pass_connection, preload
 
 #: Prefix of variables that no library reads when it is imported.
@@ -63,8 +64,7 @@ class MachineTemplate:
         self._pair.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
-        self._process.kill()
-        self._process.wait()
+        kill(self._process)
 
 
 def _read_by_libraries(env: Mapping[str, str]) -> dict[str, str]:
