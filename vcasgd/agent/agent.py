@@ -28,6 +28,7 @@ from vcasgd.agent.sandbox import Sandbox
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.agent.tunnel import Tunnel
 from vcasgd.agent.worker_process import WorkerProcess
+from vcasgd.background import Background, DaemonThreads
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError, NotFound, VersionDiffers
 from vcasgd.schemas.machines import JoinView, ReportBody, ReportView
@@ -41,6 +42,8 @@ NOTICE_SECONDS = 20.0
 POLL_SECONDS = 0.2
 #: Start of the names of temporary folders; the number of the agent's process follows.
 FOLDER = "vcasgd-join-"
+#: Seconds in which the stack learns that the machine leaves, before its workers do.
+LEAVE_REPORT_SECONDS = 5.0
 #: Seconds before joining again after the machine was removed, or while the stack doesn't answer.
 REJOIN_SECONDS = 5.0
 
@@ -221,6 +224,8 @@ class Visit:
         self._silence = silence
         self._display = display
         self._interrupts = interrupts
+        #: A report, which the workers are looked after beside.
+        self._reports = Background[ReportView](DaemonThreads(1, "report"))
         self._workers: dict[str, WorkerProcess] = {}
         #: Starts of workers that have ended, as far as this is noticed.
         self._ended: set[str] = set()
@@ -250,7 +255,7 @@ class Visit:
 
     def _work(self) -> tuple[str, float | None]:
         """Return why the machine leaves, and the seconds that workers have, if they are limited."""
-        due = 0.0
+        due, changed = 0.0, False
         while True:
             if self._interrupts.wait(POLL_SECONDS):
                 return "interrupted", None
@@ -259,11 +264,11 @@ class Visit:
             if self._owner is not None and self._owner.is_recent:
                 return "somebody uses this machine", None
             self._tunnel.check()
-            changed = self._update()
-            if boot_time() < due and not changed:
-                continue
-            due = boot_time() + self._view.period
-            view = self._report()
+            changed = self._update() or changed
+            if not self._reports.busy and (changed or boot_time() >= due):
+                due, changed = boot_time() + self._view.period, False
+                self._start_report()
+            view = self._take_report()
             if view is not None and view.leave is not None:
                 self._dismissed = True
                 return view.leave, view.leave_by
@@ -291,14 +296,17 @@ class Visit:
                 self._display.event(f"a worker of {worker.order.name} failed: {worker.ended}")
         return bool(ended)
 
-    def _report(self, *, leaving: bool = False) -> ReportView | None:
-        """Report, and do what the answer says. Return None without an answer."""
+    def _start_report(self, *, leaving: bool = False) -> None:
         body = ReportBody(
             workers={name: worker.report for name, worker in self._workers.items()},
             leaving=leaving,
         )
+        self._reports.start(lambda: self._connection.report(body))
+
+    def _take_report(self, *, leaving: bool = False) -> ReportView | None:
+        """Do what the answer to the report says. Return None while there is none."""
         try:
-            view = self._connection.report(body)
+            view = self._reports.take()
         except NotFound:
             self._display.event("the stack has removed this machine")
             self._removed = True
@@ -307,6 +315,8 @@ class Visit:
             if not may_work_later(error):
                 raise
             self._display.state(f"no answer, trying again: {error.message}")
+            return None
+        if view is None:
             return None
         self._silence.broken()
         self._follow(view, leaving=leaving)
@@ -344,8 +354,7 @@ class Visit:
         """Let the workers push what they have, and leave."""
         self._display.event(f"leaves: {reason}; Ctrl-C again to leave at once")
         signals = self._interrupts.count
-        with contextlib.suppress(ApiError):
-            self._report(leaving=True)
+        self._report_leaving()
         deadline = boot_time() + (GRACE_SECONDS if seconds is None else seconds)
         self._tell_workers(seconds)
         asked_again = self._await_workers(deadline, lambda: self._interrupts.count > signals)
@@ -362,6 +371,18 @@ class Visit:
             f"left before {', '.join(late)} could push" if late else "left in good order"
         )
 
+    def _report_leaving(self) -> None:
+        """Tell the stack that the machine leaves, if it answers soon."""
+        deadline, told = boot_time() + LEAVE_REPORT_SECONDS, False
+        while boot_time() < deadline and (self._reports.busy or not told):
+            if not self._reports.busy:
+                self._start_report(leaving=True)
+                told = True
+            with contextlib.suppress(ApiError):
+                self._take_report(leaving=True)
+            self._update()
+            time.sleep(POLL_SECONDS / 10)
+
     def _tell_workers(self, seconds: float | None) -> None:
         for worker in self._workers.values():
             worker.leave(seconds)
@@ -373,6 +394,7 @@ class Visit:
                 return True
             if boot_time() > deadline:
                 return False
+            self._update()
             time.sleep(POLL_SECONDS / 4)
         return False
 

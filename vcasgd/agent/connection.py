@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import vcasgd
 from vcasgd.agent.link import UNMEASURED, LinkSpeed
 from vcasgd.agent.machine import Machine
 from vcasgd.agent.trust import GatewayAddress, JoinToken
+from vcasgd.background import DaemonThreads
 from vcasgd.client.transport import FILE_SECONDS, Transport, path_of
-from vcasgd.errors import Unauthorized
+from vcasgd.errors import ApiError, Unauthorized
 from vcasgd.schemas.machines import (
     MACHINE_SECRET,
     JoinRequest,
@@ -23,23 +25,57 @@ from vcasgd.schemas.machines import (
 )
 from vcasgd.task.package import unpack
 
-#: Seconds for an answer.
-ANSWER_SECONDS = 10.0
+#: Seconds for each part of an answer, and for all of it: one that never ends holds nobody up.
+ANSWER_SECONDS, WHOLE_ANSWER_SECONDS = 10.0, 30.0
+
+Result = TypeVar("Result")
 
 
 class AgentConnection:
-    """Connection to the API. Methods raise :class:`~vcasgd.errors.ApiError`."""
+    """Connection to the API. Methods raise :class:`~vcasgd.errors.ApiError`.
 
-    def __init__(self, gateway: GatewayAddress, token: JoinToken, secret: str) -> None:
+    All but :meth:`fetch_code` return within ``seconds``.
+    """
+
+    def __init__(
+        self,
+        gateway: GatewayAddress,
+        token: JoinToken,
+        secret: str,
+        seconds: float = WHOLE_ANSWER_SECONDS,
+    ) -> None:
         """``secret``: random text that shows requests of this machine."""
-        self._api = Transport(
-            gateway.url,
-            token.text,
-            ANSWER_SECONDS,
-            tls=gateway.api_tls,
-            headers={MACHINE_SECRET: secret},
-        )
+        self._gateway = gateway
+        self._token = token
+        self._secret = secret
+        self._seconds = seconds
+        self._api = self._new_transport()
+        # A report may be in progress when the machine leaves.
+        self._threads = DaemonThreads(2, "api")
         self._machine = ""
+
+    def _new_transport(self) -> Transport:
+        return Transport(
+            self._gateway.url,
+            self._token.text,
+            ANSWER_SECONDS,
+            tls=self._gateway.api_tls,
+            headers={MACHINE_SECRET: self._secret},
+        )
+
+    def _limited(self, call: Callable[[Transport], Result]) -> Result:
+        """Return the result of a call. Raises :class:`ApiError` if it takes too long."""
+        future = self._threads.submit(call, self._api)
+        try:
+            result: Result = future.result(self._seconds)
+        except TimeoutError as error:
+            # The call ends with its connection.
+            self._api.close()
+            self._api = self._new_transport()
+            raise ApiError(
+                f"no complete answer from {self._gateway.url} within {self._seconds:g} s"
+            ) from error
+        return result
 
     def close(self) -> None:
         """Close all connections."""
@@ -47,9 +83,9 @@ class AgentConnection:
 
     def round_trip_ms(self) -> float:
         """Return the time of a short request, without the connection."""
-        self._api.call("HEAD", "openapi.json")
+        self._limited(lambda api: api.call("HEAD", "openapi.json"))
         began = time.perf_counter()
-        self._api.call("HEAD", "openapi.json")
+        self._limited(lambda api: api.call("HEAD", "openapi.json"))
         return (time.perf_counter() - began) * 1000
 
     def join(
@@ -61,7 +97,8 @@ class AgentConnection:
         )
         # Fields without a value are left out, so that an older stack can answer that it is older.
         with _clear_refusals():
-            view = self._api.post(JoinView, "join", body.model_dump(exclude_none=True))
+            fields = body.model_dump(exclude_none=True)
+            view = self._limited(lambda api: api.post(JoinView, "join", fields))
         self._machine = view.machine
         return view
 
@@ -72,19 +109,21 @@ class AgentConnection:
         """
         path = path_of("machines", self._machine, "report")
         with _clear_refusals():
-            return self._api.post(ReportView, path, body.model_dump())
+            return self._limited(lambda api: api.post(ReportView, path, body.model_dump()))
 
     def fetch_code(self, order: OrderView, into: Path) -> None:
         """Fetch and unpack the code of a job. Raises :class:`~vcasgd.errors.PackageError`."""
         if (into / order.package).is_dir():
             return
         path = path_of("machines", self._machine, "packages", order.package)
-        response = self._api.call("GET", path, timeout=FILE_SECONDS)
+        # Over a connection of its own, which isn't closed by the others.
+        with closing(self._new_transport()) as api:
+            response = api.call("GET", path, timeout=FILE_SECONDS)
         unpack(response.content, order.package, into)
 
     def leave(self) -> None:
         """Leave."""
-        self._api.call("DELETE", path_of("machines", self._machine))
+        self._limited(lambda api: api.call("DELETE", path_of("machines", self._machine)))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from vcasgd.background import Background, DaemonThreads
 from vcasgd.errors import (
     Fenced,
     JobUnreadable,
@@ -32,7 +33,6 @@ from vcasgd.errors import (
     VcasgdError,
 )
 from vcasgd.logging import bound, configure_logging, exit_status, isolated
-from vcasgd.parameter_server.background import Background, DaemonThreads
 from vcasgd.parameter_server.model_state import MOST_UPDATES
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.settings import Settings, load_settings

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from vcasgd.background import Background
 from vcasgd.errors import (
     CheckpointDamaged,
     Fenced,
@@ -18,7 +19,6 @@ from vcasgd.errors import (
     SnapshotMissing,
     StoreUnavailable,
 )
-from vcasgd.parameter_server.background import Background
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.reports import Reports

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
+from vcasgd.background import Background
 from vcasgd.errors import (
     CheckpointDamaged,
     Fenced,
@@ -24,7 +25,6 @@ from vcasgd.errors import (
 from vcasgd.faults import Cause, fault_of
 from vcasgd.learning.repetition import why_not_repeatable
 from vcasgd.limits import MAX_CONTENT_BYTES, MAX_HEADERS_BYTES
-from vcasgd.parameter_server.background import Background
 from vcasgd.parameter_server.contributions import Contributions
 from vcasgd.parameter_server.model_state import MOST_UPDATES, ModelState, ShardConfig
 from vcasgd.parameter_server.pins import Pins

@@ -1,7 +1,7 @@
-"""Calls to the ledger and to the object storage beside the work on the tensors server.
+"""Calls beside a loop, which a slow or frozen other side must not delay.
 
-A ledger or a storage that is frozen or far away costs a parameter server no time: each kind of call
-runs at most once at a time in a thread of its own, and the loop takes its result when it is there.
+Each kind of call runs at most once at a time in a thread of its own, and the loop takes its result
+when it is there.
 """
 
 from __future__ import annotations

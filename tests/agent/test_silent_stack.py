@@ -1,0 +1,98 @@
+"""A machine that joined, and a stack whose answers never end."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.waiting import PATIENCE
+
+from vcasgd.agent.agent import NOTICE_SECONDS, LeaveSignals, Visit
+from vcasgd.agent.availability import StackSilence
+from vcasgd.agent.connection import AgentConnection
+from vcasgd.agent.display import Display
+from vcasgd.agent.trust import GatewayAddress, JoinToken
+from vcasgd.agent.tunnel import Tunnel
+from vcasgd.errors import ApiError
+from vcasgd.schemas.machines import JoinView, ReportBody
+
+
+class Stack(BaseHTTPRequestHandler):
+    """Sends a byte of an answer to each report now and then."""
+
+    server: Server
+
+    def do_POST(self) -> None:
+        self.server.asked.set()
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        try:
+            while not self.server.ended.wait(0.05):
+                self.wfile.write(b" ")
+        except OSError:
+            self.server.hung_up.set()
+
+    def do_DELETE(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+class Server(ThreadingHTTPServer):
+    """The stack's port."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Stack)
+        self.asked, self.ended, self.hung_up = (threading.Event() for _ in range(3))
+        tls = ssl.create_default_context()
+        port = self.server_port
+        self.address = GatewayAddress(f"http://127.0.0.1:{port}", "127.0.0.1", port, tls, tls)
+
+
+@pytest.fixture
+def stack() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.ended.set()
+        server.shutdown()
+        thread.join(PATIENCE)
+
+
+def test_an_answer_that_never_ends_is_none(stack: Server) -> None:
+    connection = AgentConnection(stack.address, JoinToken("token"), "secret", seconds=0.3)
+
+    with pytest.raises(ApiError, match="no complete answer"):
+        connection.report(ReportBody(workers={}))
+
+    assert stack.hung_up.wait(PATIENCE), "the request has ended, too"
+    connection.leave()
+    connection.close()
+
+
+@pytest.mark.timeout(PATIENCE)
+def test_a_machine_leaves_in_time_while_its_report_is_not_answered(
+    stack: Server, tmp_path: Path
+) -> None:
+    # Given a machine whose report is not answered, and that takes part for a second
+    connection = AgentConnection(stack.address, JoinToken("token"), "secret", seconds=PATIENCE)
+    view = JoinView(machine="m", pool="p", cluster="c", period=0.1, heartbeat=1.0, services=[])
+    tunnel = Tunnel(stack.address, "token", [], tmp_path)
+    end = datetime.now(UTC) + timedelta(seconds=NOTICE_SECONDS + 1)
+    visit = Visit(connection, view, tunnel, tmp_path, tmp_path, [0], {}, None, end, None,
+                  StackSilence(), Display(Console(quiet=True)), LeaveSignals())  # fmt: skip
+
+    # When that second has passed, then it leaves, although the report still waits
+    assert visit.run()
+    assert stack.asked.is_set()
+    connection.close()
