@@ -192,24 +192,23 @@ class TestNetwork:
 class TestChoice:
     def test_owner_learns_what_is_protected(self) -> None:
         sandbox = working_sandbox()
-        used, line = choose(SandboxMode.AUTO, sandbox, 0)
+        used, line = choose(SandboxMode.REQUIRE, sandbox, 0)
         assert used is sandbox
         assert "see none of your files and processes, reach only the stack" in line
         assert "4.0 GB of memory and twice 0.1 GB of files" in line
 
-    def test_without_bubblewrap_there_is_none_and_the_owner_learns_why(
+    def test_without_bubblewrap_a_machine_joins_only_if_its_owner_wants_no_sandbox(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sandbox = make_sandbox([0], None, None)
         monkeypatch.setenv("PATH", str(tmp_path))
-        used, line = choose(SandboxMode.AUTO, sandbox, 0)
-        assert used is None
-        assert line.startswith("no sandbox: there is no bwrap, ")
-        assert "jobs can do all that you can do here; install bubblewrap" in line
         with pytest.raises(StackError, match="no sandbox: there is no bwrap") as refused:
             choose(SandboxMode.REQUIRE, sandbox, 0)
         assert "install bubblewrap" in str(refused.value.remedy)
-        assert choose(SandboxMode.OFF, sandbox, 0)[0] is None
+        assert "use --sandbox off" in str(refused.value.remedy)
+        used, line = choose(SandboxMode.OFF, sandbox, 0)
+        assert used is None
+        assert line == "no sandbox: jobs can do all that you can do on this machine"
 
     def test_gpus_that_it_hides_are_a_reason_against_it(self) -> None:
         assert working_sandbox().why_not(1_000) is not None

@@ -15,6 +15,7 @@ import psutil
 
 from support.harness import Process
 from support.namespaces import OnePort
+from support.sandboxes import sandbox_options
 from vcasgd.chaos.audited_job import own_settings
 from vcasgd.client import Client
 from vcasgd.settings import Settings
@@ -104,6 +105,7 @@ class Volunteers:
                 "vcasgd.cli",
                 "join",
                 f"https://127.0.0.1:{port}",
+                *sandbox_options(),
                 *options,
             ]
             env = {

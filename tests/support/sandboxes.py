@@ -23,6 +23,11 @@ def working_sandbox(**options: Any) -> Sandbox:
     return _sandbox(**options)
 
 
+def sandbox_options() -> tuple[str, ...]:
+    """Return the options that a machine needs to join here."""
+    return ("--sandbox", "off") if _why_not() else ()
+
+
 def _sandbox(**options: Any) -> Sandbox:
     return make_sandbox(sorted(os.sched_getaffinity(0))[:1], MEMORY, FILES, **options)
 

@@ -62,7 +62,6 @@ _GPU_DEVICES = ("nvidia*", "kfd", "dri/renderD*")
 class SandboxMode(StrEnum):
     """Use of the sandbox."""
 
-    AUTO = "auto"
     REQUIRE = "require"
     OFF = "off"
 
@@ -178,9 +177,9 @@ def make_sandbox(
 
 
 def choose(mode: SandboxMode, sandbox: Sandbox, gpus: int) -> tuple[Sandbox | None, str]:
-    """Return the sandbox, or None, and a line about it for the machine's owner.
+    """Return the sandbox, or None without one, and a line about it for the machine's owner.
 
-    Raises :class:`StackError` if the owner requires a sandbox, and it doesn't work.
+    Raises :class:`StackError` if it doesn't work, unless the owner wants none.
     """
     if mode is SandboxMode.OFF:
         return None, "no sandbox: jobs can do all that you can do on this machine"
@@ -188,10 +187,11 @@ def choose(mode: SandboxMode, sandbox: Sandbox, gpus: int) -> tuple[Sandbox | No
     if why_not is None:
         root = "; run it as an ordinary user, because root has no limit of processes"
         return sandbox, f"sandbox: {sandbox}{'' if os.geteuid() else root}"
-    remedy = "install bubblewrap 0.8 or newer, or see docs/how-to/volunteers.md"
-    if mode is SandboxMode.REQUIRE:
-        raise StackError(f"no sandbox: {why_not}", remedy=remedy)
-    return None, f"no sandbox: {why_not}; jobs can do all that you can do here; {remedy}"
+    raise StackError(
+        f"no sandbox: {why_not}",
+        remedy="install bubblewrap 0.8 or newer, or see docs/how-to/volunteers.md; to let jobs do "
+        "all that you can do on this machine, use --sandbox off",
+    )
 
 
 def _size(text: str | None, field: str) -> int | None:

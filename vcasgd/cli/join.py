@@ -57,8 +57,8 @@ Nickname = Annotated[
 SandboxUse = Annotated[
     SandboxMode | None,
     typer.Option(
-        help="Run jobs in a sandbox: where it works (auto), or else refuse to join (require).",
-        show_default="auto",
+        help="Run jobs in a sandbox, and refuse to join where it doesn't work (require); or off.",
+        show_default="require",
     ),
 ]
 MaxMemory = Annotated[
@@ -137,7 +137,7 @@ def join(
 
     Needs only outgoing connections to URL. Ctrl-C pushes the work so far and leaves; a second one
     leaves at once. Workers have a low priority, see no variables of yours but those of the system,
-    run in a sandbox where one works, and leave nothing on this machine.
+    run in a sandbox, and leave nothing on this machine.
     """
     hide_process()
     settings = load_settings()
@@ -162,7 +162,7 @@ def join(
         environment=visible(os.environ, pass_env or (), ordered=instance is not None),
         sandbox=box,
         # A machine that the stack ordered has no other purpose.
-        mode=sandbox or (SandboxMode.AUTO if instance is None else SandboxMode.OFF),
+        mode=sandbox or (SandboxMode.REQUIRE if instance is None else SandboxMode.OFF),
         instance=instance,
         nickname=parse_nickname(nickname) if nickname is not None else None,
         updates=update,
