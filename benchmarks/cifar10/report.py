@@ -1,4 +1,4 @@
-"""Write tables and plots of the outcomes of ``run.py`` to ``docs/experiments/cifar10.md``.
+"""Write tables and plots of the outcomes of ``run.py`` to ``benchmarks/results/cifar10.md``.
 
 A table goes between ``<!-- rows: GROUP -->`` and ``<!-- end -->``. A table with the best row of
 each rule goes between ``<!-- best: GROUP -->`` and ``<!-- end -->``. The text around them is kept.
@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 
 from run import read_runs
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "experiments" / "cifar10.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "cifar10.md"
 #: Makes plots reproducible byte by byte.
 STYLE = {"svg.hashsalt": "vcasgd", "svg.fonttype": "none", "font.size": 9, "figure.figsize": (7, 4)}
 

@@ -1,4 +1,4 @@
-"""Write the tables and curves of ``run.py`` to ``docs/learning.md``.
+"""Write the tables and curves of ``run.py`` to the pages ``DOCUMENTS``.
 
 Tables go between ``<!-- learning: NAME -->`` and ``<!-- end -->``; the text around them is kept.
 NAME is ``overview``, ``details``, ``costs``, ``real``, or ``stability``. Without matplotlib, the
@@ -17,7 +17,9 @@ from statistics import mean
 from columns import COLUMNS, TASKS, Run
 from rows import Row, best_rate, digest, metric, read
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "learning.md"
+ROOT = Path(__file__).resolve().parents[2]
+#: The summary for users, and the figures behind it.
+DOCUMENTS = (ROOT / "docs" / "learning.md", ROOT / "benchmarks" / "results" / "learning.md")
 #: Largest losses against the plain loop that are allowed, in percent, by number of workers. A
 #: single worker does what the plain loop does, apart from rounding.
 USUAL = {1: 0.1, 2: 0.5, 4: 0.5, 8: 1.0}
@@ -123,7 +125,7 @@ def _compared(cell: Cell, worse: float, other: Cell) -> str:
 
 
 def picture(task: str) -> Path:
-    return DOCUMENT.parent / "images" / f"learning-{task}.svg"
+    return ROOT / "docs" / "images" / f"learning-{task}.svg"
 
 
 def overview(all_cells: Cells) -> Iterator[str]:
@@ -169,7 +171,8 @@ def details(all_cells: Cells) -> Iterator[str]:
                          _staleness(cell), checks])  # fmt: skip
         yield ""
         if picture(task).exists():
-            yield f"![{metric(task)} of every seed over the epochs](images/{picture(task).name})"
+            path = f"../../docs/images/{picture(task).name}"
+            yield f"![{metric(task)} of every seed over the epochs]({path})"
             yield ""
 
 
@@ -257,11 +260,9 @@ def main() -> None:
         "real": real.table(real.read_rows()),
         "stability": stability.table(stability.read()),
     }
-    filled = fill(
-        DOCUMENT.read_text(),
-        {name: _joined(lines) for name, lines in sections.items()},
-    )
-    DOCUMENT.write_text(filled)
+    texts = {name: _joined(lines) for name, lines in sections.items()}
+    for document in DOCUMENTS:
+        document.write_text(fill(document.read_text(), texts))
 
 
 if __name__ == "__main__":
