@@ -1,6 +1,7 @@
 import { screen, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { expect, test } from "vitest";
+import { LIST_LIMIT } from "../src/api/jobs";
 import { JobsPage } from "../src/pages/JobsPage";
 import { aBrief, aCaller, anApi, show } from "./factories";
 
@@ -55,6 +56,16 @@ test("jobs can be searched by name and sorted by accuracy", async () => {
 
   await userEvent.type(screen.getByLabelText("Search by name"), "zzz");
   expect(screen.getByText("No matching jobs")).toBeTruthy();
+});
+
+test("a list that may lack older jobs says so", async () => {
+  const jobs = Array.from({ length: LIST_LIMIT }, (_, number) =>
+    aBrief({ id: `digits-${String(number).padStart(6, "0")}` }),
+  );
+  anApi({ "/api/v1/overview": { body: jobs } });
+  show(<JobsPage />);
+
+  expect(await screen.findByText("newest 500 jobs")).toBeTruthy();
 });
 
 test("ticked jobs can be compared", async () => {

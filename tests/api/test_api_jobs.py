@@ -173,6 +173,26 @@ def test_jobs_are_listed_newest_first(api: Api, client: Client) -> None:
     assert [job.id for job in client.jobs(state="cancelled")] == [second]
 
 
+def test_jobs_are_listed_in_pages_that_link_to_the_next(
+    api: Api, client: Client, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [api.submit() for _ in range(7)][::-1]
+    for job in jobs[::2]:
+        api.finish(job)
+
+    page = http.get("jobs", params={"limit": 2, "state": "succeeded"})
+    api.submit()  # moves nothing to another page
+    further = http.get(page.links["next"]["url"])
+
+    assert [each["id"] for each in page.json() + further.json()] == jobs[::2]
+    assert "next" not in further.links
+    assert http.get("jobs", params={"after": jobs[5]}).json()[0]["id"] == jobs[6]
+    assert http.get("jobs", params={"after": "x-unknown"}).status_code == 404
+    monkeypatch.setattr("vcasgd.client.client.PAGE", 3)
+    assert [each.id for each in client.jobs()][1:] == jobs
+    assert [each.id for each in client.jobs(limit=5)][1:] == jobs[:4]
+
+
 @pytest.mark.parametrize("query", ["limit=0", "limit=x", "state=great", "limit=1001"])
 def test_invalid_query_names_its_parameter(http: httpx.Client, query: str) -> None:
     problem = http.get(f"jobs?{query}").json()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from vcasgd.client.following import PATIENCE_SECONDS, SILENCE_SECONDS, messages
 from vcasgd.client.job import Job, JobCalls
 from vcasgd.client.secret_values import check_secret_files, read_secrets
-from vcasgd.client.transport import FILE_SECONDS, Transport, path_of
+from vcasgd.client.transport import FILE_SECONDS, PAGE, Transport, path_of
 from vcasgd.errors import NotFound
 from vcasgd.schemas.costs import PlanView, SpendView
 from vcasgd.schemas.fleet import (
@@ -126,10 +127,10 @@ class Client(JobCalls):
             self._api.call("PUT", f"packages/{digest}", content=package, timeout=FILE_SECONDS)
         return digest
 
-    def jobs(self, state: str | None = None, limit: int = 100) -> list[Job]:
-        """Return jobs, newest first."""
-        jobs = self._api.get(list[Job], "jobs", limit=limit, state=state)
-        return [self._bound(job) for job in jobs]
+    def jobs(self, state: str | None = None, limit: int | None = None) -> list[Job]:
+        """Return jobs, newest first; all of them without a ``limit``."""
+        pages = self._api.linked_pages(Job, "jobs", limit=min(limit or PAGE, PAGE), state=state)
+        return [self._bound(job) for job in islice(pages, limit)]
 
     def validate(self, text: str) -> Validation:
         """Check the text of a job file. This submits nothing."""

@@ -104,6 +104,17 @@ class Transport:
                 return
             after = entries[-1].id
 
+    def linked_pages(self, kind: type[Result], path: str, **query: Any) -> Iterator[Result]:
+        """Yield all entries of a long listing whose responses link to the next page."""
+        params = {name: value for name, value in query.items() if value is not None}
+        response = self.call("GET", path, params=params)
+        while True:
+            yield from self._parsed(_list_of(kind), response)
+            following = response.links.get("next", {}).get("url")
+            if following is None:
+                return
+            response = self.call("GET", following)
+
     def event_stream(self, path: str) -> OpenStream:
         """Return a function that opens the event stream at ``path``."""
 
@@ -185,7 +196,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _list_of(kind: type[Entry]) -> type[list[Entry]]:
+def _list_of(kind: type[Result]) -> type[list[Result]]:
     return list[kind]  # type: ignore[valid-type]
 
 

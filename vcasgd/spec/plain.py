@@ -12,10 +12,11 @@ from vcasgd.limits import MAX_DEPTH, MAX_DIGITS, MAX_TEXT, MAX_VALUES
 _TOO_LARGE = 10**MAX_DIGITS
 
 
-def check_plain(value: Any, level: int = 0) -> None:
+def check_plain(value: Any, level: int = 0, *, finite: bool = True) -> None:
     """Raise ValueError unless ``value``, at a level of its document, is plain and in the limits.
 
-    The time is bounded also for data that contains itself, or one part many times.
+    ``finite``: refuse infinite numbers and NaN, which not every reader of JSON accepts. The time
+    is bounded also for data that contains itself, or one part many times.
     """
     values, remaining = 0, [(value, level)]
     while remaining:
@@ -35,10 +36,10 @@ def check_plain(value: Any, level: int = 0) -> None:
             case BaseModel() | SecretStr():
                 pass  # It was checked when it was made. Data from elsewhere has neither.
             case _:
-                _check_scalar(one)
+                _check_scalar(one, finite)
 
 
-def _check_scalar(value: Any) -> None:
+def _check_scalar(value: Any, finite: bool) -> None:
     match value:
         case str():
             if len(value) > MAX_TEXT:
@@ -52,7 +53,7 @@ def _check_scalar(value: Any) -> None:
             if abs(value) >= _TOO_LARGE:
                 raise ValueError(f"has a number of more than {MAX_DIGITS} digits")
         case float():
-            if not isfinite(value):
+            if finite and not isfinite(value):
                 raise ValueError("has a number that is not finite")
         case None:
             pass

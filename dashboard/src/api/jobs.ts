@@ -5,7 +5,8 @@ import { usePolling } from "./live";
 import { OVERVIEW } from "./patches";
 import type { Job } from "./types";
 
-const LIST_LIMIT = 500;
+/** Newest jobs of the list, besides the active ones. */
+export const LIST_LIMIT = 500;
 /** Points of a curve; about one per pixel of a narrow panel. */
 const POINTS = 500;
 /** Fields that the charts use; without this filter, answers are several times larger. */

@@ -122,7 +122,8 @@ export interface paths {
         };
         /**
          * List Jobs
-         * @description List jobs, newest first.
+         * @description List jobs, newest first. If there are more, the header `Link` has the address of the next
+         *     ones, with `rel="next"`.
          */
         get: operations["list_jobs"];
         put?: never;
@@ -4038,6 +4039,8 @@ export interface operations {
             query?: {
                 state?: components["schemas"]["JobState"] | null;
                 limit?: number;
+                /** @description List only jobs older than this one. */
+                after?: string | null;
             };
             header?: never;
             path?: never;
@@ -4065,6 +4068,15 @@ export interface operations {
             };
             /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The resource does not exist. */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -3,7 +3,7 @@ import { IconPlus, IconSearch, IconStack2 } from "@tabler/icons-react";
 import { useState } from "react";
 import { Link } from "react-router";
 import { usePools } from "../api/cluster";
-import { isOver, useOverview } from "../api/jobs";
+import { isOver, LIST_LIMIT, useOverview } from "../api/jobs";
 import { useCaller } from "../api/session";
 import type { Brief } from "../api/types";
 import { type Column, DataTable } from "../components/DataTable";
@@ -95,7 +95,9 @@ export function JobsPage() {
 }
 
 function countOf(shown: number, all: number): string {
-  const jobs = all === 1 ? "1 job" : `${count(all)} jobs`;
+  // the command vcasgd jobs lists older ones, too
+  const newest = all < LIST_LIMIT ? "" : "newest ";
+  const jobs = all === 1 ? "1 job" : `${newest}${count(all)} jobs`;
   return shown === all ? jobs : `${count(shown)} of ${jobs}`;
 }
 

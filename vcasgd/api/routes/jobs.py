@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Body, Header, Query, Response, status
 
@@ -151,16 +152,25 @@ def _check_pools(control: Control, spec: JobSpec) -> None:
         )
 
 
-@router.get("/jobs", dependencies=READ)
+@router.get("/jobs", dependencies=READ, responses=documented(404))
 def list_jobs(
     jobs: JobsDep,
     beats: WorkerBeatsDep,
+    response: Response,
     state: JobState | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[
+        str | None, Query(max_length=200, description="List only jobs older than this one.")
+    ] = None,
 ) -> list[JobView]:
-    """List jobs, newest first."""
+    """List jobs, newest first. If there are more, the header `Link` has the address of the next
+    ones, with `rel="next"`."""
     states = tuple(JobState) if state is None else (state,)
-    records, views = jobs.all(states, limit), []
+    records, views = jobs.all(states, limit + 1, after), []
+    if len(records) > limit:
+        del records[limit:]
+        query = {"after": records[-1].id, "limit": limit, **({"state": state} if state else {})}
+        response.headers["Link"] = f'<jobs?{urlencode(query)}>; rel="next"'
     traffic = beats.traffic_of([job.id for job in records])
     for job in records:
         with isolated(job.id):

@@ -75,6 +75,7 @@ def join(
     joined: JoinedMachinesDep,
     contributors: ContributorsDep,
     caller: CallerDep,
+    response: Response,
     body: JoinRequest,
     secret: SecretHeader = "",
 ) -> JoinView:
@@ -100,6 +101,7 @@ def join(
         caller.name, caller.digest or "", secret, caller.max_machines, pool, facts, body.instance
     )
     log.info("%s joins pool %s: %s", machine.name, pool, facts)
+    response.headers["Location"] = f"/api/v1/machines/{machine.name}"
     return JoinView(
         machine=machine.name,
         pool=pool,

@@ -161,11 +161,20 @@ class Jobs(EventLog):
         return records
 
     def all(
-        self, states: Collection[JobState] = tuple(JobState), limit: int | None = None
+        self,
+        states: Collection[JobState] = tuple(JobState),
+        limit: int | None = None,
+        after: str | None = None,
     ) -> list[JobRecord]:
-        """Return the readable jobs in one of the states, newest first."""
-        only_active = not any(state.over for state in states)
-        ids = self.active()[::-1] if only_active else self.newest(0)
+        """Return the readable jobs in one of the states, newest first.
+
+        ``after``: return only jobs that are older than this one, which raises :class:`NotFound` if
+        it was deleted.
+        """
+        ids = self._older(after) if after else self.newest(0)
+        if not any(state.over for state in states):
+            active = set(self.active())
+            ids = [job for job in ids if job in active]
         found: list[JobRecord] = []
         for first in range(0, len(ids), JOBS_AT_ONCE):
             jobs = self.get_many(ids[first : first + JOBS_AT_ONCE]).values()
@@ -173,6 +182,16 @@ class Jobs(EventLog):
             if limit is not None and len(found) >= limit:
                 break
         return found[:limit]
+
+    def _older(self, job: str) -> list[str]:
+        place = self._ledger.zrevrank(names.JOBS, job)
+        if place is None:
+            raise NotFound(
+                f"there is no job {job} to continue after",
+                remedy="it may have been deleted; list the jobs from the start",
+                status=404,
+            )
+        return [each.decode() for each in self._ledger.zrevrange(names.JOBS, place + 1, -1)]
 
     def newest(self, most: int) -> list[str]:
         """Return the IDs of the newest jobs, newest first; of all jobs if ``most`` is 0."""
