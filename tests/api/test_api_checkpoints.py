@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from support.api_harness import Api
 
 from vcasgd.client import Client
-from vcasgd.errors import CheckpointDamaged, Conflict, NotFound
+from vcasgd.errors import ApiError, CheckpointDamaged, Conflict, NotFound
 from vcasgd.store.ledger.job import JobState
 
 
@@ -88,17 +88,50 @@ def test_damaged_checkpoint_returns_a_problem_with_its_name(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_large_checkpoint_is_sent_in_bounded_memory(own_api: Api, tmp_path: Path) -> None:
+def test_a_large_damaged_checkpoint_breaks_off(api: Api, client: Client, tmp_path: Path) -> None:
+    job = api.submit()
+    name, data = api.store_checkpoint(job, 3, size=5_000_000)  # several chunks
+    api.storage.put(f"jobs/{job}/checkpoints/{name}", data[:-1] + b"x")
+
+    with pytest.raises(ApiError, match="breaks off") as caught:
+        client.download(job, tmp_path / "model", checkpoint=name)
+    assert "choose another checkpoint" in (caught.value.remedy or "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_the_client_has_is_not_sent(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    name, data = api.store_checkpoint(job, 3)
+    path = f"jobs/{job}/checkpoints/{name}"
+    tag = http.get(path).headers["ETag"]
+
+    for known in (tag, f'"other", {tag}', f"W/{tag}", "*"):
+        answer = http.get(path, headers={"If-None-Match": known})
+        assert (answer.status_code, answer.content, answer.headers["ETag"]) == (304, b"", tag)
+    other = http.get(path, headers={"If-None-Match": '"other"', "Range": "bytes=0-3"})
+    assert (other.status_code, other.content) == (200, data)
+    assert other.headers["Accept-Ranges"] == "none"
+
+
+def bytes_read(api: Api) -> int:
+    """Return how many bytes the API's process has read from files."""
+    return int(Path(f"/proc/{api.process.pid}/io").read_text().split()[1])
+
+
+def test_large_checkpoint_is_read_once_and_sent_in_bounded_memory(
+    own_api: Api, tmp_path: Path
+) -> None:
     job = own_api.submit()
     name, data = own_api.store_checkpoint(job, 3, size=40_000_000)
 
     with own_api.client() as client:
         client.jobs()
-        before = own_api.process.peak_bytes()
+        before, read = own_api.process.peak_bytes(), bytes_read(own_api)
         path = client.download(job, tmp_path / "model", checkpoint=name)
 
     assert path.stat().st_size == len(data)
     assert own_api.process.peak_bytes() - before < len(data) / 2
+    assert bytes_read(own_api) - read < 1.5 * len(data)
 
 
 @pytest.mark.parametrize("name", ["x", "v1.safetensors", f"v{3:012d}-{'0' * 64}.safetensors"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import secrets
 import select
 import socket
 import threading
@@ -18,9 +19,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from support.api_harness import Api
+from support.api_harness import Api, spec
 from support.waiting import PATIENCE, await_truth
 
+import vcasgd
+from vcasgd.agent.trust import JoinToken
 from vcasgd.api.bodies import BodyLimit
 from vcasgd.api.connections import BoundedConnection, BoundedServer
 from vcasgd.limits import (
@@ -28,10 +31,11 @@ from vcasgd.limits import (
     MAX_REQUESTS_PER_TOKEN,
     MAX_STREAMS_PER_TOKEN,
 )
+from vcasgd.store.ledger.joined_machines import JoinedMachines, WorkerOrder
 
-#: More than the buffers of a connection hold.
 #: Seconds in which each answer arrives.
 SECONDS = 30
+#: More than the buffers of a connection hold.
 LARGE = 20_000_000
 
 
@@ -243,3 +247,33 @@ def test_a_token_has_a_limited_number_of_requests_in_progress(own_api: Api) -> N
             statuses = [status_of(each) for each in clients]
 
     assert sorted(statuses) == [200] * MAX_REQUESTS_PER_TOKEN + [429]
+
+
+def test_machines_that_do_not_read_their_packages_take_little_memory(own_api: Api) -> None:
+    own_api.end()
+    own_api.start(VCASGD_TENSORS_URL=own_api.ledger.files.url)
+    package = secrets.token_bytes(LARGE)
+    own_api.storage.put("packages/large.zip", package)
+    own_api.control.publish({}, {"volunteers": {"provider": "join"}})
+    with own_api.http() as http:
+        wanted = {"name": "ann", "scope": "join", "pool": "volunteers"}
+        token = JoinToken.parse(http.post("tokens", json=wanted).json()["token"]).text
+    with own_api.http(token) as http:
+        facts = {"version": vcasgd.__version__, "host": "laptop", "cpus": 2.0, "memory_mb": 8000}
+        http.headers["X-Vcasgd-Machine"] = own = secrets.token_hex(32)
+        joined = http.post("join", json=facts)
+        assert joined.status_code == 201, joined.text
+        location = joined.headers["Location"]
+        job = own_api.jobs.submit(spec(), "large").id
+        machine = joined.json()["machine"]
+        order = WorkerOrder(worker=f"{job}.{machine}", job=job, start="1", env={})
+        JoinedMachines(own_api.connection, 8.0).set_orders(machine, [order])
+        path = f"{location}/packages/large"
+        assert http.get(f"{own_api.url}{path}").content == package
+        before = own_api.process.peak_bytes()
+
+        with crowd(own_api, 20, head("GET", path, token, f"X-Vcasgd-Machine: {own}")) as readers:
+            assert {status_of(each) for each in readers} == {200}
+            assert http.post(f"machines/{machine}/report", json={}).status_code == 200
+            assert own_api.process.peak_bytes() - before < 5 * LARGE
+        assert http.delete(f"{own_api.url}{location}").status_code == 204

@@ -209,7 +209,6 @@ class TestStream:
         assert len(chunks) > 1
         assert b"".join(chunks) == checkpoints.bytes(name)
         assert stream.size == sum(map(len, chunks))
-        checkpoints.verify(name)
 
     @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
     def test_a_damaged_file_is_never_complete(
@@ -223,8 +222,6 @@ class TestStream:
         stream = checkpoints.open_stream(stored.name)
         with pytest.raises(CheckpointDamaged, match="digest does not match"):
             chunks.extend(stream.chunks)
-        with pytest.raises(CheckpointDamaged, match="digest does not match"):
-            checkpoints.verify(stored.name)
 
         assert sum(map(len, chunks)) < max(1, stream.size)
 

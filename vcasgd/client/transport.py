@@ -138,6 +138,13 @@ class Transport:
             try:
                 _save(response, part)
                 part.replace(target)
+            except httpx.TransportError as error:
+                size = response.num_bytes_downloaded
+                raise ApiError(
+                    f"{_file_name(response)} breaks off after {size} bytes",
+                    remedy="download it again; if it breaks off again, it is damaged in the "
+                    "storage: choose another checkpoint",
+                ) from error
             finally:
                 part.unlink(missing_ok=True)
         return target

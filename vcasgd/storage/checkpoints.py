@@ -74,7 +74,7 @@ class Checkpoints:
         Memory stays bounded at two chunks. The last chunk is withheld until the SHA-256 of all
         bytes matches the one in the name; otherwise the iterator raises
         :class:`CheckpointDamaged` in its place. A reader therefore never gets a damaged file as
-        a whole. To learn of damage before you pass on the first byte, call :meth:`verify` first.
+        a whole.
 
         This method and the iterator raise :class:`~vcasgd.errors.NotFound` and
         :class:`~vcasgd.errors.StorageUnavailable`.
@@ -84,11 +84,6 @@ class Checkpoints:
             raise NotFound(f"{name} is not the name of a checkpoint", status=404)
         stream = self._storage.stream(f"{self._prefix}/{name}")
         return ObjectStream(stream.size, _verified(stream.chunks, name, digest=match[2]))
-
-    def verify(self, name: str) -> None:
-        """Read the whole file in bounded memory and check its digest. Raises as :meth:`read`."""
-        for _ in self.open_stream(name).chunks:
-            pass
 
     def delete_all(self) -> None:
         """Delete all of the job's objects, also damaged ones. You may repeat it."""

@@ -5893,7 +5893,10 @@ export interface operations {
     get_checkpoint: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description `ETag`s of the files that the client has. */
+                "if-none-match"?: string | null;
+            };
             path: {
                 job: string;
                 name: string;
@@ -5910,6 +5913,13 @@ export interface operations {
                 content: {
                     "application/octet-stream": string;
                 };
+            };
+            /** @description The client has the file: its `ETag` is in `If-None-Match`. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {
@@ -5979,7 +5989,10 @@ export interface operations {
     get_model: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description `ETag`s of the files that the client has. */
+                "if-none-match"?: string | null;
+            };
             path: {
                 job: string;
             };
@@ -5995,6 +6008,13 @@ export interface operations {
                 content: {
                     "application/octet-stream": string;
                 };
+            };
+            /** @description The client has the file: its `ETag` is in `If-None-Match`. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
             401: {

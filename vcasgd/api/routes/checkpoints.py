@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Header, Response, status
 from fastapi.responses import StreamingResponse
 
 from vcasgd.api.access import READ
@@ -20,12 +21,14 @@ from vcasgd.store.ledger.job import JobRecord
 router = APIRouter(tags=["checkpoints"])
 
 MEDIA_TYPE = "application/octet-stream"
+IfNoneMatch = Annotated[str | None, Header(description="`ETag`s of the files that the client has.")]
 
 _FILE: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "A safetensors file. Its SHA-256 is the `ETag`.",
         "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
-    }
+    },
+    304: {"description": "The client has the file: its `ETag` is in `If-None-Match`."},
 }
 
 
@@ -45,9 +48,11 @@ def list_checkpoints(jobs: JobsDep, storage: StorageDep, job: str) -> list[Check
     response_class=StreamingResponse,
     responses=_FILE | documented(404),
 )
-def get_checkpoint(jobs: JobsDep, storage: StorageDep, job: str, name: str) -> StreamingResponse:
+def get_checkpoint(
+    jobs: JobsDep, storage: StorageDep, job: str, name: str, if_none_match: IfNoneMatch = None
+) -> Response:
     """Download a checkpoint."""
-    return _file(storage, jobs.get(job), name)
+    return _file(storage, jobs.get(job), name, if_none_match)
 
 
 @router.get(
@@ -56,12 +61,14 @@ def get_checkpoint(jobs: JobsDep, storage: StorageDep, job: str, name: str) -> S
     response_class=StreamingResponse,
     responses=_FILE | documented(404, 409),
 )
-def get_model(jobs: JobsDep, storage: StorageDep, job: str) -> StreamingResponse:
+def get_model(
+    jobs: JobsDep, storage: StorageDep, job: str, if_none_match: IfNoneMatch = None
+) -> Response:
     """Download the finished model: the checkpoint that the job ended with."""
     record = jobs.get(job)
     if record.model is None:
         raise _no_model(record)
-    return _file(storage, record, record.model)
+    return _file(storage, record, record.model, if_none_match)
 
 
 def _no_model(job: JobRecord) -> Conflict:
@@ -74,24 +81,33 @@ def _no_model(job: JobRecord) -> Conflict:
     )
 
 
-def _file(storage: Storage, job: JobRecord, name: str) -> StreamingResponse:
-    checkpoints = Checkpoints(storage, job.id)
+def _file(storage: Storage, job: JobRecord, name: str, known: str | None) -> Response:
+    """Return a checkpoint. ``known``: the tags of the files that the client has."""
+    tag = f'"{_digest(name)}"'
+    stream = Checkpoints(storage, job.id).open_stream(name)
+    headers = {"ETag": tag, "Accept-Ranges": "none"}
+    if known is not None and (known.strip() == "*" or tag in map(_strong, known.split(","))):
+        return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
+    headers |= {
+        "Content-Length": str(stream.size),
+        "Content-Disposition": f'attachment; filename="{job.id}-{name}"',
+    }
     try:
-        # Read the file twice. A stream that turns out to be damaged can only break off, which a
-        # client can't tell from a lost connection, so it would retry instead of choosing another
-        # checkpoint. The stream is verified too, because the file can change in between.
-        checkpoints.verify(name)
+        # Damage of a file of one chunk is found before the response starts, and of a longer one
+        # before its end: the response then breaks off.
+        first = next(stream.chunks, b"")
     except CheckpointDamaged as error:
         raise CheckpointDamaged(
             error.message, remedy=f"choose another one from /api/v1/jobs/{job.id}/checkpoints"
         ) from error
-    stream = checkpoints.open_stream(name)
-    headers = {
-        "Content-Length": str(stream.size),
-        "Content-Disposition": f'attachment; filename="{job.id}-{name}"',
-        "ETag": f'"{_digest(name)}"',
-    }
-    return StreamingResponse(stream.chunks, headers=headers, media_type=MEDIA_TYPE)
+    return StreamingResponse(
+        itertools.chain([first], stream.chunks), headers=headers, media_type=MEDIA_TYPE
+    )
+
+
+def _strong(tag: str) -> str:
+    """Return a tag without the mark of a weak one, which proxies that compress add."""
+    return tag.strip().removeprefix("W/")
 
 
 def _digest(name: str) -> str:

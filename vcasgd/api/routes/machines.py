@@ -6,6 +6,7 @@ import logging
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Response, status
+from fastapi.responses import StreamingResponse
 
 import vcasgd
 from vcasgd.api.access import JOIN, CallerDep
@@ -54,6 +55,9 @@ _ORDERED = {
     KUBERNETES: kubernetes_names.PodName.parse,
     SLURM: slurm_names.MachineName.parse,
 }
+
+#: Bytes of a package that are read at a time for one machine.
+PACKAGE_CHUNK_BYTES = 1 << 20
 
 router = APIRouter(tags=["machines"])
 
@@ -161,7 +165,10 @@ def get_machine_package(
     orders = (_order(jobs, each) for each in joined.orders_of(machine))
     if digest not in {each.package for each in orders if each}:
         raise NotFound(f"{machine} has no job with package {digest[:12]}", status=404)
-    return Response(storage.get(object_name(digest)), media_type="application/zip")
+    # A slow reader occupies a chunk, and not a whole package.
+    stream = storage.stream(object_name(digest), PACKAGE_CHUNK_BYTES)
+    headers = {"Content-Length": str(stream.size)}
+    return StreamingResponse(stream.chunks, headers=headers, media_type="application/zip")
 
 
 @router.delete(
