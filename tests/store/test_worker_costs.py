@@ -180,6 +180,29 @@ def test_repeated_fields_without_reading_fill_no_server(
     assert admin.info("memory")["used_memory_peak"] < LIMIT
 
 
+def test_connections_of_the_platform_are_the_last_to_be_closed(
+    admin: RedisClient, limited: RedisServer, sockets: ExitStack
+) -> None:
+    # Given a worker with many answers that it doesn't read, shorter than those of the platform
+    user, long = tensors_user(SECRET, JOB, WORKER), b"x" * MAX_STRING_BYTES
+    admin.hset(TENSOR_KEYS.applied, mapping={"1": long[: 2 << 20], "2": long})
+    platform = connect(limited.url, kept=True)
+    reader = platform.connection_pool.get_connection()
+    for _ in range(40):
+        connection = signed_in(limited, user, sockets)
+        # The kernel takes some megabytes of them.
+        connection.sendall(packed("HGET", TENSOR_KEYS.applied, "1") * 5)
+
+    # When they leave no room for the platform's
+    for _ in range(8):
+        reader.send_command("HGET", TENSOR_KEYS.applied, "2")
+    await_truth(lambda: admin.info("stats")["evicted_clients"] > 0)
+
+    # Then it reads them nevertheless
+    assert [reader.read_response() for _ in range(8)] == [long] * 8
+    platform.close()
+
+
 def test_commands_that_never_end_fill_no_server(
     admin: RedisClient, limited: RedisServer, sockets: ExitStack
 ) -> None:

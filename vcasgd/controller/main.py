@@ -51,7 +51,7 @@ class Controller:
         self._ledger = connect(
             settings.secret("ledger_url"), over_limit=True, fence=self._leadership.fence
         )
-        self._nodes = [connect(url, waits=False) for url in settings.tensors_urls()]
+        self._nodes = [connect(url, waits=False, kept=True) for url in settings.tensors_urls()]
         self._control = Control(self._ledger)
         self._joined = JoinedMachines(self._ledger, settings.lease_seconds)
         self._beats = WorkerBeats(self._ledger)

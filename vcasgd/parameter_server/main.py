@@ -416,7 +416,7 @@ def main() -> int:
     try:
         settings = load_settings()
         ledger = connect(settings.secret("ledger_url"), over_limit=True)
-        tensors = connect(settings.own_tensors_url(), waits=False)
+        tensors = connect(settings.own_tensors_url(), waits=False, kept=True)
         log.info("tensors server: %s", without_secret(settings.own_tensors_url()))
         Watchdog(ledger, "ledger").start()
         Watchdog(tensors, "tensors server").start()

@@ -309,6 +309,7 @@ def connect(
     answer_seconds: float = ANSWER_SECONDS,
     waits: bool = True,
     over_limit: bool = False,
+    kept: bool = False,
     fence: Callable[[Any], None] | None = None,
 ) -> RedisClient:
     """Return a client, which connects on its first use.
@@ -316,7 +317,9 @@ def connect(
     ``url``: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or
     ``rediss+sentinel://``. With ``replicas=n`` in it, every write waits for n replicas; if
     ``waits`` is False, only the writes of :meth:`RedisClient.waiting` do. With ``over_limit``,
-    writes continue at the memory limit; see :mod:`vcasgd.store.over_limit`. ``fence`` is called
+    writes continue at the memory limit; see :mod:`vcasgd.store.over_limit`. With ``kept`` or
+    ``over_limit``, which only the platform uses, the server closes other connections first if all
+    together take too much of its memory. ``fence`` is called
     with each new connection, and raises an error of redis-py to refuse it. The library's own
     retries are off, because only the caller knows whether a command may be repeated; see
     :func:`patiently`. Raises :class:`StoreError` if the URL is invalid.
@@ -327,11 +330,13 @@ def connect(
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }
-    if fence is not None:
+    hooks = [hook for hook in (_keep if kept or over_limit else None, fence) if hook]
+    if hooks:
 
         def on_connect(connection: Any) -> None:
             connection.on_connect()
-            fence(connection)
+            for hook in hooks:
+                hook(connection)
 
         options["redis_connect_func"] = on_connect
     # A Unix socket has no keep-alive packets.
@@ -353,6 +358,13 @@ def connect(
         client.replication = Replication(replicas, min(seconds, answer_seconds / 2), confirm)
         client.waits = waits
     return client
+
+
+def _keep(connection: Any) -> None:
+    connection.send_command("CLIENT", "NO-EVICT", "ON")
+    # Some services allow no such command.
+    with suppress(ResponseError):
+        connection.read_response()
 
 
 def _client(url: str, options: dict[str, Any]) -> tuple[RedisClient, Callable[[], None]]:
