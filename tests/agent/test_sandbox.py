@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ import pytest
 from support.harness import Process
 from support.processes import read_each
 from support.sandboxes import FILES, working_sandbox
+from support.waiting import await_truth
 
 from vcasgd.agent.display import Display
 from vcasgd.agent.sandbox import SandboxMode, choose, make_sandbox
+from vcasgd.agent.worker_process import MAX_LOG_BYTES, WorkerProcess
 from vcasgd.console import PlainConsole
+from vcasgd.environment import visible
 from vcasgd.errors import SpecError, StackError
 from vcasgd.schemas.machines import OrderView
 from vcasgd.worker.shell import NETWORK_REMEDY
@@ -187,6 +191,27 @@ class TestNetwork:
 
         assert error_of(program, **shared).endswith(f"ended with status 1 ({NETWORK_REMEDY})")
         assert error_of(program, network=True, **shared).endswith("ended with status 1")
+
+
+def test_output_of_a_worker_takes_bounded_space(tmp_path: Path) -> None:
+    sandbox = working_sandbox()
+    box = replace(sandbox, files=4 * MAX_LOG_BYTES)
+    order = OrderView(worker="job.m", start="1", job="job", name="job", package="0" * 64, env={})
+    (tmp_path / "code" / order.package).mkdir(parents=True)
+    processors = list(box.processors)
+    worker = WorkerProcess(
+        order, tmp_path, tmp_path, processors, 1.0, visible(os.environ), lambda *_: None, box
+    )
+    await_truth(lambda: worker.update() or worker.ended is not None)
+    log = tmp_path / "1.log"
+    with log.open("ab") as end:
+        end.truncate(MAX_LOG_BYTES + 1)
+    worker._next_look = 0.0
+    worker.update()
+    assert log.stat().st_size == 0
+
+    worker.remove()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["code"]
 
 
 class TestChoice:

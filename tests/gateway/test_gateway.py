@@ -27,6 +27,7 @@ from vcasgd.errors import (
     Conflict,
     Forbidden,
     NotFound,
+    PackageError,
     SpecError,
     Unauthorized,
     VcasgdError,
@@ -362,6 +363,9 @@ def test_a_machine_gets_the_code_and_the_orders_of_its_own_jobs_only(
         api.call("HEAD", f"packages/{view.package}")
     ann.fetch_code(view, tmp_path)
     assert list(tmp_path.iterdir()) == [tmp_path / view.package]
+    with pytest.raises(PackageError, match="MB unpacked, the limit is"):
+        ann.fetch_code(view, tmp_path / "other", limit_bytes=1)
+    assert not list((tmp_path / "other").iterdir())
     other_code = gateway.api.jobs.get(foreign.id).package
     with pytest.raises(NotFound, match="has no job with package"):
         ann.fetch_code(view.model_copy(update={"package": other_code}), tmp_path)

@@ -31,7 +31,7 @@ from vcasgd.agent.worker_process import WorkerProcess
 from vcasgd.background import Background, DaemonThreads
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError, NotFound, VersionDiffers
-from vcasgd.schemas.machines import JoinView, ReportBody, ReportView
+from vcasgd.schemas.machines import JoinView, OrderView, ReportBody, ReportView
 from vcasgd.steady_time import boot_time
 
 #: Seconds that workers have to push and leave after a signal.
@@ -227,6 +227,7 @@ class Visit:
         #: A report, which the workers are looked after beside.
         self._reports = Background[ReportView](DaemonThreads(1, "report"))
         self._workers: dict[str, WorkerProcess] = {}
+        self._fetching = threading.Lock()
         #: Starts of workers that have ended, as far as this is noticed.
         self._ended: set[str] = set()
         self._removed = self._dismissed = False
@@ -331,6 +332,7 @@ class Visit:
             if order is None or order.start != worker.order.start:
                 worker.kill()
                 if worker.ended is not None:
+                    worker.remove()
                     del self._workers[name]
         if leaving:
             return
@@ -344,9 +346,26 @@ class Visit:
                     self._processors,
                     self._view.heartbeat,
                     self._environment,
-                    self._connection.fetch_code,
+                    self._fetch_code,
                     self._sandbox,
                 )
+
+    def _fetch_code(self, order: OrderView, into: Path) -> None:
+        """Fetch the code of a job; remove what no worker runs before. Raises like the connection.
+
+        All code together is as large as a worker's files may be.
+        """
+        with self._fetching:
+            if self._sandbox is None:
+                self._connection.fetch_code(order, into)
+                return
+            into.mkdir(exist_ok=True)
+            used = {worker.order.package for worker in list(self._workers.values())}
+            for folder in into.iterdir():
+                if folder.name not in used:
+                    shutil.rmtree(folder)
+            taken = sum(each.stat().st_size for each in into.rglob("*"))
+            self._connection.fetch_code(order, into, max(0, self._sandbox.files - taken))
 
     # -- leaving -----------------------------------------------------------------------------------
 

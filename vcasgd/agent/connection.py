@@ -111,15 +111,18 @@ class AgentConnection:
         with _clear_refusals():
             return self._limited(lambda api: api.post(ReportView, path, body.model_dump()))
 
-    def fetch_code(self, order: OrderView, into: Path) -> None:
-        """Fetch and unpack the code of a job. Raises :class:`~vcasgd.errors.PackageError`."""
+    def fetch_code(self, order: OrderView, into: Path, limit_bytes: int | None = None) -> None:
+        """Fetch and unpack the code of a job, of up to ``limit_bytes``.
+
+        Raises :class:`~vcasgd.errors.PackageError`.
+        """
         if (into / order.package).is_dir():
             return
         path = path_of("machines", self._machine, "packages", order.package)
         # Over a connection of its own, which isn't closed by the others.
         with closing(self._new_transport()) as api:
             response = api.call("GET", path, timeout=FILE_SECONDS)
-        unpack(response.content, order.package, into)
+        unpack(response.content, order.package, into, limit_bytes)
 
     def leave(self) -> None:
         """Leave."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from vcasgd.schemas.machines import LONGEST_REASON, OrderView, WorkerReportBody
 from vcasgd.store.admission import SOCKETS
 from vcasgd.worker_names import instance_of
 
+#: Bytes of a log that are kept on the disk; then it begins again.
+MAX_LOG_BYTES = 32_000_000
 #: Last lines of a log, one of which says why the process ended.
 SHOWN_LINES = 10
 #: Seconds between two looks at the memory of a sandbox.
@@ -142,7 +145,8 @@ class WorkerProcess:
             places = {inside.CONTROL: self._control, inside.SERVERS: self._sockets,
                       inside.CODE / package: self._code / package}  # fmt: skip
             argv = self._sandbox.command(argv, places)
-        with self._log.open("wb") as log:
+        # Appended to, so that it really begins again when it is truncated.
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 argv,
                 env=self._env,
@@ -163,6 +167,8 @@ class WorkerProcess:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
+        if self._log.stat().st_size > MAX_LOG_BYTES:
+            os.truncate(self._log, 0)
         processes = list(self._boxed())
         for process in processes:
             _keep_on(self._processors, process)
@@ -200,6 +206,11 @@ class WorkerProcess:
         for each in boxed:
             with suppress(psutil.Error):
                 each.terminate()
+
+    def remove(self) -> None:
+        """Remove what the process left outside its sandbox."""
+        self._log.unlink(missing_ok=True)
+        shutil.rmtree(self._control, ignore_errors=True)
 
     def kill(self) -> None:
         """Kill the process; wait for its end the first time."""

@@ -108,7 +108,7 @@ class OrderView(Schema):
 class ReportView(Schema):
     """Orders for a machine. Workers that are not listed have to be killed."""
 
-    orders: list[OrderView]
+    orders: list[OrderView] = Field(max_length=MOST_WORKERS)
     leave: str | None = Field(default=None, description="Why the machine has to leave, if it has.")
     leave_by: float | None = Field(default=None, description="Seconds that it has for that.")
     version: str = Field(

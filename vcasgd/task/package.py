@@ -70,10 +70,11 @@ def pack(directory: Path, limit_bytes: int) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(data: bytes, digest: str, into: Path) -> Path:
+def unpack(data: bytes, digest: str, into: Path, limit_bytes: int | None = None) -> Path:
     """Extract a package to ``into/<digest>``, unless that exists, and return the folder.
 
-    Raises :class:`PackageError` if the digest doesn't match or a file name leads outside.
+    ``limit_bytes`` limits its unpacked size. Raises :class:`PackageError` if it is larger, if the
+    digest doesn't match, or if a file name leads outside.
     """
     target = into / digest
     if target.is_dir():
@@ -82,7 +83,7 @@ def unpack(data: bytes, digest: str, into: Path) -> Path:
         raise PackageError(f"package {digest[:12]} is damaged: its digest does not match")
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into, prefix=f".{digest}.") as scratch:
-        _extract(data, Path(scratch, "files"))
+        _extract(data, Path(scratch, "files"), limit_bytes)
         try:
             Path(scratch, "files").rename(target)
         except OSError:
@@ -117,8 +118,8 @@ def check(data: bytes, limit_bytes: int | None = None) -> None:
         )
 
 
-def _extract(data: bytes, into: Path) -> None:
-    check(data)
+def _extract(data: bytes, into: Path, limit_bytes: int | None) -> None:
+    check(data, limit_bytes)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             archive.extractall(into)
