@@ -25,6 +25,19 @@ def document(api: Api) -> dict[str, Any]:
     return document
 
 
+def test_the_document_is_the_same_with_and_without_compression(
+    api: Api, document: dict[str, Any]
+) -> None:
+    url = f"{api.url}/api/v1/openapi.json"
+    plain = httpx.get(url, headers={"Accept-Encoding": "identity"}, trust_env=False)
+    packed = httpx.get(url, headers={"Accept-Encoding": "gzip"}, trust_env=False)
+
+    assert plain.json() == packed.json() == document
+    assert "content-encoding" not in plain.headers
+    assert packed.num_bytes_downloaded < len(plain.content) / 4
+    assert httpx.head(url, trust_env=False).status_code == 200
+
+
 def test_generated_requests_get_documented_responses(
     api: Api, document: dict[str, Any], subtests: pytest.Subtests
 ) -> None:

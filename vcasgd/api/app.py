@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import Awaitable, Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
@@ -69,7 +73,7 @@ def create_app(
     app = FastAPI(
         title="vcasgd",
         version=vcasgd.__version__,
-        openapi_url=OPENAPI,
+        openapi_url=None,  # _document serves it
         # these pages would load scripts from third parties
         docs_url=None,
         redoc_url=None,
@@ -97,6 +101,7 @@ def create_app(
     app.add_middleware(Pages, static=static, others=OWN_PATHS, closed=closed)
     app.add_middleware(RequestIds)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.add_route(OPENAPI, _document(app), methods=["GET", "HEAD"], include_in_schema=False)
     return app
 
 
@@ -128,6 +133,28 @@ def _token(settings: Settings) -> str:
 def _operation_id(route: APIRoute) -> str:
     """Return the function's name, which is stable and suits generated clients."""
     return route.name
+
+
+def _document(app: FastAPI) -> Callable[[Request], Awaitable[Response]]:
+    """Return the route of the OpenAPI document, which is encoded once.
+
+    It is long, and visitors may ask for it as often as they like.
+    """
+
+    @cache
+    def encoded(*, compressed: bool) -> bytes:
+        text = json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
+        return gzip.compress(text, GZIP_LEVEL) if compressed else text
+
+    async def openapi(request: Request) -> Response:
+        compressed = "gzip" in request.headers.get("accept-encoding", "")
+        headers = {"Vary": "Accept-Encoding"}
+        if compressed:
+            headers["Content-Encoding"] = "gzip"
+        body = encoded(compressed=compressed)
+        return Response(body, headers=headers, media_type="application/json")
+
+    return openapi
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
