@@ -36,7 +36,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def serving(static: Path, *, public_page: bool = False) -> Iterator[httpx.Client]:
     storage = Storage(static.as_uri())
-    settings = Settings(token="x", public_page=public_page)
+    settings = Settings(token="x" * 16, public_page=public_page)
     app = create_app(settings, connect("redis://127.0.0.1:1/0"), storage, static)
     port = free_port()
     config = uvicorn.Config(app, port=port, log_config=None, lifespan="off")
