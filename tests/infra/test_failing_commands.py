@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.failing_commands import PART, Script, run_failing, run_script
+from support.machine_roots import INFRA
 
 AWS = "CLOUD=aws CLUSTER=mine AWS_DEFAULT_REGION=us-east-1 CONSTRAINTS=s3://b/constraints.txt\n"
 GOOGLE = "CLOUD=gcp CLUSTER=mine PROJECT=a-project CONSTRAINTS= \n"
@@ -89,3 +90,23 @@ def test_a_request_that_fails_once_is_repeated(call: str, tmp_path: Path) -> Non
     assert patient.status == 0, patient.said
     assert patient.left == clean.left
     assert call in patient.calls
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("gateway", {"VCASGD_LEDGER_URL", "VCASGD_TENSORS_URL"}),
+        ("head", {"VCASGD_LEDGER_URL", "VCASGD_RAY_TOKEN"}),
+    ],
+)
+def test_a_unit_gets_no_secret_that_it_does_not_need(
+    name: str, needed: set[str], tmp_path: Path
+) -> None:
+    # Given all secrets of a control plane
+    left = run_script(SCRIPTS["secrets of AWS"], tmp_path / "machine").left
+    secrets = {line.partition("=")[0] for line in left["run/vcasgd/secrets.env"].splitlines()}
+    assert len(secrets) > 4
+    # Then its unit removes the others
+    unit = (INFRA / f"systemd/vcasgd-{name}.service").read_text().splitlines()
+    removed = next(line for line in unit if line.startswith("UnsetEnvironment="))
+    assert secrets - set(removed.partition("=")[2].split()) == needed
