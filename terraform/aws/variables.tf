@@ -128,7 +128,7 @@ variable "ledger_disk" {
 
 variable "ledger_backup" {
   description = "Daily snapshots of a self-hosted ledger's disk: days to keep them (0: none), and one to restore from."
-  type        = object({ days = optional(number, 0), restore = optional(string) })
+  type        = object({ days = optional(number, 7), restore = optional(string) })
   default     = {}
 
   validation {
@@ -236,9 +236,9 @@ variable "heartbeat" {
 }
 
 variable "keep_bucket" {
-  description = "Make destroy refuse to delete a bucket with models in it."
+  description = "Make destroy refuse to delete a bucket with models in it. Apply false before a destroy that may delete it."
   type        = bool
-  default     = false
+  default     = true
 }
 
 variable "endpoint_url" {

@@ -64,6 +64,9 @@ def applied(
     wheel.write_bytes(b"a wheel")
     settings = {
         "endpoint_url": aws.url,
+        "keep_bucket": "false",
+        # The emulator has no Data Lifecycle Manager.
+        "ledger_backup": "{ days = 0 }",
         "package": str(wheel),
         "zones": '["us-east-1a", "us-east-1b"]',
         "api_cidrs": '["203.0.113.7/32"]',

@@ -22,6 +22,22 @@ resource "aws_s3_bucket_server_side_encryption_configuration" "this" {
   }
 }
 
+# The parts of an upload that a machine's end cut off are invisible, and billed.
+resource "aws_s3_bucket_lifecycle_configuration" "this" {
+  bucket = aws_s3_bucket.this.id
+
+  rule {
+    id     = "unfinished-uploads"
+    status = "Enabled"
+
+    filter {}
+
+    abort_incomplete_multipart_upload {
+      days_after_initiation = 1
+    }
+  }
+}
+
 data "aws_iam_policy_document" "encrypted_only" {
   statement {
     sid       = "EncryptedOnly"
