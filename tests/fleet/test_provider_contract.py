@@ -211,7 +211,7 @@ def test_boot_report_of_a_machine_is_returned(backend: ProviderBackend, provider
 
 @pytest.mark.parametrize(
     ("said", "shown"),
-    [("a\x1b[31m\n b", "a [31m b"), (" \n", None), (300 * "é", 250 * "é")],
+    [("a\x1b[31m\n\x00 b", "a � b"), (" \n", None), (300 * "é", 250 * "é")],
     ids=["control characters", "nothing", "too much"],
 )
 def test_boot_report_is_fit_for_display(said: str, shown: str | None) -> None:

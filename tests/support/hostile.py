@@ -25,7 +25,7 @@ from vcasgd.store.ledger.leases import Leases
 #: A hostile job may be shown to everyone.
 PUBLIC = {"title": "Hostile", "description": "It never learns."}
 #: Pages that are not in the API's document. The dashboard has one document for all its pages.
-_PAGES = ("/", "/healthz", "/readyz", "/metrics")
+PAGES = ("/", "/healthz", "/readyz", "/metrics")
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def assert_everything_answers(api: Api, jobs: list[str]) -> None:
         for path in [path for path in readable if "{machine}" not in path]:
             for url in _urls(path, jobs):
                 _assert_answers(http, f"{api.url}{url}", stream=path.endswith("/stream"))
-        for page in _PAGES:
+        for page in PAGES:
             _assert_answers(http, f"{api.url}{page}", stream=False)
     text = httpx.get(f"{api.url}/metrics", trust_env=False).text
     assert "vcasgd_jobs" in text
