@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from support.metadata import Metadata, MetadataServer
 from support.ports import free_port
@@ -160,6 +161,16 @@ def test_node_has_no_agents_and_its_workers_find_modules_imported(
                        for command in found)  # fmt: skip
 
 
+def listening(leader: int) -> list[tuple[str, int]]:
+    """Return the addresses and ports on which the processes of a session listen."""
+    return [
+        (connection.laddr.ip, connection.laddr.port)
+        for process in session(leader)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+
+
 @pytest.mark.slow
 def test_worker_starts_once_and_stops(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
@@ -175,6 +186,12 @@ def test_worker_starts_once_and_stops(
     driver.start_worker(second, "once", COUNT, {"path": "elsewhere"}, {})
     assert driver.workers()["once"].instance_id == first
     assert_counts_on(rig, "once", pid, (rig.counter("once") or (0, 0))[1])
+
+    # The Ray of a single machine listens on its loopback only.
+    for name in (first, "head"):
+        ports = listening(rig.processes[name].pid)
+        assert ports
+        assert all(address.endswith("127.0.0.1") for address, _ in ports), ports
 
     driver.stop_worker("once")
     await_truth(lambda: not alive(pid))

@@ -21,7 +21,7 @@ from vcasgd.cluster import tls
 from vcasgd.errors import SpecError
 from vcasgd.private_file import write_private
 
-HEAD = "127.0.0.2"
+HEAD = "127.0.0.1"
 
 
 class Wiretap:

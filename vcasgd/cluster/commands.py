@@ -105,6 +105,7 @@ def head_command(
     flags = ["--head", str(port), "--node-ip-address", stable(host)]
     env = {
         **_timing(heartbeat),
+        **confinement(host),
         "RAY_REDIS_ADDRESS": ledger_address,
         "RAY_external_storage_namespace": namespace,
     }
@@ -146,7 +147,7 @@ def node_command(
         flags += ["--preload", module]
     if _is_loopback(host):
         flags += ["--node-ip-address", stable(host)]
-    env = _timing(heartbeat)
+    env = {**_timing(heartbeat), **confinement(host)}
     # Otherwise Ray limits a worker that reserves no processor to one thread.
     env["OMP_NUM_THREADS"] = str(max(1, int(cpus)))
     if gpus == 0:
@@ -183,12 +184,18 @@ def _is_loopback(host: str) -> bool:
 
 
 def stable(host: str) -> str:
-    """Return the host, or another loopback address for a loopback address.
+    """Return the host, as an address for a loopback address."""
+    return "127.0.0.1" if _is_loopback(host) else host
 
-    Ray replaces ``127.0.0.1`` with an outward address, which a laptop can lose at any time. It
-    keeps the other loopback addresses.
+
+def confinement(host: str) -> dict[str, str]:
+    """Return the environment variables that keep the Ray of a single machine on its loopback.
+
+    Otherwise Ray replaces ``127.0.0.1`` with an outward address, which a laptop can lose at any
+    time, and listens on all interfaces. The name of the variable is about other systems, but its
+    effect is the same on Linux.
     """
-    return "127.0.0.2" if _is_loopback(host) else host
+    return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if _is_loopback(host) else {}
 
 
 def authentication(token: str | None, *, tls: bool = False) -> dict[str, str]:

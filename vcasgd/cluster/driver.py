@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from vcasgd.cluster.commands import INSTANCE_LABEL, authentication, stable
+from vcasgd.cluster.commands import INSTANCE_LABEL, authentication, confinement, stable
 from vcasgd.cluster.host import Host
 from vcasgd.cluster.notices import published
 from vcasgd.cluster.tls import VARIABLE
@@ -97,10 +97,11 @@ class Cluster:
         name, _, port = address.rpartition(":")
         host, deadline = stable(name), time.monotonic() + timeout
         _await_port(host, int(port), deadline)
+        env = {**authentication(token, tls=tls), **confinement(name)}
         head = _bounded(
             "connect",
             deadline - time.monotonic(),
-            lambda: _join(f"{host}:{port}", namespace, authentication(token, tls=tls), deadline),
+            lambda: _join(f"{host}:{port}", namespace, env, deadline),
         )
         _restore_signal_handlers()
         return cls(namespace, timeout, head)

@@ -18,7 +18,7 @@ VARIABLE = "VCASGD_RAY_TLS"
 #: Fewest characters of a token. Anyone can test guesses with a certificate that Ray shows.
 LEAST_TOKEN = 32
 #: Loopback addresses under which Ray knows a machine; see :func:`~.commands.stable`.
-LOOPBACK = ("localhost", "127.0.0.1", "127.0.0.2")
+LOOPBACK = ("localhost", "127.0.0.1")
 
 
 def own_address(address: str) -> str:
