@@ -9,6 +9,7 @@ from support.waiting import await_truth
 
 from vcasgd.errors import StoreFull
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.keys import TensorKeys
 
 
 @pytest.mark.parametrize("harness", [0.25], indirect=True)
@@ -90,6 +91,24 @@ def test_a_checkpoint_that_cannot_be_read_delays_no_other_job(harness: Harness) 
     harness.start_server()
     await_truth(lambda: harness.snapshots(training.job).read().meta.rollbacks == 1)
     training.finish()
+
+
+def test_a_job_says_that_its_parameter_server_fails_again_and_again(harness: Harness) -> None:
+    training = Training(harness)
+    training.start_with_job_loop()
+    training.await_more_samples(20)
+
+    # When the server meets something that nobody foresaw, such as a key of another type
+    tensors, key = harness.tensors.connection, TensorKeys(training.job).pins
+    tensors.delete(key)
+    tensors.set(key, "of another type")
+
+    # Then the job's events name the error, and the job continues once the cause is gone
+    (event,) = await_truth(lambda: harness.events(training.job, "server-failing"))
+    assert "WRONGTYPE" in event["text"]
+    tensors.delete(key)
+    training.await_success()
+    assert harness.server.alive
 
 
 def test_a_frozen_ledger_does_not_delay_updates(harness: Harness) -> None:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from vcasgd.background import Background, DaemonThreads
+from vcasgd.backoff import backoff
 from vcasgd.errors import (
     Fenced,
     JobUnreadable,
@@ -56,6 +58,9 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 0.2
 #: Pause in seconds after a failed request to a server.
 PAUSE_SECONDS = 0.2
+#: Longest pause of a job after unexpected failures, and their number after which its users get an
+#: event.
+MAX_PAUSE_SECONDS, FAILURES_BEFORE_EVENT = 30.0, 3
 #: Seconds to wait for the ledger in calls that the loop has to wait for. A frozen ledger delays the
 #: updates of all jobs by that.
 PROMPT_SECONDS = 1.0
@@ -156,6 +161,8 @@ class ParameterServer:
         self._shards: dict[str, Shard] = {}
         #: When to try a job again whose turn failed, by :func:`time.monotonic`.
         self._retry_at: dict[str, float] = {}
+        #: Unexpected failures of each job in a row.
+        self._failures: Counter[str] = Counter()
         #: Jobs without a model.
         self._starting: set[str] = set()
         self._stop = threading.Event()
@@ -219,8 +226,10 @@ class ParameterServer:
             self._guarded_turn(shard, arrivals)
 
     def _guarded_turn(self, shard: Shard, arrivals: Arrivals | None) -> None:
+        pause = PAUSE_SECONDS
         try:
             shard.turn(arrivals)
+            self._failures.pop(shard.job, None)
             return
         except Fenced as error:
             if self._is_superseded(shard):
@@ -237,11 +246,15 @@ class ParameterServer:
             log.warning("%s: %s", shard.job, error)
             # A restarted server has lost its ACL users, which workers need.
             self._heartbeat_at = 0.0
-        except Exception:
+        except Exception as error:
             # Data that workers wrote for one job must not stop the others.
             log.exception("%s", shard.job)
+            self._failures[shard.job] += 1
+            if self._failures[shard.job] == FAILURES_BEFORE_EVENT:
+                self._report_failing(shard.job, error)
+            pause = backoff(self._failures[shard.job], PAUSE_SECONDS, MAX_PAUSE_SECONDS)
         # Only this job pauses.
-        self._retry_at[shard.job] = time.monotonic() + PAUSE_SECONDS
+        self._retry_at[shard.job] = time.monotonic() + pause
 
     def _is_superseded(self, shard: Shard) -> bool:
         """Return True if there really is a newer parameter server on this node.
@@ -268,6 +281,15 @@ class ParameterServer:
         """Report that a job's workers stored what they may not; the controller fails the job."""
         try:
             Jobs(self._prompt).report_invalid(job, self._number, f"on {self._node}, {why}")
+        except (StoreUnavailable, StoreDenied, StoreFull) as outage:
+            log.warning("ledger: %s", outage)
+
+    def _report_failing(self, job: str, error: Exception) -> None:
+        """Tell the users of a job why it doesn't progress."""
+        why = f"{type(error).__name__}: {error}"
+        text = f"the parameter server on {self._node} fails again and again: {why}"
+        try:
+            Jobs(self._prompt).event(job, "server-failing", text)
         except (StoreUnavailable, StoreDenied, StoreFull) as outage:
             log.warning("ledger: %s", outage)
 
@@ -380,6 +402,7 @@ class ParameterServer:
     def _use_jobs(self, view: JobsView) -> None:
         for over in self._shards.keys() - set(view.active):
             self._retry_at.pop(over, None)
+            self._failures.pop(over, None)
             with isolated(over):
                 self._shards.pop(over).close()
         for job in view.added:
