@@ -62,12 +62,25 @@ def _servers_are_never_blocked_or_full(harness: Harness) -> Iterator[None]:
         assert peak < (MEMORY_MB << 20) + 2 * MAX_ANSWER_BYTES
 
 
+def hostile_job(harness: Harness, *, trains: bool) -> str:
+    """Return a job that has no model yet or, with ``trains``, has one and is running.
+
+    Scripts read more of what a worker writes if there is a model.
+    """
+    training = Training(harness, public=PUBLIC)
+    if trains:
+        (name,) = training.add_workers(1)
+        training.await_samples(1)
+        training.worker(name).kill()
+    return training.job
+
+
 def fuzz(harness: Harness, calls: int, seed: int) -> None:
     api = public_api(harness)
     chooser, made, accepted, jobs = random.Random(seed), 0, 0, []
     try:
         while made < calls:
-            hostile = Hostile(harness, Training(harness, public=PUBLIC).job)
+            hostile = Hostile(harness, hostile_job(harness, trains=len(jobs) % 2 == 0))
             hostile.sign_in(tensors=True)
             fuzzer, own = Fuzzer(hostile, chooser), 0
             while own < CALLS_OF_A_JOB and fuzzer.call():
