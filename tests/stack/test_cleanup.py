@@ -54,7 +54,7 @@ def test_destroy_ends_a_machine_that_appears_later(tmp_path: Path) -> None:
         def launch_after_the_first_look() -> bool:
             looks[0] += 1
             if looks[0] == 1:
-                aws.provider("mine").launch(aws.pool, 1, BOOT, "in flight")
+                aws.provider("mine").launch(aws.pool, 1, BOOT, "in-flight")
             return False
 
         unended = destroy(

@@ -41,6 +41,7 @@ def toggle(what, limit):
     resource.setrlimit(what, (hard if soft == limit else limit, hard))
 signal.signal({NO_PROCESSES:d}, lambda *_: toggle(resource.RLIMIT_NPROC, 0))
 signal.signal({NO_FILES:d}, lambda *_: toggle(resource.RLIMIT_NOFILE, 3))
+sys.stderr.write("ready\\n")
 ForkServer(listener, request_seconds=float(sys.argv[2])).serve()
 """
 COMMAND = f"""
@@ -63,6 +64,10 @@ class Forks:
             self.server = subprocess.Popen(
                 [sys.executable, "-c", SERVER, str(self.path), str(request_seconds)], stderr=log
             )
+
+    def is_ready(self) -> bool:
+        """Return True once signals limit the server instead of ending it."""
+        return "ready" in self.log.read_text()
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -107,7 +112,7 @@ class Forks:
 @pytest.fixture
 def forks(tmp_path: Path, eventually: Eventually) -> Iterator[Forks]:
     forks = Forks(tmp_path)
-    eventually(forks.path.exists)
+    eventually(forks.is_ready)
     yield forks
     forks.end()
 
@@ -195,7 +200,7 @@ def test_silent_and_invalid_clients_delay_nobody(forks: Forks) -> None:
 
 def test_a_client_that_stays_silent_is_dropped(tmp_path: Path, eventually: Eventually) -> None:
     forks = Forks(tmp_path, request_seconds=0.2)
-    eventually(forks.path.exists)
+    eventually(forks.is_ready)
     try:
         with forks.connect() as silent:
             assert silent.recv(1) == b""
