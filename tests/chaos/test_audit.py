@@ -120,14 +120,15 @@ class HostileJobs(threading.Thread):
 
     def _misuse(self, job: str) -> None:
         hostile = Hostile(self, job)
+        fuzzer = Fuzzer(hostile, self._random)
         try:
             hostile.sign_in(tensors=True)
-            fuzzer = Fuzzer(hostile, self._random)
             while not (self.stopped.wait(PAUSE_SECONDS) or self._has_failed(job)):
                 for _ in range(CALLS):
                     fuzzer.call()
             self.accepted += fuzzer.accepted
         finally:
+            fuzzer.close()
             hostile.close()
 
     def _has_failed(self, job: str) -> bool:
