@@ -41,7 +41,7 @@ from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.joined_machines import JoinedMachines, WorkerOrder
 
 MACHINE = Machine("laptop", 2.0, 8000, 0, "")
-#: Of a machine, which it chooses.
+#: The secret that a machine chooses for itself when it joins.
 SECRET = "5ec2e7" * 8
 PING = b"*1\r\n$4\r\nPING\r\n"
 
