@@ -88,7 +88,7 @@ def test_compose_file_is_valid_and_contains_no_password() -> None:
     assert ":-" not in text.split("VCASGD_TOKEN:")[1].splitlines()[0]
 
 
-@pytest.mark.parametrize("role", ["control-plane", "store", "replica", "worker"])
+@pytest.mark.parametrize("role", ["server", "worker"])
 def test_cloud_init_writes_files_before_it_runs_commands(role: str) -> None:
     text = (INFRA / "cloud-init" / f"{role}.yaml").read_text()
     assert text.startswith("#cloud-config\n")

@@ -104,7 +104,13 @@ def _user_data(aws: EmulatedAws, instance: dict[str, Any]) -> dict[str, str]:
 def _files(cloud_config: str) -> dict[str, str]:
     assert cloud_config.startswith("#cloud-config\n")
     rows = yaml.safe_load(cloud_config)["write_files"]
-    return {row["path"]: gzip.decompress(base64.b64decode(row["content"])).decode() for row in rows}
+    return {row["path"]: _content(row) for row in rows}
+
+
+def _content(row: dict[str, str]) -> str:
+    if row.get("encoding") == "gz+b64":
+        return gzip.decompress(base64.b64decode(row["content"])).decode()
+    return row["content"]
 
 
 def _boot() -> Boot:

@@ -5,5 +5,5 @@ output "files" {
 
 output "user_data" {
   description = "Cloud-config of the machine, without secrets."
-  value       = templatefile("${local.infra}/cloud-init/${var.role}.yaml", { files = local.files })
+  value       = templatefile("${local.infra}/cloud-init/${var.role == "worker" ? "worker" : "server"}.yaml", { files = local.files })
 }
