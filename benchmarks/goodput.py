@@ -37,7 +37,7 @@ FAULTS = {
     "kill the controller": "--kill-part controller --evict-every 30",
     "kill Ray's head": "--kill-part head --evict-every 30",
 }
-LONGEST_SECONDS = 900
+MAX_SECONDS = 900
 
 PAGE = """\
 # Goodput under faults
@@ -65,7 +65,7 @@ of 4 machines, which is 0.81.
 def measured(options: str) -> dict[str, Any]:
     """Return what one run printed."""
     argv = [sys.executable, "-m", "benchmarks.measure", "goodput", "--json", *shlex.split(options)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=LONGEST_SECONDS)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=MAX_SECONDS)
     if done.returncode:
         raise SystemExit(f"{shlex.join(argv)} failed:\n{done.stderr}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -30,7 +30,7 @@ from vcasgd.fleet.presence import Life, always
 from vcasgd.learning.repetition import (
     DIFFERENT,
     DIFFERENT_STATE,
-    MOST_WRONG,
+    MAX_WRONG,
     update_difference,
 )
 from vcasgd.parameter_server.repetitions import ONE_IN
@@ -184,7 +184,7 @@ def updates_until_found(wrong: list[bool], draws: int = 2000) -> float:
     """Return the median number of hostile updates until enough of those repeated are wrong."""
     draw, found = random.Random(2), []
     for _ in range(draws):
-        left, number = MOST_WRONG, 0
+        left, number = MAX_WRONG, 0
         while left:
             number += 1
             left -= draw.randrange(ONE_IN) == 0 and wrong[(number - 1) % len(wrong)]

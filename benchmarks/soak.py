@@ -94,7 +94,7 @@ def scenario(minutes: float) -> Scenario:
             repeated = {"every": CYCLE_SECONDS, "times": times} if times > 1 else {}
             faults.append({**fault, "when": at, **repeated})
     # How long machines are away is the history's, and faults overlap.
-    expect = {"lost_machines": 10**6, "longest_pause": "1h"}
+    expect = {"lost_machines": 10**6, "max_pause": "1h"}
     return Scenario.model_validate({"faults": faults, "expect": expect})
 
 

@@ -46,7 +46,7 @@ SETTLE_SECONDS = 20.0
 READY_SECONDS = 180.0
 POLL_SECONDS = 0.2
 #: Least share of the processors of a process in the table.
-LEAST_SHARE = 0.001
+MIN_SHARE = 0.001
 PLAIN = "plain loops"
 #: Fields of a job besides those of all jobs, by its row in the table.
 JOBS: dict[str, dict[str, Any]] = {
@@ -183,7 +183,7 @@ def _shares(runs: dict[str, list[dict[str, float]]]) -> list[list[str]]:
         name: [median(run.get(name, 0.0) for run in each) for each in runs.values()]
         for name in names
     }
-    shown = [name for name in names if max(medians[name]) >= LEAST_SHARE]
+    shown = [name for name in names if max(medians[name]) >= MIN_SHARE]
     shown.sort(key=lambda name: -max(medians[name]))
     return [[name, *(f"{share:.1%}" for share in medians[name])] for name in shown]
 

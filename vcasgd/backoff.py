@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 #: After this many doublings, every delay has reached its limit.
-_MOST_DOUBLINGS = 30
+_MAX_DOUBLINGS = 30
 
 
 def backoff(failures: int, first: float, limit: float) -> float:
@@ -15,7 +15,7 @@ def backoff(failures: int, first: float, limit: float) -> float:
     """
     if failures <= 0:
         return 0.0
-    return float(min(limit, first * 2 ** min(failures - 1, _MOST_DOUBLINGS)))
+    return float(min(limit, first * 2 ** min(failures - 1, _MAX_DOUBLINGS)))
 
 
 def jittered(seconds: float) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 #: Length and number of the spans that must have about the same rate of progress.
 SPAN_SECONDS, SPANS = 5.0, 3
 #: Largest difference between their rates, as a share of the mean.
-MOST_DIFFERENCE = 0.05
+MAX_DIFFERENCE = 0.05
 
 
 @dataclass
@@ -66,14 +66,14 @@ class Observations:
             return False
         done = [self.samples(start, start + SPAN_SECONDS) for start in starts]
         mean = sum(done) / SPANS
-        return mean > 0 and max(done) - min(done) <= MOST_DIFFERENCE * mean
+        return mean > 0 and max(done) - min(done) <= MAX_DIFFERENCE * mean
 
     def machine_seconds(self, since: float, until: float, *, booting: bool = False) -> float:
         """Return the seconds of all machines within ``[since, until]``."""
         lives = self.machines.values()
         return sum(each.seconds(since, until, booting=booting) for each in lives)
 
-    def longest_pause(self, since: float, until: float) -> float:
+    def max_pause(self, since: float, until: float) -> float:
         """Return the longest time without progress within ``[since, until]``."""
         moments = [since, *(at for at, _ in self.progress if since < at < until), until]
         return max(later - earlier for earlier, later in pairwise(moments))
@@ -146,7 +146,7 @@ class GoodputFigures:
             losses=len(seen.losses),
             replaced_s=[round(each, 1) for each in replaced],
             replaced_median_s=round(median(replaced), 1) if replaced else None,
-            longest_pause_s=round(seen.longest_pause(*faulty), 2),
+            longest_pause_s=round(seen.max_pause(*faulty), 2),
             wasted_s={name: round(seconds, 1) for name, seconds in wasted.items()},
         )
 

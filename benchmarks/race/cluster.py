@@ -21,7 +21,7 @@ from vcasgd.fleet.providers.local.processes import MARKER, Process, kill_all
 
 POLL_SECONDS = 0.05
 #: Seconds between the ends of machines that fail at once, and their replacements.
-LEAST_LIFE_SECONDS = 1.0
+MIN_LIFE_SECONDS = 1.0
 COORDINATOR = "coordinator"
 
 
@@ -150,7 +150,7 @@ class PeerCluster:
                 _end(machine)
                 machine.ended = now
         going = machine.ended is not None or machine.deadline is not None
-        if going and not machine.replaced and now > machine.launched + LEAST_LIFE_SECONDS:
+        if going and not machine.replaced and now > machine.launched + MIN_LIFE_SECONDS:
             machine.replaced = True
             self._add()
 
@@ -158,7 +158,7 @@ class PeerCluster:
         machine = self._coordinator
         if machine is None or machine.process.poll() is None:
             return
-        if time.time() > machine.launched + LEAST_LIFE_SECONDS:
+        if time.time() > machine.launched + MIN_LIFE_SECONDS:
             _end(machine)
             self._coordinator = self._spawn(COORDINATOR, COORDINATOR)
 

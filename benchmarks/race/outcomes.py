@@ -96,7 +96,7 @@ def figures(seen: Seen, workload: Workload) -> Row:
     watched, pace = seen.observations, workload.pace
     samples = watched.samples(since, until)
     replaced = watched.replacements(since)
-    pause = watched.longest_pause(since, until)
+    pause = watched.max_pause(since, until)
     last = max([at for at, _ in watched.progress if at <= until], default=since)
     return {
         "ended": "hung" if until - last >= workload.hung_seconds else "ok",

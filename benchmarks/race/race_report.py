@@ -18,7 +18,7 @@ NOT_MEASURED = "not measured"
 #: A difference of medians that single runs don't show.
 AHEAD = 1.03
 #: Share of the processors that other programs may use without harm.
-MOST_OTHERS = 0.05
+MAX_OTHERS = 0.05
 
 PAGE = """\
 # The race: the same training under the same faults
@@ -184,7 +184,7 @@ def noise(rows: Sequence[Row]) -> str:
         f"Other programs used {min(used):.0%} to {max(used):.0%} of the processors in the "
         f"{len(used)} of {len(rows)} runs in which this was measured."
     )
-    if median(used) <= MOST_OTHERS:
+    if median(used) <= MAX_OTHERS:
         return text
     return (
         f"{text} **So all rates are too low, and differences between contenders or faults mean "

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { Job } from "../src/api/types";
-import { addressOf, differences, finals, jobsIn, MOST_COMPARED } from "../src/lib/comparison";
+import { addressOf, differences, finals, jobsIn, MAX_COMPARED } from "../src/lib/comparison";
 import { aJob } from "./factories";
 
 function withSpec(spec: object): Job {
@@ -15,7 +15,7 @@ test("an address names each job once, up to the limit", () => {
   expect(parse("/compare?jobs=a-1,,a-1,b-2")).toEqual(jobs);
   expect(parse("/compare")).toEqual([]);
   const many = Array.from({ length: 20 }, (_, index) => `job-${index}`);
-  expect(parse(addressOf(many))).toEqual(many.slice(0, MOST_COMPARED));
+  expect(parse(addressOf(many))).toEqual(many.slice(0, MAX_COMPARED));
 });
 
 test("only settings that differ are listed, by their full names and without variables", () => {

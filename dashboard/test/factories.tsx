@@ -65,7 +65,7 @@ export function aBrief(changes: Partial<Brief> = {}): Brief {
     accuracy: 0.91,
     best_accuracy: 0.912,
     workers: 1,
-    most_workers: 4,
+    max_workers: 4,
     evictions: 0,
     kills: 0,
     spent_usd: 0.3,

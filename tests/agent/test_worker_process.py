@@ -12,7 +12,7 @@ import pytest
 from vcasgd.agent.worker_process import WorkerProcess
 from vcasgd.environment import visible
 from vcasgd.errors import PackageError
-from vcasgd.schemas.machines import LONGEST_REASON, OrderView, ReportBody
+from vcasgd.schemas.machines import MAX_REASON_LENGTH, OrderView, ReportBody
 
 Eventually = Callable[..., Any]
 
@@ -49,7 +49,7 @@ def test_a_worker_that_fails_says_why(tmp_path: Path, eventually: Eventually) ->
     assert "status 1: " in str(worker.report.ended)
     assert "VCASGD_LEDGER_URL: is not of the form redis://" in str(worker.report.ended)
     assert "secret" not in str(worker.report.ended)
-    assert len(str(worker.report.ended)) <= LONGEST_REASON
+    assert len(str(worker.report.ended)) <= MAX_REASON_LENGTH
 
 
 def test_code_that_can_not_be_fetched_ends_its_worker(

@@ -18,7 +18,7 @@ from vcasgd.client import Client
 from vcasgd.errors import Conflict, Forbidden, NotFound, Unauthorized
 from vcasgd.spec.access import Scope
 from vcasgd.store import keys
-from vcasgd.store.ledger.api_tokens import MOST_TOKENS, ApiToken, ApiTokens
+from vcasgd.store.ledger.api_tokens import MAX_TOKENS, ApiToken, ApiTokens
 from vcasgd.task.package import digest_of
 
 Eventually = Callable[..., Any]
@@ -339,9 +339,9 @@ def test_a_name_can_be_used_once(client: Client) -> None:
 
 def test_the_number_of_tokens_is_bounded(api: Api, client: Client) -> None:
     row = ApiToken(name="x", scope=Scope.READ, digest="0", created_at=0.0).model_dump_json()
-    api.connection.hset(keys.API_TOKENS, mapping={f"t-{n}": row for n in range(MOST_TOKENS)})
+    api.connection.hset(keys.API_TOKENS, mapping={f"t-{n}": row for n in range(MAX_TOKENS)})
 
-    with pytest.raises(Conflict, match=f"there are {MOST_TOKENS} tokens"):
+    with pytest.raises(Conflict, match=f"there are {MAX_TOKENS} tokens"):
         client.create_token("ann", "read")
 
     client.revoke_token("t-0")

@@ -11,7 +11,7 @@ import pytest
 from support.fleet_records import PACKAGE, job_spec
 from support.harness import RedisServer
 
-from vcasgd.api.changes import BLOCK_BYTES, MOST_BYTES, MOST_CHANGES, Changes, StateChange, packed
+from vcasgd.api.changes import BLOCK_BYTES, MAX_BYTES, MAX_CHANGES, Changes, StateChange, packed
 from vcasgd.api.observer import PlatformObserver, PlatformState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Costs
@@ -175,18 +175,18 @@ def test_reader_gets_the_changes_that_it_lacks() -> None:
 
 def test_reader_far_behind_needs_the_whole_state() -> None:
     changes = Changes()
-    for version in range(1, MOST_CHANGES + 3):
+    for version in range(1, MAX_CHANGES + 3):
         changes.add(change(version, version))
-    assert changes.after(1, MOST_CHANGES + 2) is None
-    assert changes.after(2, MOST_CHANGES + 2) is not None
-    changes.add(replace(change(MOST_CHANGES + 3, 99), events=None))
-    assert changes.after(MOST_CHANGES + 2, MOST_CHANGES + 3) is None, "it lacks events"
+    assert changes.after(1, MAX_CHANGES + 2) is None
+    assert changes.after(2, MAX_CHANGES + 2) is not None
+    changes.add(replace(change(MAX_CHANGES + 3, 99), events=None))
+    assert changes.after(MAX_CHANGES + 2, MAX_CHANGES + 3) is None, "it lacks events"
 
 
 def test_kept_changes_are_bounded_in_bytes() -> None:
     changes = Changes()
     for version in range(1, 4):
-        changes.add(change(version, version, size=MOST_BYTES // 2))
+        changes.add(change(version, version, size=MAX_BYTES // 2))
     assert changes.after(2, 3) is not None
     assert changes.after(1, 3) is None
 

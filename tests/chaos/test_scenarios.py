@@ -23,7 +23,7 @@ from vcasgd.chaos.clock import Clocks, StepClock
 from vcasgd.chaos.disk import FullDisk, small_disk
 from vcasgd.chaos.lasting import Freeze, SlowFsync
 from vcasgd.chaos.network import ControlGroup, OneWay, PacketFilter, PacketLoss
-from vcasgd.chaos.scenario import Counts, Expectations, Scenario, longest_gap, schedule, shortfalls
+from vcasgd.chaos.scenario import Counts, Expectations, Scenario, max_gap, schedule, shortfalls
 from vcasgd.errors import NoCapacity, SpecError, StackError
 from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local.processes import Process
@@ -34,7 +34,7 @@ SCENARIOS = Path(__file__).parents[2] / "chaos" / "scenarios"
 QUICK = ("no-capacity",)
 WORKERS = 3
 FREEZE = {"what": "freeze", "where": "ledger", "when": 3, "for": 5}
-EXPECT = {"longest_pause": "10s"}
+EXPECT = {"max_pause": "10s"}
 
 
 def scenario(*faults: dict[str, Any], **expect: Any) -> Scenario:
@@ -103,12 +103,12 @@ def test_remedy_lists_the_fields_of_a_fault(tmp_path: Path) -> None:
 def test_schedule_is_in_order_of_time() -> None:
     repeated = {"what": "kill", "where": "worker", "when": "2s", "every": "2s", "times": 3}
 
-    plan = schedule(scenario(FREEZE, {**repeated, "longest_pause": 4}), WORKERS)
+    plan = schedule(scenario(FREEZE, {**repeated, "max_pause": 4}), WORKERS)
 
     assert [(each.at, each.what, each.end) for each in plan] == [
         (2, "kill", 2), (3, "freeze", 8), (4, "kill", 4), (6, "kill", 6),
     ]  # fmt: skip
-    assert [each.longest_pause for each in plan] == [4, 10, 4, 4]
+    assert [each.max_pause for each in plan] == [4, 10, 4, 4]
 
 
 def test_trace_gives_the_pool_its_machines(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_trace_gives_the_pool_its_machines(tmp_path: Path) -> None:
     [([], 10), ([0, 30], 10), ([12, 14], 6), ([11, 19.5], 8.5), ([5, 15, 25], 5)],
 )
 def test_longest_gap_is_within_the_limits(moments: list[float], gap: float) -> None:
-    assert longest_gap(moments, 10, 20) == gap
+    assert max_gap(moments, 10, 20) == gap
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 from rich.text import Text
 
-from vcasgd.cli.progress import MOST_BARS, LiveView, mark, sparkline
+from vcasgd.cli.progress import MAX_BARS, LiveView, mark, sparkline
 from vcasgd.cli.watch import JobStatus
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.schemas.history import EventRow
@@ -98,6 +98,6 @@ def test_sparkline_of_equal_values_is_flat() -> None:
 
 
 def test_sparkline_shows_only_the_newest_values() -> None:
-    line = sparkline([*[100] * 50, *range(MOST_BARS)])
+    line = sparkline([*[100] * 50, *range(MAX_BARS)])
 
-    assert (len(line), line[0], line[-1]) == (MOST_BARS, "▁", "█")
+    assert (len(line), line[0], line[-1]) == (MAX_BARS, "▁", "█")

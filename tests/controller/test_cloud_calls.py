@@ -18,7 +18,7 @@ from support.waiting import await_truth
 
 from benchmarks.measure.control.cloud import POOL, SimulatedCloud
 from vcasgd.controller.fleet.cloud_calls import (
-    MOST_CALLS,
+    MAX_CALLS,
     THREADS,
     CallKind,
     CloudCalls,
@@ -170,10 +170,10 @@ class TestCloudCalls:
         calls, provider, release = CloudCalls(), local(tmp_path), threading.Event()
         started = [
             calls.start(CallKind.TERMINATE, provider, str(number), release.wait, Future.result)
-            for number in range(MOST_CALLS + 1)
+            for number in range(MAX_CALLS + 1)
         ]
         release.set()
-        assert started == [True] * MOST_CALLS + [False]
+        assert started == [True] * MAX_CALLS + [False]
 
     def test_a_call_that_waited_is_not_made_after_another_controller_took_over(
         self, tmp_path: Path

@@ -14,7 +14,7 @@ from vcasgd.controller.fleet.restart_backoff import RestartBackoff
 from vcasgd.controller.jobs.failures import (
     ATTEMPTS,
     FAILURE_SECONDS,
-    MOST_FAILURES,
+    MAX_FAILURES,
     at_fault,
     none_agree,
     recent,
@@ -56,7 +56,7 @@ def test_a_failure_expires_with_time_and_progress(
 
 
 @pytest.mark.parametrize(
-    ("workers", "most"), [(0, 3), (1, 3), (30, 3), (31, 4), (1000, 100), (10_000, MOST_FAILURES)]
+    ("workers", "most"), [(0, 3), (1, 3), (30, 3), (31, 4), (1000, 100), (10_000, MAX_FAILURES)]
 )
 def test_crashes_scale_with_the_fleet(workers: int, most: int) -> None:
     assert repeated(failures(CRASH, most), workers)

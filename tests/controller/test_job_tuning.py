@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vcasgd.controller.jobs.tuning import LEAST_UPDATES, Tuner
+from vcasgd.controller.jobs.tuning import MIN_UPDATES, Tuner
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
@@ -113,10 +113,10 @@ def test_momentum_is_estimated_over_enough_updates(job: Callable[..., TunedJob])
     one = job()
     one.apply(0, 0)
     one.step()
-    one.apply(LEAST_UPDATES - 1, 3 * (LEAST_UPDATES - 1))
+    one.apply(MIN_UPDATES - 1, 3 * (MIN_UPDATES - 1))
     assert one.step().implicit_momentum == 0.0
 
-    one.apply(LEAST_UPDATES, 3 * LEAST_UPDATES)
+    one.apply(MIN_UPDATES, 3 * MIN_UPDATES)
     assert one.step().implicit_momentum == 0.75
     (text,) = one.events("tuned-momentum")
     assert text.startswith("the mean staleness of updates is 3.0, which acts like momentum 0.75")
@@ -124,13 +124,13 @@ def test_momentum_is_estimated_over_enough_updates(job: Callable[..., TunedJob])
     # The next controller starts a new mean and keeps the present value.
     one.next_controller()
     assert one.step().implicit_momentum == 0.75
-    one.apply(2 * LEAST_UPDATES, 3 * LEAST_UPDATES + LEAST_UPDATES)
+    one.apply(2 * MIN_UPDATES, 3 * MIN_UPDATES + MIN_UPDATES)
     assert one.step().implicit_momentum == 0.5
 
     # A lost model is restored with fewer updates.
     one.apply(10, 10)
     assert one.step().implicit_momentum == 0.5
-    one.apply(10 + LEAST_UPDATES, 10)
+    one.apply(10 + MIN_UPDATES, 10)
     assert one.step().implicit_momentum == 0.0
 
 
@@ -181,7 +181,7 @@ def test_only_the_enabled_values_are_tuned(job: Callable[..., TunedJob]) -> None
     one.send_heartbeat("b", step_seconds=0.9)
     one.apply(0, 0)
     one.step()
-    one.apply(2 * LEAST_UPDATES, 9 * LEAST_UPDATES)
+    one.apply(2 * MIN_UPDATES, 9 * MIN_UPDATES)
     one.evaluate(1, accuracy=0.5)
 
     assert one.step() == Tuned()

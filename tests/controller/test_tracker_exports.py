@@ -28,7 +28,7 @@ KEY = "a-secret-key-of-the-tracker"
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"LOOK_SECONDS": 0.05, "FIRST_PAUSE": 0.5, "LONGEST_PAUSE": 20.0}.items():
+    for name, value in {"LOOK_SECONDS": 0.05, "FIRST_PAUSE": 0.5, "MAX_PAUSE": 20.0}.items():
         monkeypatch.setattr(tracker_exports, name, value)
 
 

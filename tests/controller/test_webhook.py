@@ -80,7 +80,7 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"LOOK_SECONDS": 0.02, "FIRST_PAUSE": 0.02, "LONGEST_PAUSE": 0.05}.items():
+    for name, value in {"LOOK_SECONDS": 0.02, "FIRST_PAUSE": 0.02, "MAX_PAUSE": 0.05}.items():
         monkeypatch.setattr(webhook, name, value)
 
 

@@ -18,8 +18,8 @@ from support.waiting import PATIENCE
 from vcasgd.agent.link import UNMEASURED, measure_link, speed_of
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.errors import ApiError
-from vcasgd.gateway.link import MOST_BYTES, MOST_OF_TOKEN, MOST_SECONDS
-from vcasgd.gateway.protocol import ACCEPTED, MOST_LINK_BYTES
+from vcasgd.gateway.link import MAX_BYTES, MAX_PER_TOKEN, MAX_SECONDS
+from vcasgd.gateway.protocol import ACCEPTED, MAX_LINK_BYTES
 
 #: Bytes per second of a slow line; 4 Mbit/s.
 SLOW = 500_000
@@ -152,11 +152,11 @@ def test_bytes_of_a_measurement_are_limited(gateway: RunningGateway) -> None:
     with gateway.connection("link", token(gateway, "greedy")) as (link, _):
         with contextlib.suppress(OSError):
             for _ in range(10):
-                link.sendall(f"down {MOST_LINK_BYTES}\n".encode())
+                link.sendall(f"down {MAX_LINK_BYTES}\n".encode())
         with contextlib.suppress(OSError):
             while data := link.recv(1 << 16):
                 received += len(data)
-    assert received == MOST_BYTES
+    assert received == MAX_BYTES
 
 
 @pytest.mark.slow
@@ -167,18 +167,18 @@ def test_a_measurement_ends_in_time_and_others_do_not_wait(gateway: RunningGatew
         measure_link(gateway.address(), token(gateway, "other"))
         link.settimeout(PATIENCE)
         assert link.recv(100) == b""
-    assert time.monotonic() - began >= MOST_SECONDS - 1
+    assert time.monotonic() - began >= MAX_SECONDS - 1
 
 
 def test_measurements_of_a_token_are_limited(gateway: RunningGateway) -> None:
     text = token(gateway, "often")
     answers = []
-    for _ in range(MOST_OF_TOKEN + 1):
+    for _ in range(MAX_PER_TOKEN + 1):
         with gateway.connection("link", text) as (link, answer):
             answers.append(answer)
             link.sendall(b"up 0\n")
             link.recv(10)
-    assert answers[:MOST_OF_TOKEN] == [ACCEPTED] * MOST_OF_TOKEN
+    assert answers[:MAX_PER_TOKEN] == [ACCEPTED] * MAX_PER_TOKEN
     assert answers[-1] == b"-there are too many measurements of links at the moment\n"
     with pytest.raises(ApiError, match="too many measurements"):
         measure_link(gateway.address(), text)

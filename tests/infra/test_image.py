@@ -22,7 +22,7 @@ pytestmark = pytest.mark.extended
 REPOSITORY = Path(__file__).parents[2]
 IMAGE = "localhost/vcasgd-test"
 #: Size with the CPU build of PyTorch; one with CUDA is several times as large.
-MOST_GB = 2.0
+MAX_GB = 2.0
 
 _UP = """
 vcasgd up --foreground --port 0 & pid=$!
@@ -106,7 +106,7 @@ def test_image_is_small_and_runs_as_nobody(buildah: Buildah) -> None:
     assert found["User"] == "vcasgd"
     assert found["Healthcheck"]["Test"] == ["CMD", "vcasgd-health"]
     number, unit = buildah("images", "--format={{.Size}}", IMAGE).split()
-    assert float(number) * {"MB": 1e-3, "GB": 1.0}[unit] < MOST_GB
+    assert float(number) * {"MB": 1e-3, "GB": 1.0}[unit] < MAX_GB
 
 
 def test_all_roles_are_in_the_image(buildah: Buildah) -> None:

@@ -7,7 +7,7 @@ from itertools import count, islice
 import pytest
 
 from vcasgd.learning.local_batch import LocalBatch
-from vcasgd.parameter_server.recent_members import MOST_MISSED, RecentMembers
+from vcasgd.parameter_server.recent_members import MAX_MISSED, RecentMembers
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import RoundFacts
 
@@ -78,14 +78,14 @@ def test_its_last_update_counts() -> None:
 
 
 def test_a_worker_that_stays_away_counts_no_longer() -> None:
-    missed = [ALONE] * MOST_MISSED
+    missed = [ALONE] * MAX_MISSED
 
     assert after(BOTH, *missed[1:]).facts(ALONE).workers == 2
     assert after(BOTH, *missed).facts(ALONE) == RoundFacts(workers=1, batch=8.0)
 
 
 def test_a_worker_that_returns_counts_again() -> None:
-    missed = [ALONE] * MOST_MISSED
+    missed = [ALONE] * MAX_MISSED
 
     assert after(BOTH, *missed, BOTH, *missed[1:]).facts(ALONE).workers == 2
 

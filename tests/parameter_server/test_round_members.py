@@ -6,8 +6,8 @@ import pytest
 
 from vcasgd.parameter_server.round_members import (
     GRACE_INTERVALS,
-    LEAST_GRACE,
-    MOST_GRACE,
+    MAX_GRACE,
+    MIN_GRACE,
     RoundMembers,
 )
 
@@ -101,7 +101,7 @@ def test_the_others_are_in_the_round_of_one_that_just_missed_theirs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "grace"), [(0.0, LEAST_GRACE), (1.0, GRACE_INTERVALS), (1e9, MOST_GRACE)]
+    ("seconds", "grace"), [(0.0, MIN_GRACE), (1.0, GRACE_INTERVALS), (1e9, MAX_GRACE)]
 )
 def test_the_wait_is_bounded(seconds: float, grace: float) -> None:
     members = after_a_round_of("a", "b")

@@ -13,7 +13,7 @@ from support.world import HonestWorker, World, run_to_end
 from vcasgd.errors import (
     StoreUnavailable,
 )
-from vcasgd.parameter_server.model_state import MOST_UPDATES
+from vcasgd.parameter_server.model_state import MAX_UPDATES
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.snapshot import encode_integers
 
@@ -79,11 +79,11 @@ class TestBatches:
 
     def test_a_batch_is_bounded(self, make_world: MakeWorld) -> None:
         world = make_world(samples=60, subtasks_per_epoch=60)
-        for subtask in range(MOST_UPDATES + 5):
+        for subtask in range(MAX_UPDATES + 5):
             world.push(subtask, 0, 1)
         shard = world.shard()
 
-        assert [shard.turn(), shard.turn(), shard.turn()] == [MOST_UPDATES, 5, 0]
+        assert [shard.turn(), shard.turn(), shard.turn()] == [MAX_UPDATES, 5, 0]
         world.assert_exact()
 
     def test_the_end_of_an_epoch_gets_a_version_of_its_own(self, world: World) -> None:

@@ -23,7 +23,7 @@ from vcasgd.store.connection import RedisClient
 
 MakeWorld = Callable[..., World]
 #: More commands than in any scenario; bounds a test whose fault never fires.
-MOST_COMMANDS = 400
+MAX_COMMANDS = 400
 
 
 class FaultyShard:
@@ -106,7 +106,7 @@ def build(server: RedisServer, make_world: MakeWorld) -> Build:
 
 
 def at_each_command(moment: Moment, play: Callable[[Fault], None], *, shortest: int = 40) -> None:
-    for at in range(1, MOST_COMMANDS):
+    for at in range(1, MAX_COMMANDS):
         fault = Fault(at, moment)
         try:
             play(fault)

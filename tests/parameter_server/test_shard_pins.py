@@ -10,7 +10,7 @@ from support.world import World
 from vcasgd.errors import JobUnreadable
 from vcasgd.limits import MAX_ENTRIES, MAX_PIN_REQUESTS
 from vcasgd.store.ledger.evaluations import Evaluations
-from vcasgd.store.tensors.snapshot_index import MOST_PINS
+from vcasgd.store.tensors.snapshot_index import MAX_PINS
 
 MakeWorld = Callable[..., World]
 
@@ -121,7 +121,7 @@ class TestPins:
         for name in "abcdef":
             world.snapshots.request_pin(name)
         shard.turn()
-        assert world.snapshots.view().pins == set("abcd"[:MOST_PINS])
+        assert world.snapshots.view().pins == set("abcd"[:MAX_PINS])
 
         world.snapshots.unpin("a")
         shard.turn()

@@ -11,12 +11,12 @@ from support.world import World
 
 from vcasgd.parameter_server import repetitions as module
 from vcasgd.parameter_server import shard as shard_module
-from vcasgd.parameter_server.repetitions import MOST_LATER, MOST_TRIES
+from vcasgd.parameter_server.repetitions import MAX_ATTEMPTS, MAX_LATER
 from vcasgd.store.ledger.owners import Owners
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.repetitions import (
     FRESH,
-    LONGEST_ANSWER,
+    MAX_ANSWER_LENGTH,
     RepetitionExchange,
     RepetitionRequest,
     RepetitionResult,
@@ -250,7 +250,7 @@ def test_a_worker_that_goes_on_without_an_answer_is_wrong(repeated: RepeatedWorl
     repeated.push("eve")
     request = repeated.asked("eve")
 
-    for _ in range(MOST_LATER):
+    for _ in range(MAX_LATER):
         assert repeated.events("repetition-failed") == []
         repeated.push("eve")
 
@@ -279,7 +279,7 @@ def test_a_worker_that_is_lost_is_not_wrong_but_an_owner_whose_workers_always_ar
 
 
 @pytest.mark.parametrize(
-    "answer", [b"x", b'{"before": -1, "after": 5}', b"[]", b"\xff" * (2 * LONGEST_ANSWER)]
+    "answer", [b"x", b'{"before": -1, "after": 5}', b"[]", b"\xff" * (2 * MAX_ANSWER_LENGTH)]
 )
 def test_sizes_that_cant_be_read_are_wrong(repeated: RepeatedWorld, answer: bytes) -> None:
     repeated.push("eve")
@@ -320,7 +320,7 @@ def test_a_repetition_that_nobody_can_make_ends_without_a_result(repeated: Repea
         torch.ones(8).byte(),
         torch.ones(8).byte(),
     )
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_ATTEMPTS):
         repeated.turn(2)
         task = repeated.exchange.task()
         assert task is not None

@@ -11,7 +11,7 @@ import pytest
 
 from vcasgd.cluster import Command
 from vcasgd.stack import PartState, StackHome
-from vcasgd.stack.child import FIRST_PAUSE_SECONDS, HEALTHY_SECONDS, LONGEST_PAUSE_SECONDS, Child
+from vcasgd.stack.child import FIRST_PAUSE_SECONDS, HEALTHY_SECONDS, MAX_PAUSE_SECONDS, Child
 from vcasgd.stack.parts import StackPart
 
 
@@ -57,7 +57,7 @@ def test_restart_pauses_grow_to_a_limit_and_reset_after_health(restarts: Restart
     pauses = [restarts.pause() for _ in range(8)]
     assert pauses[0] == pytest.approx(FIRST_PAUSE_SECONDS, abs=0.06)
     assert pauses[1] == pytest.approx(2 * FIRST_PAUSE_SECONDS, abs=0.06)
-    assert pauses[-1] == pytest.approx(LONGEST_PAUSE_SECONDS, abs=0.06)
+    assert pauses[-1] == pytest.approx(MAX_PAUSE_SECONDS, abs=0.06)
 
     restarts.now += HEALTHY_SECONDS + 1
 

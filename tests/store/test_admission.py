@@ -9,7 +9,7 @@ from support.world import World
 from vcasgd.errors import SpecError
 from vcasgd.settings import Settings
 from vcasgd.store.admission import (
-    MOST_UNPLACED,
+    MAX_UNPLACED,
     USERS_AT_ONCE,
     TensorsAdmission,
     joined_environment,
@@ -47,8 +47,8 @@ def test_all_placed_workers_are_admitted_and_not_all_names_that_one_invents(worl
         # Then all placed ones have access
         admitted = users(world.tensors)
         assert admitted >= set(placed)
-        assert len(admitted - set(placed)) == MOST_UNPLACED
-        assert calls == -(-(WORKERS + MOST_UNPLACED) // USERS_AT_ONCE)
+        assert len(admitted - set(placed)) == MAX_UNPLACED
+        assert calls == -(-(WORKERS + MAX_UNPLACED) // USERS_AT_ONCE)
     finally:
         admission.refresh([])
         admission.admit([])

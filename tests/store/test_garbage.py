@@ -34,7 +34,7 @@ from vcasgd.store.tensors.updates import checksum
 MakeWorld = Callable[..., World]
 #: of the examples below; with up to 24 entries each on each of two servers
 HEADERS, TURNS, LARGE_TURNS = 2000, 250, 40
-MOST_ENTRIES = 24
+MAX_ENTRIES = 24
 
 
 def fixed(examples: int) -> Any:
@@ -325,7 +325,7 @@ def test_a_parameter_server_refuses_all_of_it(world: World) -> None:
     shard, count = busy_shard(world), 0
 
     @fixed(TURNS)
-    @given(st.lists(garbage, min_size=MOST_ENTRIES // 2, max_size=MOST_ENTRIES))
+    @given(st.lists(garbage, min_size=MAX_ENTRIES // 2, max_size=MAX_ENTRIES))
     # the rarest reasons, which chance alone might miss
     @example([Garbage({"start": 1}), Garbage({"subtask": 0})])
     def refuse(heap: list[Garbage]) -> None:
@@ -335,7 +335,7 @@ def test_a_parameter_server_refuses_all_of_it(world: World) -> None:
 
     refuse()
 
-    assert count >= TURNS * MOST_ENTRIES // 2
+    assert count >= TURNS * MAX_ENTRIES // 2
     job = world.jobs.get(world.job)
     assert sum(job.totals["rejected"].values()) == count
     # No update is older than a rollback here.

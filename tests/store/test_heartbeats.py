@@ -9,9 +9,9 @@ import pytest
 
 from vcasgd.store.ledger.heartbeats import (
     LARGEST_COUNT,
-    LONGEST_NAME,
-    LONGEST_TEXT,
-    MOST_COUNTERS,
+    MAX_COUNTERS,
+    MAX_NAME_LENGTH,
+    MAX_TEXT_LENGTH,
     Heartbeat,
 )
 
@@ -55,17 +55,17 @@ def test_an_invalid_number_is_none(value: Any) -> None:
     assert parsed(at=value, pid=5) == Heartbeat(pid=5)
 
 
-@pytest.mark.parametrize("value", [3, [], "x" * (LONGEST_NAME + 1)])
+@pytest.mark.parametrize("value", [3, [], "x" * (MAX_NAME_LENGTH + 1)])
 def test_an_invalid_name_is_none(value: Any) -> None:
     assert parsed(instance=value, pid=5) == Heartbeat(pid=5)
 
 
 def test_long_text_is_cut() -> None:
-    assert parsed(leaving="x" * 10_000).leaving == "x" * LONGEST_TEXT
+    assert parsed(leaving="x" * 10_000).leaving == "x" * MAX_TEXT_LENGTH
 
 
 @pytest.mark.parametrize(
-    "value", [3, {"a": "b"}, {"a": float("nan")}, {str(n): 0 for n in range(MOST_COUNTERS + 1)}]
+    "value", [3, {"a": "b"}, {"a": float("nan")}, {str(n): 0 for n in range(MAX_COUNTERS + 1)}]
 )
 def test_invalid_counters_are_none(value: Any) -> None:
     assert parsed(reading=value, pid=5) == Heartbeat(pid=5)

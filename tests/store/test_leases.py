@@ -221,7 +221,7 @@ class TestLostWorkers:
         assert LostWorkers(world.ledger).news([world.job]) == {world.job: {"a", "b"}}
 
     def test_a_bounded_number_is_kept(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lost_workers, "MOST_KEPT", 3)
+        monkeypatch.setattr(lost_workers, "MAX_KEPT", 3)
         for number in range(9):
             LostWorkers(world.ledger).report({world.job: [f"w{number}"]})
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.both_servers
 
 MILLION = 1_000_000
 #: Updates whose median time counts, and how much slower it may be; other programs cause as much.
-UPDATES, MOST_SLOWER = 15, 5
+UPDATES, MAX_SLOWER = 15, 5
 #: Subtasks of an epoch in three blocks, the last of which the next epoch shares.
 WIDTH = 2 * BLOCK + 100
 #: Missing in the record of :func:`nearly_done`, in different blocks.
@@ -137,7 +137,7 @@ def test_an_update_costs_the_same_in_an_epoch_of_many_subtasks(nearly_done: Make
             times.append(time.thread_time() - began)
         return median(times)
 
-    assert seconds(100_000) < MOST_SLOWER * seconds(1000)
+    assert seconds(100_000) < MAX_SLOWER * seconds(1000)
 
 
 def test_reports_of_many_subtasks_are_bounded(
@@ -152,7 +152,7 @@ def test_reports_of_many_subtasks_are_bounded(
         assert accounts.account(1, 10_000, 1, "{}", range(10_000), samples=10_000)
 
     calls = ledger.info("commandstats")["cmdstat_evalsha"]["calls"]
-    assert calls >= 8 * 10_000 / (leases_module.MOST_LOOKS / 8)
+    assert calls >= 8 * 10_000 / (leases_module.MAX_LOOKS / 8)
     assert world.jobs.get(world.job).finished_epochs == 1
 
 
@@ -164,7 +164,7 @@ def test_a_server_that_dies_between_the_parts_of_its_record(
     moment: Moment,
 ) -> None:
     """A successor stores the whole record, and work is leased exactly where it lacks something."""
-    monkeypatch.setattr(leases_module, "MOST_BLOCKS_STORED", 1)
+    monkeypatch.setattr(leases_module, "MAX_BLOCKS_STORED", 1)
     fired = 0
     for at in range(1, 100):
         fault = Fault(at, moment)
@@ -190,7 +190,7 @@ def test_a_report_that_is_interrupted_between_its_parts(
     moment: Moment,
 ) -> None:
     """It is repeated as a whole, by the same server or by its successor."""
-    monkeypatch.setattr(leases_module, "MOST_REPORTED", 1)
+    monkeypatch.setattr(leases_module, "MAX_REPORTED", 1)
     for successor in (False, True):
         fired = 0
         for at in range(1, 100):

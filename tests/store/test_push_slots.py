@@ -15,17 +15,17 @@ from vcasgd.errors import SnapshotMissing, StoreFull, StoreUnavailable
 from vcasgd.store.connection import connect
 from vcasgd.store.tensors import push_slots as module
 from vcasgd.store.tensors import updates
-from vcasgd.store.tensors.push_slots import MOST_SLOTS, MemoryLimits, PushSlots, window
+from vcasgd.store.tensors.push_slots import MAX_SLOTS, MemoryLimits, PushSlots, window
 
 MIB = 1 << 20
 #: Slots of 128 MiB without readers.
-MOST_WAITING = window(MemoryLimits(128 * MIB, 0), 2 * MIB, 2 * MIB)
+MAX_WAITING = window(MemoryLimits(128 * MIB, 0), 2 * MIB, 2 * MIB)
 
 
 @pytest.mark.parametrize(
     ("memory", "model", "payload", "share", "places"),
     [
-        pytest.param(MemoryLimits(0, 5), MIB, MIB, 1.0, MOST_SLOTS, id="no limit"),
+        pytest.param(MemoryLimits(0, 5), MIB, MIB, 1.0, MAX_SLOTS, id="no limit"),
         # 900 usable, 20 for five readers, 6.5 × 64 for snapshots and moments, 65 per slot
         pytest.param(MemoryLimits(1000 * MIB, 10), 64 * MIB, 64 * MIB, 1.0, 7, id="one job"),
         pytest.param(
@@ -38,8 +38,8 @@ MOST_WAITING = window(MemoryLimits(128 * MIB, 0), 2 * MIB, 2 * MIB)
         pytest.param(
             MemoryLimits(1000 * MIB, 500), 64 * MIB, 64 * MIB, 1.0, 1, id="many connections"
         ),
-        pytest.param(MemoryLimits(1 << 50, 1), 4, 4, 1.0, MOST_SLOTS, id="far more than needed"),
-        pytest.param(MemoryLimits(1 << 50, 1), 0, 0, 1.0, MOST_SLOTS, id="an empty model"),
+        pytest.param(MemoryLimits(1 << 50, 1), 4, 4, 1.0, MAX_SLOTS, id="far more than needed"),
+        pytest.param(MemoryLimits(1 << 50, 1), 0, 0, 1.0, MAX_SLOTS, id="an empty model"),
     ],
 )
 def test_the_window(
@@ -227,5 +227,5 @@ def test_32_workers_as_fast_as_they_can_under_a_memory_limit(small: World) -> No
     assert small.snapshots.version() == workers * each
     small.assert_exact()
     assert not small.rejected()
-    assert 1 < waited <= MOST_WAITING
+    assert 1 < waited <= MAX_WAITING
     assert "errorstat_OOM" not in small.tensors.info("errorstats")

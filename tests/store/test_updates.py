@@ -31,7 +31,7 @@ pytestmark = pytest.mark.both_servers
 
 MakeWorld = Callable[..., World]
 #: Values that the stack of a script has room for (LUAI_MAXCSTACK).
-MOST_UNPACKED = 8000
+MAX_UNPACKED = 8000
 
 
 def payloads(world: World) -> set[str]:
@@ -285,10 +285,10 @@ class TestPush:
         """A script can unpack fewer than 8,000 values; a shard of 8.4 GB has more chunks."""
         # Given a model, and chunks so small that it has as many of them as one of 8.6 GB
         monkeypatch.setattr(bf16_split, "CHUNK_BYTES", 16)
-        world = make_world(samples=MOST_UNPACKED * 4)
+        world = make_world(samples=MAX_UNPACKED * 4)
         # When one worker loses its connection before the entry, and another one pushes
         lost, payload = world.update(1, 0, 4, 1)
-        assert chunk_count(len(payload)) > MOST_UNPACKED
+        assert chunk_count(len(payload)) > MAX_UNPACKED
         interrupt_push(world, lost, payload)
         _, pushed = world.push(0, 0, 4)
         assert pushed.accepted

@@ -40,10 +40,10 @@ class ShardPair:
         nodes: list[RedisServer],
         storage: Path,
         clients: list[RedisClient],
-        most_unapplied: int = MAX_UNAPPLIED,
+        max_unapplied: int = MAX_UNAPPLIED,
         **fields: Any,
     ) -> None:
-        self.servers, self.most_unapplied = nodes, most_unapplied
+        self.servers, self.max_unapplied = nodes, max_unapplied
         self.nodes = clients
         self.world = World(ledger.connection, self.nodes[0], storage, running=False, **fields)
         layout = self.world.layout
@@ -60,7 +60,7 @@ class ShardPair:
     def group_with(self, patience: float) -> ShardGroup:
         group = ShardGroup(self.nodes, self.world.job, patience)
         update, layout = self.world.spec.update, self.world.layout
-        group.open(self.cut, self.most_unapplied, lambda part: step_format(update, layout, part))
+        group.open(self.cut, self.max_unapplied, lambda part: step_format(update, layout, part))
         return group
 
     def snapshots(self, shard: int) -> SnapshotStore:

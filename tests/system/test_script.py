@@ -16,7 +16,7 @@ from support.training import BATCH, TASKS, Training
 from support.waiting import await_truth
 
 from vcasgd.errors import NonFiniteLoss, SpecError, TaskImportError, UserCodeError
-from vcasgd.learning.precision import MOST_SKIPPED
+from vcasgd.learning.precision import MAX_SKIPPED
 from vcasgd.learning.training import batch_size_of
 from vcasgd.session.script import ScriptTask, load
 from vcasgd.spec.job import JobSpec
@@ -342,9 +342,9 @@ def test_a_scaler_that_skips_every_step_is_a_divergence(scripts: Scripts) -> Non
     root = ACCUMULATING.replace("model(batch)", "(model(batch) - 10).sqrt()")
     learner = scripts.learner(HEAD + root.replace("SCALE", "2.0"))
 
-    for _ in range(MOST_SKIPPED):
+    for _ in range(MAX_SKIPPED):
         assert interval(learner) == 0
-    with pytest.raises(NonFiniteLoss, match=f"skipped {MOST_SKIPPED + 1} steps in a row"):
+    with pytest.raises(NonFiniteLoss, match=f"skipped {MAX_SKIPPED + 1} steps in a row"):
         interval(learner)
 
 

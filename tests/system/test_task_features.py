@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset
 
 import vcasgd
-from vcasgd.learning.encodings.rows import LEAST_ROWS, Table, tables_of
+from vcasgd.learning.encodings.rows import MIN_ROWS, Table, tables_of
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.learner import Learner
@@ -131,7 +131,7 @@ class Table256(Plain):
         self._sparse = sparse
 
     def model(self) -> nn.Module:
-        return nn.Embedding(LEAST_ROWS, 4, sparse=self._sparse)
+        return nn.Embedding(MIN_ROWS, 4, sparse=self._sparse)
 
     def dataset(self, split: str) -> Dataset[Any]:
         return TensorDataset(torch.arange(SAMPLES))
@@ -147,7 +147,7 @@ class Table256(Plain):
         (lambda p: torch.optim.SGD(p, lr=0.1), True, SAMPLES),
         (lambda p: torch.optim.Adagrad(p, lr=0.1), False, SAMPLES),
         (lambda p: torch.optim.SparseAdam(list(p), lr=0.1), True, SAMPLES),
-        (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), False, LEAST_ROWS),
+        (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), False, MIN_ROWS),
     ],
     ids=["sgd", "sgd sparse", "adagrad", "sparse adam", "weight decay"],
 )
@@ -156,7 +156,7 @@ def test_rows_that_no_sample_touched_are_not_sent(
 ) -> None:
     learner = learner_of(Table256(optimizer, sparse=sparse), update={**DELTA, "codec": "rows"})
     (part,) = learner.cut(1).parts
-    assert tables_of(learner.layout, part) == (Table(0, LEAST_ROWS, 4),)
+    assert tables_of(learner.layout, part) == (Table(0, MIN_ROWS, 4),)
 
     _, trained = first(learner)
 

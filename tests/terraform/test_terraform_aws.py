@@ -33,7 +33,7 @@ from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_
 from vcasgd.settings import Settings
 
 #: Largest user data in bytes that EC2 accepts.
-MOST_USER_DATA = 16_384
+MAX_USER_DATA = 16_384
 MOTOS_OWN_DISK_GB = 8
 #: Hexadecimal digits.
 SECRET_LENGTH = 48
@@ -97,7 +97,7 @@ def _user_data(aws: EmulatedAws, instance: dict[str, Any]) -> dict[str, str]:
         InstanceId=instance["InstanceId"], Attribute="userData"
     )
     raw = base64.b64decode(answer["UserData"]["Value"])
-    assert len(raw) < MOST_USER_DATA
+    assert len(raw) < MAX_USER_DATA
     return _files(gzip.decompress(raw).decode())
 
 
@@ -231,7 +231,7 @@ def test_controller_gets_pools_with_the_created_resources(
     # And its machines get a cloud-config with room for what a launch adds
     worker = base64.b64decode(data["UserData"]).decode()
     environment = boot_environment(_boot(), "aws", "us-east-1", template.secrets)
-    assert len(combined(worker, worker_script(environment), MOST_USER_DATA)) < MOST_USER_DATA
+    assert len(combined(worker, worker_script(environment), MAX_USER_DATA)) < MAX_USER_DATA
     assert "/etc/systemd/system/vcasgd-worker.service" in _files(worker)
 
 

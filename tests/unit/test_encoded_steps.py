@@ -16,7 +16,7 @@ from vcasgd.learning.encodings.encoder import step_format
 from vcasgd.learning.encodings.steps import StepFormat, checksum
 from vcasgd.learning.shards import Cut
 from vcasgd.store.tensors.published_steps import extended, path
-from vcasgd.store.tensors.snapshot import MOST_STEPS, Meta, PublishedStep
+from vcasgd.store.tensors.snapshot import MAX_STEPS, Meta, PublishedStep
 
 LOW_BITS = ("int8", "int2")
 
@@ -165,13 +165,13 @@ def test_the_list_has_no_more_than_what_is_worth_fetching() -> None:
         assert len(meta.steps) <= 2
     assert [each.version for each in meta.steps] == [17, 18]
     assert extended(meta, 400) == ()
-    assert len(extended(meta_with(*[(1, 1, 1)] * MOST_STEPS), 1)) == MOST_STEPS
+    assert len(extended(meta_with(*[(1, 1, 1)] * MAX_STEPS), 1)) == MAX_STEPS
 
 
 def test_a_description_with_too_many_steps_can_not_be_read() -> None:
-    meta = meta_with(*[(1, 1, 1)] * MOST_STEPS)
+    meta = meta_with(*[(1, 1, 1)] * MAX_STEPS)
     assert Meta.from_json(meta.to_json().encode()) == meta
-    too_many = meta_with(*[(1, 1, 1)] * (MOST_STEPS + 1))
+    too_many = meta_with(*[(1, 1, 1)] * (MAX_STEPS + 1))
     negative = meta_with((1, 1, -1))
     for bad in (too_many, negative):
         with pytest.raises(JobUnreadable):

@@ -8,7 +8,7 @@ import pytest
 
 from vcasgd.errors import SpecError
 from vcasgd.learning.length import default_subtasks, plan_for
-from vcasgd.spec.job import MOST_SUBTASKS, JobSpec
+from vcasgd.spec.job import MAX_SUBTASKS, JobSpec
 
 
 def spec_of(**fields: Any) -> JobSpec:
@@ -26,7 +26,7 @@ def spec_of(**fields: Any) -> JobSpec:
         (60_000, 64, 64),
         (1_281_167, 256, 64),
         (100_000_000, 64, 7_813),
-        (10**12, 64, MOST_SUBTASKS),
+        (10**12, 64, MAX_SUBTASKS),
     ],
 )
 def test_default_subtasks_have_some_batches_each(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from vcasgd.learning.local_batch import LEAST_INTERVALS, LocalBatch
+from vcasgd.learning.local_batch import MIN_INTERVALS, LocalBatch
 
 
 def trained(job_batch: int, workers: int, seconds: float = 1.0) -> LocalBatch:
     """Return the batch of a worker that has trained and been measured."""
     batch = LocalBatch(job_batch, workers)
-    for _ in range(LEAST_INTERVALS):
+    for _ in range(MIN_INTERVALS):
         batch.measure(seconds)
     return batch
 

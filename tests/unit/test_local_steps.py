@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 import vcasgd
 from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.local_moments import LocalMoments
-from vcasgd.learning.precision import MOST_SKIPPED, StepPrecision, dtype_of
+from vcasgd.learning.precision import MAX_SKIPPED, StepPrecision, dtype_of
 from vcasgd.learning.training import batches, evaluate, micro_batches, train
 
 SAMPLES = torch.linspace(-1, 1, 20 * 3).reshape(20, 3)
@@ -161,9 +161,9 @@ def test_gradients_that_stay_infinite() -> None:
     model = task.model()
     precision = StepPrecision(task, "cpu")
     optimizer = task.optimizer(model.parameters())
-    for _ in range(MOST_SKIPPED // 3):
+    for _ in range(MAX_SKIPPED // 3):
         train_on(task, model, optimizer, precision=precision)
-    with pytest.raises(NonFiniteLoss, match=f"not finite in {MOST_SKIPPED + 1} local steps"):
+    with pytest.raises(NonFiniteLoss, match=f"not finite in {MAX_SKIPPED + 1} local steps"):
         train_on(task, model, optimizer, precision=precision)
 
 

@@ -9,8 +9,8 @@ import torch
 
 from vcasgd.learning.repetition import (
     DIFFERENT,
-    MOST_LEFT,
-    MOST_WRONG,
+    MAX_LEFT,
+    MAX_WRONG,
     RepetitionJudge,
     update_difference,
     why_not_repeatable,
@@ -78,14 +78,14 @@ RIGHT, WRONG, LEFT = "right", "wrong", "left"
 @pytest.mark.parametrize(
     ("results", "accused"),
     [
-        ([("bob", RIGHT)] * 9 + [("eve", WRONG)] * (MOST_WRONG - 1), []),
-        ([("bob", RIGHT)] + [("eve", WRONG)] * MOST_WRONG, ["eve"]),
-        ([("eve", RIGHT)] + [("eve", WRONG)] * MOST_WRONG, ["eve"]),
+        ([("bob", RIGHT)] * 9 + [("eve", WRONG)] * (MAX_WRONG - 1), []),
+        ([("bob", RIGHT)] + [("eve", WRONG)] * MAX_WRONG, ["eve"]),
+        ([("eve", RIGHT)] + [("eve", WRONG)] * MAX_WRONG, ["eve"]),
         # No machine gets what another one got.
-        ([("bob", WRONG), ("eve", WRONG)] * MOST_WRONG, []),
-        ([("eve", LEFT)] * (MOST_LEFT - 1), []),
-        ([("eve", LEFT)] * MOST_LEFT, ["eve"]),
-        ([("eve", RIGHT)] * MOST_LEFT + [("eve", LEFT)] * MOST_LEFT, []),
+        ([("bob", WRONG), ("eve", WRONG)] * MAX_WRONG, []),
+        ([("eve", LEFT)] * (MAX_LEFT - 1), []),
+        ([("eve", LEFT)] * MAX_LEFT, ["eve"]),
+        ([("eve", RIGHT)] * MAX_LEFT + [("eve", LEFT)] * MAX_LEFT, []),
     ],
 )
 def test_an_owner_is_accused_for_wrong_updates_and_for_leaving(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.learning.encodings.rows import LEAST_ROWS, RowsFormat, Table, tables_of
+from vcasgd.learning.encodings.rows import MIN_ROWS, RowsFormat, Table, tables_of
 from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.shards import Cut, ShardRange
 from vcasgd.learning.vector import gather
@@ -160,11 +160,11 @@ class Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(3, 4)
-        self.table = nn.Embedding(LEAST_ROWS, 5)
-        self.out = nn.Linear(5, LEAST_ROWS)
+        self.table = nn.Embedding(MIN_ROWS, 5)
+        self.out = nn.Linear(5, MIN_ROWS)
         self.out.weight = self.table.weight
         self.norm = nn.BatchNorm1d(5)
-        self.frozen = nn.Embedding(LEAST_ROWS, 2)
+        self.frozen = nn.Embedding(MIN_ROWS, 2)
         self.frozen.weight.requires_grad_(False)
 
 
@@ -172,11 +172,11 @@ def test_a_tied_table_is_listed_once() -> None:
     layout = Layout.of(Words())
     (part,) = Cut(layout.floats, layout.parameters, 1).parts
 
-    assert tables_of(layout, part) == (Table(16, LEAST_ROWS, 5),)
+    assert tables_of(layout, part) == (Table(16, MIN_ROWS, 5),)
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(1, 40), st.lists(st.integers(0, LEAST_ROWS - 1), max_size=12))
+@given(st.integers(1, 40), st.lists(st.integers(0, MIN_ROWS - 1), max_size=12))
 def test_a_table_can_be_cut_anywhere(shards: int, touched: list[int]) -> None:
     # Given a model with some changed rows, and running statistics
     model = Words()
@@ -204,6 +204,6 @@ def _exchanged(layout: Layout, part: ShardRange, vector: Tensor) -> Tensor:
 
 
 def test_empty_rows_are_not_a_table() -> None:
-    layout = Layout((TensorEntry("none", (LEAST_ROWS, 0), TensorKind.PARAMETER, 0),))
+    layout = Layout((TensorEntry("none", (MIN_ROWS, 0), TensorKind.PARAMETER, 0),))
 
     assert tables_of(layout, ShardRange(0, 0, 0, 0)) == ()

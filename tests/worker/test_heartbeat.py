@@ -15,7 +15,7 @@ from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Lease, Leases, Renewal, WorkKind
 from vcasgd.worker.heartbeat import HeartbeatSender, capacity
 from vcasgd.worker.held_leases import HeldLeases
-from vcasgd.worker.log_capture import LINES_KEPT, LONGEST_LINE, LineCapture
+from vcasgd.worker.log_capture import LINES_KEPT, MAX_LINE_LENGTH, LineCapture
 from vcasgd.worker.notices import NoticeLike, NoticeWatch
 
 Eventually = Callable[..., Any]
@@ -181,7 +181,7 @@ def test_captured_lines_are_kept_until_they_are_sent(capsys: pytest.CaptureFixtu
     with capture.installed():
         sys.stdout.write("one\n\ntw")
         sys.stdout.write("o\nincomplete")
-        sys.stderr.write("x" * 2 * LONGEST_LINE + "\n")
+        sys.stderr.write("x" * 2 * MAX_LINE_LENGTH + "\n")
 
     with pytest.raises(StoreUnavailable):
         capture.flush()
@@ -189,7 +189,7 @@ def test_captured_lines_are_kept_until_they_are_sent(capsys: pytest.CaptureFixtu
     capture.flush()
     capture.flush()
 
-    assert ledger.lines == ["one", "two", "x" * LONGEST_LINE]
+    assert ledger.lines == ["one", "two", "x" * MAX_LINE_LENGTH]
     assert capsys.readouterr().out == "one\n\ntwo\nincomplete"
 
 

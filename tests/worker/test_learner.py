@@ -101,7 +101,7 @@ def test_an_interval_goes_on_from_an_update_that_its_base_lacks() -> None:
 
     assert starts == [10, 8, 8, 10], "one update ahead at most, and of the present base"
     assert update == [-2, -2, -2, -2], "an update is never pushed twice"
-    assert learner.most_unapplied == 2
+    assert learner.max_unapplied == 2
 
 
 def test_running_statistics_go_on_from_their_values() -> None:
@@ -131,7 +131,7 @@ def test_a_step_early_in_a_job_waits_for_the_exchange() -> None:
     learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
 
     assert learner._last is None
-    assert learner.most_unapplied == 1
+    assert learner.max_unapplied == 1
 
 
 def test_an_update_of_an_interval_that_waits_is_not_kept() -> None:
@@ -140,7 +140,7 @@ def test_an_update_of_an_interval_that_waits_is_not_kept() -> None:
     interval(learner, 10.0)
 
     assert learner._last is None
-    assert learner.most_unapplied == 1
+    assert learner.max_unapplied == 1
 
 
 class Normalized(Slope):

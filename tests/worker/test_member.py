@@ -10,7 +10,7 @@ from torch import nn
 
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.worker.interval import Base, is_late
-from vcasgd.worker.member import EXCHANGES, MOST_STEPS, Member, balanced_steps
+from vcasgd.worker.member import EXCHANGES, MAX_STEPS, Member, balanced_steps
 
 
 def base_of(workers: int, version: int = 1) -> Base:
@@ -82,7 +82,7 @@ def test_intervals_and_batches_of_a_subtask(
         (0.13, 0.1, 1),
         (0.15, 0.1, 2),
         (0.5, 0.1, 4),
-        (1e9, 1e-9, MOST_STEPS),
+        (1e9, 1e-9, MAX_STEPS),
     ],
 )
 def test_a_round_trains_about_as_long_as_an_exchange_takes(

@@ -14,7 +14,7 @@ from torch import nn
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.shared_moments import SharedMoments
-from vcasgd.worker.member import LEAST_STEPS, Member
+from vcasgd.worker.member import MIN_STEPS, Member
 from vcasgd.worker.moments_exchange import MomentsExchange
 
 Eventually = Callable[..., Any]
@@ -57,7 +57,7 @@ def worker(tensors: RedisClient) -> Iterator[Callable[[str], Adaptive]]:
 
 
 def share(old: Adaptive, tensors: RedisClient, eventually: Eventually, rollbacks: int = 0) -> None:
-    old.step(LEAST_STEPS)
+    old.step(MIN_STEPS)
 
     def shared() -> bool:
         old.exchange.share(old.member, rollbacks)

@@ -52,12 +52,12 @@ def values(pair: ShardPair, shard: int) -> set[float]:
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("most_unapplied", [1, 2])
+@pytest.mark.parametrize("max_unapplied", [1, 2])
 def test_a_worker_has_as_many_vectors_as_unapplied_updates(
-    tmp_path: Path, eventually: Eventually, most_unapplied: int, shards: int
+    tmp_path: Path, eventually: Eventually, max_unapplied: int, shards: int
 ) -> None:
     # Given intervals whose updates are applied during or after the next one, by some nodes or all
-    with pair_of(tmp_path, shards, most_unapplied=most_unapplied, samples=3000) as pair:
+    with pair_of(tmp_path, shards, max_unapplied=max_unapplied, samples=3000) as pair:
         group, every = pair.group, range(shards)
         servers = [pair.shard(shard) for shard in every]
         addresses, prefetched, kept = set(), 0, 0
@@ -73,7 +73,7 @@ def test_a_worker_has_as_many_vectors_as_unapplied_updates(
             publish(pair, *(servers[shard] for shard in meanwhile))
             if start & 2:
                 group.prefetch(0.0)
-                if most_unapplied > 1:
+                if max_unapplied > 1:
                     eventually(partial(all_fetched, pair, meanwhile))
                     prefetched += len(meanwhile)
             update = train(pair, start)
@@ -82,9 +82,9 @@ def test_a_worker_has_as_many_vectors_as_unapplied_updates(
             del update
 
     # Then they share the memory
-    assert len(addresses) == most_unapplied
-    assert (prefetched > 0) == (most_unapplied > 1)
-    assert (kept > 0) == (most_unapplied > 1 and shards > 1)
+    assert len(addresses) == max_unapplied
+    assert (prefetched > 0) == (max_unapplied > 1)
+    assert (kept > 0) == (max_unapplied > 1 and shards > 1)
 
 
 def test_a_silent_node_keeps_its_part_although_an_update_took_the_memory(pair: ShardPair) -> None:

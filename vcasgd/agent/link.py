@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vcasgd.agent.trust import CONNECT_SECONDS, GatewayAddress
 from vcasgd.errors import ApiError
-from vcasgd.gateway.protocol import ACCEPTED, LINK, LONGEST_LINE, MOST_LINK_BYTES, first_line
+from vcasgd.gateway.protocol import ACCEPTED, LINK, MAX_LINE_LENGTH, MAX_LINK_BYTES, first_line
 
 #: Seconds for one direction.
 SECONDS = 6.0
@@ -63,9 +63,9 @@ def _measured(gateway: GatewayAddress, token: str, direction: str, seconds: floa
                 # The transfer before was shorter, and says more than none.
                 return speed or size * 8e-6 / seconds
             speed = speed_of(size, took, round_trip)
-            if took >= ENOUGH_SECONDS or size >= MOST_LINK_BYTES:
+            if took >= ENOUGH_SECONDS or size >= MAX_LINK_BYTES:
                 return speed
-            size = min(size * FACTOR, MOST_LINK_BYTES)
+            size = min(size * FACTOR, MAX_LINK_BYTES)
 
 
 def speed_of(size: int, took: float, round_trip: float) -> float:
@@ -124,7 +124,7 @@ class _Probe:
 
     def _line(self) -> bytes:
         line = b""
-        while not line.endswith(b"\n") and len(line) < LONGEST_LINE:
+        while not line.endswith(b"\n") and len(line) < MAX_LINE_LENGTH:
             line += self._receive(1)
         return line
 

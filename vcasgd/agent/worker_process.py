@@ -23,7 +23,7 @@ from vcasgd.child_process import kill
 from vcasgd.errors import VcasgdError
 from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
 from vcasgd.logging import last_lines
-from vcasgd.schemas.machines import LONGEST_REASON, OrderView, WorkerReportBody
+from vcasgd.schemas.machines import MAX_REASON_LENGTH, OrderView, WorkerReportBody
 from vcasgd.store.admission import SOCKETS
 from vcasgd.worker_names import instance_of
 
@@ -125,7 +125,7 @@ class WorkerProcess:
     def report(self) -> WorkerReportBody:
         """The state of the process."""
         ended = self.ended
-        return WorkerReportBody(start=self.order.start, ended=ended and ended[:LONGEST_REASON])
+        return WorkerReportBody(start=self.order.start, ended=ended and ended[:MAX_REASON_LENGTH])
 
     def update(self) -> None:
         """Start the process once its code is there; kill it if it takes too much memory."""

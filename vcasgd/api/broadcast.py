@@ -25,7 +25,7 @@ OBSERVE_SECONDS = 0.5
 #: Seconds between two checks of a reader's token, if nothing changes.
 CHECK_SECONDS = 1.0
 #: Events of the platform that a reader reads itself at a time.
-MOST_EVENTS = 200
+MAX_EVENTS = 200
 
 
 class Broadcast:
@@ -96,11 +96,11 @@ class Broadcast:
     ) -> AsyncIterator[bytes]:
         """Yield the events after a position and before a time, which this reader alone lacks."""
         while cursor < EventCursor(until):
-            read = partial(self._feed.events, jobs, cursor, until, limit=MOST_EVENTS)
+            read = partial(self._feed.events, jobs, cursor, until, limit=MAX_EVENTS)
             events = await self._in_thread(read)
             if events:
                 yield b"".join(event_message(at, event)[1] for at, event in events)
-            if len(events) < MOST_EVENTS:
+            if len(events) < MAX_EVENTS:
                 return
             cursor = events[-1][0]
 

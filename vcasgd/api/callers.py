@@ -143,8 +143,8 @@ class _CachedTokens:
 
     async def find(self, name: str, fits: Callable[[ApiToken], bool]) -> ApiToken | None:
         """Return the token with a name if it fits, also if it has expired."""
-        for most_seconds in (FRESH_SECONDS, MISS_SECONDS):
-            token = await self._read(name, most_seconds)
+        for max_seconds in (FRESH_SECONDS, MISS_SECONDS):
+            token = await self._read(name, max_seconds)
             if token is not None and fits(token):
                 return token
         return None
@@ -165,21 +165,21 @@ class _CachedTokens:
         except StoreError as error:
             log.warning("the use of token %s is not recorded: %s", token.name, error)
 
-    async def _read(self, name: str, most_seconds: float) -> ApiToken | None:
-        if not self._fresh(most_seconds):
-            refresh = partial(self._refresh, most_seconds)
+    async def _read(self, name: str, max_seconds: float) -> ApiToken | None:
+        if not self._fresh(max_seconds):
+            refresh = partial(self._refresh, max_seconds)
             await to_thread.run_sync(refresh, abandon_on_cancel=True, limiter=_THREADS)
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._known.get(name)
 
-    def _fresh(self, most_seconds: float) -> bool:
+    def _fresh(self, max_seconds: float) -> bool:
         unchanged = self._read_at > self._changed_at
-        return unchanged and boot_time() - self._read_at < most_seconds
+        return unchanged and boot_time() - self._read_at < max_seconds
 
-    def _refresh(self, most_seconds: float) -> None:
+    def _refresh(self, max_seconds: float) -> None:
         with self._lock:
-            if self._fresh(most_seconds):
+            if self._fresh(max_seconds):
                 return
             start = boot_time()
             try:

@@ -17,8 +17,8 @@ from vcasgd.store.ledger.events import EventCursor
 SharedEvent = tuple[EventCursor, bytes]
 
 #: Changes that are kept, and their bytes; a reader that is further behind gets the whole state.
-MOST_CHANGES = 20
-MOST_BYTES = 16 << 20
+MAX_CHANGES = 20
+MAX_BYTES = 16 << 20
 #: Bytes of whole messages that are sent at once, unless one message is longer. It bounds what a
 #: reader that does not read occupies.
 BLOCK_BYTES = 1 << 16
@@ -67,7 +67,7 @@ class Changes:
         with self._lock:
             self._changes.append(change)
             self._bytes += change.size
-            while self._changes and (len(self._changes) > MOST_CHANGES or self._bytes > MOST_BYTES):
+            while self._changes and (len(self._changes) > MAX_CHANGES or self._bytes > MAX_BYTES):
                 self._bytes -= self._changes.popleft().size
 
     def after(self, version: int, last: int) -> list[StateChange] | None:

@@ -89,7 +89,7 @@ def job_brief(job: JobRecord, workers: int, amounts: Mapping[str, float]) -> Job
         accuracy=finite(accuracy),
         best_accuracy=_best_accuracy(job),
         workers=0 if job.state.over else workers,
-        most_workers=job.spec.workers.max,
+        max_workers=job.spec.workers.max,
         evictions=job.evictions,
         kills=job.kills,
         spent_usd=costs.spent_usd,

@@ -1,7 +1,7 @@
 """Metrics in the text format of Prometheus.
 
 Names follow its conventions: they end with the unit, and counters with ``_total``. The number of
-labels is bounded: at most :data:`MOST_JOBS` active jobs, and the pools, store nodes, and states.
+labels is bounded: at most :data:`MAX_JOBS` active jobs, and the pools, store nodes, and states.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from vcasgd.store.gauges import ServerGauges
-from vcasgd.store.ledger.job import MOST_STALENESS, JobRecord, JobState
+from vcasgd.store.ledger.job import MAX_STALENESS, JobRecord, JobState
 from vcasgd.store.ledger.traffic import Traffic
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: Number of the newest active jobs that are exported; each has about forty series.
-MOST_JOBS = 100
+MAX_JOBS = 100
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _staleness(jobs: Sequence[JobRecord]) -> Metric:
     family = HistogramMetricFamily("vcasgd_job_staleness_versions", text, labels=["job"])
     for job in jobs:
         counts = {int(key): n for key, n in job.totals.get("staleness", {}).items()}
-        edges = [0, 1, 2, 4, 8, 16, MOST_STALENESS - 1]
+        edges = [0, 1, 2, 4, 8, 16, MAX_STALENESS - 1]
         below = [sum(n for at, n in counts.items() if at <= edge) for edge in edges]
         buckets = [(f"{edge}.0", float(n)) for edge, n in zip(edges, below, strict=True)]
         every = ("+Inf", float(sum(counts.values())))

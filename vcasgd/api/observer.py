@@ -34,9 +34,9 @@ NEWEST_JOBS = 20
 LATE_SECONDS = 600.0
 
 #: Events of one observation; after more, each reader reads its own.
-MOST_SHARED_EVENTS = 1000
+MAX_SHARED_EVENTS = 1000
 #: Seconds after which a gap between two observations is not read, as nobody followed.
-LONGEST_GAP_SECONDS = 5.0
+MAX_GAP_SECONDS = 5.0
 #: Machines in one message.
 MACHINES_AT_ONCE = 200
 
@@ -179,12 +179,12 @@ class PlatformObserver:
         self, before: PlatformState, jobs: tuple[str, ...], at: int
     ) -> tuple[SharedEvent, ...] | None:
         """Return the events since the last observation; None if each reader has to read its own."""
-        if at - before.at > LONGEST_GAP_SECONDS * 1000:
+        if at - before.at > MAX_GAP_SECONDS * 1000:
             return None
         # an event of the millisecond before.at is not in the earlier observation
         start = EventCursor(before.at - 1, LARGEST_NUMBER, LAST_JOB)
-        new = self._feed.events(jobs, start, at, limit=MOST_SHARED_EVENTS)
-        if len(new) >= MOST_SHARED_EVENTS:
+        new = self._feed.events(jobs, start, at, limit=MAX_SHARED_EVENTS)
+        if len(new) >= MAX_SHARED_EVENTS:
             return None
         return tuple(event_message(cursor, event) for cursor, event in new)
 

@@ -79,7 +79,7 @@ class FaultSpec(StrictModel):
     faster: float | None = Field(default=None, gt=0, description="speed-up factor for the trace")
     ahead: Duration | None = Field(default=None, description="step of a clock into the future")
     behind: Duration | None = Field(default=None, description="step of a clock into the past")
-    longest_pause: Duration | None = Field(
+    max_pause: Duration | None = Field(
         default=None, description="expected longest time without progress, instead of the total's"
     )
 
@@ -154,7 +154,7 @@ class Expectations(StrictModel):
     lost_samples: int = Field(default=0, ge=0, strict=True)
     repeated_samples: int = Field(default=0, ge=0, strict=True)
     lost_machines: int = Field(default=0, ge=0, strict=True)
-    longest_pause: Duration = Field(
+    max_pause: Duration = Field(
         description="longest time without progress, from a fault to the next one"
     )
 
@@ -196,7 +196,7 @@ class Injection:
     seconds: float
     delay: float
     direction: Direction | None
-    longest_pause: float
+    max_pause: float
     notice: float = 0.0
     counts: Counts | None = None
     #: Seconds by which a clock is set ahead.
@@ -228,7 +228,7 @@ def schedule(scenario: Scenario, machines: int) -> list[Injection]:
                 seconds=_seconds(fault.length),
                 delay=_seconds(fault.delay),
                 direction=fault.direction,
-                longest_pause=_seconds(fault.longest_pause or scenario.expect.longest_pause),
+                max_pause=_seconds(fault.max_pause or scenario.expect.max_pause),
                 notice=_seconds(fault.notice),
                 counts=fault.counts(scenario.folder, machines),
                 step=_seconds(fault.ahead) - _seconds(fault.behind),
@@ -244,7 +244,7 @@ def _seconds(duration: timedelta | None) -> float:
     return duration.total_seconds() if duration else 0.0
 
 
-def longest_gap(moments: Sequence[float], since: float, until: float) -> float:
+def max_gap(moments: Sequence[float], since: float, until: float) -> float:
     """Return the longest time between two successive moments, cut to ``[since, until]``.
 
     ``moments`` are ascending. The limits count as moments.
@@ -271,6 +271,6 @@ def shortfalls(
         *(f"{count} {what}, expected at most {most}" for what, (count, most) in counts.items()
           if count > most),
         *(f"{injection}: {pause:.1f} s without progress, expected at most "
-          f"{injection.longest_pause:g} s" for injection, pause in pauses
-          if pause > injection.longest_pause),
+          f"{injection.max_pause:g} s" for injection, pause in pauses
+          if pause > injection.max_pause),
     ]  # fmt: skip

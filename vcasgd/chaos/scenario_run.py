@@ -27,7 +27,7 @@ from vcasgd.chaos.disk import FullDisk, small_disk
 from vcasgd.chaos.killers import Killer, Target, await_result
 from vcasgd.chaos.lasting import Freeze, LastingFault, SlowFsync
 from vcasgd.chaos.network import ControlGroup, PacketLoss
-from vcasgd.chaos.scenario import Injection, Scenario, longest_gap, schedule, shortfalls
+from vcasgd.chaos.scenario import Injection, Scenario, max_gap, schedule, shortfalls
 from vcasgd.errors import StackError, StoreError, VcasgdError
 from vcasgd.stack import StackHome, StackState, running
 from vcasgd.store.connection import connect
@@ -301,7 +301,7 @@ def _pauses(
     """Return each fault with the longest time without progress until the next fault."""
     begins = [*(start + each.at for each in plan), end]
     return [
-        (each, longest_gap(moments, since, until))
+        (each, max_gap(moments, since, until))
         for each, since, until in zip(plan, begins[:-1], begins[1:], strict=True)
     ]
 

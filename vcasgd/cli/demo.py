@@ -32,7 +32,7 @@ from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import ForegroundStack, StackHome
 
 #: Accuracy that the demo guarantees.
-LEAST_ACCURACY = 0.96
+MIN_ACCURACY = 0.96
 #: Seconds until the demo gives up on its job; far more than a slow machine needs.
 LIMIT_SECONDS = 600.0
 #: Settings of the user that the demo keeps. All others have their defaults, so that the demo
@@ -91,7 +91,7 @@ class Summary:
     def failures(self) -> list[str]:
         """Return a message for each guarantee that the demo did not keep."""
         checks = {
-            f"the accuracy is below {LEAST_ACCURACY:.0%}": self.accuracy < LEAST_ACCURACY,
+            f"the accuracy is below {MIN_ACCURACY:.0%}": self.accuracy < MIN_ACCURACY,
             f"{self.samples_lost} samples were lost": self.samples_lost != 0,
             f"{self.samples_repeated} samples were repeated": self.samples_repeated != 0,
             "no machine was evicted with notice": self.evictions < 1,

@@ -41,7 +41,7 @@ SOONEST_FRACTION = 0.02
 
 _BARS = "▁▂▃▄▅▆▇█"
 #: Values in a sparkline; leaves room for a label on a narrow terminal.
-MOST_BARS = 40
+MAX_BARS = 40
 
 #: Called with each status before it is shown.
 Hook = Callable[[JobStatus], None]
@@ -94,8 +94,8 @@ class LiveView:
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._events: deque[EventRow] = deque(maxlen=EVENTS_SHOWN)
         self._losses: deque[EventRow] = deque(maxlen=LOSSES_SHOWN)
-        self._workers: deque[int] = deque(maxlen=MOST_BARS)
-        self._marks: deque[Text] = deque(maxlen=MOST_BARS)
+        self._workers: deque[int] = deque(maxlen=MAX_BARS)
+        self._marks: deque[Text] = deque(maxlen=MAX_BARS)
 
     def __enter__(self) -> LiveView:
         self._live.__enter__()
@@ -149,7 +149,7 @@ def sparkline(values: Iterable[float], lowest: float | None = None) -> str:
     The scale reaches from ``lowest`` (by default, the smallest value shown) to the largest
     value shown.
     """
-    shown = list(values)[-MOST_BARS:]
+    shown = list(values)[-MAX_BARS:]
     if not shown:
         return ""
     low, high = min(shown) if lowest is None else lowest, max(shown)

@@ -9,7 +9,7 @@ import typer
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.output import Columns, Group, Json, ago, err, out, show_json, show_rows, until
 from vcasgd.errors import SpecError
-from vcasgd.spec.access import MOST_MACHINES, Scope
+from vcasgd.spec.access import MAX_MACHINES, Scope
 
 app = typer.Typer(cls=Group, no_args_is_help=True)
 
@@ -43,7 +43,7 @@ def create(
         int | None,
         typer.Option(
             min=1,
-            max=MOST_MACHINES,
+            max=MAX_MACHINES,
             help="Most machines that all jobs of this user have at a time; with --join, that join.",
         ),
     ] = None,

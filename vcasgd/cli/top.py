@@ -26,7 +26,7 @@ from vcasgd.schemas.jobs import JobView
 #: Seconds between two refreshes.
 REFRESH_SECONDS = 1.0
 #: Rows of each table, so that all tables fit on a screen.
-MOST_ROWS = 15
+MAX_ROWS = 15
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _watch(client: Client) -> None:
 
 
 def _fetch(client: Client) -> FleetOverview:
-    jobs = [job for job in client.jobs(limit=MOST_ROWS * 2) if not job.over]
+    jobs = [job for job in client.jobs(limit=MAX_ROWS * 2) if not job.over]
     return FleetOverview(jobs, client.instances(), client.pools(), client.store(), client.spend())
 
 
@@ -108,7 +108,7 @@ def _jobs(overview: FleetOverview) -> RenderableType:
     table = _table("JOB", "STATE", "EPOCH", "DONE", "EVALUATED", "ACCURACY",
                    "MACHINES", "LOST", "PUSHED", "FETCHED")  # fmt: skip
     workers = Counter(row.job for row in overview.machines)
-    for job in overview.jobs[:MOST_ROWS]:
+    for job in overview.jobs[:MAX_ROWS]:
         progress = job.progress
         table.add_row(
             job.id, job.state, f"{progress.finished_epochs}/{progress.epochs_text}",
@@ -127,7 +127,7 @@ def _evaluated(job: JobView) -> str:
 def _machines(overview: FleetOverview) -> RenderableType:
     table = _table("INSTANCE", "POOL", "STATE", "JOB", "LAUNCHED", "USD/H")
     rows = sorted(overview.machines, key=lambda row: row.launched_at or 0.0, reverse=True)
-    for row in rows[:MOST_ROWS]:
+    for row in rows[:MAX_ROWS]:
         leaving = row.state == "leaving"
         table.add_row(
             row.id, row.pool, row.state, row.job or "",

@@ -20,7 +20,7 @@ QUIET_SECONDS = 5.0
 RETRY_SECONDS = 0.5
 #: Seconds over which updates per second are averaged, and the least for an average.
 RATE_SECONDS = 5.0
-LEAST_RATE_SECONDS = 0.25
+MIN_RATE_SECONDS = 0.25
 #: Seconds without a heartbeat after which a worker is no longer shown.
 SILENT_SECONDS = 5.0
 
@@ -131,7 +131,7 @@ class Watch:
         while len(self._counts) > 2 and self._counts[1][0] < now - RATE_SECONDS:
             self._counts.popleft()
         (since, before), (until, after) = self._counts[0], self._counts[-1]
-        return (after - before) / (until - since) if until - since > LEAST_RATE_SECONDS else None
+        return (after - before) / (until - since) if until - since > MIN_RATE_SECONDS else None
 
 
 def _order(event_id: str) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ SILENCE_SECONDS = 30.0
 #: Seconds by which a stream may outlast its deadline.
 SLACK_SECONDS = 1.0
 FIRST_PAUSE = 0.2
-LONGEST_PAUSE = 5.0
+MAX_PAUSE = 5.0
 
 Result = TypeVar("Result")
 
@@ -57,7 +57,7 @@ class _Patience:
         # count from the first failure: the caller may have worked on an entry for long before it
         self._failing_since = self._failing_since or now
         self._failures += 1
-        pause = jittered(backoff(self._failures, FIRST_PAUSE, LONGEST_PAUSE))
+        pause = jittered(backoff(self._failures, FIRST_PAUSE, MAX_PAUSE))
         if now + pause > self._failing_since + self._seconds:
             raise error
         time.sleep(max(0.0, min(pause, longest)))

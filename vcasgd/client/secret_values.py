@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vcasgd.errors import SpecError
-from vcasgd.spec.environment import LONGEST_VALUE, SecretSource
+from vcasgd.spec.environment import MAX_VALUE_LENGTH, SecretSource
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.package import packed_files
 
@@ -61,10 +61,10 @@ def _read(name: str, source: SecretSource) -> str:
 
 
 def _checked(name: str, value: str) -> str:
-    if value and len(value) <= LONGEST_VALUE and "\0" not in value:
+    if value and len(value) <= MAX_VALUE_LENGTH and "\0" not in value:
         return value
     raise SpecError(
-        f"secrets.{name}: has {len(value)} characters; it must have 1 to {LONGEST_VALUE}, none of "
-        "which is zero",
+        f"secrets.{name}: has {len(value)} characters; it must have 1 to {MAX_VALUE_LENGTH}, "
+        "none of which is zero",
         field=f"secrets.{name}",
     )

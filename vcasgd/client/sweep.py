@@ -15,9 +15,9 @@ from vcasgd.schemas.jobs import JobView
 from vcasgd.spec.stop import DEFAULT_METRICS, Metric
 
 #: Most jobs of a sweep; more are a typing error.
-MOST_TRIALS = 1000
+MAX_TRIALS = 1000
 #: Other jobs that the median needs.
-LEAST_PEERS = 2
+MIN_PEERS = 2
 _RANGE = re.compile(r"(uniform|log|int)\(([^,()]+),([^,()]+)\)")
 
 #: Changes of the job file in one job, such as ``("args.lr=0.1", "seed=2")``.
@@ -98,9 +98,9 @@ def grid(axes: Sequence[Axis]) -> list[Trial]:
                 field="over",
             )
     count = math.prod(len(axis.values) for axis in axes)
-    if count > MOST_TRIALS:
+    if count > MAX_TRIALS:
         raise SpecError(
-            f"--over: {count} combinations are too many; a sweep has at most {MOST_TRIALS} jobs",
+            f"--over: {count} combinations are too many; a sweep has at most {MAX_TRIALS} jobs",
             remedy="draw some of them with --random N",
             field="over",
         )
@@ -152,6 +152,6 @@ def below_median(qualities: Mapping[str, Sequence[float]], after: int) -> list[s
         count = len(own)
         peers = [other[count - 1] for name, other in qualities.items()
                  if name != job and len(other) >= count > 0]  # fmt: skip
-        if count >= max(1, after) and len(peers) >= LEAST_PEERS and own[-1] < median(peers):
+        if count >= max(1, after) and len(peers) >= MIN_PEERS and own[-1] < median(peers):
             worse.append(job)
     return worse

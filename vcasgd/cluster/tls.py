@@ -16,7 +16,7 @@ from vcasgd.private_file import write_private
 #: Set to 1 for processes that encrypt Ray's traffic.
 VARIABLE = "VCASGD_RAY_TLS"
 #: Fewest characters of a token. Anyone can test guesses with a certificate that Ray shows.
-LEAST_TOKEN = 32
+MIN_TOKEN = 32
 #: Loopback addresses under which Ray knows a machine; see :func:`~.commands.stable`.
 LOOPBACK = ("localhost", "127.0.0.1")
 
@@ -35,10 +35,10 @@ def use(token: str, host: str, folder: Path | None = None) -> None:
     ``folder`` is for the files that they name. Without one, they are in memory, where only this
     process finds them. Raises :class:`SpecError` if the token is short.
     """
-    if len(token) < LEAST_TOKEN:
+    if len(token) < MIN_TOKEN:
         raise SpecError(
             f"VCASGD_RAY_TOKEN: has {len(token)} characters; with VCASGD_RAY_TLS it needs"
-            f" at least {LEAST_TOKEN}, chosen at random",
+            f" at least {MIN_TOKEN}, chosen at random",
             field="VCASGD_RAY_TOKEN",
         )
     from vcasgd.certificates import Authority

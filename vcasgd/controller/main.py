@@ -37,7 +37,7 @@ from vcasgd.store.watchdog import Watchdog
 log = logging.getLogger(__name__)
 
 #: Rounds in a row that fail unexpectedly until the process ends, and restarts with a new state.
-MOST_FAILED_ROUNDS = 20
+MAX_FAILED_ROUNDS = 20
 
 
 class Controller:
@@ -143,7 +143,7 @@ class Controller:
                 except Exception:
                     failures += 1
                     log.exception("fleet")
-                    if failures == MOST_FAILED_ROUNDS:
+                    if failures == MAX_FAILED_ROUNDS:
                         raise
             self._stop.wait(fleet.pause)
 

@@ -39,9 +39,9 @@ LOOK_SECONDS = 2.0
 #: Newest jobs whose exports continue after their end.
 NEWEST_JOBS = 100
 #: Most processes at a time; each takes about 100 MB, with the library of its tracker.
-MOST_PROCESSES = 16
+MAX_PROCESSES = 16
 #: Pause after a failure, which doubles up to the longest one, in seconds.
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
+FIRST_PAUSE, MAX_PAUSE = 5.0, 600.0
 #: Seconds after which a process that fails starts a new series of failures.
 HEALTHY_SECONDS = 60.0
 #: Seconds for all processes to end.
@@ -52,7 +52,7 @@ _INHERITED = (
     *("REQUESTS_CA_BUNDLE", "TMPDIR"),
 )
 #: Bytes of the output that are searched for an error, and most characters of the error.
-OUTPUT_BYTES, LONGEST_ERROR = 4096, 500
+OUTPUT_BYTES, MAX_ERROR_LENGTH = 4096, 500
 
 
 @dataclass
@@ -115,7 +115,7 @@ class TrackerExports(EssentialThread):
         running = sum(each.process is not None for each in exports)
         now = time.monotonic()
         due = [each for each in exports if each.process is None and now >= each.next_at]
-        for export in due[: MOST_PROCESSES - running]:
+        for export in due[: MAX_PROCESSES - running]:
             try:
                 self._start(export)
             except (SpecError, OSError) as error:
@@ -182,7 +182,7 @@ class TrackerExports(EssentialThread):
     def _fail(self, export: _Export, problem: str, ran: float) -> None:
         """Let an export pause after a process that failed, after ``ran`` seconds."""
         export.failures = 1 if ran > HEALTHY_SECONDS else export.failures + 1
-        pause = backoff(export.failures, FIRST_PAUSE, LONGEST_PAUSE)
+        pause = backoff(export.failures, FIRST_PAUSE, MAX_PAUSE)
         export.next_at = time.monotonic() + pause
         text = f"the export to {export.track.to} failed: {problem}"
         log.warning("%s: %s", export.job, text)
@@ -210,7 +210,7 @@ def _error(export: _Export) -> str:
     # Of a traceback, the last line says what happened.
     _, found, error = text.rpartition("error: ")
     lines = (error if found else text.strip().rpartition("\n")[2]).split("\n")
-    return masked("; ".join(line.strip() for line in lines if line.strip()))[:LONGEST_ERROR]
+    return masked("; ".join(line.strip() for line in lines if line.strip()))[:MAX_ERROR_LENGTH]
 
 
 def _end(export: _Export) -> None:

@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 #: Seconds between two looks for new events, and for one request.
 LOOK_SECONDS, REQUEST_SECONDS = 1.0, 10.0
 #: The first and the longest pause between two attempts for an event, in seconds.
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
+FIRST_PAUSE, MAX_PAUSE = 1.0, 15.0
 #: Age in seconds at which events are dropped: the history of jobs that ended is thinned then.
 MAX_AGE_SECONDS = 3600.0
 #: Events that are read at a time, and newest jobs whose last events can still be missing.
-MOST_EVENTS, NEWEST_JOBS = 200, 100
+MAX_EVENTS, NEWEST_JOBS = 200, 100
 #: Responses after which another attempt may succeed, besides those from 500.
 _RETRIED = (408, 425, 429)
 
@@ -119,7 +119,7 @@ class Webhook(EssentialThread):
 
     def _events(self, cursor: EventCursor, until: int) -> list[tuple[EventCursor, dict[str, Any]]]:
         jobs = {*self._jobs.active(), *self._jobs.newest(NEWEST_JOBS)}
-        return self._feed.events(sorted(jobs), cursor, until, limit=MOST_EVENTS)
+        return self._feed.events(sorted(jobs), cursor, until, limit=MAX_EVENTS)
 
     def _is_wanted(self, event: Mapping[str, Any]) -> bool:
         return not self._kinds or event["kind"] in self._kinds
@@ -155,7 +155,7 @@ class Webhook(EssentialThread):
         Return False if this thread has to stop, is no longer the leader's, or the event is too old.
         """
         failures = 0
-        while not self._stopped.wait(jittered(backoff(failures, FIRST_PAUSE, LONGEST_PAUSE))):
+        while not self._stopped.wait(jittered(backoff(failures, FIRST_PAUSE, MAX_PAUSE))):
             if not self._sure() or at.ms < self._feed.now() - self._max_age_ms:
                 return False
             problem, final = self._attempt(url, str(at), body)

@@ -12,17 +12,17 @@ from vcasgd.stack.libraries import REMEDY
 MEGABYTE = 1_000_000
 OLDEST_PYTHON = (3, 11)
 #: Ray and both servers need about this much; jobs need more.
-LEAST_MEMORY = 2_000 * MEGABYTE
+MIN_MEMORY = 2_000 * MEGABYTE
 #: Checkpoints, unpacked code, and logs of a small job.
-LEAST_DISK = 2_000 * MEGABYTE
+MIN_DISK = 2_000 * MEGABYTE
 #: Ray keeps its objects here and becomes slow on a disk.
-LEAST_SHARED_MEMORY = 200 * MEGABYTE
+MIN_SHARED_MEMORY = 200 * MEGABYTE
 #: The stack's processes together keep several hundred connections and files open.
-LEAST_OPEN_FILES = 1024
+MIN_OPEN_FILES = 1024
 #: Seconds; clouds refuse requests whose time is wrong by five minutes, and leases expire early.
-MOST_CLOCK_ERROR = 10.0
+MAX_CLOCK_ERROR = 10.0
 #: Prices of clouds change rarely, but budgets rely on them.
-MOST_PRICE_DAYS = 365.0
+MAX_PRICE_DAYS = 365.0
 
 
 class Severity(StrEnum):
@@ -96,25 +96,25 @@ def _machine(facts: Facts) -> Iterator[Finding]:
             "home", f"{facts.home}: {facts.home_problem}",
             "set VCASGD_HOME to a folder where you can write",
         )  # fmt: skip
-    if facts.disk_free is not None and facts.disk_free < LEAST_DISK:
+    if facts.disk_free is not None and facts.disk_free < MIN_DISK:
         yield _error(
             "disk", f"{facts.home} has {facts.disk_free // MEGABYTE} MB of free disk space",
-            f"free at least {LEAST_DISK // MEGABYTE} MB, or set VCASGD_HOME to another disk",
+            f"free at least {MIN_DISK // MEGABYTE} MB, or set VCASGD_HOME to another disk",
         )  # fmt: skip
-    if facts.memory is not None and facts.memory < LEAST_MEMORY:
+    if facts.memory is not None and facts.memory < MIN_MEMORY:
         yield _error(
             "memory", f"this machine has {facts.memory // MEGABYTE} MB of memory",
-            f"use one with at least {LEAST_MEMORY // MEGABYTE} MB",
+            f"use one with at least {MIN_MEMORY // MEGABYTE} MB",
         )  # fmt: skip
-    if facts.shared_memory is not None and facts.shared_memory < LEAST_SHARED_MEMORY:
+    if facts.shared_memory is not None and facts.shared_memory < MIN_SHARED_MEMORY:
         yield _warning(
             "shared-memory", f"/dev/shm has {facts.shared_memory // MEGABYTE} MB",
             "in a container, start it with --shm-size=1g",
         )  # fmt: skip
-    if facts.open_files is not None and facts.open_files < LEAST_OPEN_FILES:
+    if facts.open_files is not None and facts.open_files < MIN_OPEN_FILES:
         yield _error(
             "open-files", f"a process may open {facts.open_files} files",
-            f"run ulimit -n {LEAST_OPEN_FILES} or more before vcasgd up",
+            f"run ulimit -n {MIN_OPEN_FILES} or more before vcasgd up",
         )  # fmt: skip
     if facts.port_taken:
         yield _error(
@@ -132,7 +132,7 @@ def _pools(facts: Facts) -> Iterator[Finding]:
         if price.missing:
             message = f"pool {price.pool}: {price.missing.message}"
             yield _error("prices", message, price.missing.remedy)
-        elif price.age_days is not None and price.age_days > MOST_PRICE_DAYS:
+        elif price.age_days is not None and price.age_days > MAX_PRICE_DAYS:
             old.setdefault(price.age_days, []).append(price.instance_type)
     for days, types in sorted(old.items()):
         yield _warning(
@@ -178,7 +178,7 @@ def _api(facts: Facts) -> Iterator[Finding]:
             "api-version", f"{api.url} runs vcasgd {api.version}, and this is {facts.version}",
             "install the same version on both sides",
         )  # fmt: skip
-    if api.clock_ahead is not None and abs(api.clock_ahead) > MOST_CLOCK_ERROR:
+    if api.clock_ahead is not None and abs(api.clock_ahead) > MAX_CLOCK_ERROR:
         side = "behind" if api.clock_ahead > 0 else "ahead of"
         yield _error(
             "clock", f"this machine's clock is {abs(api.clock_ahead):.0f} s {side} the API's",

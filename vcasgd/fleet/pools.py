@@ -54,7 +54,7 @@ SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.&|*,:=-]{1,255}$")]
 #: Name of an object of Kubernetes.
 KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
 #: Letters in the name of a pool whose machines are ordered, which is part of their names.
-LONGEST_ORDERED_POOL = 20
+MAX_ORDERED_POOL = 20
 #: Fields of a pod and a container that the stack sets itself.
 _OWN_POD = ("containers", "restartPolicy", "terminationGracePeriodSeconds")
 _OWN_CONTAINER = ("name", "image", "command", "args")
@@ -273,8 +273,8 @@ class KubernetesPoolSpec(PoolSpec):
 
 
 def _check_length(name: str) -> None:
-    if len(name) > LONGEST_ORDERED_POOL:
-        raise ValueError(f"name has more than {LONGEST_ORDERED_POOL} letters")
+    if len(name) > MAX_ORDERED_POOL:
+        raise ValueError(f"name has more than {MAX_ORDERED_POOL} letters")
 
 
 class AwsPoolSpec(PoolSpec):

@@ -12,16 +12,16 @@ import time
 from collections import defaultdict, deque
 
 from vcasgd.errors import Unauthorized
-from vcasgd.gateway.protocol import ACCEPTED, MOST_LINK_BYTES, parse_link_request
+from vcasgd.gateway.protocol import ACCEPTED, MAX_LINK_BYTES, parse_link_request
 from vcasgd.gateway.relay import Stream
 
 #: Seconds of one measurement, and its bytes in both directions together.
-MOST_SECONDS = 15.0
-MOST_BYTES = 4 * MOST_LINK_BYTES
+MAX_SECONDS = 15.0
+MAX_BYTES = 4 * MAX_LINK_BYTES
 #: Measurements that run at a time: others would be part of what they measure.
-MOST_RUNNING = 4
+MAX_RUNNING = 4
 #: Measurements of one token within the seconds. A machine needs two each time that it joins.
-MOST_OF_TOKEN, WINDOW_SECONDS = 20, 60.0
+MAX_PER_TOKEN, WINDOW_SECONDS = 20, 60.0
 _PIECE = os.urandom(1 << 16)
 
 
@@ -40,7 +40,7 @@ class LinkMeasurements:
         starts = self._starts[digest]
         while starts and starts[0] < oldest:
             starts.popleft()
-        if self._running >= MOST_RUNNING or len(starts) >= MOST_OF_TOKEN:
+        if self._running >= MAX_RUNNING or len(starts) >= MAX_PER_TOKEN:
             raise Unauthorized("there are too many measurements of links at the moment")
         starts.append(time.monotonic())
 
@@ -48,7 +48,7 @@ class LinkMeasurements:
         """Answer requests. Raises :class:`TimeoutError` and :class:`OSError`."""
         self._running += 1
         try:
-            async with asyncio.timeout(MOST_SECONDS):
+            async with asyncio.timeout(MAX_SECONDS):
                 await _answer(guest)
         finally:
             self._running -= 1
@@ -56,7 +56,7 @@ class LinkMeasurements:
 
 async def _answer(guest: Stream) -> None:
     reader, writer = guest
-    left = MOST_BYTES
+    left = MAX_BYTES
     while (request := parse_link_request(await _line(reader))) is not None:
         direction, size = request
         left -= size

@@ -19,7 +19,7 @@ from vcasgd.errors import PortInUse, SpecError, StoreError, Unauthorized, Vcasgd
 from vcasgd.gateway.crowd import Crowd, address_key
 from vcasgd.gateway.guests import Guests
 from vcasgd.gateway.link import LinkMeasurements
-from vcasgd.gateway.protocol import ACCEPTED, LINK, LONGEST_LINE, PROTOCOL, parse, refusal
+from vcasgd.gateway.protocol import ACCEPTED, LINK, MAX_LINE_LENGTH, PROTOCOL, parse, refusal
 from vcasgd.gateway.relay import Stream, close, relay
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
@@ -188,7 +188,7 @@ async def _first_line(reader: asyncio.StreamReader) -> bytes:
         line = await reader.readuntil(b"\n")
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
         raise Unauthorized("the first line is incomplete") from error
-    if len(line) > LONGEST_LINE:
+    if len(line) > MAX_LINE_LENGTH:
         raise Unauthorized("the first line is too long")
     return line
 

@@ -7,12 +7,12 @@ import re
 #: Protocol that a TLS client names (ALPN).
 PROTOCOL = "vcasgd/1"
 #: Longest first line, in bytes.
-LONGEST_LINE = 1024
+MAX_LINE_LENGTH = 1024
 #: Answer to a first line that is accepted; others are ``-`` and the reason.
 ACCEPTED = b"+\n"
 #: Service of the gateway itself that measures links, and most bytes of one of its requests.
 LINK = "link"
-MOST_LINK_BYTES = 4 << 20
+MAX_LINK_BYTES = 4 << 20
 _LINK_REQUEST = re.compile(rb"(up|down) ([0-9]{1,8})\n")
 
 
@@ -35,6 +35,6 @@ def refusal(reason: str) -> bytes:
 def parse_link_request(line: bytes) -> tuple[str, int] | None:
     """Return direction and bytes of a request; None if the line is none, or asks for too much."""
     match = _LINK_REQUEST.fullmatch(line)
-    if match is None or int(match[2]) > MOST_LINK_BYTES:
+    if match is None or int(match[2]) > MAX_LINK_BYTES:
         return None
     return match[1].decode(), int(match[2])

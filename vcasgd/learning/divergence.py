@@ -20,7 +20,7 @@ BLOWN_UP = 10.0
 #: a constant has 2.3.
 FAR_WORSE = 1.5
 #: Divergences without a better model in between that end a job.
-MOST_DIVERGENCES = 3
+MAX_DIVERGENCES = 3
 #: Factor of the learning rate for each rollback.
 STEP_BACK = 1 / 2
 

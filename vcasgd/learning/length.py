@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
-from vcasgd.spec.job import MOST_SUBTASKS, JobSpec
+from vcasgd.spec.job import MAX_SUBTASKS, JobSpec
 from vcasgd.spec.update import RoundsSpec
 
 #: Subtasks of an epoch by default. A lost machine costs at most one of them, and this many give
 #: each of some dozens of workers several per epoch.
 SUBTASKS = 64
 #: Least batches of a subtask by default: with fewer, leases and pushes cost more than training.
-LEAST_BATCHES = 4
+MIN_BATCHES = 4
 #: Most batches of a subtask by default: an epoch of a very large data set has more subtasks.
-MOST_BATCHES = 200
+MAX_BATCHES = 200
 #: Least push intervals of a subtask by default, if each worker has an equal part of the batch.
-LEAST_INTERVALS = 4
+MIN_INTERVALS = 4
 
 
-def default_subtasks(samples: int, batch_size: int, least_batches: int = LEAST_BATCHES) -> int:
+def default_subtasks(samples: int, batch_size: int, min_batches: int = MIN_BATCHES) -> int:
     """Return the subtasks per epoch of a job that sets none, at least 1.
 
-    ``least_batches`` are those of a subtask. It depends only on facts that are the same on every
+    ``min_batches`` are those of a subtask. It depends only on facts that are the same on every
     machine.
     """
     batches = -(-samples // batch_size)
-    wanted = max(SUBTASKS, -(-batches // MOST_BATCHES))
-    return max(1, min(wanted, batches // least_batches, MOST_SUBTASKS))
+    wanted = max(SUBTASKS, -(-batches // MAX_BATCHES))
+    return max(1, min(wanted, batches // min_batches, MAX_SUBTASKS))
 
 
-def least_batches(spec: JobSpec) -> int:
+def min_batches(spec: JobSpec) -> int:
     """Return the least batches of a subtask by default.
 
     Workers of a round cut a subtask into equal intervals. If it has only one or two, the intervals
     of a fast worker and of a slow one differ in length, and each round waits for the longest.
     """
     if not isinstance(spec.push_every, int) or not isinstance(spec.update, RoundsSpec):
-        return LEAST_BATCHES
+        return MIN_BATCHES
     # In a round, all workers together train one batch in a step.
-    return max(LEAST_BATCHES, -(-LEAST_INTERVALS * spec.push_every // spec.workers.max))
+    return max(MIN_BATCHES, -(-MIN_INTERVALS * spec.push_every // spec.workers.max))
 
 
 def even_subtasks(batches: int, most: int) -> int:
@@ -62,9 +62,9 @@ def plan_for(
     ``subtasks`` is the recorded number of subtasks per epoch; None if none is recorded yet.
     Raises :class:`~vcasgd.errors.SpecError` as :class:`EpochPlan` does.
     """
-    least = least_batches(spec)
+    least = min_batches(spec)
     default = default_subtasks(samples, batch_size, least)
-    if least > LEAST_BATCHES:
+    if least > MIN_BATCHES:
         default = even_subtasks(samples // batch_size, default)
     per_epoch = subtasks or spec.subtasks_per_epoch or default
     total = total_samples(spec, samples, batch_size)

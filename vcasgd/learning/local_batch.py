@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from statistics import median
 
 #: Least samples of a local batch, because normalization over a batch needs two.
-LEAST_BATCH = 2
+MIN_BATCH = 2
 #: Intervals that are measured before a batch changes for its speed, and at most.
-LEAST_INTERVALS, MOST_INTERVALS = 3, 5
+MIN_INTERVALS, MAX_INTERVALS = 3, 5
 #: Relative difference between the durations of steps that changes a batch, less is noise; and that
 #: which does if it is at least so large, in the same direction, in the most intervals.
 DIFFERENCE, STEADY_DIFFERENCE = 0.15, 0.05
@@ -23,7 +23,7 @@ DIFFERENCE, STEADY_DIFFERENCE = 0.15, 0.05
 #: batch then changes at once, because all workers wait for a slow one in each round.
 CLEAR_DIFFERENCE, CLEAR_INTERVALS = 2.0, 2
 #: Most that a batch changes for its speed at a time.
-MOST_CHANGE = 4.0
+MAX_CHANGE = 4.0
 
 
 class LocalBatch:
@@ -35,7 +35,7 @@ class LocalBatch:
     def __init__(self, job_batch: int, workers: int) -> None:
         self._job_batch = job_batch
         #: Seconds of a sample, because the size also changes with the number of workers.
-        self._seconds: deque[float] = deque(maxlen=MOST_INTERVALS)
+        self._seconds: deque[float] = deque(maxlen=MAX_INTERVALS)
         self._version: int | None = None
         self._trained = False
         self.size = self._bounded(job_batch / max(workers, 1))
@@ -78,7 +78,7 @@ class LocalBatch:
             change = max(last)
         elif len(last) == CLEAR_INTERVALS and min(last) >= CLEAR_DIFFERENCE:
             change = min(last)
-        elif len(changes) >= LEAST_INTERVALS:
+        elif len(changes) >= MIN_INTERVALS:
             change = median(changes)
         else:
             return 1.0
@@ -86,14 +86,14 @@ class LocalBatch:
             return 1.0
         # What was measured belongs to the present size.
         self._seconds.clear()
-        return min(max(change, 1 / MOST_CHANGE), MOST_CHANGE)
+        return min(max(change, 1 / MAX_CHANGE), MAX_CHANGE)
 
     def _bounded(self, size: float) -> float:
-        return float(min(max(size, LEAST_BATCH), self._job_batch))
+        return float(min(max(size, MIN_BATCH), self._job_batch))
 
 
 def _steady(changes: Sequence[float]) -> bool:
     """Return True if the most intervals all ask for a change in the same direction."""
     larger = all(each >= 1 + STEADY_DIFFERENCE for each in changes)
     smaller = all(each <= 1 - STEADY_DIFFERENCE for each in changes)
-    return len(changes) == MOST_INTERVALS and (larger or smaller)
+    return len(changes) == MAX_INTERVALS and (larger or smaller)

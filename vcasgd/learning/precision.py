@@ -15,7 +15,7 @@ from vcasgd.task.task import Task
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: Steps in a row that the scaler may skip. Each one halves the scale, which starts at 2¹⁶.
-MOST_SKIPPED = 30
+MAX_SKIPPED = 30
 
 
 def dtype_of(task: Task) -> torch.dtype | None:
@@ -77,7 +77,7 @@ class StepPrecision:
         self._scaler.step(optimizer)
         self._scaler.update()
         self._skipped = self._skipped + 1 if self._scaler.get_scale() < before else 0
-        if self._skipped > MOST_SKIPPED:
+        if self._skipped > MAX_SKIPPED:
             raise NonFiniteLoss(
                 f"the gradient is not finite in {self._skipped} local steps in a row, "
                 "although its scale was lowered",

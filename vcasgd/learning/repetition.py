@@ -21,15 +21,15 @@ from vcasgd.spec.job import JobSpec
 STATELESS = ("float32", "bfloat16")
 #: Length of an update's parameters and of its statistics, relative to those of the base, below
 #: which differences are rounding: of training in float32, and of values in bfloat16.
-LEAST_PARAMETERS, LEAST_STATISTICS = 1e-4, 0.05
+MIN_PARAMETERS, MIN_STATISTICS = 1e-4, 0.05
 #: Relative difference above which an update is wrong, and above which a state is
 #: (docs/adr/0024). What is added to a momentum in each interval adds up.
 DIFFERENT, DIFFERENT_STATE = 0.1, 0.02
 #: Wrong repetitions of an owner after which it is accused: one may be an accident.
-MOST_WRONG = 2
+MAX_WRONG = 2
 #: Repetitions that an owner's machines left without an answer, after which it is accused unless
 #: more of its others were right. A machine is rarely lost in that moment.
-MOST_LEFT = 4
+MAX_LEFT = 4
 
 
 def why_not_repeatable(spec: JobSpec) -> str | None:
@@ -52,11 +52,11 @@ def update_difference(sent: Tensor, right: Tensor, base: Tensor, parameters: int
     parameters and for statistics; the larger of both counts.
     """
     change = right[parameters:] - base[parameters:]
-    least = LEAST_PARAMETERS * float(base[:parameters].norm())
-    least_statistics = LEAST_STATISTICS * float(base[parameters:].norm())
+    least = MIN_PARAMETERS * float(base[:parameters].norm())
+    min_statistics = MIN_STATISTICS * float(base[parameters:].norm())
     return max(
         _relative(sent[:parameters], right[:parameters], right[:parameters], least),
-        _relative(sent[parameters:], right[parameters:], change, least_statistics),
+        _relative(sent[parameters:], right[parameters:], change, min_statistics),
     )
 
 
@@ -98,16 +98,16 @@ class RepetitionJudge:
         Then the task may depend on its machine, so that no other machine can repeat it.
         """
         return not self._any_right and any(
-            each.wrong >= MOST_WRONG for each in self._counts.values()
+            each.wrong >= MAX_WRONG for each in self._counts.values()
         )
 
     def accusation(self, owner: str) -> str | None:
         """Return why an owner's work is wrong; None if it isn't, or if that is unclear."""
         counts = self._counts[owner]
-        if counts.wrong >= MOST_WRONG and self._any_right:
+        if counts.wrong >= MAX_WRONG and self._any_right:
             number = counts.wrong + counts.right
             return f"{counts.wrong} of its {number} updates that were repeated are wrong"
-        if counts.left >= MOST_LEFT and counts.left > counts.right:
+        if counts.left >= MAX_LEFT and counts.left > counts.right:
             return f"its machines left {counts.left} times when they were asked for their states"
         return None
 

@@ -36,7 +36,7 @@ WINDOW, STEP = 64, 8
 #: Last updates of an owner that may be wrong once its window looks wrong.
 SUSPECT = 2 * WINDOW
 #: Last updates of all owners that one is compared with, and how many of others are needed.
-RECENT, LEAST_RECENT = 32, 12
+RECENT, MIN_RECENT = 32, 12
 #: Times the others' median length from which a single update is refused.
 FAR_TOO_LONG = 50.0
 #: The same for the mean of so many updates. After a hard batch, momentum makes tens of them long,
@@ -153,7 +153,7 @@ class Screening:
     def refusal(self, owner: str, measure: Measure) -> str | None:
         """Return why a single update is refused, or None."""
         others = [each.lengths for other, each in self._recent if other != owner]
-        if owner == OWN or len(others) < LEAST_RECENT or not self._comparable(owner):
+        if owner == OWN or len(others) < MIN_RECENT or not self._comparable(owner):
             return None
         usual = [median(each) for each in zip(*others, strict=True)]
         factor = _excess(measure.lengths, usual)
@@ -268,7 +268,7 @@ def _repeating(window: list[_Row], others: Iterable[list[_Row]]) -> str | None:
 
 def _compared(sketch: Tensor, others: list[Tensor]) -> tuple[float | None, float | None]:
     """Return the cosine with the mean direction of the others, and the part in their span."""
-    if len(others) < LEAST_RECENT:
+    if len(others) < MIN_RECENT:
         return None, None
     rows = torch.stack(others)
     rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)

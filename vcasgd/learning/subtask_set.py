@@ -12,7 +12,7 @@ BLOCK = 4096
 #: Largest size of a block in bytes.
 BLOCK_BYTES = BLOCK // 8
 #: Exceeds the number of any block; the numbers of subtasks fit into 64 bits.
-MOST_BLOCKS = 2**50
+MAX_BLOCKS = 2**50
 
 
 class SubtaskSet:
@@ -26,7 +26,7 @@ class SubtaskSet:
     def __init__(self, blocks: Mapping[int, bytes] | None = None) -> None:
         self._blocks: dict[int, bytearray] = {}
         for number, bits in (blocks or {}).items():
-            if not 0 <= number < MOST_BLOCKS or len(bits) > BLOCK_BYTES:
+            if not 0 <= number < MAX_BLOCKS or len(bits) > BLOCK_BYTES:
                 raise ValueError(f"block {number} of {len(bits)} bytes is not a block of a bitmap")
             if kept := bytearray(bits.rstrip(b"\0")):
                 self._blocks[number] = kept

@@ -35,7 +35,7 @@ from vcasgd.errors import (
     VcasgdError,
 )
 from vcasgd.logging import bound, configure_logging, exit_status, isolated
-from vcasgd.parameter_server.model_state import MOST_UPDATES
+from vcasgd.parameter_server.model_state import MAX_UPDATES
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.settings import Settings, load_settings
 from vcasgd.steady_time import steady_time
@@ -303,7 +303,7 @@ class ParameterServer:
             longest = WAITING_SECONDS if self._rounds_wait else IDLE_SECONDS
             seconds = min([longest, *(shard.due_in for shard in shards)])
             positions = dict(each.position for each in shards)
-            return wait_for_entries(self._tensors, positions, seconds, MOST_UPDATES)
+            return wait_for_entries(self._tensors, positions, seconds, MAX_UPDATES)
         except (StoreUnavailable, StoreDenied):
             self._stop.wait(PAUSE_SECONDS)
             self._heartbeat_at = 0.0

@@ -21,11 +21,11 @@ from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import LARGEST_VALUE
 from vcasgd.parameter_server.recent_members import RecentMembers
 from vcasgd.spec.job import JobSpec
-from vcasgd.store.ledger.job import MOST_STALENESS, ModelFacts
+from vcasgd.store.ledger.job import MAX_STALENESS, ModelFacts
 from vcasgd.store.tensors.header import UNSIGNED, Header
 from vcasgd.store.tensors.published_steps import extended
 from vcasgd.store.tensors.snapshot import (
-    MOST_CONTRIBUTORS,
+    MAX_CONTRIBUTORS,
     Meta,
     Record,
     RoundFacts,
@@ -35,9 +35,9 @@ from vcasgd.store.tensors.snapshot import (
 )
 
 #: Updates in one publication; bounds how long a reader waits for a version.
-MOST_UPDATES = 32
+MAX_UPDATES = 32
 #: The same for a rule with rounds, which contain one update of each worker.
-MOST_IN_ROUND = 1024
+MAX_IN_ROUND = 1024
 
 
 class ShardConfig:
@@ -155,9 +155,9 @@ class ModelState:
     def full(self) -> bool:
         """True if the batch takes no further update."""
         if self._config.rule.rounds:
-            return self.batch.closed or self.batch.final or len(self.batch.entries) >= MOST_IN_ROUND
+            return self.batch.closed or self.batch.final or len(self.batch.entries) >= MAX_IN_ROUND
         # An evaluation point gets a version of its own, so that it can be evaluated exactly.
-        return len(self.batch.entries) >= MOST_UPDATES or self.batch.point is not None
+        return len(self.batch.entries) >= MAX_UPDATES or self.batch.point is not None
 
     # -- updates -------------------------------------------------------------------------------
 
@@ -330,7 +330,7 @@ class ModelState:
         batch.touched.add(header.subtask)
         if self.record.is_done(header.subtask):
             batch.done.append(header.subtask)
-        bucket = str(min(staleness, MOST_STALENESS))
+        bucket = str(min(staleness, MAX_STALENESS))
         batch.applied += 1
         batch.entries.append(entry)
         batch.dealt.append(header.update)
@@ -349,7 +349,7 @@ class ModelState:
         counts = self.meta.totals.contributions
         if contributor is None or self._config.part.shard:
             return
-        if contributor in counts or len(counts) < MOST_CONTRIBUTORS:
+        if contributor in counts or len(counts) < MAX_CONTRIBUTORS:
             counted = counts.get(contributor, 0) + samples
             self._count(contributions={**counts, contributor: counted})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, SnapshotView
-from vcasgd.store.tensors.snapshot_index import MOST_PINS
+from vcasgd.store.tensors.snapshot_index import MAX_PINS
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 
 
@@ -31,7 +31,7 @@ class Pins:
     @property
     def full(self) -> bool:
         """True if no further version can be pinned."""
-        return len(self._pinned) >= MOST_PINS
+        return len(self._pinned) >= MAX_PINS
 
     def unused_chunks(self, present: Meta) -> list[str]:
         """Return the keys of the version before ``present``, unless it is still in use."""
@@ -55,7 +55,7 @@ class Pins:
         """
         for name in self._pinned.keys() - view.pins:
             self._drop(name, present)
-        names = view.wanted[: MOST_PINS - len(self._pinned)]
+        names = view.wanted[: MAX_PINS - len(self._pinned)]
         if names:
             self._snapshots.pin(self._token, names, Snapshot(present, record()))
             # A name that is in use keeps its version.

@@ -10,13 +10,13 @@ from vcasgd.store.tensors.snapshot import RoundFacts
 
 #: Rounds that a worker can miss in a row and still count. A late one is in the next round again,
 #: and in the meantime, the others must not take over its part of the batch.
-MOST_MISSED = 2
+MAX_MISSED = 2
 #: Factor by which a member's batch can exceed what its samples show. The last interval of a
 #: subtask is short if the batch has just grown.
-MOST_LARGER = 8.0
+MAX_LARGER = 8.0
 #: Factor by which a member can be faster than the others. One that is faster still gets its part
 #: of the batch in several steps.
-MOST_FASTER = 16.0
+MAX_FASTER = 16.0
 
 
 class RecentMembers:
@@ -33,7 +33,7 @@ class RecentMembers:
         part of it that its speed allows: with the plain mean of the durations, one slow member
         would make all fast ones take too many samples.
 
-        What members claim counts only within :data:`MOST_LARGER` and :data:`MOST_FASTER`.
+        What members claim counts only within :data:`MAX_LARGER` and :data:`MAX_FASTER`.
         Otherwise, one that lies could leave hardly a sample to the others.
         """
         headers = self._with(present)
@@ -43,7 +43,7 @@ class RecentMembers:
             for name, each in headers.items()
             if each.step_seconds and each.batch
         }
-        least = median_high(durations.values()) / MOST_FASTER if durations else 0.0
+        least = median_high(durations.values()) / MAX_FASTER if durations else 0.0
         timed = sum(batches[name] for name in durations)
         # Zero if a member claims next to nothing as its batch.
         speed = sum(batches[name] / max(each, least) for name, each in durations.items())
@@ -74,7 +74,7 @@ class RecentMembers:
         missing = {
             name: (header, missed + 1)
             for name, (header, missed) in self._members.items()
-            if missed + 1 < MOST_MISSED
+            if missed + 1 < MAX_MISSED
         }
         self._members = missing | {name: (header, 0) for name, header in present.items()}
 
@@ -88,5 +88,5 @@ def _credible_batches(headers: Mapping[str, Header]) -> dict[str, float]:
     """Return the local batch of each member in samples; all members make about as many steps."""
     samples = {name: each.stop - each.start for name, each in headers.items()}
     steps = [samples[name] / each.batch for name, each in headers.items() if each.batch]
-    most = MOST_LARGER / median_high(steps) if steps else 0.0
+    most = MAX_LARGER / median_high(steps) if steps else 0.0
     return {name: min(each.batch, most * samples[name]) for name, each in headers.items()}

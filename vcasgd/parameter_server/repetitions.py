@@ -43,12 +43,12 @@ VERSIONS, VERSIONS_BYTES = (2, 64), 1 << 28
 VECTORS = 10
 #: Later updates of a worker without an answer from which it refuses to answer. It looks for
 #: requests before each interval, so an honest one has pushed at most two.
-MOST_LATER = 4
+MAX_LATER = 4
 #: Seconds until a worker has to answer that pushes nothing more, until a result is given up, and
 #: without an update after which a worker isn't asked to repeat.
 ANSWER_SECONDS, RESULT_SECONDS, RECENT_SECONDS = 600.0, 120.0, 60.0
 #: Workers that are asked to repeat one interval, one after the other.
-MOST_TRIES = 3
+MAX_ATTEMPTS = 3
 #: Seconds between two looks for an answer.
 LOOK_SECONDS = 0.1
 #: Updates of volunteers after which an event says that nobody repeats them.
@@ -252,7 +252,7 @@ class Repetitions:
             return
         if each.sizes is not None:
             each.since = self._clock()
-        elif each.later >= MOST_LATER:
+        elif each.later >= MAX_LATER:
             self._end_wrong(each, "its worker doesn't upload its states")
         elif each.lost or self._clock() - each.since > ANSWER_SECONDS:
             self._judge.left(each.owner)
@@ -260,7 +260,7 @@ class Repetitions:
 
     def _assign(self, each: OpenRepetition, sizes: StateSizes) -> None:
         helpers = self._helpers()
-        if each.tries >= MOST_TRIES or (
+        if each.tries >= MAX_ATTEMPTS or (
             not helpers and self._clock() - each.since > RESULT_SECONDS
         ):
             log.info("nobody could repeat update %s", each.header.update)

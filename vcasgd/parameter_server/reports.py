@@ -30,7 +30,7 @@ METRICS_SECONDS = 1.0
 #: Events kept while the ledger is unavailable.
 EVENTS_KEPT = 1000
 #: Partly applied subtasks in a report; usually there is one per worker.
-MOST_PARTLY = 1000
+MAX_PARTLY = 1000
 #: Reasons that do not count against a worker: another worker was faster, an earlier update of the
 #: same subtask was lost, a server lost the payload, the model went back to an earlier one, or its
 #: owner is excluded already.
@@ -290,7 +290,7 @@ def _totals(model: ModelState) -> str:
     often wrong work was undone."""
     recorded = model.record.samples_applied
     counted = model.meta.totals.samples
-    partly = nsmallest(MOST_PARTLY, model.record.positions)
+    partly = nsmallest(MAX_PARTLY, model.record.positions)
     return model.meta.totals.to_json(
         applied=recorded,
         repeated=counted - recorded,

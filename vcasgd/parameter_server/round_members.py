@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 #: Least seconds for which a round waits for a worker after its first update. A worker that is
 #: this late was interrupted, not slow.
-LEAST_GRACE = 0.25
+MIN_GRACE = 0.25
 #: Intervals for which it waits. After an update that just missed the last round, the others arrive
 #: an interval later. Without a reserve, each half of the workers would miss the other's rounds.
 GRACE_INTERVALS = 1.25
 #: Most seconds, so that one lost machine never holds up the others for long.
-MOST_GRACE = 30.0
+MAX_GRACE = 30.0
 
 
 @dataclass
@@ -30,14 +30,14 @@ class RoundMembers:
     _expected: frozenset[str] = frozenset()
     _arrived: set[str] = field(default_factory=set)
     _began: float = 0.0
-    _grace: float = LEAST_GRACE
+    _grace: float = MIN_GRACE
 
     def arrive(self, worker: str, interval_seconds: float, now: float) -> None:
         """Record a worker's update, which it trained for ``interval_seconds``."""
         if not self._arrived:
-            self._began, self._grace = now, LEAST_GRACE
+            self._began, self._grace = now, MIN_GRACE
         self._arrived.add(worker)
-        self._grace = min(max(self._grace, GRACE_INTERVALS * interval_seconds), MOST_GRACE)
+        self._grace = min(max(self._grace, GRACE_INTERVALS * interval_seconds), MAX_GRACE)
 
     @property
     def deadline(self) -> float | None:

@@ -26,7 +26,7 @@ from vcasgd.faults import Cause, fault_of
 from vcasgd.learning.repetition import why_not_repeatable
 from vcasgd.limits import MAX_CONTENT_BYTES, MAX_HEADERS_BYTES
 from vcasgd.parameter_server.contributions import Contributions
-from vcasgd.parameter_server.model_state import MOST_UPDATES, ModelState, ShardConfig
+from vcasgd.parameter_server.model_state import MAX_UPDATES, ModelState, ShardConfig
 from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.publish import Publisher
 from vcasgd.parameter_server.recovery import Recovery
@@ -453,7 +453,7 @@ class Shard:
         processed = 0
         # A publication or rollback of this turn has moved the cursor.
         if arrivals is None or arrivals.after != self._cursor:
-            arrivals = Arrivals(self._cursor, self._reader.read(MOST_UPDATES, self._cursor))
+            arrivals = Arrivals(self._cursor, self._reader.read(MAX_UPDATES, self._cursor))
         for entry in arrivals.entries:
             if model.full:
                 break

@@ -9,14 +9,14 @@ from pydantic import Field, PlainValidator, SecretStr
 
 from vcasgd.limits import MAX_TEXT
 from vcasgd.schemas.base import ReportedSpec, RequestBody, Schema
-from vcasgd.spec.environment import LONGEST_VALUE, MOST_VARIABLES
+from vcasgd.spec.environment import MAX_VALUE_LENGTH, MAX_VARIABLES
 from vcasgd.spec.evaluate import place_of
 from vcasgd.spec.job import JobSpec, JobState, Priority, Weight
 
 #: Pattern of a package's name: the SHA-256 of the zip.
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"
 
-SecretValue = Annotated[SecretStr, Field(min_length=1, max_length=LONGEST_VALUE)]
+SecretValue = Annotated[SecretStr, Field(min_length=1, max_length=MAX_VALUE_LENGTH)]
 #: A specification in a request; its errors are those of a job file, not pydantic's.
 SubmittedSpec = Annotated[JobSpec, PlainValidator(JobSpec.parse, json_schema_input_type=JobSpec)]
 
@@ -203,7 +203,7 @@ class SubmitRequest(RequestBody):
     package: str = Field(pattern=DIGEST_PATTERN, description="SHA-256 of an uploaded package.")
     secrets: dict[str, SecretValue] | None = Field(
         default=None,
-        max_length=MOST_VARIABLES,
+        max_length=MAX_VARIABLES,
         description="The values of the specification's `secrets`. No response contains them.",
     )
 

@@ -12,7 +12,7 @@ from vcasgd.spec.public import Nickname
 
 #: Most workers of one machine, and letters of the reason for which one has ended. The ledger keeps
 #: the last report of each machine.
-MOST_WORKERS, LONGEST_REASON = 64, 500
+MAX_WORKERS, MAX_REASON_LENGTH = 64, 500
 
 #: Header with the secret that a machine chose for itself when it joined, and its least length. The
 #: token is shared by all machines of a pool; this shows that a request is of the machine itself.
@@ -75,7 +75,7 @@ class WorkerReportBody(RequestBody):
     start: _Name = Field(description="Value of `start` in the order.")
     ended: Annotated[str, AfterValidator(printable)] | None = Field(
         default=None,
-        max_length=LONGEST_REASON,
+        max_length=MAX_REASON_LENGTH,
         description="Why its process has ended; null: it runs.",
     )
 
@@ -83,7 +83,7 @@ class WorkerReportBody(RequestBody):
 class ReportBody(RequestBody):
     """Report of a machine."""
 
-    workers: dict[_Name, WorkerReportBody] = Field(default_factory=dict, max_length=MOST_WORKERS)
+    workers: dict[_Name, WorkerReportBody] = Field(default_factory=dict, max_length=MAX_WORKERS)
     leaving: bool = Field(default=False, description="True: it takes no further work.")
 
 
@@ -108,7 +108,7 @@ class OrderView(Schema):
 class ReportView(Schema):
     """Orders for a machine. Workers that are not listed have to be killed."""
 
-    orders: list[OrderView] = Field(max_length=MOST_WORKERS)
+    orders: list[OrderView] = Field(max_length=MAX_WORKERS)
     leave: str | None = Field(default=None, description="Why the machine has to leave, if it has.")
     leave_by: float | None = Field(default=None, description="Seconds that it has for that.")
     version: str = Field(

@@ -31,7 +31,7 @@ class JobBrief(Schema):
     accuracy: float | None = Field(description="From the newest evaluation.")
     best_accuracy: float | None
     workers: int
-    most_workers: int = Field(description="Workers that the job may have.")
+    max_workers: int = Field(description="Workers that the job may have.")
     evictions: int
     kills: int
     spent_usd: float

@@ -25,7 +25,7 @@ from torch.utils.data import (
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
 from vcasgd.learning.local_step import to_device
-from vcasgd.learning.precision import MOST_SKIPPED
+from vcasgd.learning.precision import MAX_SKIPPED
 from vcasgd.learning.rates import clip
 from vcasgd.session.launch import accumulation_steps, check_launch, seen_by_accelerate
 from vcasgd.session.schedules import start_rates
@@ -207,7 +207,7 @@ class BatchLoader:
         if overflows and self._lacks_step:
             self._count_step()
             self._lacks_step = False
-        if self._script and self._skipped > MOST_SKIPPED:
+        if self._script and self._skipped > MAX_SKIPPED:
             raise NonFiniteLoss(
                 f"the scaler of gradients skipped {self._skipped} steps in a row",
                 remedy="use bf16, lower the learning rate, or check the loss for a division by 0",

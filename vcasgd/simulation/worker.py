@@ -83,7 +83,7 @@ class SimulatedWorker:
 
     @property
     def _most_unapplied(self) -> int:
-        return self.learner.most_unapplied if self.learner else MAX_UNAPPLIED
+        return self.learner.max_unapplied if self.learner else MAX_UNAPPLIED
 
     def fetch(self, snapshot: Fetched) -> None:
         """Receive a snapshot, which contains all updates that are applied."""

@@ -19,9 +19,9 @@ NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 #: Pattern of the name of a pool. It is used in tags, in labels, and in ids of machines.
 POOL_PATTERN = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
 #: Largest limit of machines; far above any fleet.
-MOST_MACHINES = 1_000_000
+MAX_MACHINES = 1_000_000
 #: Longest lifetime of a token; a longer one is a typing error.
-LONGEST_LIFETIME = timedelta(days=3650)
+MAX_LIFETIME = timedelta(days=3650)
 
 
 class Scope(StrEnum):
@@ -51,12 +51,12 @@ def _not_reserved(name: str) -> str:
 
 
 def _not_too_long(lifetime: timedelta) -> timedelta:
-    if lifetime > LONGEST_LIFETIME:
-        raise ValueError(f"must be at most {LONGEST_LIFETIME.days}d")
+    if lifetime > MAX_LIFETIME:
+        raise ValueError(f"must be at most {MAX_LIFETIME.days}d")
     return lifetime
 
 
 TokenName = Annotated[str, Field(pattern=NAME_PATTERN), AfterValidator(_not_reserved)]
 Lifetime = Annotated[Duration, AfterValidator(_not_too_long)]
 PoolName = Annotated[str, Field(pattern=POOL_PATTERN)]
-MachineLimit = Annotated[int, Field(ge=1, le=MOST_MACHINES)]
+MachineLimit = Annotated[int, Field(ge=1, le=MAX_MACHINES)]

@@ -12,9 +12,9 @@ from vcasgd.spec.strict import StrictModel
 #: Pattern of the name of an environment variable.
 NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 #: Most variables, most secrets, and most commands of a job.
-MOST_VARIABLES, MOST_COMMANDS = 200, 50
+MAX_VARIABLES, MAX_COMMANDS = 200, 50
 #: Most characters of a value, and of a command.
-LONGEST_VALUE, LONGEST_COMMAND = 32_768, 10_000
+MAX_VALUE_LENGTH, MAX_COMMAND_LENGTH = 32_768, 10_000
 #: Starts of the names of variables that the platform sets, or that are read before a job's are set.
 _PLATFORM = ("VCASGD_", "RAY_")
 _TOO_LATE = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "GOMP_", "KMP_")
@@ -32,7 +32,7 @@ def _settable(name: str) -> str:
 
 
 EnvName = Annotated[str, Field(pattern=NAME_PATTERN), AfterValidator(_settable)]
-EnvValue = Annotated[str, Field(max_length=LONGEST_VALUE)]
+EnvValue = Annotated[str, Field(max_length=MAX_VALUE_LENGTH)]
 
 
 class SecretSource(StrictModel):
@@ -82,12 +82,12 @@ def _commands(value: object) -> object:
     raise ValueError("must be a shell command, or a list of them")
 
 
-Environment = Annotated[dict[EnvName, EnvValue], Field(max_length=MOST_VARIABLES)]
-Secrets = Annotated[dict[EnvName, SecretSource], Field(max_length=MOST_VARIABLES)]
+Environment = Annotated[dict[EnvName, EnvValue], Field(max_length=MAX_VARIABLES)]
+Secrets = Annotated[dict[EnvName, SecretSource], Field(max_length=MAX_VARIABLES)]
 RequirementsFile = Annotated[
     str, Field(min_length=1, max_length=1000), AfterValidator(_requirements_file)
 ]
-Command = Annotated[str, Field(min_length=1, max_length=LONGEST_COMMAND)]
+Command = Annotated[str, Field(min_length=1, max_length=MAX_COMMAND_LENGTH)]
 Commands = Annotated[
-    tuple[Command, ...], Field(max_length=MOST_COMMANDS), BeforeValidator(_commands)
+    tuple[Command, ...], Field(max_length=MAX_COMMANDS), BeforeValidator(_commands)
 ]

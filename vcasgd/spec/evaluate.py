@@ -12,7 +12,7 @@ from vcasgd.spec.duration import parse_duration
 from vcasgd.spec.strict import StrictModel
 
 #: Largest number of steps or samples between two evaluations.
-MOST_BETWEEN = 10**15
+MAX_INTERVAL = 10**15
 
 _COUNT = re.compile(r"\s*(\d{1,16})\s*(step|sample)s?\s*")
 
@@ -33,8 +33,8 @@ def parse_interval(text: str) -> EvaluationInterval:
     if text.strip() == "epoch":
         return EvaluationInterval("epoch", 1)
     if match := _COUNT.fullmatch(text):
-        if not 1 <= int(match[1]) <= MOST_BETWEEN:
-            raise ValueError(f"must be from 1 to {MOST_BETWEEN:,} {match[2]}s; not {text!r}")
+        if not 1 <= int(match[1]) <= MAX_INTERVAL:
+            raise ValueError(f"must be from 1 to {MAX_INTERVAL:,} {match[2]}s; not {text!r}")
         return EvaluationInterval("step" if match[2] == "step" else "sample", int(match[1]))
     # A number without a unit could mean steps as well as seconds.
     if text.strip()[-1:].isalpha():

@@ -37,7 +37,7 @@ def _push_interval(value: object) -> object:
 
 
 #: Most subtasks per epoch, samples of a job, and steps of a job.
-MOST_SUBTASKS, MOST_SAMPLES, MOST_STEPS = 1_000_000, 10**15, 10**9
+MAX_SUBTASKS, MAX_SAMPLES, MAX_STEPS = 1_000_000, 10**15, 10**9
 #: Fields for the length of a job, one of which it sets.
 LENGTHS = ("epochs", "max_samples", "max_steps")
 
@@ -169,21 +169,21 @@ class JobSpec(StrictModel):
     max_samples: int | None = Field(
         default=None,
         ge=1,
-        le=MOST_SAMPLES,
+        le=MAX_SAMPLES,
         strict=True,
         description="samples to apply, over all epochs, instead of epochs",
     )
     max_steps: int | None = Field(
         default=None,
         ge=1,
-        le=MOST_STEPS,
+        le=MAX_STEPS,
         strict=True,
         description="batches of the task's batch_size to apply, instead of epochs",
     )
     subtasks_per_epoch: int | None = Field(
         default=None,
         ge=1,
-        le=MOST_SUBTASKS,
+        le=MAX_SUBTASKS,
         strict=True,
         description="leases per epoch; chosen from the number of samples if not set",
     )

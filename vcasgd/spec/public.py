@@ -12,7 +12,7 @@ from vcasgd.spec.strict import StrictModel
 #: Word in place of a nickname for a person who has none, or wants none any more.
 ANONYMOUS = "anonymous"
 #: Letters of a nickname; it is one line of a table on a phone.
-LONGEST_NICKNAME = 24
+MAX_NICKNAME_LENGTH = 24
 
 
 def _printable(text: str) -> str:
@@ -26,7 +26,7 @@ PublicText = Annotated[str, StringConstraints(strip_whitespace=True), AfterValid
 #: Nickname of a volunteer. Strangers choose it and everyone sees it, so it has no character that
 #: means something in HTML, in an address, or in a terminal.
 Nickname = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9]+([ _-][A-Za-z0-9]+)*$", max_length=LONGEST_NICKNAME)
+    str, Field(pattern=r"^[A-Za-z0-9]+([ _-][A-Za-z0-9]+)*$", max_length=MAX_NICKNAME_LENGTH)
 ]
 _NICKNAME: TypeAdapter[str] = TypeAdapter(Nickname)
 
@@ -44,8 +44,8 @@ def parse_nickname(text: str) -> str:
         return _NICKNAME.validate_python(text)
     except ValidationError as error:
         raise SpecError(
-            f"nickname: {text[:LONGEST_NICKNAME]!r} can't be used",
-            remedy=f"use up to {LONGEST_NICKNAME} letters (a-z, A-Z) and digits, with single "
+            f"nickname: {text[:MAX_NICKNAME_LENGTH]!r} can't be used",
+            remedy=f"use up to {MAX_NICKNAME_LENGTH} letters (a-z, A-Z) and digits, with single "
             "spaces, dashes, or underscores between them",
             field="nickname",
         ) from error

@@ -22,7 +22,7 @@ from vcasgd.stack.state import PartState
 
 #: Seconds before a dead part is restarted; doubles with each death until the part is healthy.
 FIRST_PAUSE_SECONDS = 0.2
-LONGEST_PAUSE_SECONDS = 10.0
+MAX_PAUSE_SECONDS = 10.0
 #: Seconds that a part must be ready to count as healthy, which resets its pause.
 HEALTHY_SECONDS = 30.0
 #: Seconds between two probes of a part that is not ready.
@@ -70,7 +70,7 @@ class _Pause:
 
     def begin(self, now: float) -> None:
         self.failures += 1
-        self.until = now + backoff(self.failures, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        self.until = now + backoff(self.failures, FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
 
 
 class Child:

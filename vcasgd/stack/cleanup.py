@@ -193,8 +193,8 @@ class _Ending:
             self._why = None
             if self._left:
                 progress(f"{self.provider.name}: ending {', '.join(self._left)}")
-                for start in range(0, len(self._left), self.provider.most_terminated):
-                    some = self._left[start : start + self.provider.most_terminated]
+                for start in range(0, len(self._left), self.provider.max_terminated):
+                    some = self._left[start : start + self.provider.max_terminated]
                     self.provider.terminate(*some)
                     self._asked.update(some)
         except FleetError as error:

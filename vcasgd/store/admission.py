@@ -31,9 +31,9 @@ from vcasgd.store.ledger.jobs import Jobs
 #: Stands for the folder with the sockets on a machine that joined by itself.
 SOCKETS = "/sockets"
 #: Most workers of one job that have access. A user takes 16 KB of a server's memory.
-MOST_WORKERS = 10_000
+MAX_WORKERS = 10_000
 #: The same for workers that no controller placed: a worker can report under many names.
-MOST_UNPLACED = 1000
+MAX_UNPLACED = 1000
 #: Users that are created at once, in less than a tenth of a second; updates wait meanwhile.
 USERS_AT_ONCE = 200
 
@@ -195,4 +195,4 @@ class TensorsAdmission:
 
 def _admissible(workers: Set[str], placed: Set[str]) -> list[str]:
     """Return the workers that get access; a hostile one can displace only those of its own job."""
-    return sorted(workers & placed)[:MOST_WORKERS] + sorted(workers - placed)[:MOST_UNPLACED]
+    return sorted(workers & placed)[:MAX_WORKERS] + sorted(workers - placed)[:MAX_UNPLACED]

@@ -26,7 +26,7 @@ from vcasgd.store.replies import error_of_reply, mapped_errors
 #: has to buffer for a slow reader.
 DEPTH = 4
 #: An error of the server is one short line; a longer one is cut off.
-LONGEST_ERROR = 1 << 12
+MAX_ERROR_LENGTH = 1 << 12
 #: On one machine, data in a small send buffer is still in the processor's cache when it is
 #: received (benchmarks/profile/).
 LOCAL_SEND_BUFFER = 1 << 17
@@ -323,8 +323,8 @@ def _error_of_answer(index: int, answer: bytes) -> Exception:
 def _first_line(bulk_socket: BulkSocket, start: bytes) -> bytes:
     """Return the line of text that begins with ``start``, without its line break."""
     text = bytearray(start)
-    while b"\r\n" not in text and len(text) < LONGEST_ERROR:
-        rest = bytearray(LONGEST_ERROR)
+    while b"\r\n" not in text and len(text) < MAX_ERROR_LENGTH:
+        rest = bytearray(MAX_ERROR_LENGTH)
         text += rest[: bulk_socket.receive([memoryview(rest)])]
     return bytes(text).partition(b"\r\n")[0]
 

@@ -44,7 +44,7 @@ OLDEST_SERVER = (7, 0)
 #: An answer that takes longer counts as a lost connection.
 ANSWER_SECONDS = 10.0
 #: Longest pause of :func:`patiently` between two attempts.
-LONGEST_PAUSE_SECONDS = 1.0
+MAX_PAUSE_SECONDS = 1.0
 
 _CHECK_THE_URL = "check that it is running, and its URL: a TLS port requires rediss://"
 
@@ -447,7 +447,7 @@ def patiently(
             return call()
         except (StoreUnavailable, StoreFull) as error:
             failures += 1
-            pause = backoff(failures, first_pause, LONGEST_PAUSE_SECONDS)
+            pause = backoff(failures, first_pause, MAX_PAUSE_SECONDS)
             if time.monotonic() + pause > deadline or give_up():
                 raise
             log.debug("retrying: %s", error)

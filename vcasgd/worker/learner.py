@@ -251,7 +251,7 @@ class Learner:
         return self._member
 
     @property
-    def most_unapplied(self) -> int:
+    def max_unapplied(self) -> int:
         """Updates that may be unapplied while this worker trains."""
         if self.member is None or self.member.overlaps:
             return MAX_UNAPPLIED

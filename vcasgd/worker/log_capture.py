@@ -16,7 +16,7 @@ from vcasgd.store.ledger.jobs import Jobs
 #: Most lines kept between two heartbeats; more are counted and dropped.
 LINES_KEPT = 500
 #: Most characters of a line; the rest is cut.
-LONGEST_LINE = 2000
+MAX_LINE_LENGTH = 2000
 
 
 class LineCapture:
@@ -48,7 +48,7 @@ class LineCapture:
     def add(self, line: str) -> None:
         with self._lock:
             if len(self._lines) < LINES_KEPT:
-                self._lines.append(line[:LONGEST_LINE])
+                self._lines.append(line[:MAX_LINE_LENGTH])
             else:
                 self._dropped += 1
 

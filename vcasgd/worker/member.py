@@ -21,14 +21,14 @@ from vcasgd.worker.interval import Base
 ALONE_SECONDS = 1.0
 #: Most local steps of a round that the workers choose themselves. Longer rounds cost too much
 #: quality for the time that they save.
-MOST_STEPS = 16
+MAX_STEPS = 16
 #: Progress of a job from which on its steps may overlap with exchanges. Early in a job, steps are
 #: long, consecutive ones can be opposed, and a gradient that is one step late adds to that.
 OVERLAP_FROM = 0.5
 #: Last exchanges of which the shortest counts: it waited least for other workers.
 EXCHANGES = 5
 #: Steps of an optimizer before other workers take over its second moments.
-LEAST_STEPS = 20
+MIN_STEPS = 20
 #: Seconds between two times that a worker shares its second moments.
 SHARING_SECONDS = 10.0
 
@@ -149,7 +149,7 @@ class Member:
     @property
     def can_share(self) -> bool:
         """True if other workers should take over this optimizer's second moments."""
-        return self._sharing is not None and second_moments.steps(self._sharing) >= LEAST_STEPS
+        return self._sharing is not None and second_moments.steps(self._sharing) >= MIN_STEPS
 
     def shared(self) -> tuple[Tensor, int]:
         """Return the second moments for others, bfloat16 [n], and the steps that they are from."""
@@ -213,4 +213,4 @@ def balanced_steps(facts: RoundFacts) -> int | None:
     if not facts.exchange_seconds or not facts.step_seconds:
         return None
     ratio = facts.exchange_seconds / facts.step_seconds
-    return int(2 ** round(math.log2(min(max(ratio, 1.0), MOST_STEPS))))
+    return int(2 ** round(math.log2(min(max(ratio, 1.0), MAX_STEPS))))

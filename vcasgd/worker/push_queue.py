@@ -51,13 +51,13 @@ class PushQueue:
     """
 
     def __init__(
-        self, sender: UpdateSender, *, shard: int, floats: int, most_unapplied: int
+        self, sender: UpdateSender, *, shard: int, floats: int, max_unapplied: int
     ) -> None:
         """``floats``: numbers of the shard's part."""
         self._sender = sender
         self._floats = floats
         #: Unapplied updates that make the queue :attr:`full`.
-        self.most_unapplied = most_unapplied
+        self.max_unapplied = max_unapplied
         #: Guards the pending updates, and is notified when they change.
         self._changed = threading.Condition()
         self._pending = PendingUpdates()
@@ -164,7 +164,7 @@ class PushQueue:
     @property
     def full(self) -> bool:
         """True if the queue takes no further update until one is applied."""
-        return self.unapplied >= self.most_unapplied
+        return self.unapplied >= self.max_unapplied
 
     def counts(self) -> dict[str, int]:
         """Return the counters of the heartbeat."""
@@ -182,12 +182,12 @@ class PushQueue:
     @property
     def takes_one(self) -> bool:
         """True if one update makes the queue :attr:`full`."""
-        return self.most_unapplied == 1
+        return self.max_unapplied == 1
 
     @property
     def fills_up(self) -> bool:
         """True if the next update makes the queue :attr:`full`."""
-        return self.unapplied + 1 >= self.most_unapplied
+        return self.unapplied + 1 >= self.max_unapplied
 
     # -- outcomes ----------------------------------------------------------------------------------
 

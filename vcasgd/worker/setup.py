@@ -79,7 +79,7 @@ class Setup:
             learner = self._prepare(job)
             if job.facts is not None:
                 cut = learner.cut(job.facts.shards)
-                self._shards.open(cut, learner.most_unapplied, learner.steps)
+                self._shards.open(cut, learner.max_unapplied, learner.steps)
             self._learner = learner
         return self._learner
 

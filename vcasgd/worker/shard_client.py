@@ -72,10 +72,10 @@ class ShardClient:
         part: ShardRange,
         key: str | None = None,
         *,
-        most_unapplied: int = MAX_UNAPPLIED,
+        max_unapplied: int = MAX_UNAPPLIED,
         steps: StepFormat | None = None,
     ) -> None:
-        """``key`` signs the headers of updates; ``most_unapplied`` makes the queue full; ``steps``
+        """``key`` signs the headers of updates; ``max_unapplied`` makes the queue full; ``steps``
         is the format of the model's steps, None if it is always fetched whole."""
         keys = TensorKeys(job, part.shard)
         self.part = part
@@ -116,7 +116,7 @@ class ShardClient:
         self._last.set_result(None)
         #: Updates that are not applied yet.
         self.updates = PushQueue(
-            self._sender, shard=part.shard, floats=part.floats, most_unapplied=most_unapplied
+            self._sender, shard=part.shard, floats=part.floats, max_unapplied=max_unapplied
         )
         threading.Thread(
             target=self._make_requests, name=f"shard-{part.shard}-requests", daemon=True

@@ -68,12 +68,12 @@ class ShardGroup:
     def open(
         self,
         cut: Cut,
-        most_unapplied: int = MAX_UNAPPLIED,
+        max_unapplied: int = MAX_UNAPPLIED,
         steps: Callable[[ShardRange], StepFormat | None] = lambda _: None,
     ) -> None:
         """Connect to the shards of the job, once their number is known; later calls do nothing.
 
-        The worker waits while ``most_unapplied`` of its updates are unapplied, until
+        The worker waits while ``max_unapplied`` of its updates are unapplied, until
         :meth:`limit_unapplied`. ``steps`` returns the format of the steps that it may fetch.
 
         Raises :class:`StoreUnavailable` if a shard's store node is missing from the settings.
@@ -81,7 +81,7 @@ class ShardGroup:
         if self._clients:
             return
         check_nodes(self._nodes, cut.shards, self._job)
-        self._pool = VectorPool(cut.parts, usual=most_unapplied)
+        self._pool = VectorPool(cut.parts, usual=max_unapplied)
         self.base = self._pool.take()
         self._clients = tuple(
             ShardClient(
@@ -89,7 +89,7 @@ class ShardGroup:
                 self._job,
                 part,
                 self._key,
-                most_unapplied=most_unapplied,
+                max_unapplied=max_unapplied,
                 steps=steps(part),
             )
             for part in cut.parts
@@ -210,7 +210,7 @@ class ShardGroup:
         """Let the worker wait from now on while ``most`` of its updates are unapplied."""
         self._pool.usual = most
         for client in self._clients:
-            client.updates.most_unapplied = most
+            client.updates.max_unapplied = most
 
     # -- the base ----------------------------------------------------------------------------------
 

@@ -140,7 +140,7 @@ class Trainer:
                 learner.member.follow(self._base(step))
                 self._moments.open(len(positions))
                 if self._duty.overlaps:
-                    self._shards.limit_unapplied(learner.most_unapplied)
+                    self._shards.limit_unapplied(learner.max_unapplied)
                 if self._duty.adopts:
                     self._moments.adopt(learner.member, self._shards.rollbacks)
                 # The local batch may have changed.

@@ -26,7 +26,7 @@ class SimulatedCloud:
     """
 
     name = "local"
-    most_terminated = 1000
+    max_terminated = 1000
 
     def __init__(self, machines: int, processes: Sequence[TextIO]) -> None:
         self._most = machines

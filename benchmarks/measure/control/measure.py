@@ -38,7 +38,7 @@ CONTROL_PLANE = ("ledger", "controller", "api")
 #: Workers of one process: it may open 20,000 files, and each worker has two connections.
 WORKERS_PER_PROCESS = 5000
 #: Heartbeats per second of all workers together; beyond it, the interval is longer.
-MOST_BEATS_PER_SECOND = 1000.0
+MAX_BEATS_PER_SECOND = 1000.0
 #: Seconds in which all workers must have access, and the same for each of them.
 ADMITTED_SECONDS, ADMITTED_SECONDS_PER_WORKER = 120.0, 0.06
 #: Seconds in which all machines that were lost must be replaced.
@@ -67,7 +67,7 @@ class ControlBenchOptions:
     @property
     def heartbeat(self) -> float:
         """Seconds between two heartbeats of a worker."""
-        return max(1.0, self.workers / MOST_BEATS_PER_SECOND)
+        return max(1.0, self.workers / MAX_BEATS_PER_SECOND)
 
     @property
     def interval(self) -> float:

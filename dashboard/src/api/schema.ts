@@ -1406,10 +1406,10 @@ export interface components {
             /** Workers */
             workers: number;
             /**
-             * Most Workers
+             * Max Workers
              * @description Workers that the job may have.
              */
-            most_workers: number;
+            max_workers: number;
             /** Evictions */
             evictions: number;
             /** Kills */

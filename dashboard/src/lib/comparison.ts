@@ -3,7 +3,7 @@
 import type { Job } from "../api/types";
 
 /** Most jobs side by side; more curves can't be told apart. */
-export const MOST_COMPARED = 8;
+export const MAX_COMPARED = 8;
 /** Colors of their curves, which differ in both themes. */
 export const COLORS = [
   "#2f7de1",
@@ -29,7 +29,7 @@ export function addressOf(jobs: readonly string[]): string {
 /** Returns the jobs in the address, each once. */
 export function jobsIn(search: URLSearchParams): string[] {
   const jobs = (search.get("jobs") ?? "").split(",").filter(Boolean);
-  return [...new Set(jobs)].slice(0, MOST_COMPARED);
+  return [...new Set(jobs)].slice(0, MAX_COMPARED);
 }
 
 /** Returns the settings that are not the same in all jobs. */

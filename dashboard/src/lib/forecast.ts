@@ -9,7 +9,7 @@ type Progress = Pick<Job["progress"], "samples_expected" | "samples_applied">;
 /** Seconds of training by which speed and cost are judged. */
 const WINDOW_SECONDS = 600;
 /** An estimate from less training would jump. */
-const LEAST_SECONDS = 10;
+const MIN_SECONDS = 10;
 
 /**
  * Returns the remaining seconds of a running job and its cost at the end, if its speed and its
@@ -27,7 +27,7 @@ export function forecast(
   if (!first || !last || samples_expected === null) return { seconds: null, usd: null };
   const elapsed = last.at - first.at;
   const trained = (last.samples ?? 0) - (first.samples ?? 0);
-  if (elapsed < LEAST_SECONDS || trained <= 0) return { seconds: null, usd: null };
+  if (elapsed < MIN_SECONDS || trained <= 0) return { seconds: null, usd: null };
   const remaining = Math.max(0, samples_expected - samples_applied);
   const cost = costPerSample(points.filter((each) => each.at >= first.at));
   return {

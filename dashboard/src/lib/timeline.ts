@@ -25,7 +25,7 @@ export type Layout = {
 export const LANE = 38;
 export const BAR_PAD = 12;
 /** Minimum width in pixels, because a loss has no duration. */
-const LEAST_WIDTH = 6;
+const MIN_WIDTH = 6;
 /** Losses within this time are a bulk if they are this many, and this fraction of all machines. */
 const BULK_SECONDS = 30;
 const BULK_MACHINES = 3;
@@ -54,8 +54,8 @@ export function layout(
   const bulkLosses = bulks(machines, now).map(({ at, until, lost }) => ({
     at,
     machines: lost,
-    x: Math.min(x(at), width - LEAST_WIDTH),
-    width: Math.max(LEAST_WIDTH, x(until) - x(at)),
+    x: Math.min(x(at), width - MIN_WIDTH),
+    width: Math.max(MIN_WIDTH, x(until) - x(at)),
   }));
   const height = lanes.length * LANE;
   return { lanes, arrows: arrows(lanes), bulks: bulkLosses, height, from, to };
@@ -70,11 +70,11 @@ function lane(
 ): Lane {
   const bars = machine.spans.map((span) => {
     const to = span.state === "dead" ? span.from : (span.to ?? now);
-    const left = Math.min(x(span.from), width - LEAST_WIDTH);
+    const left = Math.min(x(span.from), width - MIN_WIDTH);
     return {
       state: shown(machine, span),
       x: left,
-      width: Math.max(LEAST_WIDTH, x(to) - left),
+      width: Math.max(MIN_WIDTH, x(to) - left),
       from: span.from,
       to,
     };

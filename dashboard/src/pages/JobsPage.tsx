@@ -14,7 +14,7 @@ import { Meter } from "../components/Meter";
 import { PageHead } from "../components/PageHead";
 import { StateBadge } from "../components/StateBadge";
 import { refusal } from "../lib/access";
-import { addressOf, MOST_COMPARED } from "../lib/comparison";
+import { addressOf, MAX_COMPARED } from "../lib/comparison";
 import { count, DASH, duration, percent, usd } from "../lib/format";
 import { billsNothing, saving } from "../lib/money";
 import { useNow } from "../lib/useNow";
@@ -126,7 +126,7 @@ function JobsTable({
           size="xs"
           aria-label={`Compare ${id}`}
           checked={ticked}
-          disabled={!ticked && compared.length === MOST_COMPARED}
+          disabled={!ticked && compared.length === MAX_COMPARED}
           onChange={() =>
             onCompared(ticked ? compared.filter((each) => each !== id) : [...compared, id])
           }
@@ -191,7 +191,7 @@ function columns(now: number, simulated: boolean): Column<Brief>[] {
       right: true,
       wide: true,
       key: workersOf,
-      cell: (job) => (isOver(job) ? DASH : `${job.workers} / ${job.most_workers}`),
+      cell: (job) => (isOver(job) ? DASH : `${job.workers} / ${job.max_workers}`),
     },
     {
       name: simulated ? "Cost (simulated)" : "Cost",

@@ -22,7 +22,7 @@ from vcasgd.schemas.costs import CostView, PlanRequest, PlanView, SpendView
 router = APIRouter(tags=["money"])
 
 #: Number of the newest jobs whose costs are summed.
-MOST_JOBS = 1000
+MAX_JOBS = 1000
 #: Providers whose machines cause no bill, even if they have a simulated price.
 FREE_PROVIDERS = ("local", JOIN)
 
@@ -81,7 +81,7 @@ def plan_job(
 @router.get("/fleet/spend", dependencies=READ)
 def get_spend(jobs: JobsDep, control: ControlDep, costs: CostsDep) -> SpendView:
     """Show the current cost of machines per hour, by pool, and the cost of the newest jobs."""
-    reports = [report(amounts) for amounts in costs.of_all(jobs.newest(MOST_JOBS))]
+    reports = [report(amounts) for amounts in costs.of_all(jobs.newest(MAX_JOBS))]
     return spend_view(control.instances().values(), control.pools(), reports)
 
 

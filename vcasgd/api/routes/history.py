@@ -32,7 +32,7 @@ _ID = r"^[0-9]{1,19}(-[0-9]{1,19})?$"
 #: one heartbeat, and sends its last lines with the next.
 LATE_HEARTBEATS = 4
 #: Most letters in a response, and by default; an epoch may have a million subtasks.
-MOST_LETTERS, LETTERS = 100_000, 10_000
+MAX_LETTERS, LETTERS = 100_000, 10_000
 
 After = Annotated[str, Query(pattern=_ID, description="Return only entries after this ID.")]
 LastEventId = Annotated[
@@ -60,7 +60,7 @@ Letters = Annotated[
     int,
     Query(
         ge=1,
-        le=MOST_LETTERS,
+        le=MAX_LETTERS,
         description="Most letters in `states`. If the epoch has more subtasks, each letter stands "
         "for `per_letter` of them.",
     ),

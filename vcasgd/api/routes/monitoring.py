@@ -20,7 +20,7 @@ from vcasgd.api.dependencies import (
 )
 from vcasgd.api.exposition import (
     CONTENT_TYPE,
-    MOST_JOBS,
+    MAX_JOBS,
     JobSources,
     MetricSources,
     exposition,
@@ -98,7 +98,7 @@ def get_metrics(
 
 def _sources(jobs: Jobs, costs: Costs, beats: WorkerBeats) -> Iterator[JobSources]:
     """Yield the data of the active jobs that can be read."""
-    for name in jobs.active()[-MOST_JOBS:]:
+    for name in jobs.active()[-MAX_JOBS:]:
         with isolated(name):
             job, workers, spent = jobs.get(name), jobs.workers.count(name), costs.spent(name)
             yield JobSources(job, workers, spent, beats.traffic(name))

@@ -21,7 +21,7 @@ router = APIRouter(tags=["spec"])
 
 YAML = "application/yaml"
 #: Most mistakes in a response; nobody corrects more at a time.
-MOST_MISTAKES = 50
+MAX_MISTAKES = 50
 
 _YAML: dict[int | str, dict[str, Any]] = {
     200: {"description": "A job file.", "content": {YAML: {"schema": {"type": "string"}}}}
@@ -37,7 +37,7 @@ def validate_job(body: JobText) -> Validation:
         line = error.details.get("line")
         return _invalid(Mistake(path="", message=error.message, remedy=error.remedy, line=line))
     except ValidationError as error:
-        return _invalid(*map(_mistake, spec_errors(error, JobSpec)[:MOST_MISTAKES]))
+        return _invalid(*map(_mistake, spec_errors(error, JobSpec)[:MAX_MISTAKES]))
     warnings = [
         Mistake(path=each.field, message=each.message, remedy=each.remedy)
         for each in unstable_settings(spec)

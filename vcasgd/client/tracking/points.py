@@ -15,7 +15,7 @@ from vcasgd.schemas.history import MetricRow
 from vcasgd.schemas.jobs import EvaluationView, JobView
 
 #: Workers of a job whose own metrics are exported, the first ones by name.
-MOST_WORKERS = 32
+MAX_WORKERS = 32
 #: Fields of the metrics by their names in trackers.
 NAMES = {
     "train/loss": "loss",
@@ -63,7 +63,7 @@ def worker_points(workers: Sequence[WorkerRow], job: JobView, position: Position
     """Return a point with what a job's workers use at present, and no point without workers."""
     values = {
         f"system/{worker.name}/{name}": float(value)
-        for worker in sorted(workers, key=lambda each: each.name)[:MOST_WORKERS]
+        for worker in sorted(workers, key=lambda each: each.name)[:MAX_WORKERS]
         for name, value in _used(worker).items()
         if value is not None
     }

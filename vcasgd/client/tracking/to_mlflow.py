@@ -21,7 +21,7 @@ from vcasgd.spec.job import JobState
 #: Tags with the job's ID, and with the position.
 JOB_TAG, POSITION_TAG = "vcasgd.job", "vcasgd.exported"
 #: Values and parameters that MLflow accepts at once, and characters of a parameter.
-MOST_METRICS, MOST_PARAMETERS, LONGEST_PARAMETER = 1000, 100, 500
+MAX_METRICS, MAX_PARAMETERS, MAX_PARAMETER_LENGTH = 1000, 100, 500
 _STATES = {JobState.SUCCEEDED: "FINISHED", JobState.CANCELLED: "KILLED"}
 
 
@@ -51,9 +51,9 @@ class MlflowRun(Tracker):
         ]
         position = points[-1].position
         with _errors():
-            while len(rows) > MOST_METRICS:
-                self._client.log_batch(self._run, metrics=rows[:MOST_METRICS])
-                del rows[:MOST_METRICS]
+            while len(rows) > MAX_METRICS:
+                self._client.log_batch(self._run, metrics=rows[:MAX_METRICS])
+                del rows[:MAX_METRICS]
             tag = RunTag(POSITION_TAG, position.model_dump_json())
             self._client.log_batch(self._run, metrics=rows, tags=[tag])
         self.position = position
@@ -80,10 +80,11 @@ class MlflowRun(Tracker):
             run_name=job.id,
         )
         params = [
-            Param(name, str(value)[:LONGEST_PARAMETER]) for name, value in parameters(job).items()
+            Param(name, str(value)[:MAX_PARAMETER_LENGTH])
+            for name, value in parameters(job).items()
         ]
-        for first in range(0, len(params), MOST_PARAMETERS):
-            part = params[first : first + MOST_PARAMETERS]
+        for first in range(0, len(params), MAX_PARAMETERS):
+            part = params[first : first + MAX_PARAMETERS]
             self._client.log_batch(run.info.run_id, params=part)
         return run
 

@@ -137,8 +137,8 @@ class MachineActuator:
             reasons[provider][action.instance_id] = action.reason
         for provider, why in reasons.items():
             machines = list(why)
-            for start in range(0, len(machines), provider.most_terminated):
-                some = machines[start : start + provider.most_terminated]
+            for start in range(0, len(machines), provider.max_terminated):
+                some = machines[start : start + provider.max_terminated]
                 self._terminate(provider, {one: why[one] for one in some})
 
     def _terminate(self, provider: Provider, reasons: Mapping[str, str]) -> None:

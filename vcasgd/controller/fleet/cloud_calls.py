@@ -40,7 +40,7 @@ THREADS = {
     CallKind.REQUEST: 2,
 }
 #: Calls of a kind that may be under way or wait for a thread; others are decided again later.
-MOST_CALLS = 256
+MAX_CALLS = 256
 
 #: Provider and kind.
 _Lane = tuple[int, CallKind]
@@ -87,7 +87,7 @@ class CloudCalls:
         Returns False if such a call ``about`` the same is under way, or if too many calls are.
         """
         lane = id(provider), kind
-        if (lane, about) in self._calls or self._number[lane] >= MOST_CALLS:
+        if (lane, about) in self._calls or self._number[lane] >= MAX_CALLS:
             return False
         if lane not in self._threads:
             name = f"{provider.name}: {kind}"

@@ -44,7 +44,7 @@ LOST_HEARTBEATS = 10
 #: Seconds between two looks at machines while the loop waits for its next round.
 LOOK_SECONDS = 0.5
 #: Seconds between two calls of :meth:`FleetLoop.due` at least.
-LEAST_PAUSE = 0.05
+MIN_PAUSE = 0.05
 
 
 class FleetLoop:
@@ -119,7 +119,7 @@ class FleetLoop:
     def pause(self) -> float:
         """Seconds until :meth:`due` is worth a call again."""
         longest = LOOK_SECONDS if self._observer.has_machines else float("inf")
-        return max(LEAST_PAUSE, min(longest, self._next_at - time.monotonic()))
+        return max(MIN_PAUSE, min(longest, self._next_at - time.monotonic()))
 
     def due(self) -> bool:
         """Return True if it is time for the next round, or a machine was lost before.

@@ -41,7 +41,7 @@ STAYING = (InstanceState.BOOTING, InstanceState.RUNNING)
 #: Seconds that AWS and GCP bill at least; beyond that they bill by the second.
 BILLING_SECONDS = 60.0
 #: Most GPUs of a machine; a worker that reports more isn't believed.
-MOST_GPUS = 16
+MAX_GPUS = 16
 #: Seconds between the request to end a machine and the end of its bill.
 TERMINATE_SECONDS = 10.0
 
@@ -301,6 +301,4 @@ def _with_notice(one: Instance, notice: Notice | None, now: float) -> Instance:
 def _gpus(beats: Mapping[str, Mapping[str, Heartbeat]]) -> dict[str, int]:
     """Return the GPUs of the machine of each worker that reports more than one."""
     workers = (each for job in beats.values() for each in job.items())
-    return {
-        name: min(beat.gpus, MOST_GPUS) for name, beat in workers if beat.gpus and beat.gpus > 1
-    }
+    return {name: min(beat.gpus, MAX_GPUS) for name, beat in workers if beat.gpus and beat.gpus > 1}

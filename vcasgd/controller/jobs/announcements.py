@@ -10,7 +10,7 @@ from vcasgd.store.ledger.job import Evaluation, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 
 #: Events in one step, and refusals of a job, so that a hostile worker can't flood the history.
-MOST_AT_ONCE, MOST_REFUSALS = 10, 1000
+MAX_CONCURRENT, MAX_REFUSALS = 10, 1000
 
 
 class Announcements:
@@ -29,12 +29,12 @@ class Announcements:
     def step(self, job: JobRecord) -> None:
         """Announce what is new."""
         new = (each for each in job.evaluations if each.number not in self._evaluations)
-        for each in islice(new, MOST_AT_ONCE):
+        for each in islice(new, MAX_CONCURRENT):
             self._announce_evaluation(each)
             self._evaluations.add(each.number)
-        if job.spec.required_labels and len(self._refusals) < MOST_REFUSALS:
+        if job.spec.required_labels and len(self._refusals) < MAX_REFUSALS:
             refusals = self._clearances.refused(self._job).items() - self._refusals
-            for worker, why in islice(sorted(refusals), MOST_AT_ONCE):
+            for worker, why in islice(sorted(refusals), MAX_CONCURRENT):
                 text = f"{worker} gets no work: {why}"
                 self._jobs.announce(self._job, text, "lease-refused", text, worker=worker, why=why)
                 self._refusals.add((worker, why))

@@ -27,13 +27,13 @@ from vcasgd.store.tensors.model_pins import (
 log = logging.getLogger(__name__)
 
 #: Seconds between two checkpoints of evaluated models; skips some of more frequent ones.
-LEAST_SECONDS_BETWEEN_CHECKPOINTS = 2.0
+MIN_SECONDS_BETWEEN_CHECKPOINTS = 2.0
 #: Seconds to wait after the first failed write, and at most after later ones.
 RETRY_SECONDS = (1.0, 30.0)
 #: Seconds between two polls of a pin that was requested.
 POLL_SECONDS = 0.02
 #: Characters of an unexpected error in an event.
-LONGEST_REASON = 300
+MAX_REASON_LENGTH = 300
 #: Name of the pin for checkpoints between evaluations.
 PERIODIC = "periodic"
 
@@ -86,7 +86,7 @@ class CheckpointWriter:
             return
         except Exception as error:
             log.exception("%s: checkpoint", self._job)
-            self._report_failed(f"{type(error).__name__}: {error}"[:LONGEST_REASON])
+            self._report_failed(f"{type(error).__name__}: {error}"[:MAX_REASON_LENGTH])
             return
         self._report_written(stored)
         self._model.unpin(pin)
@@ -189,7 +189,7 @@ class CheckpointWriter:
         return PERIODIC if PERIODIC in pins.whole else None
 
     def _evaluated_is_due(self, job: JobRecord, evaluation: Evaluation) -> bool:
-        rested = self._clock() - self._written_at >= LEAST_SECONDS_BETWEEN_CHECKPOINTS
+        rested = self._clock() - self._written_at >= MIN_SECONDS_BETWEEN_CHECKPOINTS
         return rested or (job.points is not None and evaluation.number == job.points.last)
 
     def _periodic_is_due(self, job: JobRecord) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 from vcasgd.controller.jobs.failures import repeated
-from vcasgd.learning.divergence import MOST_DIVERGENCES, divergences
+from vcasgd.learning.divergence import MAX_DIVERGENCES, divergences
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord
 
 #: Remedy in the reason of a job that diverged.
@@ -52,7 +52,7 @@ def hopeless(job: JobRecord, how: str, models: Sequence[Evaluation]) -> str | No
         return f"{how}; training diverged before its first usable evaluation; {REMEDY}"
     # A worker reported the evaluation's number.
     times = max(job.tuned.divergences - models[0].rollbacks, 0) + 1
-    if times < MOST_DIVERGENCES:
+    if times < MAX_DIVERGENCES:
         return None
     rate = job.tuned.learning_rate
     return (

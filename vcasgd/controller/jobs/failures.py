@@ -16,7 +16,7 @@ from vcasgd.worker_names import instance_of
 #: Failures of one work item after which the job fails, on as many machines if there are so many.
 ATTEMPTS = 3
 #: Part of a job's workers that have to fail without work in common, and the most of them.
-SHARE_OF_WORKERS, MOST_FAILURES = 0.1, 100
+SHARE_OF_WORKERS, MAX_FAILURES = 0.1, 100
 #: Seconds after which a failure no longer counts.
 FAILURE_SECONDS = 3600.0
 #: Failures of a worker that no work item causes, such as a full disk.
@@ -64,7 +64,7 @@ def repeated(failures: Sequence[Failure], workers: int) -> Failure | None:
 
 
 def _most(workers: int) -> int:
-    return min(MOST_FAILURES, max(ATTEMPTS, math.ceil(SHARE_OF_WORKERS * workers)))
+    return min(MAX_FAILURES, max(ATTEMPTS, math.ceil(SHARE_OF_WORKERS * workers)))
 
 
 def at_fault(failures: Iterable[Failure], *, prepared: bool) -> dict[str, Failure]:

@@ -22,7 +22,7 @@ from vcasgd.store.ledger.tuning import Tunings
 from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 #: Updates over which staleness is averaged; a mean over fewer depends mostly on their order.
-LEAST_UPDATES = 50
+MIN_UPDATES = 50
 
 
 class Tuner:
@@ -101,7 +101,7 @@ class Tuner:
         if self._since is None or updates < self._since[0]:
             self._since = (updates, staleness)
         count = updates - self._since[0]
-        if count < LEAST_UPDATES:
+        if count < MIN_UPDATES:
             return
         mean = (staleness - self._since[1]) / count
         self._since = (updates, staleness)

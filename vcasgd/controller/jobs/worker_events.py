@@ -9,9 +9,9 @@ from vcasgd.store.ledger.worker_beats import WorkerBeats
 from vcasgd.worker_names import instance_of
 
 #: Seconds for one update below which no link is called slow, however short the training is.
-LEAST_SECONDS = 10.0
+MIN_SECONDS = 10.0
 #: Most events of a job: names of workers are many in a long one.
-MOST_EVENTS = 100
+MAX_EVENTS = 100
 
 
 class WorkerEvents:
@@ -40,7 +40,7 @@ class WorkerEvents:
             if not beat.pushes or not beat.local_steps or beat.step_seconds is None:
                 continue
             machine = self._machines.get(instance_of(worker))
-            if machine is not None and machine.upload_mbps and self._slow < MOST_EVENTS:
+            if machine is not None and machine.upload_mbps and self._slow < MAX_EVENTS:
                 self._judge(worker, beat, machine.upload_mbps)
             self._judged.add(worker)
 
@@ -60,7 +60,7 @@ class WorkerEvents:
         size = (beat.pushed_bytes or 0) / (beat.pushes or 1)
         sends = size * 8e-6 / mbps
         trains = (beat.local_steps or 0) * (beat.step_seconds or 0.0)
-        if sends <= max(trains, LEAST_SECONDS):
+        if sends <= max(trains, MIN_SECONDS):
             return
         self._slow += 1
         self._jobs.announce(

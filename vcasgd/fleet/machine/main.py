@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 #: Seconds that a new machine retries to get its id and secrets.
 PATIENCE_SECONDS = 120.0
 #: First and longest pause between two attempts, in seconds.
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
+FIRST_PAUSE, MAX_PAUSE = 0.5, 8.0
 #: Seconds that a worker has after SIGTERM; Google takes the machine after half a minute.
 GRACE_SECONDS = 20.0
 #: Seconds that the command has to end after SIGTERM.
@@ -138,7 +138,7 @@ def _retry(fetch: Callable[[], T]) -> T:
                 raise
             log.warning("%s", error)
             failures += 1
-            time.sleep(jittered(backoff(failures, FIRST_PAUSE, LONGEST_PAUSE)))
+            time.sleep(jittered(backoff(failures, FIRST_PAUSE, MAX_PAUSE)))
 
 
 def main() -> int:

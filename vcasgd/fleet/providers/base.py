@@ -121,7 +121,7 @@ class Provider(Protocol):
         ...
 
     @property
-    def most_terminated(self) -> int:
+    def max_terminated(self) -> int:
         """Number of machines that one :meth:`terminate` should end at most."""
         ...
 

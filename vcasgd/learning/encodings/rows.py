@@ -30,7 +30,7 @@ from vcasgd.learning.shards import ShardRange
 
 NAME = "rows"
 #: Rows of the smallest table; a smaller one is sent whole, which costs next to nothing.
-LEAST_ROWS = 256
+MIN_ROWS = 256
 
 _WORD = 4
 
@@ -56,7 +56,7 @@ def tables_of(layout: Layout, part: ShardRange) -> tuple[Table, ...]:
     """Return the tables in a shard.
 
     A table is the rows that the shard contains whole of a trained parameter with two dimensions
-    and at least :data:`LEAST_ROWS` rows.
+    and at least :data:`MIN_ROWS` rows.
     """
     tables = (_table(entry, part) for entry in layout.entries if _is_table(entry))
     return tuple(table for table in tables if table.rows > 0)
@@ -67,7 +67,7 @@ def _is_table(entry: TensorEntry) -> bool:
     return (
         entry.kind is TensorKind.PARAMETER
         and len(shape) == 2
-        and shape[0] >= LEAST_ROWS
+        and shape[0] >= MIN_ROWS
         and entry.size > 0
     )
 

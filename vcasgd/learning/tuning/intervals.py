@@ -11,7 +11,7 @@ from math import isfinite
 
 #: The shortest interval as a share of the longest. A slower worker pushes less often instead of
 #: after every step, and a worker that reports a wrong speed can't shorten all intervals to nothing.
-LEAST_SHARE = 1 / 16
+MIN_SHARE = 1 / 16
 #: Relative change that replaces a share; the duration of a step varies by a few percent.
 CHANGE = 0.15
 
@@ -25,7 +25,7 @@ def shares_by_speed(seconds: Mapping[str, float], before: Mapping[str, float]) -
     durations = {name: value for name, value in seconds.items() if isfinite(value) and value > 0}
     fastest = min(durations.values(), default=0.0)
     return {
-        name: _smoothed(max(LEAST_SHARE, fastest / value), before.get(name, 1.0))
+        name: _smoothed(max(MIN_SHARE, fastest / value), before.get(name, 1.0))
         for name, value in durations.items()
     }
 

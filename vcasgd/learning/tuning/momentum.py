@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 #: Not 0: optimizers create their buffer only if there is momentum, and may need it later.
-LEAST_MOMENTUM = 0.001
+MIN_MOMENTUM = 0.001
 #: Change of the estimate that replaces the previous one.
 CHANGE = 0.05
 
@@ -38,7 +38,7 @@ def implicit_momentum(staleness_mean: float) -> float:
 
 def explicit_momentum(original: float, asynchrony: float) -> float:
     """Return the ``original`` momentum of an optimizer minus the momentum of asynchrony."""
-    return min(original, max(LEAST_MOMENTUM, original - asynchrony))
+    return min(original, max(MIN_MOMENTUM, original - asynchrony))
 
 
 def smoothed_momentum(estimate: float, before: float) -> float:

@@ -31,7 +31,7 @@ LIMITS = (
 #: MiB for all connections of a server whose memory limit is small: some readers of models.
 MIN_CLIENTS_MB = 64
 #: Bytes in the path of a Unix socket: Linux allows 107, macOS 103.
-LONGEST_SOCKET_PATH = 103
+MAX_SOCKET_PATH_LENGTH = 103
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ServerFiles:
     def socket(self) -> Path | None:
         """Path of the Unix socket; None if it would be too long."""
         path = self.directory / "server.sock"
-        return path if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH else None
+        return path if len(os.fsencode(path)) <= MAX_SOCKET_PATH_LENGTH else None
 
     @property
     def nearest_url(self) -> str:

@@ -18,7 +18,7 @@ from vcasgd.store.connection import RedisClient
 log = logging.getLogger(__name__)
 
 #: Most tokens; each API process keeps all of them in memory.
-MOST_TOKENS = 1000
+MAX_TOKENS = 1000
 #: Bytes of a secret. 256 random bits can't be found by trying, so a plain SHA-256 protects them as
 #: well as a slow password hash would.
 SECRET_BYTES = 32
@@ -81,7 +81,7 @@ class ApiTokens:
         """Create a token, and return it with its text, which is stored nowhere.
 
         ``lifetime`` is in seconds. Raises :class:`Conflict` if the name is taken, or if there are
-        :data:`MOST_TOKENS`.
+        :data:`MAX_TOKENS`.
         """
         text = f"vcasgd_{name}_{secrets.token_hex(SECRET_BYTES)}"
         now = time.time()
@@ -96,7 +96,7 @@ class ApiTokens:
         )
         answer = self._create(
             keys=[names.API_TOKENS, names.API_TOKEN_USES],
-            args=[name, token.model_dump_json(), MOST_TOKENS],
+            args=[name, token.model_dump_json(), MAX_TOKENS],
         )
         if answer == b"exists":
             raise Conflict(
@@ -106,7 +106,7 @@ class ApiTokens:
             )
         if answer == b"full":
             raise Conflict(
-                f"there are {MOST_TOKENS} tokens, which is the limit",
+                f"there are {MAX_TOKENS} tokens, which is the limit",
                 remedy="revoke unused ones; vcasgd token list shows when each was last used",
                 status=409,
             )

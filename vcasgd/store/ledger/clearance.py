@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import CLEARANCES, LedgerKeys
 from vcasgd.store.ledger.heartbeats import worker_name
-from vcasgd.store.ledger.untrusted import LONGEST_REASON
+from vcasgd.store.ledger.untrusted import MAX_REASON_LENGTH
 
 
 class Clearances:
@@ -71,7 +71,7 @@ class Clearances:
         """
         rows = self._ledger.hgetall(LedgerKeys(job).refused)
         return {
-            name: why.decode(errors="replace")[:LONGEST_REASON]
+            name: why.decode(errors="replace")[:MAX_REASON_LENGTH]
             for worker, why in rows.items()
             if (name := worker_name(worker)) is not None
         }

@@ -20,9 +20,9 @@ from vcasgd.limits import MAX_HEARTBEAT_BYTES
 from vcasgd.printable import printable
 
 #: Longest free text in a heartbeat; longer text is cut, because an error message may be long.
-LONGEST_TEXT = 2000
+MAX_TEXT_LENGTH = 2000
 #: Longest name of a machine or a kind of notice.
-LONGEST_NAME = 255
+MAX_NAME_LENGTH = 255
 #: Largest count: the largest integer that every JSON parser reads exactly.
 LARGEST_COUNT = 2**53 - 1
 #: Largest time, duration or read counter; far beyond any real value, and safe to calculate with.
@@ -30,7 +30,7 @@ LARGEST_NUMBER = 1e15
 #: Valid name of a worker; it can be part of a key, of a pattern, and of a user's name.
 _WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 #: Most counters that a data set can report in :attr:`Heartbeat.reading`.
-MOST_COUNTERS = 100
+MAX_COUNTERS = 100
 
 
 def _none_if_invalid(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -41,22 +41,22 @@ def _none_if_invalid(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 
 def _cut(value: Any) -> Any:
-    return value[:LONGEST_TEXT] if isinstance(value, str) else value
+    return value[:MAX_TEXT_LENGTH] if isinstance(value, str) else value
 
 
 _Optional = WrapValidator(_none_if_invalid)
 _Count = Annotated[int | None, Field(ge=0, le=LARGEST_COUNT), _Optional]
 _Number = Annotated[float | None, Field(ge=0, le=LARGEST_NUMBER), _Optional]
 _Printable = AfterValidator(lambda text: None if text is None else printable(text))
-_Name = Annotated[str | None, Field(max_length=LONGEST_NAME), _Printable, _Optional]
+_Name = Annotated[str | None, Field(max_length=MAX_NAME_LENGTH), _Printable, _Optional]
 _Text = Annotated[str | None, BeforeValidator(_cut), _Printable, _Optional]
 _Counters = Annotated[
     dict[
-        Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(printable)],
+        Annotated[str, Field(max_length=MAX_NAME_LENGTH), AfterValidator(printable)],
         Annotated[int | float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)],
     ]
     | None,
-    Field(max_length=MOST_COUNTERS),
+    Field(max_length=MAX_COUNTERS),
     _Optional,
 ]
 

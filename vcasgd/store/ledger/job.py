@@ -18,12 +18,12 @@ from vcasgd.learning.evaluation import EvaluationPoints, points_for, without_imp
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.spec.evaluate import place_of
-from vcasgd.spec.job import CHANGEABLE, MOST_SUBTASKS, JobSpec
+from vcasgd.spec.job import CHANGEABLE, MAX_SUBTASKS, JobSpec
 from vcasgd.spec.job import JobState as JobState
 from vcasgd.spec.stop import DEFAULT_METRICS, Metric
 from vcasgd.store.ledger.tuning import Tuned
 from vcasgd.store.ledger.untrusted import (
-    LONGEST_FACTS,
+    MAX_FACTS_LENGTH,
     Count,
     Invalid,
     Name,
@@ -43,9 +43,9 @@ PREPARE = "prepare"
 #: States in which a job has machines.
 WITH_MACHINES = (JobState.STARTING, JobState.RUNNING)
 #: Most shards of a job; scripts on the ledger loop over them.
-MOST_SHARDS = 1024
+MAX_SHARDS = 1024
 #: Largest staleness that is counted separately, because the counts are part of every snapshot.
-MOST_STALENESS = 32
+MAX_STALENESS = 32
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class ModelFacts:
     layout: str
     order_digest: Name
     #: Number of shards, constant for the job; shard k is on store node k.
-    shards: Annotated[int, Field(ge=1, le=MOST_SHARDS)] = 1
+    shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
     #: Samples in a local step of the task; None in jobs of version 0.1.0.
     batch_size: Annotated[Count, Field(ge=1)] | None = None
     #: Subtasks per epoch; None in jobs of version 0.1.0, whose specification has it.
-    subtasks_per_epoch: Annotated[int, Field(ge=1, le=MOST_SUBTASKS)] | None = None
+    subtasks_per_epoch: Annotated[int, Field(ge=1, le=MAX_SUBTASKS)] | None = None
     #: The model's :class:`~vcasgd.learning.adapter.Adapter` as JSON; empty if it has none.
     adapter: str = ""
     #: The training set's :class:`~vcasgd.learning.sample_content.SampleContent` as JSON.
@@ -71,7 +71,7 @@ class ModelFacts:
     @classmethod
     def from_json(cls, text: bytes) -> ModelFacts:
         """Parse untrusted JSON. Raises :class:`~vcasgd.store.ledger.untrusted.Invalid`."""
-        check_length(text, LONGEST_FACTS)
+        check_length(text, MAX_FACTS_LENGTH)
         try:
             facts = _FACTS.validate_json(text, strict=True)
         except ValidationError as error:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 #: Seconds between two reads of an answer.
 POLL_SECONDS = 0.1
 #: Requests that are answered at once, in less than a tenth of a second.
-MOST_ANSWERS = 200
+MAX_ANSWERS = 200
 
 
 def encrypt_secrets(cipher: StorageCipher, job: str, values: Mapping[str, str]) -> str:
@@ -59,7 +59,7 @@ class SecretDelivery:
         self._pass_of = pass_of
 
     def answer(self) -> None:
-        """Answer all requests, for :data:`MOST_ANSWERS` of them in one call.
+        """Answer all requests, for :data:`MAX_ANSWERS` of them in one call.
 
         Raises :class:`StoreUnavailable`, and :class:`JobUnreadable` if the stack's key is another
         one than at the submission.
@@ -93,7 +93,7 @@ class SecretDelivery:
         found = {name: text.decode("ascii", "ignore") for name, text in named if name is not None}
         excluded = set(JobWorkers(self._ledger).quarantined(self._job))
         excluded |= Clearances(self._ledger).uncleared(self._job, found.keys())
-        allowed = sorted(found.keys() - excluded)[:MOST_ANSWERS]
+        allowed = sorted(found.keys() - excluded)[:MAX_ANSWERS]
         return {name: found[name] for name in allowed}
 
     def _secrets(self) -> str:

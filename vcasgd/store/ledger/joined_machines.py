@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 #: Start of the names of all machines that joined.
 PREFIX = "join-"
 #: Most machines that are joined at a time; the controller reads all of them in each round.
-MOST_JOINED = 1000
+MAX_JOINED = 1000
 #: Machines that a token without a limit may join with at a time.
 USUAL_LIMIT = 100
 #: Lease times without a report after which a machine is lost. Its leases end earlier; the rest of
@@ -164,7 +164,7 @@ class JoinedMachines:
             keys=[names.JOINED, names.JOINED_REPORTS],
             args=[
                 *(machine.name, machine.model_dump_json(), token, most),
-                *(MOST_JOINED, self.lost_seconds, machine.secret),
+                *(MAX_JOINED, self.lost_seconds, machine.secret),
             ],
         )
         if answer == b"taken":
@@ -181,7 +181,7 @@ class JoinedMachines:
             )
         if answer == b"full":
             raise Conflict(
-                f"{MOST_JOINED} machines have joined, which is the limit",
+                f"{MAX_JOINED} machines have joined, which is the limit",
                 remedy="try again later",
                 status=409,
             )

@@ -13,10 +13,10 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import CLEARANCES, LedgerKeys
 
 #: Done subtasks in one call of the script, which blocks the ledger meanwhile; times the number of
-#: shards, at most :data:`MOST_LOOKS`.
-MOST_REPORTED, MOST_LOOKS = 1000, 4000
+#: shards, at most :data:`MAX_LOOKS`.
+MAX_REPORTED, MAX_LOOKS = 1000, 4000
 #: Blocks of an applied record in one call, 128 KiB.
-MOST_BLOCKS_STORED = 256
+MAX_BLOCKS_STORED = 256
 #: Subtasks that an idle worker has trained since another one leased the subtask that it takes over.
 OVERTAKING = 2
 #: Start of the reason if a worker gets no work because its pool lacks a clearance.
@@ -205,7 +205,7 @@ class Accounts:
         """
         head = [self._shard, self._shards, token, version, finished, totals, samples, point]
         # The script looks at each subtask in each shard.
-        step = max(1, min(MOST_REPORTED, MOST_LOOKS // self._shards))
+        step = max(1, min(MAX_REPORTED, MAX_LOOKS // self._shards))
         parts = [done[at : at + step] for at in range(0, len(done), step)] or [()]
         return all(self._account(keys=self._keys, args=[*head, *part]) for part in parts)
 
@@ -228,8 +228,8 @@ class Accounts:
         :meth:`account`. It takes several calls of scripts; after an error, repeat it.
         """
         blocks = list(done.items())
-        for at in range(0, len(blocks), MOST_BLOCKS_STORED):
-            part = [each for pair in blocks[at : at + MOST_BLOCKS_STORED] for each in pair]
+        for at in range(0, len(blocks), MAX_BLOCKS_STORED):
+            part = [each for pair in blocks[at : at + MAX_BLOCKS_STORED] for each in pair]
             self._store_record(keys=self._record_keys, args=[self._shard, token, *part])
         head = [self._shard, self._shards, token, version, finished, totals, samples, point]
         self._reconcile(keys=self._keys, args=[*head, int(initialise), *done])

@@ -10,7 +10,7 @@ from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.replies import mapped_errors
 
 #: Lost workers in one call of the script, and losses of a job that are kept.
-MOST_REPORTED, MOST_KEPT = 500, 2000
+MAX_REPORTED, MAX_KEPT = 500, 2000
 
 
 class LostWorkers:
@@ -32,16 +32,16 @@ class LostWorkers:
         that it has pushed.
         """
         calls = [
-            (job, names[at : at + MOST_REPORTED])
+            (job, names[at : at + MAX_REPORTED])
             for job, names in ((job, sorted(names)) for job, names in workers.items())
-            for at in range(0, len(names), MOST_REPORTED)
+            for at in range(0, len(names), MAX_REPORTED)
         ]
         with self._ledger.pipeline() as pipe:
             for job, names in calls:
                 keys = LedgerKeys(job)
                 self._lose(
                     keys=[keys.record, keys.leases, keys.holders, keys.open, keys.lost],
-                    args=[MOST_KEPT, *names],
+                    args=[MAX_KEPT, *names],
                     client=pipe,
                 )
             answers = pipe.execute(raise_on_error=False)

@@ -19,25 +19,25 @@ from vcasgd.learning.layout import Layout
 from vcasgd.printable import printable
 
 #: Longest entry of a stream and longest result in bytes; real ones have some hundred.
-LONGEST_ENTRY = 1 << 20
+MAX_ENTRY_LENGTH = 1 << 20
 #: Longest facts in bytes; a layout has about a hundred for each of a model's tensors.
-LONGEST_FACTS = 1 << 22
+MAX_FACTS_LENGTH = 1 << 22
 #: Characters of a text that people read; the rest is cut.
-LONGEST_TEXT = 20_000
+MAX_TEXT_LENGTH = 20_000
 #: Largest count: the largest integer that every JSON parser reads exactly.
 LARGEST_COUNT = 2**53 - 1
 #: Largest number of floats in a model; 4 TiB.
 LARGEST_MODEL = 1 << 40
 #: Metrics of an evaluation, and versions in it; jobs have at most 1024 shards.
-MOST_METRICS, MOST_VERSIONS = 1000, 1024
+MAX_METRICS, MAX_VERSIONS = 1000, 1024
 #: Characters of a reason, which appears in events and logs.
-LONGEST_REASON = 300
+MAX_REASON_LENGTH = 300
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Time = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 Name = Annotated[str, Field(max_length=255), AfterValidator(printable)]
 Text = Annotated[
-    str, BeforeValidator(lambda text: text[:LONGEST_TEXT] if isinstance(text, str) else text),
+    str, BeforeValidator(lambda text: text[:MAX_TEXT_LENGTH] if isinstance(text, str) else text),
     AfterValidator(printable),
 ]  # fmt: skip
 _COUNT = re.compile(rb"[0-9]{1,15}")
@@ -57,11 +57,11 @@ class Result(Content):
     """Result of an evaluation; those of version 0.1.0 lack the fields with a default."""
 
     version: Count
-    metrics: dict[Name, float] = Field(max_length=MOST_METRICS)
+    metrics: dict[Name, float] = Field(max_length=MAX_METRICS)
     worker: Name
     seconds: Time
     at: Time
-    versions: tuple[Count, ...] = Field(default=(), max_length=MOST_VERSIONS)
+    versions: tuple[Count, ...] = Field(default=(), max_length=MAX_VERSIONS)
     samples: Count | None = None
     rollbacks: Count = 0
 
@@ -77,7 +77,7 @@ class LogLine(Content):
 Model = TypeVar("Model", bound=Content)
 
 
-def parse(model: type[Model], text: bytes, longest: int = LONGEST_ENTRY) -> Model:
+def parse(model: type[Model], text: bytes, longest: int = MAX_ENTRY_LENGTH) -> Model:
     """Parse JSON of a worker. Raises :class:`Invalid`."""
     check_length(text, longest)
     try:
@@ -96,7 +96,11 @@ def reason_of(error: ValidationError) -> str:
     """Return the first mistake, with its field, as short text."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}"[:LONGEST_REASON] if where else first["msg"][:LONGEST_REASON]
+    return (
+        f"{where}: {first['msg']}"[:MAX_REASON_LENGTH]
+        if where
+        else first["msg"][:MAX_REASON_LENGTH]
+    )
 
 
 def count(text: bytes) -> int:
@@ -112,7 +116,7 @@ def check_layout(text: str) -> None:
     try:
         layout = Layout.from_json(text)
     except (CheckpointDamaged, RecursionError) as error:
-        raise Invalid(f"layout: {error}"[:LONGEST_REASON]) from error
+        raise Invalid(f"layout: {error}"[:MAX_REASON_LENGTH]) from error
     least = min((min(entry.shape, default=0) for entry in layout.entries), default=0)
     if min(least, *(entry.offset for entry in layout.entries), 0) < 0:
         raise Invalid("layout: a negative size or offset")

@@ -14,7 +14,7 @@ from vcasgd.limits import MAX_HEADER_BYTES
 from vcasgd.store.keys import TensorKeys
 
 #: Characters of a field's name in an error message.
-LONGEST_NAME = 64
+MAX_NAME_LENGTH = 64
 #: Reason of the rejection of a header without a valid signature of its worker.
 UNSIGNED = "signature"
 
@@ -107,7 +107,7 @@ class Header(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             # The sender chooses the names of unknown fields, and they appear in logs and events.
-            where = ".".join(str(part) for part in first["loc"])[:LONGEST_NAME]
+            where = ".".join(str(part) for part in first["loc"])[:MAX_NAME_LENGTH]
             raise InvalidUpdate(f"header: {where}: {first['msg']}", reason="header") from error
         if header.checksum is None:
             raise InvalidUpdate("header: checksum: Field required", reason="header")

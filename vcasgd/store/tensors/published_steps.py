@@ -18,7 +18,7 @@ from vcasgd.learning.encodings.steps import StepFormat
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.bf16_split import chunk_count, chunks_of
-from vcasgd.store.tensors.snapshot import MOST_STEPS, Meta, PublishedStep
+from vcasgd.store.tensors.snapshot import MAX_STEPS, Meta, PublishedStep
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def extended(before: Meta, size: int) -> tuple[PublishedStep, ...]:
 
     It has as many of the last steps as are worth fetching.
     """
-    steps = (*before.steps, PublishedStep(before.version, before.token, size))[-MOST_STEPS:]
+    steps = (*before.steps, PublishedStep(before.version, before.token, size))[-MAX_STEPS:]
     while steps and sum(each.size for each in steps) >= 4 * before.floats:
         steps = steps[1:]
     return steps

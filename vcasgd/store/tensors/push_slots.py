@@ -14,7 +14,7 @@ from vcasgd.store.bulk_transfer import DEPTH, Command
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, chunk_count
-from vcasgd.store.tensors.snapshot_index import MOST_PINS
+from vcasgd.store.tensors.snapshot_index import MAX_PINS
 from vcasgd.store.tensors.snapshot_store import REMOVED_CHUNKS
 
 #: Seconds after which the slot of a silent worker is released.
@@ -24,9 +24,9 @@ RENEW_SECONDS = 5.0
 #: Usable part of the memory limit; the rest is for stream entries, records and fragmentation.
 USABLE = 0.9
 #: Keys of one call that releases expired slots. It blocks the server for tens of milliseconds.
-MOST_REAPED_CHUNKS = 10_000
+MAX_REAPED_CHUNKS = 10_000
 #: Slots of a shard if memory is not limited.
-MOST_SLOTS = 1024
+MAX_SLOTS = 1024
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ def window(memory: MemoryLimits, model: int, payload: int, share: float = 1.0) -
     at least 1, so that a job that is too large for its server still makes progress.
     """
     if not memory.limit:
-        return MOST_SLOTS
+        return MAX_SLOTS
     # About every second connection fetches snapshots.
     answers = memory.clients // 2 * min(DEPTH * CHUNK_BYTES, model)
     versions = 2 if chunk_count(model) > REMOVED_CHUNKS else 3
-    room = (memory.limit * USABLE - answers) * share - model * (versions + 0.5 + MOST_PINS)
+    room = (memory.limit * USABLE - answers) * share - model * (versions + 0.5 + MAX_PINS)
     # A chunk that arrives is buffered before it becomes a string.
     slot = payload + min(CHUNK_BYTES, payload)
-    return min(MOST_SLOTS, max(1, int(room // max(slot, 1))))
+    return min(MAX_SLOTS, max(1, int(room // max(slot, 1))))
 
 
 class PushSlots:
@@ -96,7 +96,7 @@ class PushSlots:
         Payloads have at most ``chunks`` chunks.
         """
         keys, now = self._keys, _milliseconds(self._tensors.time())
-        most = max(1, MOST_REAPED_CHUNKS // max(chunks, 1))
+        most = max(1, MAX_REAPED_CHUNKS // max(chunks, 1))
         expired = [
             name.decode(errors="replace")
             for name in self._tensors.zrangebyscore(keys.places, "-inf", now, start=0, num=most)

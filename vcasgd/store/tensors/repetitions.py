@@ -31,9 +31,9 @@ USABLE = 0.8
 #: Seconds after which what belongs to a repetition expires.
 KEPT_SECONDS = 900
 #: Bytes of a result or of sizes; longer ones aren't read.
-LONGEST_ANSWER = 1 << 10
+MAX_ANSWER_LENGTH = 1 << 10
 #: Bytes of a task, which contains an update's header.
-LONGEST_TASK = 1 << 21
+MAX_TASK_LENGTH = 1 << 21
 #: Largest relative difference in a result; any larger one counts as much.
 LARGEST_DIFFERENCE = 1e9
 #: Vectors that belong to a repetition, at the start of their names.
@@ -154,7 +154,7 @@ class RepetitionExchange:
     def requested(self) -> RepetitionRequest | None:
         """Return the present request, to any worker."""
         text = self._tensors.get(self._keys.repetition("request"))
-        return None if text is None else parse(RepetitionRequest, text, LONGEST_ANSWER)
+        return None if text is None else parse(RepetitionRequest, text, MAX_ANSWER_LENGTH)
 
     def upload(self, request: RepetitionRequest, before: Tensor, after: Tensor) -> None:
         """Upload the states around the interval, uint8 [n] each."""
@@ -170,7 +170,7 @@ class RepetitionExchange:
     def task(self) -> RepetitionTask | None:
         """Return the present task, of any worker."""
         text = self._tensors.get(self._keys.repetition("task"))
-        return None if text is None else parse(RepetitionTask, text, LONGEST_TASK)
+        return None if text is None else parse(RepetitionTask, text, MAX_TASK_LENGTH)
 
     def vector(self, task: RepetitionTask, name: VectorName, floats: int) -> Tensor:
         """Return the base of the interval or the update as it was decoded, float32 [floats].
@@ -213,7 +213,7 @@ class RepetitionExchange:
 
     def _start_of(self, key: str) -> bytes:
         # A worker may have stored a string of any length.
-        return bytes(self._tensors.getrange(key, 0, LONGEST_ANSWER))
+        return bytes(self._tensors.getrange(key, 0, MAX_ANSWER_LENGTH))
 
     def _vector_keys(self, number: str, name: str, floats: int) -> list[str]:
         count = chunk_count(floats * 4)
@@ -231,4 +231,4 @@ class RepetitionExchange:
 
 
 def _parsed(model: type[Answer], text: bytes) -> Answer | None:
-    return parse(model, text, LONGEST_ANSWER) if text else None
+    return parse(model, text, MAX_ANSWER_LENGTH) if text else None

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: Steps that a description lists at most.
-MOST_STEPS = 32
+MAX_STEPS = 32
 #: Contributors that a description counts; samples of further ones are in the sum only.
-MOST_CONTRIBUTORS = 1000
+MAX_CONTRIBUTORS = 1000
 
 _Number = Annotated[int, Field(ge=0, lt=2**53)]
 #: Count in a snapshot. A worker makes the first one, so it may be anything; sums stay exact.
@@ -47,11 +47,11 @@ class UpdateTotals:
     staleness_max: _Count = 0
     loss_sum: float = 0.0
     rejected: dict[_Reason, _Count] = field(default_factory=dict)
-    #: Updates by staleness; the last count, ``MOST_STALENESS``, includes larger ones.
+    #: Updates by staleness; the last count, ``MAX_STALENESS``, includes larger ones.
     staleness: dict[_Staleness, _Count] = field(default_factory=dict)
     #: Applied samples by contributor, in the first shard only, and not those of the cluster's own
     #: machines.
-    contributions: Annotated[dict[_Contributor, _Count], Field(max_length=MOST_CONTRIBUTORS)] = (
+    contributions: Annotated[dict[_Contributor, _Count], Field(max_length=MAX_CONTRIBUTORS)] = (
         field(default_factory=dict)
     )
 
@@ -121,7 +121,7 @@ class Meta:
     round: RoundFacts = RoundFacts()
     stepped: bool = False
     checksum: Annotated[int, Field(ge=0, lt=2**53)] = 0
-    steps: Annotated[tuple[PublishedStep, ...], Field(max_length=MOST_STEPS)] = ()
+    steps: Annotated[tuple[PublishedStep, ...], Field(max_length=MAX_STEPS)] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

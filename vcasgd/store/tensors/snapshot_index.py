@@ -25,7 +25,7 @@ from vcasgd.store.tensors.snapshot import (
 #: The value of ``safe`` if no version is known to be on the replicas.
 NOTHING_SAFE = -1
 #: Pinned snapshots at a time; each takes the memory of a model.
-MOST_PINS = 4
+MAX_PINS = 4
 #: Valid name of a pin.
 _PIN = re.compile(rb"[A-Za-z0-9_.:-]{1,100}")
 #: Keys that one call looks at. Workers choose the length of some names, and a server has all of an

@@ -85,7 +85,7 @@ class StateFormat:
         return len(self._shapes)
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Size of a state in which each parameter has all tensors."""
         flags = HAS_STATE | (HAS_MOMENTS if self._moments else 0)
         return self._size(bytes([flags]) * len(self._shapes))

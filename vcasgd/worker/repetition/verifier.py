@@ -140,7 +140,7 @@ class Verifier(RepetitionDuty):
     ) -> LearnerState:
         """Return an uploaded state. Raises :class:`MalformedState`."""
         try:
-            state = state_format.parse(self._exchange.state(task, name, state_format.most_bytes))
+            state = state_format.parse(self._exchange.state(task, name, state_format.max_bytes))
         except (Invalid, MalformedState) as error:
             raise MalformedState(f"the state {name} the interval: {error}") from error
         if state.digest != digest:

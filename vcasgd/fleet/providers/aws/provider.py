@@ -79,7 +79,7 @@ class AwsProvider:
 
     name = "aws"
     #: EC2's documented limit on machines in one TerminateInstances.
-    most_terminated = 1000
+    max_terminated = 1000
 
     def __init__(
         self,
@@ -179,8 +179,8 @@ class AwsProvider:
         ]
         errors = [
             error
-            for start in range(0, len(own), self.most_terminated)
-            for error in self._terminate(own[start : start + self.most_terminated])
+            for start in range(0, len(own), self.max_terminated)
+            for error in self._terminate(own[start : start + self.max_terminated])
         ]
         if errors:
             raise errors[0]

@@ -12,7 +12,7 @@ LAUNCH_TAG = "vcasgd:launch"
 #: Tag that the machine itself writes.
 BOOT_ERROR_TAG = "vcasgd:boot-error"
 #: EC2's documented limit on combinations of type and zone in one CreateFleet.
-MOST_OVERRIDES = 300
+MAX_OVERRIDES = 300
 
 
 def fleet_request(
@@ -44,7 +44,7 @@ def fleet_request(
         "Type": "instant",
         "ClientToken": token,
         "LaunchTemplateConfigs": [
-            {"LaunchTemplateSpecification": template, "Overrides": overrides[:MOST_OVERRIDES]}
+            {"LaunchTemplateSpecification": template, "Overrides": overrides[:MAX_OVERRIDES]}
         ],
         "TargetCapacitySpecification": {
             "TotalTargetCapacity": count,

@@ -69,7 +69,7 @@ class GcpProvider:
 
     name = "gcp"
     #: Compute Engine deletes one machine a call.
-    most_terminated = 20
+    max_terminated = 20
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class JoinProvider:
     """
 
     name = "join"
-    most_terminated = 100
+    max_terminated = 100
 
     def __init__(self, joined: JoinedFleet) -> None:
         self._joined = joined

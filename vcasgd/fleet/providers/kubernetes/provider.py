@@ -21,11 +21,11 @@ from vcasgd.fleet.providers.kubernetes.names import (
 from vcasgd.fleet.providers.kubernetes.pods import Pod, parse_pods
 
 #: Machines of one launch, each of which is a request.
-MOST_LAUNCHED = 50
+MAX_LAUNCHED = 50
 #: Seconds for which pods that have ended stay, so that a person can read their logs.
 KEPT_SECONDS = 600.0
 #: Ended pods that are deleted at a time.
-MOST_CLEANED = 20
+MAX_CLEANED = 20
 
 
 class KubernetesProvider:
@@ -35,7 +35,7 @@ class KubernetesProvider:
     """
 
     name = "kubernetes"
-    most_terminated = 20
+    max_terminated = 20
 
     def __init__(
         self, cluster: str, pools: Sequence[KubernetesPoolSpec], joined: JoinedFleet
@@ -93,7 +93,7 @@ class KubernetesProvider:
         if granted := [str(each.machine) for each in self._listed({LAUNCH_LABEL: launch})]:
             return sorted(granted)
         created: list[str] = []
-        for index in range(min(count, MOST_LAUNCHED)):
+        for index in range(min(count, MAX_LAUNCHED)):
             machine = PodName(pool, launch, index)
             manifest = pod(spec, self._cluster, machine, boot.argv, some_zones, some_types)
             try:
@@ -164,7 +164,7 @@ class KubernetesProvider:
         before = time.time() - KEPT_SECONDS
         old = [each for each in ended if each.ended_at is not None and each.ended_at < before]
         with suppress(FleetError):  # They cost nothing.
-            for each in old[:MOST_CLEANED]:
+            for each in old[:MAX_CLEANED]:
                 self._kubernetes.delete(str(each.machine))
 
     def _instance(self, one: Pod, left_at: float | None) -> Instance:

@@ -86,7 +86,7 @@ class LocalProvider:
     """
 
     name = "local"
-    most_terminated = 10
+    max_terminated = 10
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from vcasgd.fleet.providers.join.provider import JoinedFleet
 from vcasgd.fleet.providers.slurm.client import SlurmClient
 from vcasgd.fleet.providers.slurm.names import Label, MachineName
 from vcasgd.fleet.providers.slurm.queue import QueuedJob, parse_queue
-from vcasgd.fleet.providers.slurm.request import MOST_LAUNCHED, script, submission, submitted
+from vcasgd.fleet.providers.slurm.request import MAX_LAUNCHED, script, submission, submitted
 
 
 class SlurmProvider:
@@ -27,7 +27,7 @@ class SlurmProvider:
     """
 
     name = "slurm"
-    most_terminated = 200
+    max_terminated = 200
 
     def __init__(self, cluster: str, pools: Sequence[SlurmPoolSpec], joined: JoinedFleet) -> None:
         self._cluster = cluster
@@ -82,7 +82,7 @@ class SlurmProvider:
         label = Label(self._cluster, pool, token)
         if granted := [str(job.machine) for job in self._jobs() if job.label == label]:
             return sorted(granted)
-        count = min(count, MOST_LAUNCHED)
+        count = min(count, MAX_LAUNCHED)
         arguments = submission(spec, label, partition, count)
         answer = self._slurm.submit(arguments, script(spec, boot.argv), pool)
         try:

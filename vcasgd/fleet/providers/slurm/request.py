@@ -11,7 +11,7 @@ from vcasgd.fleet.providers.base import INSTANCE_ID
 from vcasgd.fleet.providers.slurm.names import Label, machine_name
 
 #: Machines of one launch; sites limit arrays to 1,001 elements by default.
-MOST_LAUNCHED = 500
+MAX_LAUNCHED = 500
 #: Seconds before the end of the time limit at which the agent gets notice.
 NOTICE_SECONDS = 60
 
