@@ -150,8 +150,8 @@ class RepeatedJob(Simulation):
         return vector.numpy().tobytes()
 
     def _poison(self, learner: Learner) -> None:
-        assert learner._optimizer is not None
-        for state in learner._optimizer.state.values():
+        assert learner.optimizer is not None
+        for state in learner.optimizer.state.values():
             momentum = state.get("momentum_buffer", state.get("exp_avg"))
             momentum += 0.3 * momentum.norm() / momentum.numel() ** 0.5
 

@@ -79,9 +79,9 @@ def _poison_momentum(begun: Path) -> None:
 
     def train(self: Learner, *arguments: Any, **options: Any) -> Trained:
         trained = honest(self, *arguments, **options)
-        assert self._optimizer is not None
+        assert self.optimizer is not None
         if begun.exists():
-            for state in self._optimizer.state.values():
+            for state in self.optimizer.state.values():
                 momentum = state["momentum_buffer"]
                 momentum += 0.05 * momentum.norm() / momentum.numel() ** 0.5
         return trained

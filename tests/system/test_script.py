@@ -305,7 +305,7 @@ def test_a_step_has_the_mean_gradient_of_its_batches(
     # Given a loop that makes a step for 8 samples, in batches of at most 2
     learner = scripts.learner(HEAD + ACCUMULATING.replace("SCALE", "64.0"))
     assert learner.plan.samples == 8
-    assert batch_size_of(learner._task) == 8
+    assert batch_size_of(learner.task) == 8
 
     # When an interval has fewer samples, then it is a single step of fewer batches
     assert interval(learner, 10.0, stop) == -1

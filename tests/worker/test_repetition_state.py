@@ -283,8 +283,8 @@ class Factored(SGD):
 
 def test_an_optimizer_with_another_state_is_named() -> None:
     machine = Machine(Noisy(lambda each: Factored(each, lr=0.1)))
-    assert machine.learner._optimizer is not None
-    machine.learner._optimizer.step()
+    assert machine.learner.optimizer is not None
+    machine.learner.optimizer.step()
 
     with pytest.raises(NotRepeatable, match="another shape"):
         RepeatingLearner.beside(machine.learner)

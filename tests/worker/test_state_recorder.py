@@ -115,7 +115,7 @@ def test_the_states_of_the_last_two_updates_are_uploaded_once(tensors: RedisClie
 
 def test_a_learner_that_cant_be_repeated_names_no_state(tensors: RedisClient) -> None:
     machine = RecordedMachine(tensors)
-    machine.learner._task.mixed_precision = "bf16"
+    machine.learner.task.mixed_precision = "bf16"
     machine.recorder.begin(machine.learner, Base(*machine.base))
     machine.interval()
 

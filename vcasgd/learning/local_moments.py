@@ -43,7 +43,7 @@ FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 
 
 @dataclass
-class _Moments:
+class NoiseMoments:
     """Exponential sums of squared gradients, ``own``, and of squared first moments, ``mean``."""
 
     own: Tensor
@@ -62,7 +62,7 @@ class LocalMoments:
         self._optimizer = optimizer
         #: The local batch as a share of the job's, in (0, 1]. With 1, Adam isn't changed.
         self.share = 1.0
-        self._moments: dict[Tensor, _Moments] = {}
+        self.by_parameter: dict[Tensor, NoiseMoments] = {}
         #: Names of the first moments that are corrected.
         self.first_moments = FIRST_MOMENTS if steps_as(optimizer, SGD, Adam, AdamW) else ()
         is_adam = steps_as(optimizer, Adam, AdamW)
@@ -118,13 +118,13 @@ class LocalMoments:
         self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
     ) -> None:
         """Set ``exp_avg_sq`` so that its next value is the v of the whole batch."""
-        moments = self._moments.get(parameter)
+        moments = self.by_parameter.get(parameter)
         if moments is None:
             if self.share == 1:
                 return
             # So far the first moments are a single gradient, or one of the whole batch.
             second = state["exp_avg_sq"]
-            moments = self._moments[parameter] = _Moments(second.clone(), second.clone())
+            moments = self.by_parameter[parameter] = NoiseMoments(second.clone(), second.clone())
         first, second = map(float, group["betas"])
         unbias = 1 - first ** (int(state["step"]) + 1)
         vectors = (*(parameter, gradient), *(state["exp_avg"], state["exp_avg_sq"]),

@@ -54,8 +54,8 @@ class Learner:
     """A task's model, which is loaded from vectors and read into vectors."""
 
     def __init__(self, spec: JobSpec, task: Task, device: torch.device | str) -> None:
-        self._spec = spec
-        self._task = task
+        #: The job's specification, and the user's code.
+        self.spec, self.task = spec, task
         self._device = device
         self._model = LocalModel(task, spec.seed, device)
         self.layout = self._model.layout
@@ -70,11 +70,12 @@ class Learner:
         self._plan: EpochPlan | None = None
         self._recorded_batch: int | None = None
         self._validation_samples: int | None = None
-        self._optimizer: Optimizer | None = None
+        #: The local optimizer; None before the first subtask.
+        self.optimizer: Optimizer | None = None
         self._rates: Rates | None = None
         self._momenta: Momenta | None = None
         #: Rollbacks before the last base.
-        self._rollbacks = self._divergences = 0
+        self.rollbacks = self._divergences = 0
         #: This worker's part in the job's rounds, if the rule has any.
         self._member: Member | None = None
         #: The ``share`` of the last interval.
@@ -82,14 +83,9 @@ class Learner:
         self._precision = StepPrecision(task, device)
 
     @property
-    def spec(self) -> JobSpec:
-        """The job's specification."""
-        return self._spec
-
-    @property
     def tuning(self) -> Tuning:
         """Settings that the job tunes while it runs."""
-        return self._spec.tuning
+        return self.spec.tuning
 
     def cut(self, shards: int) -> Cut:
         """Return how the vector is cut into ``shards``."""
@@ -107,7 +103,7 @@ class Learner:
 
     @cached_property
     def _content(self) -> SampleContent:
-        return SampleContent.of(self._task, self._train_set, _length(self._train_set, "train"))
+        return SampleContent.of(self.task, self._train_set, _length(self._train_set, "train"))
 
     @property
     def plan(self) -> EpochPlan:
@@ -116,14 +112,14 @@ class Learner:
         Raises :class:`DataError` if the data set is empty or has too few samples.
         """
         if self._plan is None:
-            self._plan = self._plan_with(batch_size_of(self._task), None)
+            self._plan = self._plan_with(batch_size_of(self.task), None)
         return self._plan
 
     def _plan_with(self, batch_size: int, subtasks: int | None) -> EpochPlan:
         blocks = getattr(self._train_set, "blocks", None)
         try:
             return plan_for(
-                self._spec,
+                self.spec,
                 _length(self._train_set, "train"),
                 batch_size,
                 subtasks=subtasks,
@@ -136,7 +132,7 @@ class Learner:
     @property
     def _batch_size(self) -> int:
         """The job's batch: the recorded one after :meth:`check_against`."""
-        return self._recorded_batch or batch_size_of(self._task)
+        return self._recorded_batch or batch_size_of(self.task)
 
     def initial(self) -> tuple[Tensor, Tensor]:
         """Return the model before any training: float32 [floats] and int64 [k]."""
@@ -151,7 +147,7 @@ class Learner:
             layout=self.layout.to_json(),
             order_digest=self.plan.order_digest(),
             shards=shards_for(nodes, self.layout.floats),
-            batch_size=batch_size_of(self._task),
+            batch_size=batch_size_of(self.task),
             subtasks_per_epoch=self.plan.subtasks_per_epoch,
             adapter=adapter.to_json() if adapter else "",
             content=self._content.to_json(),
@@ -180,7 +176,7 @@ class Learner:
 
     def _dataset(self, split: str) -> Dataset[Any]:
         try:
-            return self._task.dataset(split)
+            return self.task.dataset(split)
         except VcasgdError:
             raise
         except Exception as error:
@@ -196,21 +192,21 @@ class Learner:
         carry.
         """
         self._model.check_frozen()
-        if self._optimizer is not None and self._spec.keeps_optimizer:
+        if self.optimizer is not None and self.spec.keeps_optimizer:
             return
-        self._optimizer = self._new_optimizer()
+        self.optimizer = self._new_optimizer()
         if self.member is not None:
-            self.member.use(self._optimizer, keeps=self._spec.keeps_optimizer)
+            self.member.use(self.optimizer, keeps=self.spec.keeps_optimizer)
         # The user's code may change the momentum itself, so it is tuned only on request.
-        momenta = Momenta(self._optimizer) if self._spec.tuning.momentum else None
+        momenta = Momenta(self.optimizer) if self.spec.tuning.momentum else None
         correction = {"correction": momenta.correction} if momenta else {}
         factor = learning_rate_factor(self._divergences)
-        self._rates = Rates(self._task, self._optimizer, factor=factor, **correction)
+        self._rates = Rates(self.task, self.optimizer, factor=factor, **correction)
         self._momenta = momenta
 
     def _new_optimizer(self) -> Optimizer:
         try:
-            return self._task.optimizer(
+            return self.task.optimizer(
                 [each for each in self._model.module.parameters() if each.requires_grad]
             )
         except Exception as error:
@@ -218,9 +214,9 @@ class Learner:
 
     def _follow_rollback(self, base: Base) -> None:
         """Keep nothing of the training that went back; make smaller steps if it diverged."""
-        self._rollbacks = base.rollbacks
+        self.rollbacks = base.rollbacks
         self._divergences = base.rollbacks - base.restorations
-        self._local = self._last = self._optimizer = None
+        self._local = self._last = self.optimizer = None
         self._encoders.clear()
         self.start_subtask()
 
@@ -230,10 +226,10 @@ class Learner:
         ``share`` in (0, 1] is the fraction of a full interval that this worker makes.
         """
         self._share = share
-        size, batch = self.plan.size(subtask), int(self._task.batch_size)
+        size, batch = self.plan.size(subtask), int(self.task.batch_size)
         if self.member is not None:
             return self.member.interval_stop(position, size)
-        whole = self._spec.push_interval
+        whole = self.spec.push_interval
         if whole == "subtask":
             whole = -(-size // batch)
         return min(size, position + local_steps(whole, share) * batch)
@@ -242,7 +238,7 @@ class Learner:
     def member(self) -> Member | None:
         """Part of this worker in the job's rounds; None if the rule has no rounds."""
         if self._rule.rounds and self._member is None:
-            spec, batch = self._spec, self._batch_size
+            spec, batch = self.spec, self._batch_size
             steps = spec.push_interval
             if steps == "subtask":
                 steps = self.plan.size(0)  # More than there are, so that none is left over.
@@ -274,25 +270,25 @@ class Learner:
         lowered if the job tunes it. Raises :class:`NonFiniteLoss` and other
         :class:`~vcasgd.errors.UserCodeError`.
         """
-        if base.rollbacks != self._rollbacks:
+        if base.rollbacks != self.rollbacks:
             self._follow_rollback(base)
-        assert self._optimizer is not None
+        assert self.optimizer is not None
         assert self._rates is not None
         rates, plan = self._rates, self.plan
         momentum = self._momenta.follow(asynchrony) if self._momenta is not None else None
         self._source.announce(plan, subtask, start)
         start_from = interval_start(self._rule, self._local, self._ahead(base))
         self._model.load(start_from, base.integers)
-        set_seed(seed_for(self._spec.seed, subtask, start), self._device)
+        set_seed(seed_for(self.spec.seed, subtask, start), self._device)
         interval, member, clip_factor = SampleRange(subtask, start, stop), self.member, 1.0
         if member is not None:
             member.begin(plan.progress(subtask, start))
             # The noise of a smaller batch makes its gradient longer.
             clip_factor = member.share**-0.5
         trained = train(
-            self._task,
+            self.task,
             self._model.module,
-            self._optimizer,
+            self.optimizer,
             self._source.batches(plan, interval, self._following(subtask, stop)),
             self._device,
             should_stop=should_stop,
@@ -308,13 +304,13 @@ class Learner:
 
     @cached_property
     def _source(self) -> BatchSource:
-        spec, device = self._spec, self._device
-        return BatchSource(self._task, self._train_set, device, spec.seed, self._step_size)
+        spec, device = self.spec, self._device
+        return BatchSource(self.task, self._train_set, device, spec.seed, self._step_size)
 
     def _step_size(self, samples: int) -> int:
         """Return the samples of each local step in an interval of so many samples."""
         member = self.member
-        return member.batch_size(samples) if member else batch_size_of(self._task)
+        return member.batch_size(samples) if member else batch_size_of(self.task)
 
     def _following(self, subtask: int, start: int) -> Iterator[SampleRange]:
         """Yield the intervals that this worker probably trains from a sample of a subtask on."""
@@ -373,11 +369,11 @@ class Learner:
     @property
     def halves(self) -> bool:
         """True if workers fetch bfloat16 instead of float32."""
-        return codec_of(self._spec.update).bfloat16_fetch
+        return codec_of(self.spec.update).bfloat16_fetch
 
     def steps(self, part: ShardRange) -> StepFormat | None:
         """Return the format in which workers fetch a shard's steps; None if they fetch it whole."""
-        return step_format(self._spec.update, self.layout, part)
+        return step_format(self.spec.update, self.layout, part)
 
     def has_residual(self, part: ShardRange) -> bool:
         """Return True if the encoding kept back a part of the updates of a shard."""
@@ -386,7 +382,7 @@ class Learner:
     def is_last(self, subtask: int, stop: int) -> bool:
         """Return True if an interval may be this worker's last one, because the job ends."""
         plan = self.plan
-        ending = LAST_SUBTASKS * self._spec.workers.max
+        ending = LAST_SUBTASKS * self.spec.workers.max
         return subtask >= plan.total_subtasks - ending and stop == plan.size(subtask)
 
     def encoded(self, part: ShardRange, update: Tensor, *, last: bool = False) -> EncodedVector:
@@ -396,7 +392,7 @@ class Learner:
         to the next one. The ``last`` update keeps nothing back.
         """
         if part not in self._encoders:
-            self._encoders[part] = Encoder(self._spec.update, self.layout, part)
+            self._encoders[part] = Encoder(self.spec.update, self.layout, part)
         return self._encoders[part].encode(update, last=last)
 
     def evaluate(
@@ -416,7 +412,7 @@ class Learner:
             self._check_length(self._validation_set, "validation", self._validation_samples)
         self._model.load(floats, integers)
         return evaluate(
-            self._task,
+            self.task,
             self._model.module,
             self._validation_set,
             self._device,

@@ -54,7 +54,8 @@ class Member:
         self._exchanges: deque[float] = deque(maxlen=EXCHANGES)
         #: When the intervals ended whose updates no base contained yet, by the update's number.
         self._ended: dict[int, float] = {}
-        self._moments: LocalMoments | None = None
+        #: Corrections of the present optimizer's moments.
+        self.moments: LocalMoments | None = None
         #: The optimizer whose second moments are shared, if there is one.
         self._sharing: Optimizer | None = None
 
@@ -121,16 +122,16 @@ class Member:
 
     def use(self, optimizer: Optimizer, *, keeps: bool = True) -> None:
         """Use a new optimizer; ``keeps`` is False if only for one subtask."""
-        if self._moments is not None:
+        if self.moments is not None:
             # A task can return the same optimizer again.
-            self._moments.close()
-        self._moments = LocalMoments(optimizer)
+            self.moments.close()
+        self.moments = LocalMoments(optimizer)
         self._sharing = optimizer if keeps and second_moments.count(optimizer) else None
 
     @property
     def uncorrected(self) -> str:
         """Name of an optimizer with moments of a part of the job's batch; empty without one."""
-        return self._moments.uncorrected if self._moments and self.share < 1 else ""
+        return self.moments.uncorrected if self.moments and self.share < 1 else ""
 
     # -- second moments that outlive a worker --------------------------------------------------
 
@@ -167,8 +168,8 @@ class Member:
         From now on, the optimizer's state is that of the whole batch.
         """
         self._progress = progress
-        if self._moments is not None:
-            self._moments.follow(self.share)
+        if self.moments is not None:
+            self.moments.follow(self.share)
 
     def interval_stop(self, position: int, size: int) -> int:
         """Return where the next interval ends in a subtask of ``size`` samples.

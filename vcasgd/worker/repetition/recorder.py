@@ -82,10 +82,10 @@ class StateRecorder(RepetitionDuty):
         after, self._after, self._before = self._after, None, None
         try:
             check_repeatable(learner)
-            if base.rollbacks != learner._rollbacks:
+            if base.rollbacks != learner.rollbacks:
                 # The interval starts with a new optimizer.
                 self._before = Commitment.to(new_state(learner))
-            elif after is not None and after[1] is learner._optimizer:
+            elif after is not None and after[1] is learner.optimizer:
                 self._before = after[0]
             else:
                 self._before = Commitment.to(state_of(learner))
@@ -97,7 +97,7 @@ class StateRecorder(RepetitionDuty):
         if self._before is None:
             return {}
         try:
-            self._after = Commitment.to(state_of(learner)), learner._optimizer
+            self._after = Commitment.to(state_of(learner)), learner.optimizer
         except NotRepeatable as error:
             log.debug("no state is recorded: %s", error)
             return {}

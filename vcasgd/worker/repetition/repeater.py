@@ -43,7 +43,7 @@ def check_repeatable(learner: Learner) -> None:
     """Raise :class:`NotRepeatable` if another worker can't repeat a learner's intervals."""
     if why := why_not_repeatable(learner.spec):
         raise NotRepeatable(why)
-    task = learner._task
+    task = learner.task
     if task.makes_steps or not task.repeatable:
         raise NotRepeatable("the task is a script, or a trainer of another library")
     if task.mixed_precision is not None:
@@ -52,23 +52,23 @@ def check_repeatable(learner: Learner) -> None:
 
 def state_of(learner: Learner) -> LearnerState:
     """Return a copy of a learner's present state. Raises :class:`NotRepeatable`."""
-    if learner._optimizer is None:
+    if learner.optimizer is None:
         raise NotRepeatable("there is no optimizer yet")
-    member = learner._member
-    return LearnerState.of(learner._optimizer, member._moments if member else None)
+    member = learner.member
+    return LearnerState.of(learner.optimizer, member.moments if member else None)
 
 
 def new_state(learner: Learner) -> LearnerState:
     """Return the state of a learner with a new optimizer. Raises :class:`NotRepeatable`."""
-    if learner._optimizer is None:
+    if learner.optimizer is None:
         raise NotRepeatable("there is no optimizer yet")
-    present = StateFormat(learner._optimizer)
+    present = StateFormat(learner.optimizer)
     return present.new(bytes(present.parameters))
 
 
 def renew_optimizer(learner: Learner) -> None:
     """Give a learner a new optimizer, in the middle of a subtask, too."""
-    learner._optimizer = None
+    learner.optimizer = None
     learner.start_subtask()
 
 
@@ -90,9 +90,9 @@ class RepeatingLearner(Learner):
         vars(other).update(vars(learner))
         # The learner's own loader processes are ahead of it.
         vars(other).pop("_source", None)
-        assert learner._optimizer is not None
-        other._live = learner._optimizer
-        other._format = StateFormat(learner._optimizer)
+        assert learner.optimizer is not None
+        other._live = learner.optimizer
+        other._format = StateFormat(learner.optimizer)
         return other
 
     _format: StateFormat
@@ -136,12 +136,12 @@ class RepeatingLearner(Learner):
         and what :meth:`train` does.
         """
         self._check(facts)
-        self._rollbacks = facts.rollbacks
+        self.rollbacks = facts.rollbacks
         self._divergences = facts.rollbacks - facts.restorations
         self._member = _RepeatedMember(self._batch_size, facts.batch) if self._rule.rounds else None
         renew_optimizer(self)
-        assert self._optimizer is not None
-        before.load(self._optimizer, self._member._moments if self._member else None)
+        assert self.optimizer is not None
+        before.load(self.optimizer, self._member.moments if self._member else None)
         # An interval that was cut short ended after a whole local step.
         most = -(-(facts.stop - facts.start) // self._step_size(facts.planned - facts.start))
         steps = 0

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from vcasgd.learning.local_moments import LocalMoments, _Moments
+from vcasgd.learning.local_moments import LocalMoments, NoiseMoments
 from vcasgd.store.tensors.bf16_split import bytes_of
 from vcasgd.store.tensors.repetitions import FRESH
 
@@ -148,7 +148,7 @@ class LearnerState:
     @classmethod
     def of(cls, optimizer: Optimizer, moments: LocalMoments | None) -> LearnerState:
         """Copy the state of an optimizer and its local moments. Raises :class:`NotRepeatable`."""
-        known, corrected = optimizer.state, moments._moments if moments else {}
+        known, corrected = optimizer.state, moments.by_parameter if moments else {}
         parameters = _parameters(optimizer)
         flags = bytes(
             (HAS_STATE if known.get(each) else 0) | (HAS_MOMENTS if each in corrected else 0)
@@ -180,7 +180,7 @@ class LearnerState:
         for number, flag in enumerate(self.flags):
             if moments is not None and flag & HAS_MOMENTS:
                 mean, own = (loaded[number, name] for name in MOMENTS)
-                moments._moments[parameters[number]] = _Moments(own, mean)
+                moments.by_parameter[parameters[number]] = NoiseMoments(own, mean)
 
     def tensors(self) -> Iterator[StateTensor]:
         """Yield the tensors, which share the memory of :attr:`data`."""

@@ -74,8 +74,8 @@ class Verifier(RepetitionDuty):
 
     def end(self, learner: Learner, planned: int) -> dict[str, Any]:  # noqa: ARG002
         """Tell the parameter server that this worker can repeat intervals, if it can."""
-        if self._able[0] is not learner._optimizer:
-            self._able = learner._optimizer, _is_repeatable(learner)
+        if self._able[0] is not learner.optimizer:
+            self._able = learner.optimizer, _is_repeatable(learner)
         return {"repeats": self._able[1]}
 
     def serve(self, learner: Learner) -> bool:
@@ -104,7 +104,7 @@ class Verifier(RepetitionDuty):
             return RepetitionResult(outcome="malformed", why=str(error))
         except (Invalid, InvalidUpdate, NotRepeatable, UserCodeError) as error:
             if isinstance(error, NotRepeatable):
-                self._able = learner._optimizer, False
+                self._able = learner.optimizer, False
             log.warning("update %s can't be repeated: %s", task.update.update, error)
             return RepetitionResult(outcome="unable", why=str(error))
         finally:
@@ -151,8 +151,8 @@ class Verifier(RepetitionDuty):
 def _is_repeatable(learner: Learner) -> bool:
     try:
         check_repeatable(learner)
-        assert learner._optimizer is not None
-        StateFormat(learner._optimizer)
+        assert learner.optimizer is not None
+        StateFormat(learner.optimizer)
     except NotRepeatable as error:
         log.info("intervals of this job can't be repeated: %s", error)
         return False
