@@ -172,11 +172,6 @@ class Settings(BaseSettings):
     api_socket: Path | None = Field(
         default=None, description="Unix socket where the API listens for the gateway."
     )
-    public_page: bool = Field(
-        default=False,
-        description="Show everyone, without a token, the jobs with public in their specification, "
-        "and the nicknames of volunteers.",
-    )
     join_port: int | None = Field(
         default=None,
         ge=0,

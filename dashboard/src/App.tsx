@@ -13,21 +13,8 @@ import { StorePage } from "./pages/StorePage";
 const JobPage = lazy(() => import("./pages/JobPage"));
 const ComparePage = lazy(() => import("./pages/ComparePage"));
 const SubmitPage = lazy(() => import("./pages/SubmitPage"));
-const VolunteersPage = lazy(() => import("./pages/VolunteersPage"));
 
-/** The public page, which needs no session, and all others. */
 export function App() {
-  return (
-    <Suspense fallback={<Waiting />}>
-      <Routes>
-        <Route path="/volunteers" element={<VolunteersPage />} />
-        <Route path="*" element={<SignedIn />} />
-      </Routes>
-    </Suspense>
-  );
-}
-
-function SignedIn() {
   const session = useSession();
   if (session.isPending) {
     return <Waiting />;

@@ -26,7 +26,6 @@ OPEN = {
     ("GET", "/readyz"),
     ("GET", "/metrics"),
     ("POST", "/api/v1/session"),
-    ("GET", "/api/v1/public/volunteers"),
 }
 #: Routes that are not GET and need only scope read, because they change nothing on the platform.
 HARMLESS = {

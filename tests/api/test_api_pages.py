@@ -34,9 +34,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(static: Path, *, public_page: bool = False) -> Iterator[httpx.Client]:
+def serving(static: Path) -> Iterator[httpx.Client]:
     storage = Storage(static.as_uri())
-    settings = Settings(token="x" * 16, public_page=public_page)
+    settings = Settings(token="x" * 16)
     app = create_app(settings, connect("redis://127.0.0.1:1/0"), storage, static)
     port = free_port()
     config = uvicorn.Config(app, port=port, log_config=None, lifespan="off")
@@ -65,16 +65,6 @@ def test_every_address_shows_the_page(pages: httpx.Client, path: str) -> None:
     assert (answer.status_code, "<title>vcasgd" in answer.text) == (200, True)
     assert answer.headers["Cache-Control"] == "no-cache"
     assert {name: answer.headers[name] for name in HEADERS} == HEADERS
-
-
-def test_the_page_for_volunteers_exists_only_if_the_cluster_opted_in(
-    pages: httpx.Client, built: Path
-) -> None:
-    answer = pages.get("/volunteers")
-    assert (answer.status_code, "<title>vcasgd" in answer.text) == (404, True)
-    assert pages.get("/volunteers/").status_code == 404
-    with serving(built, public_page=True) as opened:
-        assert opened.get("/volunteers").status_code == 200
 
 
 def test_files_with_a_digest_in_their_name_are_cached(pages: httpx.Client) -> None:

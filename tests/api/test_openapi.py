@@ -14,7 +14,7 @@ EXAMPLES = 8
 #: The platform's stream has no end. test_api_stream.py tests it.
 ENDLESS = "follow_everything"
 #: Operations below /api/v1 that need no token.
-OPEN = ("sign_in", "list_volunteers")
+OPEN = ("sign_in",)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from vcasgd.controller.jobs.suspects import checkpoint_before
 from vcasgd.fleet.pools import parse_pools
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.joined_machines import JoinedMachines, MachineFacts
 from vcasgd.store.ledger.owners import Owners, Suspect
 
@@ -61,9 +59,3 @@ def test_the_token_of_a_volunteers_machine_is_its_owner(
     names = ("ours", "theirs", "gone")
     assert [policy.is_volunteer(each) for each in names] == [False, True, False]
     assert [owners.owner("job", worker) for worker in workers] == [None, "alice"]
-
-    # and both are contributors, under names that say nothing about their tokens
-    contributors = Contributors(ledger)
-    names = [contributors.of_worker("job", worker) for worker in workers]
-    assert len(set(names)) == 2
-    assert all(name and re.fullmatch("[0-9a-f]{12}", name) for name in names)

@@ -25,7 +25,7 @@ print(json.dumps([count, torch.cuda.get_device_name(0) if count else ""]))
 class Machine:
     """Properties of this machine. ``cpus`` are those that workers may use.
 
-    ``instance``: its name, if the stack ordered it. ``nickname`` is that of its owner.
+    ``instance``: its name, if the stack ordered it.
     """
 
     host: str
@@ -34,7 +34,6 @@ class Machine:
     gpus: int
     gpu: str
     instance: str | None = None
-    nickname: str | None = None
 
     def __str__(self) -> str:
         gpu = f"{self.gpus} × {self.gpu}" if self.gpus else "no GPU"

@@ -33,7 +33,6 @@ from vcasgd.api.routes import (
     machines,
     monitoring,
     packages,
-    public,
     session,
     spec,
     stream,
@@ -53,11 +52,8 @@ PREFIX = "/api/v1"
 GZIP_LEVEL = 4
 OPENAPI = f"{PREFIX}/openapi.json"
 SESSION = f"{PREFIX}/session"
-VOLUNTEERS = f"{PREFIX}/public/volunteers"
-#: Path of the page that shows the same.
-VOLUNTEERS_PAGE = "/volunteers"
 #: Methods and paths that need no token.
-PUBLIC = frozenset({("GET", OPENAPI), ("HEAD", OPENAPI), ("POST", SESSION), ("GET", VOLUNTEERS)})
+PUBLIC = frozenset({("GET", OPENAPI), ("HEAD", OPENAPI), ("POST", SESSION)})
 #: Prefixes of paths that are not pages of the dashboard.
 OWN_PATHS = ("/api/", "/healthz", "/readyz", METRICS)
 
@@ -85,7 +81,6 @@ def create_app(
     provide(app, settings, ledger, storage, callers)
     app.include_router(monitoring.router)
     app.include_router(session.entrance, prefix=PREFIX)
-    app.include_router(public.router, prefix=PREFIX)
     app.include_router(_guarded())
     problems.install(app)
     app.add_middleware(
@@ -97,8 +92,7 @@ def create_app(
     app.add_middleware(BodyLimit, public=SESSION, own=f"{PREFIX}/packages/")
     app.add_middleware(Concurrency)
     app.add_middleware(Authentication, callers=callers, prefix="/api/", public=PUBLIC)
-    closed = frozenset() if settings.public_page else frozenset({VOLUNTEERS_PAGE})
-    app.add_middleware(Pages, static=static, others=OWN_PATHS, closed=closed)
+    app.add_middleware(Pages, static=static, others=OWN_PATHS)
     app.add_middleware(RequestIds)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     app.add_route(OPENAPI, _document(app), methods=["GET", "HEAD"], include_in_schema=False)

@@ -9,13 +9,11 @@ from fastapi import Depends, FastAPI, Request
 from vcasgd.api.broadcast import Broadcast
 from vcasgd.api.callers import Callers
 from vcasgd.api.observer import PlatformObserver
-from vcasgd.api.public import PublicPage
 from vcasgd.api.series import Curves
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import ApiTokens
-from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.costs import Costs, Workloads
 from vcasgd.store.ledger.events import EventFeed
 from vcasgd.store.ledger.jobs import Jobs
@@ -32,7 +30,6 @@ def provide(
     """Create the services that the routes of ``app`` depend on."""
     jobs, control, servers = Jobs(ledger), Control(ledger), Servers(ledger)
     costs, feed = Costs(ledger), EventFeed(ledger)
-    contributors = Contributors(ledger)
     observer = PlatformObserver(jobs, control, servers, costs, feed, ledger)
     app.state.services = {
         Settings: settings,
@@ -45,11 +42,9 @@ def provide(
         Servers: servers,
         WorkerBeats: WorkerBeats(ledger),
         JoinedMachines: JoinedMachines(ledger, settings.lease_seconds),
-        Contributors: contributors,
         Costs: costs,
         Workloads: Workloads(ledger),
         Curves: Curves(ledger),
-        PublicPage: PublicPage(jobs, contributors),
         PlatformObserver: observer,
         Broadcast: Broadcast(observer, feed),
     }
@@ -73,10 +68,8 @@ ControlDep = Annotated[Control, _service(Control)]
 ServersDep = Annotated[Servers, _service(Servers)]
 WorkerBeatsDep = Annotated[WorkerBeats, _service(WorkerBeats)]
 JoinedMachinesDep = Annotated[JoinedMachines, _service(JoinedMachines)]
-ContributorsDep = Annotated[Contributors, _service(Contributors)]
 CostsDep = Annotated[Costs, _service(Costs)]
 WorkloadsDep = Annotated[Workloads, _service(Workloads)]
 CurvesDep = Annotated[Curves, _service(Curves)]
 BroadcastDep = Annotated[Broadcast, _service(Broadcast)]
-PublicPageDep = Annotated[PublicPage, _service(PublicPage)]
 ObserverDep = Annotated[PlatformObserver, _service(PlatformObserver)]

@@ -46,22 +46,12 @@ _NOT_BUILT = """<!doctype html>
 
 
 class Pages:
-    """Middleware that serves the dashboard, except for paths that start with one of ``others``.
+    """Middleware that serves the dashboard, except for paths that start with one of ``others``."""
 
-    Pages in ``closed`` have the status 404: they only say why they show nothing.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        static: Path,
-        others: tuple[str, ...],
-        closed: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, static: Path, others: tuple[str, ...]) -> None:
         self._app = app
         self._others = others
-        self._pages = GZipMiddleware(_Built(static, closed), minimum_size=GZIP_BYTES)
+        self._pages = GZipMiddleware(_Built(static), minimum_size=GZIP_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].startswith(self._others):
@@ -73,8 +63,7 @@ class Pages:
 class _Built:
     """Files of the built dashboard, or a page that explains how to build it."""
 
-    def __init__(self, static: Path, closed: frozenset[str]) -> None:
-        self._closed = closed
+    def __init__(self, static: Path) -> None:
         self._index = static / "index.html"
         self._files = StaticFiles(directory=static, check_dir=False)
 

@@ -24,7 +24,6 @@ from vcasgd.cli.output import err
 from vcasgd.environment import hide_process, visible
 from vcasgd.errors import SpecError, Unauthorized, VersionDiffers
 from vcasgd.settings import load_settings
-from vcasgd.spec.public import parse_nickname
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="Address of the gateway, https://….")]
 Token = Annotated[
@@ -49,10 +48,6 @@ GiveUp = Annotated[
 PassEnv = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="Variable of yours that jobs may see. Repeatable."),
-]
-Nickname = Annotated[
-    str | None,
-    typer.Option(help="Your name on the stack's public page, if it has one; anonymous removes it."),
 ]
 SandboxUse = Annotated[
     SandboxMode | None,
@@ -106,7 +101,6 @@ class _Terms:
     sandbox: Sandbox
     mode: SandboxMode
     instance: str | None
-    nickname: str | None
     updates: bool
 
 
@@ -123,7 +117,6 @@ def join(
     max_cpu: MaxCpu = None,
     give_up: GiveUp = None,
     pass_env: PassEnv = None,
-    nickname: Nickname = None,
     sandbox: SandboxUse = None,
     max_memory: MaxMemory = None,
     max_disk: MaxDisk = None,
@@ -164,7 +157,6 @@ def join(
         # A machine that the stack ordered has no other purpose.
         mode=sandbox or (SandboxMode.REQUIRE if instance is None else SandboxMode.OFF),
         instance=instance,
-        nickname=parse_nickname(nickname) if nickname is not None else None,
         updates=update,
     )
     if not service:
@@ -173,7 +165,7 @@ def join(
     if until is not None:
         raise SpecError("a unit starts again after --until", remedy="use --hours", field="until")
     given = {"--hours": hours, "--when-idle": when_idle, "--max-cpu": max_cpu,
-             "--give-up": give_up, "--sandbox": sandbox, "--nickname": terms.nickname,
+             "--give-up": give_up, "--sandbox": sandbox,
              "--max-memory": max_memory, "--max-disk": max_disk}  # fmt: skip
     lists = {"--pass-env": pass_env, "--share": box.shared}
     flags = [*_flag("--allow-network", allow_network), *_flag("--update", update)]
@@ -190,9 +182,7 @@ def _take_part(terms: _Terms, ca_file: Path | None) -> None:
         try:
             display.state("measures this machine")
             gateway = GatewayAddress.of(terms.url, terms.token.pin, ca_file)
-            machine = replace(
-                measure(terms.max_cpu), instance=terms.instance, nickname=terms.nickname
-            )
+            machine = replace(measure(terms.max_cpu), instance=terms.instance)
             used, line = choose(terms.mode, terms.sandbox, machine.gpus)
             display.event(line)
             if terms.owner is not None:

@@ -25,7 +25,6 @@ from vcasgd.store.ledger.job import MAX_STALENESS, ModelFacts
 from vcasgd.store.tensors.header import UNSIGNED, Header
 from vcasgd.store.tensors.published_steps import extended
 from vcasgd.store.tensors.snapshot import (
-    MAX_CONTRIBUTORS,
     Meta,
     Record,
     RoundFacts,
@@ -196,12 +195,9 @@ class ModelState:
         """
         return self._config.rule.rounds and header.worker in self.batch.members
 
-    def blend(
-        self, entry: str, header: Header, keys: list[str], contributor: str | None = None
-    ) -> None:
+    def blend(self, entry: str, header: Header, keys: list[str]) -> None:
         """Apply the update in :meth:`payload`, which was checked and inspected.
 
-        ``contributor``: whose machine it comes from, if somebody joined with it.
         Raises :class:`InvalidUpdate`; the model is then unchanged.
         """
         integers = _integers(header, self.integers.numel())
@@ -225,7 +221,6 @@ class ModelState:
         self.batch.weight += weight
         self.batch.members[header.worker] = header
         self._count_applied(entry, header, staleness, keys)
-        self._credit(contributor, header.stop - header.start)
 
     @property
     def parameters(self) -> int:
@@ -343,15 +338,6 @@ class ModelState:
             loss_sum=totals.loss_sum + header.loss_sum,
             staleness={**totals.staleness, bucket: totals.staleness.get(bucket, 0) + 1},
         )
-
-    def _credit(self, contributor: str | None, samples: int) -> None:
-        """Count samples that were applied for a contributor, in one shard of all."""
-        counts = self.meta.totals.contributions
-        if contributor is None or self._config.part.shard:
-            return
-        if contributor in counts or len(counts) < MAX_CONTRIBUTORS:
-            counted = counts.get(contributor, 0) + samples
-            self._count(contributions={**counts, contributor: counted})
 
     def _count(self, **changes: object) -> None:
         totals: UpdateTotals = replace(self.meta.totals, **changes)  # type: ignore[arg-type]

@@ -114,7 +114,7 @@ class Recovery:
             state = self._snapshots.fetch_state(snapshot.meta)
             followed = self._snapshots.fetch_published(snapshot.meta)
             # Chunks of older steps may be missing.
-            meta = replace(snapshot.meta, steps=(), totals=self._totals(snapshot.meta))
+            meta = replace(snapshot.meta, steps=())
             snapshot = replace(snapshot, meta=meta)
             return ModelState(self._config, snapshot, weights, state, followed)
         except SnapshotMissing:
@@ -122,15 +122,6 @@ class Recovery:
         except CheckpointDamaged as error:
             # A worker may have written the applied record.
             raise JobUnreadable(f"the stored snapshot can't be read: {error.message}") from error
-
-    def _totals(self, meta: Meta) -> UpdateTotals:
-        """Return the totals of a snapshot, without contributions that a worker may have made up.
-
-        A worker writes the first snapshot, and whom samples count for must not depend on it.
-        """
-        if not meta.totals.contributions or self._reports.any_update():
-            return meta.totals
-        return replace(meta.totals, contributions={})
 
     def _read(
         self, name: str, call: Callable[[], LoadedCheckpoint | None]

@@ -25,7 +25,6 @@ from vcasgd.errors import (
 from vcasgd.faults import Cause, fault_of
 from vcasgd.learning.repetition import why_not_repeatable
 from vcasgd.limits import MAX_CONTENT_BYTES, MAX_HEADERS_BYTES
-from vcasgd.parameter_server.contributions import Contributions
 from vcasgd.parameter_server.model_state import MAX_UPDATES, ModelState, ShardConfig
 from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.publish import Publisher
@@ -38,7 +37,6 @@ from vcasgd.store.acl import worker_key
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.content_quota import ContentQuota
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.job import Failure, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import WorkKind
@@ -153,7 +151,6 @@ class Shard:
             RepetitionExchange(tensors, keys),
             several or why_not_repeatable(job.spec),
         )
-        self._contributions = Contributions(Contributors(prompt or ledger), job.id)
         self._background = Background[Tuned | None](executor)
         self._reported_at = float("-inf")
         #: The last look at the tensors server, and the last one without an open batch.
@@ -484,8 +481,8 @@ class Shard:
                 model.inspect(header, chunk, at)
                 at += chunk.nbytes
             measure, version = self._strangers.check(header, model), model.meta.version
-            contributor, blending = self._contributions.of(header.worker), True
-            model.blend(entry.id, header, keys, contributor)
+            blending = True
+            model.blend(entry.id, header, keys)
             self._members.arrive(header.worker, header.interval_seconds, time.monotonic())
         except InvalidUpdate as error:
             if error.reason == "missing":

@@ -8,7 +8,6 @@ from pydantic import AfterValidator, Field
 
 from vcasgd.printable import printable
 from vcasgd.schemas.base import RequestBody, Schema
-from vcasgd.spec.public import Nickname
 
 #: Most workers of one machine, and letters of the reason for which one has ended. The ledger keeps
 #: the last report of each machine.
@@ -40,11 +39,6 @@ class JoinRequest(RequestBody):
         default=None,
         max_length=100,
         description="Name of the machine, if the stack ordered it.",
-    )
-    nickname: Nickname | None = Field(
-        default=None,
-        description="Name of the token's owner on the public page for volunteers; `anonymous` "
-        "removes it, and null leaves it as it is.",
     )
     round_trip_ms: float | None = Field(
         default=None, ge=0, le=1e6, description="Time of a short request to this API."

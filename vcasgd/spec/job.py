@@ -21,7 +21,6 @@ from vcasgd.spec.environment import Commands, Environment, RequirementsFile, Sec
 from vcasgd.spec.evaluate import Evaluate
 from vcasgd.spec.plain import check_plain
 from vcasgd.spec.problems import spec_error
-from vcasgd.spec.public import Public
 from vcasgd.spec.stop import Stop
 from vcasgd.spec.strict import StrictModel
 from vcasgd.spec.track import Tracks
@@ -215,10 +214,6 @@ class JobSpec(StrictModel):
     stop: Stop = Stop()
     track: Tracks = Field(
         default=(), description="trackers to which the job is exported while it runs"
-    )
-    public: Public | None = Field(
-        default=None,
-        description="show the job's title, progress, and contributors on the cluster's public page",
     )
     labels: Labels = Field(default=(), description="labels of the job's code and model")
     data: Data = Data()

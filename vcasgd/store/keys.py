@@ -45,10 +45,6 @@ API_TOKENS = "vcasgd:{fleet}:api-tokens"
 #: Hash: name of an API token → Unix time of its last use, to about a minute.
 API_TOKEN_USES = "vcasgd:{fleet}:api-token-uses"
 
-#: Hash: name of a token that machines joined with → its contributor, a random ID.
-CONTRIBUTORS = "vcasgd:{fleet}:contributors"
-#: Hash: contributor → nickname.
-NICKNAMES = "vcasgd:{fleet}:nicknames"
 
 #: Hash: machine that joined → its properties, as JSON.
 JOINED = "vcasgd:{fleet}:joined"
@@ -185,12 +181,6 @@ class LedgerKeys:
         return self._key("owners")
 
     @property
-    def contributors(self) -> str:
-        """Hash: worker → contributor whose machine it runs on, for machines that people joined
-        with. Workers can't read it."""
-        return self._key("contributors")
-
-    @property
     def refused(self) -> str:
         """Hash: worker → the clearance that it last lacked."""
         return self._key("refused")
@@ -321,7 +311,6 @@ class LedgerKeys:
             self.announced,
             self.tuning,
             self.owners,
-            self.contributors,
             self.lost,
             self.failures,
             self.vanished,

@@ -34,8 +34,6 @@ export type Span = Machine["spans"][number];
 export type SubtaskMap = Got<"/api/v1/jobs/{job}/subtasks">;
 export type StoreView = Got<"/api/v1/store">;
 export type StoreNode = StoreView["nodes"][number];
-/** Job on the public page. */
-export type PublicJob = Got<"/api/v1/public/volunteers">["jobs"][number];
 export type Spend = Got<"/api/v1/fleet/spend">;
 export type Validation = Posted<"/api/v1/jobs/validate">;
 export type Mistake = Validation["errors"][number];

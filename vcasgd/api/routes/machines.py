@@ -12,7 +12,6 @@ import vcasgd
 from vcasgd.api.access import JOIN, CallerDep
 from vcasgd.api.callers import Caller
 from vcasgd.api.dependencies import (
-    ContributorsDep,
     ControlDep,
     JobsDep,
     JoinedMachinesDep,
@@ -36,9 +35,7 @@ from vcasgd.schemas.machines import (
     ReportView,
 )
 from vcasgd.settings import Settings
-from vcasgd.spec.public import ANONYMOUS
 from vcasgd.store.address import LEDGER, tensors_service
-from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.joined_machines import (
     JoinedMachines,
@@ -77,14 +74,13 @@ def join(
     settings: SettingsDep,
     control: ControlDep,
     joined: JoinedMachinesDep,
-    contributors: ContributorsDep,
     caller: CallerDep,
     response: Response,
     body: JoinRequest,
     secret: SecretHeader = "",
 ) -> JoinView:
     """Join with a machine. The status is 409 if its version differs, if there are too many
-    machines, if the token's pool is gone, or if another person has the nickname."""
+    machines, or if the token's pool is gone."""
     if body.version != vcasgd.__version__:
         raise VersionDiffers(
             f"the stack has vcasgd {vcasgd.__version__}, and this machine {body.version}",
@@ -100,7 +96,6 @@ def join(
         )
     pool = _pool(control, caller, body.instance)
     facts = MachineFacts.model_validate(body.model_dump())
-    _set_nickname(contributors, caller.name, body.nickname)
     machine = joined.join(
         caller.name, caller.digest or "", secret, caller.max_machines, pool, facts, body.instance
     )
@@ -220,13 +215,6 @@ def _pool(control: Control, caller: Caller, instance: str | None) -> str:
             status=409,
         )
     return caller.pool
-
-
-def _set_nickname(contributors: Contributors, token: str, nickname: str | None) -> None:
-    if nickname is not None and nickname.lower() == ANONYMOUS:
-        contributors.remove_nickname(token)
-    elif nickname is not None:
-        contributors.set_nickname(token, nickname)
 
 
 def _services(settings: Settings) -> list[str]:

@@ -8,7 +8,7 @@ import time
 from fastapi import APIRouter, Response, status
 
 from vcasgd.api.access import ADMIN, CallerDep
-from vcasgd.api.dependencies import ApiTokensDep, CallersDep, ContributorsDep, SettingsDep
+from vcasgd.api.dependencies import ApiTokensDep, CallersDep, SettingsDep
 from vcasgd.api.problems import documented
 from vcasgd.errors import SpecError
 from vcasgd.schemas.tokens import NewToken, TokenRequest, TokenView
@@ -79,13 +79,10 @@ def list_tokens(tokens: ApiTokensDep) -> list[TokenView]:
 def revoke_token(
     tokens: ApiTokensDep,
     callers: CallersDep,
-    contributors: ContributorsDep,
     caller: CallerDep,
     name: str,
 ) -> None:
-    """Revoke a token. Its requests, streams, and sessions end within seconds; its jobs go on. The
-    nickname of its owner is removed."""
+    """Revoke a token. Its requests, streams, and sessions end within seconds; its jobs go on."""
     tokens.revoke(name)
-    contributors.remove_nickname(name)
     callers.tokens_changed()
     log.info("%s revoked the token %s", caller.name, name)

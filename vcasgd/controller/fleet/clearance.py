@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from vcasgd.fleet.pools import JOIN, PoolChoice, PoolSpec, pools_of_job
 from vcasgd.settings import Settings
@@ -10,10 +10,9 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.store.admission import worker_lease_pass
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.clearance import Clearances
-from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.joined_machines import PREFIX, JoinedMachines
+from vcasgd.store.ledger.joined_machines import JoinedMachines
 from vcasgd.store.ledger.owners import Owners
 from vcasgd.worker_names import instance_of
 
@@ -32,7 +31,6 @@ class ClearancePolicy:
         self._clearances = Clearances(ledger)
         self._machines = JoinedMachines(ledger, settings.lease_seconds)
         self._owners = Owners(ledger)
-        self._contributors = Contributors(ledger)
         self._published: dict[str, frozenset[str]] | None = None
         self._pools: dict[str, PoolSpec] = {}
 
@@ -72,8 +70,7 @@ class ClearancePolicy:
         return pool in self._pools and self._pools[pool].trust == "volunteer"
 
     def place(self, pools: Mapping[str, Mapping[str, str]]) -> None:
-        """Record pools, owners, and contributors of each job's workers; call it before the workers
-        are started."""
+        """Record pools and owners of each job's workers; call it before they are started."""
         self._owners.place(
             {
                 job: {
@@ -84,7 +81,6 @@ class ClearancePolicy:
                 for job, workers in pools.items()
             }
         )
-        self._contributors.place({job: self._tokens(workers) for job, workers in pools.items()})
         self._clearances.place_all(
             {
                 job: {
@@ -94,13 +90,3 @@ class ClearancePolicy:
                 for job, workers in pools.items()
             }
         )
-
-    def _tokens(self, workers: Iterable[str]) -> dict[str, str]:
-        """Return the tokens that people joined with, by worker on their machines."""
-        joined = [each for each in workers if instance_of(each).startswith(PREFIX)]
-        machines = {worker: self._machines.get(instance_of(worker)) for worker in joined}
-        return {
-            worker: machine.token
-            for worker, machine in machines.items()
-            if machine is not None and not machine.ordered
-        }

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 #: Steps that a description lists at most.
 MAX_STEPS = 32
-#: Contributors that a description counts; samples of further ones are in the sum only.
-MAX_CONTRIBUTORS = 1000
 
 _Number = Annotated[int, Field(ge=0, lt=2**53)]
 #: Count in a snapshot. A worker makes the first one, so it may be anything; sums stay exact.
@@ -34,7 +32,6 @@ _Count = Annotated[int, Field(ge=0, lt=2**52)]
 _Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 _Reason = Annotated[str, Field(max_length=64)]
 _Staleness = Annotated[str, Field(pattern=r"^[0-9]{1,3}$")]
-_Contributor = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
 
 
 @dataclass(frozen=True)
@@ -49,11 +46,6 @@ class UpdateTotals:
     rejected: dict[_Reason, _Count] = field(default_factory=dict)
     #: Updates by staleness; the last count, ``MAX_STALENESS``, includes larger ones.
     staleness: dict[_Staleness, _Count] = field(default_factory=dict)
-    #: Applied samples by contributor, in the first shard only, and not those of the cluster's own
-    #: machines.
-    contributions: Annotated[dict[_Contributor, _Count], Field(max_length=MAX_CONTRIBUTORS)] = (
-        field(default_factory=dict)
-    )
 
     @property
     def staleness_mean(self) -> float:
