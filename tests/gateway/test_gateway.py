@@ -35,9 +35,7 @@ from vcasgd.errors import (
 from vcasgd.gateway.certificate import pin_of
 from vcasgd.gateway.protocol import ACCEPTED
 from vcasgd.schemas.machines import JoinRequest, ReportBody, WorkerReportBody
-from vcasgd.spec.public import parse_nickname
 from vcasgd.store import keys as names
-from vcasgd.store.ledger.contributors import Contributors
 from vcasgd.store.ledger.joined_machines import JoinedMachines, WorkerOrder
 
 MACHINE = Machine("laptop", 2.0, 8000, 0, "")
@@ -201,44 +199,6 @@ def test_too_many_machines_are_refused_until_one_leaves(gateway: RunningGateway)
     gateway.machine(token(gateway, "bob", max_machines=1)).join(MACHINE, 1.0)
     second.leave()
     third.join(MACHINE, 1.0)
-
-
-def test_a_nickname_belongs_to_one_owner_until_its_token_is_revoked(
-    gateway: RunningGateway,
-) -> None:
-    named = replace(MACHINE, nickname="Night Owl")
-    contributors = Contributors(gateway.api.connection)
-    gateway.machine(token(gateway, "ann")).join(named, 1.0)
-    bob = token(gateway, "bob")
-    for like in ("Night Owl", "night-owl", "NightOwl"):
-        with pytest.raises(Conflict, match=f"another person has the nickname {like}") as caught:
-            gateway.machine(bob).join(replace(MACHINE, nickname=like), 1.0)
-        assert caught.value.remedy == "choose another one with --nickname"
-    # a machine without one leaves it as it is
-    gateway.machine(bob).join(replace(MACHINE, nickname="Bob"), 1.0)
-    gateway.machine(bob).join(MACHINE, 1.0)
-    assert sorted(contributors.nicknames().values()) == ["Bob", "Night Owl"]
-
-    gateway.machine(bob).join(replace(MACHINE, nickname="Anonymous"), 1.0)
-    with gateway.api.client() as client:
-        client.revoke_token("ann")
-    assert contributors.nicknames() == {}
-    gateway.machine(bob).join(named, 1.0)
-
-
-@pytest.mark.parametrize(
-    "nickname",
-    ["", " ann", "ann ", "a  b", "<b>ann</b>", "ann\n", "x" * 25, "\u202eann", "\u0430nn",
-     "ann.example", "'; --", "{{7*7}}", "../ann", "ann\x00", "\x1b[31mann"],
-)  # fmt: skip
-def test_a_hostile_nickname_is_refused(gateway: RunningGateway, nickname: str) -> None:
-    with pytest.raises(SpecError, match="nickname"):
-        parse_nickname(nickname)
-    transport = gateway.transport(token(gateway, "eve"))
-    body = {"version": vcasgd.__version__, "host": "h", "cpus": 1, "memory_mb": 1}
-    with pytest.raises(SpecError, match="nickname"):
-        transport.call("POST", "join", json={**body, "nickname": nickname})
-    assert Contributors(gateway.api.connection).nicknames() == {}
 
 
 def test_a_pool_without_room_refuses(gateway: RunningGateway) -> None:

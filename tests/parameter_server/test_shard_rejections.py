@@ -315,12 +315,12 @@ class TestPoison:
         self, shard: Shard, monkeypatch: pytest.MonkeyPatch, kind: type[StoreError]
     ) -> None:
         # Given a store that fails more often than an update may
-        def fail(_worker: str) -> str:
+        def fail(*_: object) -> None:
             raise kind("no")
 
         header, _ = self.world.push(0, 0, 2)
         with monkeypatch.context() as broken:
-            broken.setattr(shard._contributions, "of", fail)
+            broken.setattr(shard._reader, "receive", fail)
             for _ in range(2 * UPDATE_ATTEMPTS):
                 with pytest.raises(kind):
                     shard.turn()

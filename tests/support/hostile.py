@@ -22,8 +22,6 @@ from vcasgd.store.keys import LedgerKeys, TensorKeys
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.leases import Leases
 
-#: A hostile job may be shown to everyone.
-PUBLIC = {"title": "Hostile", "description": "It never learns."}
 #: Pages that are not in the API's document. The dashboard has one document for all its pages.
 PAGES = ("/", "/healthz", "/readyz", "/metrics")
 
@@ -42,10 +40,10 @@ def platform(home: Path, kind: str) -> Iterator[Harness]:
         sys.stdout.write(harness.logs())
 
 
-def public_api(harness: Harness) -> Api:
-    """Start an API process of the platform, with the page for everyone."""
+def platform_api(harness: Harness) -> Api:
+    """Start an API process of the platform."""
     assert isinstance(harness.ledger, RedisServer)
-    return Api(harness.home, harness.ledger).start(VCASGD_PUBLIC_PAGE="true")
+    return Api(harness.home, harness.ledger).start()
 
 
 class Hostile:

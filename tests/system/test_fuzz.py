@@ -12,11 +12,10 @@ import pytest
 from support.fuzzer import Fuzzer
 from support.harness import Harness
 from support.hostile import (
-    PUBLIC,
     Hostile,
     assert_everything_answers,
     platform,
-    public_api,
+    platform_api,
     train_on,
 )
 from support.servers import KINDS
@@ -67,7 +66,7 @@ def hostile_job(harness: Harness, *, trains: bool) -> str:
 
     Scripts read more of what a worker writes if there is a model.
     """
-    training = Training(harness, public=PUBLIC)
+    training = Training(harness)
     if trains:
         (name,) = training.add_workers(1)
         training.await_samples(1)
@@ -76,7 +75,7 @@ def hostile_job(harness: Harness, *, trains: bool) -> str:
 
 
 def fuzz(harness: Harness, calls: int, seed: int) -> None:
-    api = public_api(harness)
+    api = platform_api(harness)
     chooser, made, accepted, jobs = random.Random(seed), 0, 0, []
     try:
         while made < calls:

@@ -9,11 +9,10 @@ import pytest
 from support.api_harness import Api
 from support.harness import Harness
 from support.hostile import (
-    PUBLIC,
     Hostile,
     assert_everything_answers,
     platform,
-    public_api,
+    platform_api,
     train_on,
     works,
 )
@@ -38,14 +37,14 @@ def harness(
 
 @pytest.fixture(scope="module")
 def api(harness: Harness) -> Iterator[Api]:
-    api = public_api(harness)
+    api = platform_api(harness)
     yield api
     api.end()
 
 
 @pytest.fixture
 def hostile(harness: Harness) -> Iterator[Hostile]:
-    hostile = Hostile(harness, Training(harness, public=PUBLIC).job)
+    hostile = Hostile(harness, Training(harness).job)
     hostile.sign_in()
     yield hostile
     hostile.close()
@@ -155,7 +154,7 @@ def test_a_flood_of_content_is_deleted_and_ends_its_job(
 
 
 def test_another_job_trains_to_its_end(harness: Harness) -> None:
-    hostile, victim = Hostile(harness, Training(harness, public=PUBLIC).job), Training(harness)
+    hostile, victim = Hostile(harness, Training(harness).job), Training(harness)
     hostile.sign_in()
     victim.add_workers(1)
     for write, _ in FATAL.values():

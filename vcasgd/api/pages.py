@@ -69,8 +69,6 @@ class _Built:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self._response(scope)
-        if scope["path"].rstrip("/") in self._closed and response.status_code == HTTPStatus.OK:
-            response.status_code = HTTPStatus.NOT_FOUND
         response.headers.update(HEADERS)
         await response(scope, receive, send)
 

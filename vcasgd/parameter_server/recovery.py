@@ -24,7 +24,7 @@ from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.storage.model_checkpoints import LoadedCheckpoint, ModelCheckpoints
 from vcasgd.store.ledger.tuning import Tuned
-from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, UpdateTotals
+from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 
 log = logging.getLogger(__name__)

@@ -157,10 +157,6 @@ class Reports:
         newest = self._prompt_accounts.newest_token()
         return newest if newest > self._token else None
 
-    def any_update(self) -> bool:
-        """Return True if an update of the present model was reported."""
-        return self._prompt_accounts.reported_version() > 0
-
     def request_initial_model(self) -> None:
         """Request a new initial model from a worker, because the model is lost."""
         self._prompt_accounts.reconcile(self._token, 0, 0, "{}", {}, initialise=True)

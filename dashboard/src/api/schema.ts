@@ -72,27 +72,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/v1/public/volunteers": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * List Volunteers
-         * @description Show the public jobs and who contributed to them. It needs no token. The status is 404
-         *     unless the cluster has a public page.
-         */
-        get: operations["list_volunteers"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/api/v1/me": {
         parameters: {
             query?: never;
@@ -835,8 +814,7 @@ export interface paths {
         post?: never;
         /**
          * Revoke Token
-         * @description Revoke a token. Its requests, streams, and sessions end within seconds; its jobs go on. The
-         *     nickname of its owner is removed.
+         * @description Revoke a token. Its requests, streams, and sessions end within seconds; its jobs go on.
          */
         delete: operations["revoke_token"];
         options?: never;
@@ -856,7 +834,7 @@ export interface paths {
         /**
          * Join
          * @description Join with a machine. The status is 409 if its version differs, if there are too many
-         *     machines, if the token's pool is gone, or if another person has the nickname.
+         *     machines, or if the token's pool is gone.
          */
         post: operations["join"];
         delete?: never;
@@ -1098,27 +1076,6 @@ export interface components {
             samples: number | null;
         } & {
             [key: string]: unknown;
-        };
-        /**
-         * ContributionView
-         * @description Samples of one volunteer in a job.
-         */
-        ContributionView: {
-            /**
-             * Nickname
-             * @description null: all volunteers without a nickname together.
-             */
-            nickname: string | null;
-            /**
-             * Samples
-             * @description Samples that were trained on their machines and applied.
-             */
-            samples: number;
-            /**
-             * Share
-             * @description Part of all applied samples of the job, 0 to 1.
-             */
-            share: number;
         };
         /**
          * CostView
@@ -1573,8 +1530,6 @@ export interface components {
              * @default []
              */
             track: components["schemas"]["Track"][];
-            /** @description show the job's title, progress, and contributors on the cluster's public page */
-            public?: components["schemas"]["Public"] | null;
             /**
              * Labels
              * @description labels of the job's code and model
@@ -1739,8 +1694,6 @@ export interface components {
              * @default []
              */
             track: components["schemas"]["Track"][];
-            /** @description show the job's title, progress, and contributors on the cluster's public page */
-            public?: components["schemas"]["Public"] | null;
             /**
              * Labels
              * @description labels of the job's code and model
@@ -1899,11 +1852,6 @@ export interface components {
              * @description Name of the machine, if the stack ordered it.
              */
             instance?: string | null;
-            /**
-             * Nickname
-             * @description Name of the token's owner on the public page for volunteers; `anonymous` removes it, and null leaves it as it is.
-             */
-            nickname?: string | null;
             /**
              * Round Trip Ms
              * @description Time of a short request to this API.
@@ -2531,78 +2479,6 @@ export interface components {
             samples_lost: number | null;
             /** Fraction */
             fraction: number;
-        };
-        /**
-         * Public
-         * @description Texts of a job on the public page for volunteers, if the cluster has one.
-         */
-        Public: {
-            /** Title */
-            title: string;
-            /**
-             * Description
-             * @default
-             */
-            description: string;
-        };
-        /**
-         * PublicEvaluationView
-         * @description Latest evaluation of a job's model.
-         */
-        PublicEvaluationView: {
-            /** Metric */
-            metric: string;
-            /** Value */
-            value: number;
-            /** Epoch */
-            epoch: number;
-            /**
-             * At
-             * @description Unix time.
-             */
-            at: number;
-        };
-        /**
-         * PublicJobView
-         * @description A job whose specification contains `public`.
-         */
-        PublicJobView: {
-            /** Title */
-            title: string;
-            /** Description */
-            description: string;
-            state: components["schemas"]["JobState"];
-            /**
-             * Progress
-             * @description Applied part of all samples, 0 to 1.
-             */
-            progress: number;
-            /**
-             * Samples
-             * @description Applied samples.
-             */
-            samples: number;
-            /**
-             * Total Samples
-             * @description Samples of the whole job, if they are known.
-             */
-            total_samples: number | null;
-            evaluation: components["schemas"]["PublicEvaluationView"] | null;
-            /**
-             * Machines
-             * @description Machines that work for the job now.
-             */
-            machines: number;
-            /**
-             * Contributions
-             * @description Most samples first.
-             */
-            contributions: components["schemas"]["ContributionView"][];
-            /**
-             * Own Samples
-             * @description Applied samples of the cluster's own machines.
-             */
-            own_samples: number;
         };
         /**
          * ReportBody
@@ -3343,14 +3219,6 @@ export interface components {
             reasons: string[];
         };
         /**
-         * VolunteersView
-         * @description Public jobs, newest first, and who contributed how much to each.
-         */
-        VolunteersView: {
-            /** Jobs */
-            jobs: components["schemas"]["PublicJobView"][];
-        };
-        /**
          * WasteView
          * @description Machine time that trained nothing, and its cost.
          */
@@ -3886,53 +3754,6 @@ export interface operations {
             };
             /** @description The token has too many requests or streams in progress. Try again. */
             429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Internal error. */
-            500: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    list_volunteers: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["VolunteersView"];
-                };
-            };
-            /** @description The resource does not exist. */
-            404: {
                 headers: {
                     [name: string]: unknown;
                 };

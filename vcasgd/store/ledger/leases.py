@@ -182,10 +182,6 @@ class Accounts:
         """Return the newest token of a parameter server that has reported; 0 before the first."""
         return int(self._ledger.hget(self._reports, f"{self._shard}:token") or 0)
 
-    def reported_version(self) -> int:
-        """Return the version in the newest report; 0 if no update was reported yet."""
-        return int(self._ledger.hget(self._reports, f"{self._shard}:version") or 0)
-
     def account(
         self,
         token: int,
