@@ -18,7 +18,7 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.pools import SlurmPoolSpec, parse_pools
 from vcasgd.fleet.providers.base import INSTANCE_ID, InstanceState
-from vcasgd.fleet.providers.slurm.errors import error_of, kind_of
+from vcasgd.fleet.providers.slurm.client import error_of
 from vcasgd.fleet.providers.slurm.names import Label, MachineName
 from vcasgd.fleet.providers.slurm.queue import QueuedJob, parse_queue
 from vcasgd.fleet.providers.slurm.request import script, submission, submitted
@@ -179,8 +179,8 @@ def test_names_of_machines_say_their_pool_even_if_it_ends_with_a_number() -> Non
     ],
 )
 def test_messages_become_errors(message: str, kind: type[FleetError]) -> None:
-    assert kind_of(message) is kind
     error = error_of("sbatch", message, pool="hpc")
+    assert type(error) is kind
     assert error.pool == "hpc"
     assert error.remedy or kind is Throttled
 

@@ -21,7 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from vcasgd.errors import CloudUnavailable, FleetError, InvalidRequest, NoCapacity
 from vcasgd.fleet.pools import AwsPoolSpec
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers.aws.errors import error_of, kind_of_exception, worst
+from vcasgd.fleet.providers.aws.errors import error_of, error_without_answer, worst
 from vcasgd.fleet.providers.aws.prices import Prices, SpotPrice, SpotPrices
 from vcasgd.fleet.providers.aws.request import (
     BOOT_ERROR_TAG,
@@ -321,7 +321,7 @@ def client(service: str, region: str) -> Any:
     try:
         return boto3.session.Session().client(service, region_name=region, config=config)
     except BotoCoreError as error:
-        raise kind_of_exception(error)(str(error)) from error
+        raise error_without_answer(error, service, None) from error
 
 
 def call(client: Any, operation: str, pool: str | None, arguments: dict[str, Any]) -> Any:
@@ -334,7 +334,7 @@ def call(client: Any, operation: str, pool: str | None, arguments: dict[str, Any
         code, message = details.get("Code", "unknown"), details.get("Message", "")
         raise error_of(code, message, status=status, pool=pool) from error
     except BotoCoreError as error:
-        raise kind_of_exception(error)(f"{operation}: {error}", pool=pool) from error
+        raise error_without_answer(error, operation, pool) from error
 
 
 def secret(name: str, region: str) -> str:

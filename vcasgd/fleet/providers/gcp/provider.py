@@ -252,7 +252,7 @@ class GcpProvider:
         if not operation.error.errors:
             return names  # Machines of an earlier launch that are gone.
         first = operation.error.errors[0]
-        status = operation.http_error_status_code or None
+        status = operation.http_error_status_code or 400
         raise error_of(first.code, first.message, status=status, pool=spec.name, zone=zone)
 
     def _await(self, operation: Any, zone: str, deadline: float) -> Any:
@@ -333,7 +333,8 @@ def attempt(call: Callable[[], T], pool: str | None = None, zone: str | None = N
     try:
         return call()
     except GoogleAPICallError as error:
-        status = int(error.code) if error.code else None
+        # Without a status, the request may have been completed.
+        status = int(error.code) if error.code else HTTPStatus.SERVICE_UNAVAILABLE
         text = error.message or str(error)
         raise error_of(_reason(error), text, status=status, pool=pool, zone=zone) from error
     except GoogleAuthError as error:

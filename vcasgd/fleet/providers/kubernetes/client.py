@@ -20,6 +20,7 @@ from vcasgd.errors import (
     QuotaExceeded,
     Throttled,
 )
+from vcasgd.fleet.providers.errors import fleet_error
 
 #: Seconds to connect, and to wait for an answer.
 _TIMEOUT = (5, 20)
@@ -136,12 +137,8 @@ def error_of(status: int, body: bytes | str | None, pool: str | None = None) -> 
     """Convert an answer of the API server, whose body is a ``Status`` if all is well."""
     message, reason = _status(body)
     kind, remedy = _kind(status, reason, message)
-    where = f"{pool}: " if pool else ""
-    return kind(
-        f"{where}{message[:300] or f'the API server answers {status}'}",
-        remedy=remedy,
-        **({"pool": pool} if pool else {}),
-    )
+    text = message[:300] or f"the API server answers {status}"
+    return fleet_error(kind, text, remedies={kind: remedy} if remedy else {}, pool=pool)
 
 
 def _kind(status: int, reason: str, message: str) -> tuple[type[FleetError], str | None]:

@@ -6,8 +6,16 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from vcasgd.errors import CloudUnavailable, InvalidRequest
-from vcasgd.fleet.providers.slurm.errors import error_of
+from vcasgd.errors import (
+    CloudDenied,
+    CloudUnavailable,
+    FleetError,
+    InvalidRequest,
+    NoCapacity,
+    QuotaExceeded,
+    Throttled,
+)
+from vcasgd.fleet.providers.errors import fleet_error, kind_of
 from vcasgd.fleet.providers.slurm.queue import QUEUE_ARGUMENTS, QUEUE_ENVIRONMENT
 
 #: Seconds for one command. Slurm's own limit for a message is 10.
@@ -16,6 +24,26 @@ COMMAND_SECONDS = 20.0
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SLURM_CONF")
 #: Messages of scancel about jobs that have ended.
 _GONE = ("invalid job id", "already completing or completed")
+
+#: Patterns of messages, which are those of ``slurm_strerror`` (``src/common/slurm_errno.c``).
+_MESSAGES: dict[type[FleetError], str] = {
+    QuotaExceeded: "qos policy|qosmax|qosgrp|assoc(max|grp)|accounting policy|exceeds limits"
+    "|maxsubmit",
+    Throttled: "unable to accept job|too many|rate limit",
+    NoCapacity: "not available|required for job are down|partition is down|no partition specified"
+    "|nodes are busy",
+    CloudDenied: "denied|invalid account|invalid user id|user not found|authentication|munge"
+    "|not permitted",
+    InvalidRequest: "invalid|unrecognized option|time limit|memory specification"
+    "|more processors|(cpu|node) count",
+}
+_REMEDIES: dict[type[FleetError], str] = {
+    QuotaExceeded: "ask the cluster's administrator for a higher limit, or set max_instances",
+    NoCapacity: "see sinfo; other partitions (zones) or pools may have machines",
+    CloudDenied: "check the pool's account and zones with scontrol show partition",
+    InvalidRequest: "check the pool's zones and template against sinfo and sbatch",
+    CloudUnavailable: "check with sinfo whether this machine reaches Slurm's controller",
+}
 
 
 class SlurmClient:
@@ -63,6 +91,14 @@ def _output(done: subprocess.CompletedProcess[str], pool: str | None = None) -> 
     if done.returncode:
         raise error_of(done.args[0], done.stderr or done.stdout, pool=pool)
     return done.stdout
+
+
+def error_of(command: str, output: str, *, pool: str | None = None) -> FleetError:
+    """Convert the output of a command that failed."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    text = "; ".join(line.removeprefix(f"{command}: ").removeprefix("error: ") for line in lines)
+    message = f"{command}: {text[:300] or 'it failed without a message'}"
+    return fleet_error(kind_of(text, _MESSAGES), message, remedies=_REMEDIES, pool=pool)
 
 
 def _run(
