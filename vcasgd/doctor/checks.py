@@ -156,15 +156,6 @@ def _accounts(facts: Facts) -> Iterator[Finding]:
                 "grant the permissions in docs/security.md to these credentials; Terraform does "
                 "for the control plane",
             )
-        for quota in account.quotas:
-            if not quota.suffices:
-                used = f", of which {quota.used:g} are used" if quota.used else ""
-                yield _error(
-                    "quota",
-                    f"pool {account.pool}: the quota {quota.name} is {quota.limit:g} vCPUs{used}, "
-                    f"and its smallest machine needs {quota.least:g}",
-                    quota.remedy,
-                )
 
 
 def _api(facts: Facts) -> Iterator[Finding]:

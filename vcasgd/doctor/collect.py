@@ -23,9 +23,9 @@ from vcasgd.client.transport import Transport
 from vcasgd.container_limits import memory_bytes
 from vcasgd.doctor.facts import AccountFact, ApiFact, Facts, KnownError, PoolFact, PriceFact
 from vcasgd.errors import SpecError, StackError, VcasgdError
-from vcasgd.fleet.accounts import ask_account
 from vcasgd.fleet.pools import LocalPoolSpec, PoolSpec, load_pools
 from vcasgd.fleet.prices import PriceTable
+from vcasgd.fleet.providers.registry import missing_permission
 from vcasgd.schemas.fleet import PoolRow, StatusView
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import StackHome, StackState, is_running, missing_libraries
@@ -195,14 +195,14 @@ def _prices(settings: Settings, pools: tuple[PoolSpec, ...]) -> Iterator[PriceFa
 def _accounts(settings: Settings, pools: tuple[PoolSpec, ...]) -> Iterator[AccountFact]:
     for pool in pools:
         try:
-            answer = ask_account(settings, pool)
+            denied = missing_permission(settings, pool)
         except ImportError as error:
             remedy = f"pip install 'vcasgd[{pool.provider}]'"
             yield AccountFact(pool.name, KnownError(f"there is no library {error.name}", remedy))
         except VcasgdError as error:
             yield AccountFact(pool.name, _problem(error))
         else:
-            yield AccountFact(pool.name, None, answer.denied, answer.quotas)
+            yield AccountFact(pool.name, None, denied)
 
 
 def _api(settings: Settings, url: str | None, token: str | None) -> ApiFact | None:

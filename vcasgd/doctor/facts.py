@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vcasgd.fleet.account_limits import AccountQuota
-
 
 @dataclass(frozen=True)
 class KnownError:
@@ -28,12 +26,11 @@ class PriceFact:
 
 @dataclass(frozen=True)
 class AccountFact:
-    """Limits of the account of a pool's cloud, or why they are unknown."""
+    """Permission that is missing to buy machines of a pool, or why that is unknown."""
 
     pool: str
     problem: KnownError | None = None
     denied: str | None = None
-    quotas: tuple[AccountQuota, ...] = ()
 
 
 @dataclass(frozen=True)

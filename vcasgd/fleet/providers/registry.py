@@ -85,6 +85,24 @@ def make_reachable(
     return made, problems
 
 
+def missing_permission(settings: Settings, pool: PoolSpec) -> str | None:
+    """Return which permission of this process is missing to launch machines of a pool.
+
+    None if none is, or if the pool is in no cloud. Launches nothing. Raises
+    :class:`~vcasgd.errors.FleetError` if the cloud doesn't answer, and :class:`ImportError` without
+    its library.
+    """
+    if isinstance(pool, AwsPoolSpec):
+        from vcasgd.fleet.providers.aws import account as aws
+
+        return aws.missing_permission(pool, settings.cluster)
+    if isinstance(pool, GcpPoolSpec):
+        from vcasgd.fleet.providers.gcp import account as gcp
+
+        return gcp.missing_permission(pool, settings.compute_url)
+    return None
+
+
 def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:
     """Return a local pool, with the settings as defaults."""
     template = spec.template
