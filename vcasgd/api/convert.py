@@ -16,7 +16,6 @@ from vcasgd.schemas.costs import (
     PoolCostView,
     PoolSpend,
     SpendView,
-    TrafficEstimateView,
     VerdictView,
     WastedView,
 )
@@ -198,7 +197,6 @@ def plan_view(plan: Estimate, *, costs_money: bool) -> PlanView:
         cost_usd=plan.cost_usd,
         on_demand_cost_usd=plan.on_demand_cost_usd,
         costs_money=costs_money,
-        traffic=TrafficEstimateView.model_validate(plan.traffic) if plan.traffic else None,
         offers=[OfferView.model_validate({**vars(row.offer), **vars(row)}) for row in plan.offers],
         pools=[VerdictView.model_validate(each) for each in plan.pools],
         assumptions=list(plan.assumptions),

@@ -61,10 +61,6 @@ def plan(
         float | None,
         typer.Option(min=0, help="Speed of one machine. Defaults to the measured speed."),
     ] = None,
-    parameters: Annotated[
-        int | None,
-        typer.Option(min=1, help="Parameters of the model, for the traffic between zones."),
-    ] = None,
     changes: Changes = None,
     as_json: Json = False,
     url: Url = None,
@@ -74,9 +70,7 @@ def plan(
     spec = load_job(file, changes or ())
     show_warnings(spec)
     with open_client(url, token) as client:
-        offer = client.plan(
-            spec, samples=samples, samples_per_second=samples_per_second, parameters=parameters
-        )
+        offer = client.plan(spec, samples=samples, samples_per_second=samples_per_second)
     if as_json:
         show_json(offer)
         return

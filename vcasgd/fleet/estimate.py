@@ -18,14 +18,6 @@ from vcasgd.fleet.plan import Launch, decide
 from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.pools import PoolChoice, pools_of_job
 from vcasgd.fleet.providers.base import Offer
-from vcasgd.fleet.traffic import (
-    StoreNetwork,
-    TrafficEstimate,
-    ZoneShare,
-    bytes_per_sample,
-    described,
-    traffic,
-)
 from vcasgd.spec.job import JobSpec
 
 #: Name of the planned job; no real job can have it.
@@ -40,8 +32,7 @@ class PlannedWork:
 
     ``samples`` is the number in an epoch, ``batch_size`` that in a local step. ``rates`` are
     measured samples per second of one machine by pool and type; ``rate_given``, from the user,
-    replaces them all. ``bytes_per_sample`` is what workers pushed and fetched for one;
-    ``parameters``, from the user, replaces it.
+    replaces them all.
     """
 
     samples: int | None = None
@@ -49,8 +40,6 @@ class PlannedWork:
     samples_given: bool = False
     batch_size: int | None = None
     rate_given: float | None = None
-    bytes_per_sample: float | None = None
-    parameters: int | None = None
 
     def rate(self, offer: Offer) -> float | None:
         """Return samples per second of one machine, or None if unknown."""
@@ -86,7 +75,7 @@ class Estimate:
     """Plan of a job.
 
     None means unknown, and a remedy explains how to make it known. Money is in USD, without the
-    costs of a control plane, disks, and ``traffic``.
+    costs of a control plane, disks, and traffic.
     """
 
     offers: tuple[PlanRow, ...]
@@ -99,7 +88,6 @@ class Estimate:
     on_demand_cost_usd: float | None
     assumptions: tuple[str, ...]
     remedies: tuple[str, ...]
-    traffic: TrafficEstimate | None = None
 
 
 def estimate(
@@ -110,13 +98,11 @@ def estimate(
     now: float,
     *,
     vacant: Sequence[PoolView] = (),
-    network: StoreNetwork | None = None,
 ) -> Estimate:
     """Estimate what a job would buy at ``now`` (Unix seconds).
 
     ``pools`` are all pools with their remaining room, ``vacant`` the same pools without any machine
-    in use, and ``labels`` the labels that each pool is cleared for. Without ``network``, the zone
-    of the store is unknown.
+    in use, and ``labels`` the labels that each pool is cleared for.
     """
     named = pools_of_job(
         spec,
@@ -142,11 +128,7 @@ def estimate(
     per_hour = with_spares * sum(row.price_per_hour * row.machines for row in rows)
     risk_free = with_spares * sum(row.offer.on_demand_price_per_hour * row.machines for row in rows)
     hours = _hours(spec, rows, workload, machines)
-    network = network or StoreNetwork()
-    moved = _traffic(spec, workload, rows, network)
     assumptions = _assumptions(spec, workload, machines, hours, per_hour)
-    if moved is not None:
-        assumptions.append(described(moved, network.store_zone))
     return Estimate(
         offers=rows,
         pools=verdicts,
@@ -158,26 +140,7 @@ def estimate(
         on_demand_cost_usd=None if hours is None else hours * risk_free,
         assumptions=((WAITS,) if waits else ()) + tuple(assumptions),
         remedies=tuple(_remedies(spec, workload, machines, rows)),
-        traffic=moved,
     )
-
-
-def _traffic(
-    spec: JobSpec, workload: PlannedWork, rows: Sequence[PlanRow], network: StoreNetwork
-) -> TrafficEstimate | None:
-    samples = _samples(spec, workload)
-    each = bytes_per_sample(
-        spec,
-        parameters=workload.parameters,
-        measured=workload.bytes_per_sample,
-        samples=workload.samples,
-        batch_size=workload.batch_size,
-    )
-    # Only clouds charge for it.
-    if each is None or samples is None or set(network.providers.values()) <= {"local"}:
-        return None
-    places = [ZoneShare(row.offer.pool, row.offer.zone, row.machines) for row in rows]
-    return traffic(each, samples, places, network)
 
 
 def _demand(

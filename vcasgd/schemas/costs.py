@@ -77,17 +77,6 @@ class VerdictView(Schema):
     reasons: list[str]
 
 
-class TrafficEstimateView(Schema):
-    """Estimate of what workers push to the store and fetch from it."""
-
-    total_bytes: float
-    between_zones: float | None = Field(
-        description="Bytes between zones; null if the store's zone is unknown."
-    )
-    usd: float | None = Field(description="Price of those, which the cost does not include.")
-    assumption: str
-
-
 class PlanView(Schema):
     """Estimate of what a job would buy now, and of its cost.
 
@@ -103,9 +92,6 @@ class PlanView(Schema):
     costs_money: bool = Field(description="True if the job's pools may cause a bill.")
     offers: list[OfferView]
     pools: list[VerdictView]
-    traffic: TrafficEstimateView | None = Field(
-        default=None, description="null if nothing is known about it, or no pool is in a cloud."
-    )
     assumptions: list[str]
     remedies: list[str]
 
@@ -118,9 +104,6 @@ class PlanRequest(RequestBody):
     samples: int | None = Field(default=None, ge=1, le=10**15, description="Samples per epoch.")
     samples_per_second: float | None = Field(
         default=None, gt=0, le=1e15, allow_inf_nan=False, description="Speed of one machine."
-    )
-    parameters: int | None = Field(
-        default=None, ge=1, le=10**15, description="Parameters of the model, for its traffic."
     )
 
 

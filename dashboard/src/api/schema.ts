@@ -2287,11 +2287,6 @@ export interface components {
              * @description Speed of one machine.
              */
             samples_per_second?: number | null;
-            /**
-             * Parameters
-             * @description Parameters of the model, for its traffic.
-             */
-            parameters?: number | null;
         };
         /**
          * PlanView
@@ -2321,8 +2316,6 @@ export interface components {
             offers: components["schemas"]["OfferView"][];
             /** Pools */
             pools: components["schemas"]["VerdictView"][];
-            /** @description null if nothing is known about it, or no pool is in a cloud. */
-            traffic: components["schemas"]["TrafficEstimateView"] | null;
             /** Assumptions */
             assumptions: string[];
             /** Remedies */
@@ -3039,26 +3032,6 @@ export interface components {
          * @enum {string}
          */
         TrackerKind: "tensorboard" | "mlflow" | "wandb" | "trackio";
-        /**
-         * TrafficEstimateView
-         * @description Estimate of what workers push to the store and fetch from it.
-         */
-        TrafficEstimateView: {
-            /** Total Bytes */
-            total_bytes: number;
-            /**
-             * Between Zones
-             * @description Bytes between zones; null if the store's zone is unknown.
-             */
-            between_zones: number | null;
-            /**
-             * Usd
-             * @description Price of those, which the cost does not include.
-             */
-            usd: number | null;
-            /** Assumption */
-            assumption: string;
-        };
         /**
          * TrafficView
          * @description Bytes that all workers of a job have moved so far, as they are encoded on the network.

@@ -9,14 +9,13 @@ from fastapi import APIRouter
 
 from vcasgd.api.access import READ
 from vcasgd.api.convert import cost_view, plan_view, spend_view
-from vcasgd.api.dependencies import ControlDep, CostsDep, JobsDep, SettingsDep, WorkloadsDep
+from vcasgd.api.dependencies import ControlDep, CostsDep, JobsDep, WorkloadsDep
 from vcasgd.api.problems import documented
 from vcasgd.errors import Conflict
 from vcasgd.fleet.costs import report
 from vcasgd.fleet.estimate import PlannedWork, estimate
 from vcasgd.fleet.pool_rows import choices, from_row
 from vcasgd.fleet.pools import JOIN, pools_of_job
-from vcasgd.fleet.traffic import StoreNetwork
 from vcasgd.schemas.costs import CostView, PlanRequest, PlanView, SpendView
 
 router = APIRouter(tags=["money"])
@@ -35,9 +34,7 @@ def get_cost(jobs: JobsDep, costs: CostsDep, job: str) -> CostView:
 
 
 @router.post("/plan", dependencies=READ, responses=documented(409, 413))
-def plan_job(
-    settings: SettingsDep, control: ControlDep, workloads: WorkloadsDep, body: PlanRequest
-) -> PlanView:
+def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) -> PlanView:
     """Estimate what a job would buy now, how long it would take, and what it would cost. This
     buys nothing and submits nothing."""
     pools = control.pools()
@@ -64,15 +61,9 @@ def plan_job(
             rates=rates,
             samples_given=body.samples is not None,
             rate_given=body.samples_per_second,
-            bytes_per_sample=earlier.bytes_per_sample,
-            parameters=body.parameters,
         ),
         time.time(),
         vacant=[from_row(each.name, pools[each.name], vacant=True) for each in offered],
-        network=StoreNetwork(
-            settings.store_zone,
-            {each.name: str(pools[each.name].get("provider")) for each in offered},
-        ),
     )
     named = pools_of_job(body.spec, offered)
     return plan_view(plan, costs_money=any(_costs_money(pools.get(name)) for name in named))

@@ -157,14 +157,12 @@ class Workload:
     """Measurements of jobs with the same name and task.
 
     ``samples``: samples of an epoch. ``batch_size``: samples in a local step. ``rates``:
-    ``pool|instance type`` → samples per second of one machine. ``bytes_per_sample``: what workers
-    pushed and fetched.
+    ``pool|instance type`` → samples per second of one machine.
     """
 
     samples: int | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
     batch_size: int | None = None
-    bytes_per_sample: float | None = None
 
 
 class Workloads:
