@@ -134,13 +134,6 @@ def test_unknown_pool() -> None:
     )
 
 
-def test_machines_without_risk_have_a_row_of_their_own() -> None:
-    plan = planned(workers={"on_demand_min": 1, "max": 2})
-
-    found = [(row.spot, row.price_per_hour) for row in plan.offers if row.machines]
-    assert sorted(found) == [(False, 4.0), (True, 1.0)]
-
-
 def test_a_budget_that_is_too_small_is_said() -> None:
     plan = planned(stop={"max_cost_usd": 1, "max_duration": "30m"})
 

@@ -59,45 +59,7 @@ TWO_POOLS = [PoolView("cheap"), PoolView("dear")]
 BOTH = ("cheap", "dear")
 BLOCKED = PoolView("local", blocked_until=NOW + 1, reason="no capacity")
 
-WITH_SPARE = job("A", maximum=1, spare=1)
-
 TABLE = [
-    Row("a spare machine", observed(jobs=[WITH_SPARE]), [launch(2)]),
-    Row(
-        "a spare machine waits",
-        observed(
-            [machine("a"), machine("b")],
-            [on("a")],
-            [WITH_SPARE],
-            history=ObservationTimes(since=NOW - 9999, idle={"b": NOW - 9999}),
-        ),
-        [],
-    ),
-    Row(
-        "a spare machine takes the place of a lost one",
-        observed([machine("b")], jobs=[WITH_SPARE]),
-        [StartWorker("b", "A"), launch(1)],
-    ),
-    Row(
-        "a machine that another job needs is no spare",
-        observed(
-            [machine("a"), machine("b")],
-            [on("a")],
-            [WITH_SPARE, job("B", maximum=1)],
-            pools=[PoolView("local", capacity=2)],
-        ),
-        [StartWorker("b", "B")],
-    ),
-    Row(
-        "no spare machine at the end of a job",
-        observed(
-            [machine("a"), machine("b")],
-            [on("a")],
-            [job("A", maximum=1, spare=1, wants=1)],
-            history=ObservationTimes(since=NOW - 9999, idle={"b": NOW - 9999}),
-        ),
-        [Terminate("b", "idle")],
-    ),
     Row("nothing at all", observed(), []),
     Row("a job without machines", observed(jobs=[job("A")]), [launch(4)]),
     Row("no more than are useful", observed(jobs=[job("A", wants=2)]), [launch(2)]),

@@ -129,21 +129,6 @@ TABLE = [
     Row("a quota of another kind does not", observed(
         jobs=[ONE], pools=[pool(offer(), quotas={False: 0})],
     ), [launch(1)]),
-    Row("the minimum without risk", observed(
-        jobs=[job("A", 1, 3, on_demand_minimum=1)], pools=[pool(offer())],
-    ), [launch(1, spot=False), launch(2)]),
-    Row("the minimum without risk is there", observed(
-        [machine("a", spot=False), machine("b")], [on("a"), on("b")],
-        [job("A", 1, 2, on_demand_minimum=1)], pools=[pool(offer())],
-    ), []),
-    Row("a spot machine is not stopped before the one without risk is there", observed(
-        [machine("a"), machine("b")], [on("a"), on("b")],
-        [job("A", 1, 2, on_demand_minimum=1)], pools=[pool(offer())],
-        history=ObservationTimes(0.0, surplus={"A": NOW - 100}),
-    ), [launch(1, spot=False)]),
-    Row("an idle spot machine is none without risk", observed(
-        [machine("a")], jobs=[job("A", 1, 1, on_demand_minimum=1)], pools=[pool(offer())],
-    ), [launch(1, spot=False)]),
     Row("no fallback while a zone may still have one", observed(
         jobs=[FALLBACK],
         pools=[pool(*TWO_ZONES, markets={("z1", True): refusing(400, blocked=True)})],

@@ -184,15 +184,6 @@ def test_machine_is_taken_after_a_time(state: Observed, actions: list[StopWorker
     assert decide(state, NOW) == actions
 
 
-def test_only_an_on_demand_machine_serves_an_on_demand_minimum() -> None:
-    fleet_ = [machine("a", price=2), machine("b", spot=False)]
-    jobs = [job("A", 0, 2), job("B", 1, 1, on_demand_minimum=1)]
-    full = [PoolView("local", capacity=2)]
-    state = observed(fleet_, [on("a"), on("b")], jobs, pools=full)
-    stops = [each for each in decide(with_history(state, NOW), NOW) if isinstance(each, StopWorker)]
-    assert [each.name for each in stops] == ["A@b"]
-
-
 def test_a_dearer_machine_than_its_price_is_no_use_to_a_job() -> None:
     fleet_ = [machine("a", price=1), machine("b", price=2), machine("c", price=3)]
     jobs = [job("A", 0, 3), job("B", 1, 1, max_price=2.0)]

@@ -187,11 +187,6 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"epochs": None, "max_samples": 1.5}, "max_samples", "must be a valid integer"),
         ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"workers": {"min": 5, "max": 2}}, "workers", r"min \(5\) is larger than max \(2\)"),
-        (
-            {"workers": {"on_demand_min": 5}},
-            "workers",
-            r"on_demand_min \(5\) is larger than max \(4\)",
-        ),
         ({"workers": {"fallback": "spot"}}, "workers.fallback", "must be 'on-demand'"),
         ({"workers": {"fallback_after": "0"}}, "workers.fallback_after", "longer than 0 seconds"),
         ({"workers": {"max_price_per_hour": 0}}, "workers.max_price_per_hour", "greater than 0"),

@@ -124,9 +124,8 @@ def estimate(
     )
     verdicts = tuple(_verdict(name, spec, by_name.get(name), labels, demand, now) for name in named)
     machines = sum(bought.values())
-    with_spares = 1 + spec.workers.spare / max(machines, 1)
-    per_hour = with_spares * sum(row.price_per_hour * row.machines for row in rows)
-    risk_free = with_spares * sum(row.offer.on_demand_price_per_hour * row.machines for row in rows)
+    per_hour = sum(row.price_per_hour * row.machines for row in rows)
+    risk_free = sum(row.offer.on_demand_price_per_hour * row.machines for row in rows)
     hours = _hours(spec, rows, workload, machines)
     assumptions = _assumptions(spec, workload, machines, hours, per_hour)
     return Estimate(
@@ -161,7 +160,6 @@ def _demand(
         ),
         wants=spec.known_subtasks or spec.workers.max,
         running=True,
-        on_demand_minimum=workers.on_demand_min,
         max_price=workers.max_price_per_hour,
         rates=workload.rates or {},
     )
@@ -297,8 +295,6 @@ def _assumptions(
     spec: JobSpec, workload: PlannedWork, machines: int, hours: float | None, per_hour: float
 ) -> list[str]:
     lines = [f"{machines} of at most {spec.workers.max} machines run from start to end"]
-    if spec.workers.spare:
-        lines.append(f"workers.spare: {spec.workers.spare} more run without work, at their price")
     if workload.rate_given is not None:
         lines.append(f"each trains {workload.rate_given:g} samples/s, as given")
     elif workload.rates:

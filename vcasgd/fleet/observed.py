@@ -39,11 +39,8 @@ class JobDemand:
     pools: tuple[str, ...]
     wants: int
     running: bool
-    spare: int = 0
-    """Further machines to keep ready while the job can use all of its maximum."""
     barred: frozenset[str] = frozenset()
     """Pools of the job that are not, or no longer, cleared for its data."""
-    on_demand_minimum: int = 0
     fallback_after: float | None = None
     """Seconds that its spot pools must refuse before the minimum is bought on demand; None means
     never."""
@@ -69,11 +66,6 @@ class JobDemand:
     def desired(self) -> int:
         """Number of workers that the job gets if there are enough machines."""
         return max(0, min(self.maximum, self.wants)) if self.running else 0
-
-    @property
-    def spares(self) -> int:
-        """Number of machines without a worker that wait for the job."""
-        return self.spare if self.running and self.wants > self.maximum else 0
 
     @property
     def needed(self) -> int:

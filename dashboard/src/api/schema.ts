@@ -1490,9 +1490,7 @@ export interface components {
              * @default {
              *       "min": 1,
              *       "max": 4,
-             *       "spare": 0,
-             *       "fallback_after": 300,
-             *       "on_demand_min": 0
+             *       "fallback_after": 300
              *     }
              */
             workers: components["schemas"]["Workers-Input"];
@@ -1654,9 +1652,7 @@ export interface components {
              * @default {
              *       "min": 1,
              *       "max": 4,
-             *       "spare": 0,
-             *       "fallback_after": 300,
-             *       "on_demand_min": 0
+             *       "fallback_after": 300
              *     }
              */
             workers: components["schemas"]["Workers-Output"];
@@ -3332,7 +3328,7 @@ export interface components {
          * @description Number of machines, and the pools to get them from, in order of preference.
          *
          *     ``fallback: on-demand`` buys ``min`` machines on demand once all spot pools have refused for
-         *     ``fallback_after``. ``on_demand_min`` machines are on demand from the start.
+         *     ``fallback_after``.
          */
         "Workers-Input": {
             /**
@@ -3346,12 +3342,6 @@ export interface components {
              */
             max: number;
             /**
-             * Spare
-             * @description further machines that run without work, and take the place of lost ones
-             * @default 0
-             */
-            spare: number;
-            /**
              * Pools
              * @description all spot pools of the cluster that may see the job, if not set
              */
@@ -3364,11 +3354,6 @@ export interface components {
              */
             fallback_after: number | string;
             /**
-             * On Demand Min
-             * @default 0
-             */
-            on_demand_min: number;
-            /**
              * Max Price Per Hour
              * @description USD per machine
              */
@@ -3379,7 +3364,7 @@ export interface components {
          * @description Number of machines, and the pools to get them from, in order of preference.
          *
          *     ``fallback: on-demand`` buys ``min`` machines on demand once all spot pools have refused for
-         *     ``fallback_after``. ``on_demand_min`` machines are on demand from the start.
+         *     ``fallback_after``.
          */
         "Workers-Output": {
             /**
@@ -3393,12 +3378,6 @@ export interface components {
              */
             max: number;
             /**
-             * Spare
-             * @description further machines that run without work, and take the place of lost ones
-             * @default 0
-             */
-            spare: number;
-            /**
              * Pools
              * @description all spot pools of the cluster that may see the job, if not set
              */
@@ -3410,11 +3389,6 @@ export interface components {
              * @default 300
              */
             fallback_after: number;
-            /**
-             * On Demand Min
-             * @default 0
-             */
-            on_demand_min: number;
             /**
              * Max Price Per Hour
              * @description USD per machine

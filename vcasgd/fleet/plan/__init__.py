@@ -34,8 +34,8 @@ of time at the limit. Machines with a notice don't count.
 Buying. Pools are used in the job's order. Within a pool, the cheapest measured sample decides.
 Zones and types that cost up to :data:`SPREAD_PREMIUM` more are equally good, and the zone with the
 fewest machines wins. Nothing is bought above the maximum price of pool or job, beyond the budget,
-or where labels forbid it. ``on_demand_minimum`` places take only on-demand machines. The fallback
-buys the minimum on demand once all of the job's spot markets have refused for long enough.
+or where labels forbid it. The fallback buys the minimum on demand once all of the job's spot
+markets have refused for long enough.
 
 Replacing ahead of time. This concerns machines that the cloud recommends leaving, and machines that
 the fallback bought while spot is for sale again. They keep running until the desired number of

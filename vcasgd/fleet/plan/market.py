@@ -47,17 +47,16 @@ class Markets:
         self._refusals_of: dict[tuple[str, str], list[float | None]] = {}
         self._orders: defaultdict[_Order, list[str]] = defaultdict(list)
 
-    def buy(self, job: JobDemand, *, on_demand: bool, last_resort: bool) -> bool:
+    def buy(self, job: JobDemand, *, last_resort: bool) -> bool:
         """Order one machine from the first of the job's pools that has a suitable one.
 
-        ``on_demand`` excludes spot machines. ``last_resort`` adds on-demand machines if the job
-        allows a fallback and its spot pools have refused for long enough. Returns False if no pool
-        has a machine.
+        ``last_resort`` adds on-demand machines if the job allows a fallback and its spot pools have
+        refused for long enough. Returns False if no pool has a machine.
         """
         pools = [self._pools[name] for name in job.pools if name in self._pools]
-        if any(self._buy_in(pool, job, spot=not on_demand and pool.spot) for pool in pools):
+        if any(self._buy_in(pool, job, spot=pool.spot) for pool in pools):
             return True
-        if on_demand or not last_resort or not self.fallback_due(job):
+        if not last_resort or not self.fallback_due(job):
             return False
         return any(self._buy_in(pool, job, spot=False) for pool in pools if pool.spot)
 

@@ -14,27 +14,14 @@ from vcasgd.fleet.providers.base import Instance
 class Staff:
     """Workers of a job, in order of preference."""
 
-    on_demand: deque[WorkerView] = field(default_factory=deque)
-    """On on-demand machines, for the on-demand minimum."""
-    others: deque[WorkerView] = field(default_factory=deque)
+    firm: deque[WorkerView] = field(default_factory=deque)
     replaceable: deque[WorkerView] = field(default_factory=deque)
     dear: list[WorkerView] = field(default_factory=list)
     """On machines that are too expensive; they are stopped."""
 
-    def take(self, *, on_demand: bool) -> WorkerView | None:
-        """Remove and return the best worker of a kind, or None."""
-        workers = self.on_demand if on_demand else self.others
-        return workers.popleft() if workers else None
-
-    def take_replaceable(self, *, on_demand: bool) -> WorkerView | None:
-        """Remove and return a replaceable worker, or None; used if no replacement is available."""
-        if on_demand or not self.replaceable:
-            return None
-        return self.replaceable.popleft()
-
     def all(self) -> list[WorkerView]:
         """Return all workers."""
-        return [*self.on_demand, *self.others, *self.replaceable, *self.dear]
+        return [*self.firm, *self.replaceable, *self.dear]
 
 
 def divide(
@@ -79,18 +66,12 @@ def _staff(
         one = machines[worker.instance_id]
         if now - since.get(one.id, now) >= limit:
             staff.dear.append(worker)
-        elif not one.spot and len(staff.on_demand) < min(job.on_demand_minimum, job.desired):
-            if one.advised_at is None:
-                staff.on_demand.append(worker)
-            else:
-                staff.replaceable.append(worker)
         elif replaceable(job, one):
             staff.replaceable.append(worker)
         else:
             firm.append(worker)
-    # An unfilled on-demand place doesn't displace the worker that has it for now.
-    staff.others = deque(firm[: job.desired - len(staff.on_demand)])
-    if len(staff.on_demand) + len(staff.others) >= job.desired:
+    staff.firm = deque(firm[: job.desired])
+    if len(staff.firm) >= job.desired:
         staff.replaceable = deque()
     return staff
 

@@ -1,4 +1,4 @@
-"""Machines that jobs can take, by pool and kind, the cheapest first."""
+"""Machines that jobs can take, by pool, the cheapest first."""
 
 from __future__ import annotations
 
@@ -20,28 +20,21 @@ class Stock(Generic[Item]):
 
     def __init__(self, items: Iterable[tuple[Instance, Item]]) -> None:
         """Sort the items by the worth of their machines; equal ones keep their order."""
-        self._queues: defaultdict[tuple[str, bool], deque[tuple[Instance, Item]]]
-        self._queues = defaultdict(deque)
+        self._queues: defaultdict[str, deque[tuple[Instance, Item]]] = defaultdict(deque)
         for one, item in sorted(items, key=lambda each: worth(each[0])):
             if one.advised_at is None:
-                self._queues[one.pool, one.spot].append((one, item))
+                self._queues[one.pool].append((one, item))
 
-    def take(
-        self, pools: Sequence[str], limit: Callable[[str], float], *, on_demand: bool
-    ) -> Item | None:
+    def take(self, pools: Sequence[str], limit: Callable[[str], float]) -> Item | None:
         """Remove and return the item on the best machine of several pools, or None.
 
-        ``limit`` returns a pool's maximum price in USD per hour. ``on_demand`` excludes spot
-        machines.
+        ``limit`` returns a pool's maximum price in USD per hour.
         """
-        kinds = (False,) if on_demand else (True, False)
         # The head of a queue is its cheapest machine, so no other one can be below the limit.
         heads = [
             queue
             for pool in pools
-            for spot in kinds
-            if (queue := self._queues.get((pool, spot)))
-            and queue[0][0].price_per_hour <= limit(pool)
+            if (queue := self._queues.get(pool)) and queue[0][0].price_per_hour <= limit(pool)
         ]
         if not heads:
             return None
