@@ -13,7 +13,7 @@ from typing import Any
 
 from experiment import HERE, Row, read_rows, run
 
-from vcasgd.simulation.job import Point
+from benchmarks.simulation.job import Point
 
 RESULTS = HERE.parent / "results" / "cifar10.jsonl"
 

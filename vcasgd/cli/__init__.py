@@ -9,11 +9,9 @@
 ``jobs``       submit, follow, and the other commands for jobs
 ``fleet``      workers, instances, pools, evict
 ``join``       joins a stack elsewhere with this machine
-``top``        a live overview of the fleet
 ``money``      plan, cost, and the confirmation before a job costs money
 ``watch``      the state of a job over time
 ``progress``   the live view of a job
-``simulate``   a simulated job in this process
 ``demo``       a complete run in about a minute
 ``interrupts`` signals during the demo
 """
