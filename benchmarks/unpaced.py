@@ -146,7 +146,7 @@ def _spec(data: Path, folder: Path, more: dict[str, Any]) -> JobSpec:
 
 def _await_pushes(client: Client, job: str) -> None:
     deadline = time.monotonic() + READY_SECONDS
-    while sum(bool(each.pushes) for each in client.workers(job)) < PROCESSES:
+    while sum(bool(each.pushes) for each in client.job(job).workers()) < PROCESSES:
         if time.monotonic() > deadline:
             raise TimeoutError(f"not all workers pushed within {READY_SECONDS:g} s")
         time.sleep(POLL_SECONDS)

@@ -45,7 +45,7 @@ def main() -> None:
     with _stack() as (url, token), Client(url, token) as client:
         finished = [_submit(client, "digits-small", 8, learning_rate=rate) for rate in RATES]
         for each in finished:
-            client.wait(each, 300)
+            client.job(each).wait(300)
         job = _submit(client, "digits", 150)
         _lose_machines(client, job)
         with sync_playwright() as playwright:
@@ -86,7 +86,7 @@ def _submit(client: Client, name: str, epochs: int, **args: float) -> str:
 def _lose_machines(client: Client, job: str) -> None:
     """Kill a machine, evict another, and wait for their replacements."""
     _await(client, job, 0.06)
-    first, second, *_ = sorted(row.instance for row in client.workers(job))
+    first, second, *_ = sorted(row.instance for row in client.job(job).workers())
     client.evict(instance=first, kill=True)
     _await(client, job, 0.12)
     client.evict(instance=second)

@@ -170,7 +170,7 @@ class _GoodputRun:
         wasted = {name: seconds - before[name] for name, seconds in self._wasted().items()}
         figures = GoodputFigures.of(seen, quiet, faulty, wasted, options.pace)
         (self._folder / "hold").unlink()
-        job = self._client.wait(self._job, FINISH_SECONDS)
+        job = self._client.job(self._job).wait(FINISH_SECONDS)
         if job.state != "succeeded":
             raise StackError(f"the job {job.state}: {job.reason}")
         progress = job.progress
@@ -206,7 +206,7 @@ class _GoodputRun:
             (self._folder / "slow").write_text(name)
 
     def _wasted(self) -> Mapping[str, float]:
-        wasted = self._client.cost(self._job).wasted
+        wasted = self._client.job(self._job).cost().wasted
         return {
             "booting": wasted.booting.seconds,
             "idle": wasted.idle.seconds,

@@ -77,7 +77,7 @@ def measure(options: Options) -> dict[str, float]:
                 time.sleep(options.seconds)
                 updates, after = client.job(name).totals.updates - updates, seconds(kinds)
                 calls = {name: each.info("commandstats") for name, each in servers.items()}
-                client.cancel(name)
+                client.job(name).cancel()
     rounds = updates / WORKERS
     used = {kind: 1000 * (after[kind] - before[kind]) / rounds for kind in after}
     used["worker"] /= WORKERS

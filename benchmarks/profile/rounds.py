@@ -131,7 +131,7 @@ def measure(given: argparse.Namespace) -> list[Turn]:
                 before = {each: each.read_text().count("\n") for each in marks.iterdir()}
                 time.sleep(given.seconds)
                 lines = {each: each.read_text().splitlines() for each in marks.iterdir()}
-                client.cancel(name)
+                client.job(name).cancel()
     return [turn for each in lines for turn in turns_of(lines[each][before.get(each, 0) : -1])]
 
 

@@ -152,7 +152,7 @@ def test_task_that_tries_to_break_out_finds_nothing_and_trains_to_its_end(
         job = volunteers.client.submit_directory(prying_spec(args))
 
         # Then it found nothing, and trained
-        ended = volunteers.client.wait(job.id, FINISH_SECONDS)
+        ended = volunteers.client.job(job.id).wait(FINISH_SECONDS)
         assert ended.state == "succeeded", ended.reason
         assert machine.said("jobs see none of your files and processes, reach only the stack")
         assert machine.process.terminate() == 0
@@ -171,7 +171,7 @@ def test_worker_that_takes_too_much_memory_is_killed(
         job = volunteers.client.submit_directory(prying_spec(args))
 
         eventually(lambda: machine.said("GB of memory; its machine allows 1.50 GB"))
-        volunteers.client.cancel(job.id)
+        volunteers.client.job(job.id).cancel()
 
 
 def prying_spec(args: dict[str, Any]) -> JobSpec:

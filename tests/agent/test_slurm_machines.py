@@ -219,7 +219,7 @@ def test_jobs_that_somebody_cancels_before_they_begin_make_the_pool_pause(
 
     # Then the job is told, before it submits the next ones
     def told() -> list[str]:
-        events = stack.client.events(job.id)
+        events = stack.client.job(job.id).events()
         return [each.details["why"] for each in events if each.kind == "boot-failed"]
 
     eventually(told)

@@ -21,7 +21,7 @@ def test_checkpoints_are_listed_oldest_first(api: Api, client: Client) -> None:
     first, data = api.store_checkpoint(job, 3)
     api.jobs.set_checkpoints(job, {first: {"version": 3, "at": 5.0, "finished_epochs": 1}})
 
-    rows = client.checkpoints(job)
+    rows = client.job(job).checkpoints()
 
     assert [row.name for row in rows] == [first, second]
     assert (rows[0].version, rows[0].size) == (3, len(data))
@@ -35,7 +35,7 @@ def test_checkpoint_is_downloaded(api: Api, client: Client, tmp_path: Path) -> N
     # larger than one chunk
     name, data = api.store_checkpoint(job, 3, size=700_000)
 
-    path = client.download(job, tmp_path / "model.safetensors", checkpoint=name)
+    path = client.job(job).download(tmp_path / "model.safetensors", checkpoint=name)
 
     assert path.read_bytes() == data
     assert load_file(path)["weight"][-1] == 699_999
@@ -46,7 +46,7 @@ def test_download_into_a_directory_keeps_the_name(api: Api, client: Client, tmp_
     job = api.submit()
     name, _ = api.store_checkpoint(job, 3)
 
-    assert client.download(job, tmp_path, checkpoint=name) == tmp_path / f"{job}-{name}"
+    assert client.job(job).download(tmp_path, checkpoint=name) == tmp_path / f"{job}-{name}"
 
 
 def test_downloaded_file_has_default_permissions(api: Api, client: Client, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_downloaded_file_has_default_permissions(api: Api, client: Client, tmp_p
     name, _ = api.store_checkpoint(job, 3)
     (tmp_path / "usual").touch()
 
-    path = client.download(job, tmp_path / "model", checkpoint=name)
+    path = client.job(job).download(tmp_path / "model", checkpoint=name)
 
     assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode
 
@@ -84,7 +84,7 @@ def test_damaged_checkpoint_returns_a_problem_with_its_name(
     assert name in answer.json()["detail"]
     assert f"/api/v1/jobs/{job}/checkpoints" in answer.json()["remedy"]
     with pytest.raises(CheckpointDamaged, match=name):
-        client.download(job, tmp_path / "model", checkpoint=name)
+        client.job(job).download(tmp_path / "model", checkpoint=name)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -94,7 +94,7 @@ def test_a_large_damaged_checkpoint_breaks_off(api: Api, client: Client, tmp_pat
     api.storage.put(f"jobs/{job}/checkpoints/{name}", data[:-1] + b"x")
 
     with pytest.raises(ApiError, match="breaks off") as caught:
-        client.download(job, tmp_path / "model", checkpoint=name)
+        client.job(job).download(tmp_path / "model", checkpoint=name)
     assert "choose another checkpoint" in (caught.value.remedy or "")
     assert list(tmp_path.iterdir()) == []
 
@@ -127,7 +127,7 @@ def test_large_checkpoint_is_read_once_and_sent_in_bounded_memory(
     with own_api.client() as client:
         client.jobs()
         before, read = own_api.process.peak_bytes(), bytes_read(own_api)
-        path = client.download(job, tmp_path / "model", checkpoint=name)
+        path = client.job(job).download(tmp_path / "model", checkpoint=name)
 
     assert path.stat().st_size == len(data)
     assert own_api.process.peak_bytes() - before < len(data) / 2
@@ -139,7 +139,7 @@ def test_unknown_checkpoint_is_not_found(
     api: Api, client: Client, tmp_path: Path, name: str
 ) -> None:
     with pytest.raises(NotFound):
-        client.download(api.submit(), tmp_path / "model", checkpoint=name)
+        client.job(api.submit()).download(tmp_path / "model", checkpoint=name)
 
 
 def test_finished_job_has_a_model(api: Api, client: Client, tmp_path: Path) -> None:
@@ -149,14 +149,14 @@ def test_finished_job_has_a_model(api: Api, client: Client, tmp_path: Path) -> N
     api.finish(job, model=name)
 
     assert client.job(job).model == name
-    assert client.download(job, tmp_path / "model").read_bytes() == data
+    assert client.job(job).download(tmp_path / "model").read_bytes() == data
 
 
 def test_running_job_has_no_model(api: Api, client: Client, tmp_path: Path) -> None:
     job = api.submit()
 
     with pytest.raises(Conflict, match="no finished model: it is starting") as caught:
-        client.download(job, tmp_path / "model")
+        client.job(job).download(tmp_path / "model")
     assert "/checkpoints" in (caught.value.remedy or "")
 
 
@@ -167,7 +167,7 @@ def test_failed_job_has_no_model_and_shows_the_reason(
     api.finish(job, JobState.FAILED, traceback="boom in line 3")
 
     with pytest.raises(Conflict, match="ended without one: it failed") as caught:
-        client.download(job, tmp_path / "model")
+        client.job(job).download(tmp_path / "model")
     assert caught.value.details["traceback"] == "boom in line 3"
 
 
@@ -176,5 +176,5 @@ def test_failed_download_keeps_the_existing_file(api: Api, client: Client, tmp_p
     path.write_text("old")
 
     with pytest.raises(Conflict):
-        client.download(api.submit(), path)
+        client.job(api.submit()).download(path)
     assert path.read_text() == "old"

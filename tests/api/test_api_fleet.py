@@ -35,14 +35,14 @@ def test_workers_of_a_job_and_of_all(api: Api, client: Client) -> None:
     api.finish(over)
     api.jobs.workers.quarantine(first, "w-1", "sent nonsense")
 
-    rows = client.workers(first)
+    rows = client.job(first).workers()
 
     assert [(row.name, row.job) for row in rows] == [("w-1", first), ("w-2", first)]
     assert rows[0].quarantined == "sent nonsense"
     assert rows[0].samples is None
     assert (rows[1].steps, rows[1].at) == (3, 5.0)
     assert [row.name for row in client.workers()] == ["w-1", "w-2", "w-3"]
-    assert [row.name for row in client.workers(over)] == ["w-4"]
+    assert [row.name for row in client.job(over).workers()] == ["w-4"]
 
 
 def test_quarantined_worker_is_listed_after_its_machine_is_lost(api: Api, client: Client) -> None:
@@ -50,7 +50,7 @@ def test_quarantined_worker_is_listed_after_its_machine_is_lost(api: Api, client
     beat(api, job, "w-1")
     api.jobs.workers.quarantine(job, "w-2", "5 updates in a row were rejected, last: checksum")
 
-    rows = client.workers(job)
+    rows = client.job(job).workers()
 
     assert [(row.name, row.quarantined) for row in rows] == [
         ("w-1", None),
@@ -64,7 +64,7 @@ def test_invalid_heartbeat_hides_no_other_worker(api: Api, client: Client) -> No
     beat(api, job, "w-2", steps=2)
     api.connection.hset(LedgerKeys(job).workers, mapping={"w-3": "[]", "no name": "{}"})
 
-    rows = client.workers(job)
+    rows = client.job(job).workers()
 
     assert [(row.name, row.steps) for row in rows] == [("w-1", None), ("w-2", 2)]
 

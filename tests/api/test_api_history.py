@@ -47,20 +47,22 @@ def test_events_are_listed_oldest_first(api: Api, client: Client) -> None:
     job = api.submit()
     add_events(api, job, range(3))
 
-    first, *others = client.events(job)
+    first, *others = client.job(job).events()
 
     assert (first.kind, first.text) == ("submitted", "digits was submitted")
     assert numbers(others) == [0, 1, 2]
     assert others[0].at >= first.at
-    assert numbers(client.events(job, after=others[1].id)) == [2]
-    assert list(client.events(job, after=others[2].id)) == []
+    assert numbers(client.job(job).events(after=others[1].id)) == [2]
+    assert list(client.job(job).events(after=others[2].id)) == []
 
 
 def test_long_histories_are_paged(api: Api, http: httpx.Client, client: Client) -> None:
     job = api.submit()
     api.jobs.add_logs(job, "w-1", [f"line {number}" for number in range(2500)])
 
-    assert [line.line for line in client.logs(job)] == [f"line {number}" for number in range(2500)]
+    assert [line.line for line in client.job(job).logs()] == [
+        f"line {number}" for number in range(2500)
+    ]
     assert len(http.get(f"jobs/{job}/logs?limit=7").json()) == 7
 
 
@@ -69,11 +71,11 @@ def test_metrics_replace_infinities_by_null(api: Api, client: Client) -> None:
     api.jobs.add_metrics(job, {"at": 1.0, "loss": float("nan"), "updates": 3})
     api.jobs.add_metrics(job, {"at": 2.0, "loss": 0.5, "novel": [float("inf")]})
 
-    first, second = client.metrics(job)
+    first, second = client.job(job).metrics()
 
     assert (first.loss, first.updates) == (None, 3)
     assert (second.loss, second.novel) == (0.5, [None])
-    assert [row.at for row in client.metrics(job, after=first.id)] == [2.0]
+    assert [row.at for row in client.job(job).metrics(after=first.id)] == [2.0]
 
 
 @pytest.mark.parametrize("what", ["events", "logs", "metrics"])
@@ -85,7 +87,7 @@ def test_no_such_job(client: Client, http: httpx.Client, what: str) -> None:
 
 def test_following_an_unknown_job_raises_at_once(client: Client) -> None:
     with pytest.raises(NotFound):
-        list(client.events("none-abc234", follow=True))
+        list(client.job("none-abc234").events(follow=True))
 
 
 @pytest.mark.parametrize("after", ["x", "-1", "1-2-3", "9" * 30, "$", "1\n", "٣"])
@@ -155,7 +157,7 @@ def test_follower_receives_all_events_until_the_end(api: Api, client: Client) ->
         api.finish(job)
 
     with in_background(add_entries):
-        events = list(client.events(job, follow=True))
+        events = list(client.job(job).events(follow=True))
 
     assert numbers(events) == list(range(20))
     assert events[-1].kind == "job-succeeded"
@@ -166,7 +168,7 @@ def test_more_events_than_one_batch_arrive_in_order(api: Api, client: Client) ->
     api.jobs.add_logs(job, "w-1", (f"line {number}" for number in range(1700)))
     api.finish(job)
 
-    lines = [line.line for line in client.logs(job, follow=True)]
+    lines = [line.line for line in client.job(job).logs(follow=True)]
 
     assert lines == [f"line {number}" for number in range(1700)]
 
@@ -180,7 +182,7 @@ def test_log_lines_after_the_end_of_the_job_are_delivered(api: Api, client: Clie
         api.jobs.add_logs(job, "w-1", ["leaving"])
 
     with in_background(add_last_lines):
-        lines = list(client.logs(job, follow=True))
+        lines = list(client.job(job).logs(follow=True))
 
     assert [(line.worker, line.line) for line in lines] == [("w-1", "leaving")]
 
@@ -190,7 +192,7 @@ def test_many_followers_do_not_delay_other_requests(api: Api, client: Client) ->
 
     def follow() -> list[int]:
         with api.client() as own:
-            return numbers(own.events(job, follow=True))
+            return numbers(own.job(job).events(follow=True))
 
     with ThreadPoolExecutor(50) as pool:
         followers = [pool.submit(follow) for _ in range(50)]
@@ -228,7 +230,7 @@ def test_follower_survives_restarts_of_the_api(own_api: Api) -> None:
             stop.set()
 
     with own_api.client() as client, in_background(add_entries), in_background(fail):
-        seen = numbers(client.events(job, follow=True))
+        seen = numbers(client.job(job).events(follow=True))
 
     assert seen == list(range(written))
     assert written > 60
@@ -244,4 +246,4 @@ def test_waiting_client_survives_a_restart_of_the_api(own_api: Api) -> None:
         own_api.finish(job)
 
     with own_api.client() as client, in_background(fail):
-        assert client.wait(job, timeout=PATIENCE).state == "succeeded"
+        assert client.job(job).wait(timeout=PATIENCE).state == "succeeded"

@@ -58,7 +58,7 @@ class TestCost:
         }  # fmt: skip
         assert Costs(api.connection).book([Booking("m-1", None, "{}", job, amounts)]) == [True]
 
-        found = client.cost(job)
+        found = client.job(job).cost()
 
         assert found.spent_usd == pytest.approx(1.1)
         assert found.on_demand_usd == pytest.approx(4.4)
@@ -75,12 +75,12 @@ class TestCost:
         }
 
     def test_cost_of_a_new_job_is_zero(self, api: Api, client: Client) -> None:
-        found = client.cost(api.submit())
+        found = client.job(api.submit()).cost()
         assert (found.spent_usd, found.pools, found.max_cost_usd) == (0.0, [], None)
 
     def test_cost_of_an_unknown_job_is_not_found(self, client: Client) -> None:
         with pytest.raises(NotFound):
-            client.cost("none-abcdef")
+            client.job("none-abcdef").cost()
 
 
 class TestPlan:
@@ -153,13 +153,13 @@ class TestBudget:
     def test_paused_job_resumes_with_a_larger_budget(self, api: Api, client: Client) -> None:
         job = self.paused(api)
 
-        view = client.resume(job, max_cost_usd=2.5)
+        view = client.job(job).resume(max_cost_usd=2.5)
 
         assert (view.state, view.spec.stop.max_cost_usd) == ("running", 2.5)
-        assert client.cost(job).max_cost_usd == 2.5
+        assert client.job(job).cost().max_cost_usd == 2.5
 
     def test_job_without_a_model_restarts(self, api: Api, client: Client) -> None:
-        assert client.resume(self.paused(api, started=False)).state == "starting"
+        assert client.job(self.paused(api, started=False)).resume().state == "starting"
 
     def test_invalid_budget_is_refused(self, api: Api, http: httpx.Client) -> None:
         answer = http.post(f"jobs/{self.paused(api)}/resume", json={"max_cost_usd": 0})

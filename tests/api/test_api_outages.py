@@ -39,7 +39,7 @@ def test_api_reports_a_missing_ledger_and_recovers(
         assert answer.headers["Retry-After"] == "1"
         assert answer.json()["type"] == "urn:vcasgd:problem:store-unavailable"
         with pytest.raises(ApiError) as caught:
-            client.pause(job)
+            client.job(job).pause()
         assert caught.value.status == 503
         assert get(own_api, "/healthz").status_code == 200
         ready = get(own_api, "/readyz")
@@ -65,7 +65,7 @@ def test_hanging_ledger_is_reported(own_api: Api) -> None:
 def test_follower_survives_a_restart_of_the_ledger(own_api: Api) -> None:
     job = own_api.submit()
     with own_api.client() as client:
-        events = client.events(job, follow=True)
+        events = client.job(job).events(follow=True)
         assert next(events).kind == "submitted"
 
         own_api.ledger.kill()
@@ -103,10 +103,10 @@ def test_full_ledger_refuses_new_jobs_and_shows_why(
         shown = CliRunner().invoke(cli, ["status", "--url", own_api.url])
         assert "new jobs are refused" in shown.stderr
         # Everything else goes on
-        client.pause(job)
-        client.resume(job)
+        client.job(job).pause()
+        client.job(job).resume()
         http.delete(f"jobs/{ended}").raise_for_status()
-        client.cancel(job)
+        client.job(job).cancel()
 
         ledger.config_set("maxmemory", 0)
         assert client.submit(spec(), zipped()).id
@@ -206,7 +206,7 @@ def test_api_stops_while_clients_follow(tmp_path: Path, number: signal.Signals) 
     with running(tmp_path, as_command=True) as api, contextlib.ExitStack() as stack:
         job = api.submit()
         for _ in range(5):
-            events = stack.enter_context(api.client()).events(job, follow=True, patience=0)
+            events = stack.enter_context(api.client()).job(job).events(follow=True, patience=0)
             assert next(events).kind == "submitted"
         os.kill(api.process.pid, number)
         assert api.process.wait() == 0
@@ -217,7 +217,7 @@ def test_api_stops_while_clients_follow(tmp_path: Path, number: signal.Signals) 
 def test_api_stops_while_the_ledger_hangs(own_api: Api) -> None:
     job = own_api.submit()
     with own_api.client() as client:
-        events = client.events(job, follow=True, patience=0)
+        events = client.job(job).events(follow=True, patience=0)
         assert next(events).kind == "submitted"
         own_api.ledger.process.freeze()
         try:

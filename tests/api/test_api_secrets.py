@@ -25,7 +25,7 @@ def test_values_are_stored_encrypted_and_shown_nowhere(
     monkeypatch.setenv("MY_TOKEN", VALUE)
     with own_api.client() as client:
         job = client.submit(spec(**SOURCES), zipped())
-        text = client.spec(job.id)
+        text = client.job(job.id).file()
     stored = own_api.connection.get(LedgerKeys(job.id).secrets)
 
     assert stored is not None

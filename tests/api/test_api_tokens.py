@@ -100,7 +100,7 @@ def test_a_reader_can_read_and_not_submit(api: Api) -> None:
         with pytest.raises(Forbidden, match="needs a token with scope submit; ann has scope read"):
             ann.upload(zipped())
         with pytest.raises(Forbidden, match="scope submit"):
-            ann.cancel(job)
+            ann.job(job).cancel()
     assert api.jobs.get(job).state == "starting"
 
 
@@ -113,26 +113,27 @@ def test_a_user_changes_its_own_jobs_only(api: Api, client: Client) -> None:
         assert [job.owner for job in bob.jobs()] == ["bootstrap", "bob", "ann"]
         for job in (other, before):
             api.start_job(job.id)
-            for command in (ann.pause, ann.resume, ann.cancel, ann.delete):
+            seen = ann.job(job.id)
+            for command in (seen.pause, seen.resume, seen.cancel, seen.delete):
                 with pytest.raises(Forbidden, match=f"{job.id} belongs to {job.owner}, not to ann"):
-                    command(job.id)
+                    command()
             assert api.jobs.get(job.id).state == "running"
         api.start_job(own.id)
-        assert ann.pause(own.id).state == "paused"
-        assert ann.resume(own.id).state == "running"
-        assert ann.cancel(own.id).state == "cancelled"
-        ann.delete(own.id)
+        assert own.pause().state == "paused"
+        assert own.resume().state == "running"
+        assert own.cancel().state == "cancelled"
+        own.delete()
         with pytest.raises(NotFound):
             ann.job(own.id)
-    assert client.cancel(other.id).state == "cancelled"
+    assert client.job(other.id).cancel().state == "cancelled"
 
 
 def test_a_job_without_an_owner_belongs_to_admins(api: Api, client: Client) -> None:
     job = api.submit()
     with user(api, "ann", "submit") as ann, pytest.raises(Forbidden, match="belongs to nobody"):
-        ann.cancel(job)
+        ann.job(job).cancel()
     assert client.job(job).owner is None
-    assert client.cancel(job).state == "cancelled"
+    assert client.job(job).cancel().state == "cancelled"
 
 
 def test_an_idempotency_key_is_its_users_own(api: Api) -> None:

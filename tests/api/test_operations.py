@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 from pydantic import SecretStr
-from support.api_harness import spec
+from support.api_harness import A_JOB, spec
 
 from vcasgd.api.app import create_app
 from vcasgd.client import Client
@@ -72,6 +72,8 @@ def _asked_by_the_sdk(operations: Iterable[tuple[str, str]], folder: Path) -> se
             for known, pattern in patterns.items()
             if known[0] == request.method and pattern.fullmatch(request.url.path)
         )
+        if (request.method, request.url.path) == ("GET", "/api/v1/jobs/j"):
+            return httpx.Response(200, json=A_JOB)
         return httpx.Response(404 if request.method == "HEAD" else 200, json={})
 
     given = {"job": "j", "spec": spec(), "package": b"", "path": folder, "folder": folder,
@@ -84,12 +86,12 @@ def _asked_by_the_sdk(operations: Iterable[tuple[str, str]], folder: Path) -> se
         calls = [
             (method, {name: given[name] for name in inspect.signature(method).parameters
                       if name in given})
-            for name, method in inspect.getmembers(client, inspect.ismethod)
-            if name not in ("close", "evict") and not name.startswith("_")
+            for owner in (client, client.job("j"))
+            for name, method in inspect.getmembers(owner, inspect.ismethod)
+            if name not in ("close", "evict", "bound") and not name.startswith("_")
         ]  # fmt: skip
         calls += [(client.evict, {"worker": "w"}), (client.evict, {"instance": "i"})]
-        calls += [(client.workers, {}), (client.download, {"job": "j", "path": folder,
-                  "checkpoint": "c"})]  # fmt: skip
+        calls.append((client.job("j").download, {"path": folder, "checkpoint": "c"}))
         for method, arguments in calls:
             # every response is an error; only the request matters
             with contextlib.suppress(VcasgdError, KeyError, TypeError, ValueError):

@@ -101,7 +101,7 @@ def test_editor_completes_fields_and_values(dashboard: Dashboard) -> None:
 
 def test_chart_shows_values_under_the_pointer(dashboard: Dashboard, job: str) -> None:
     page, site = dashboard.page, dashboard.site
-    site.client.wait(job, 240)
+    site.client.job(job).wait(240)
     dashboard.open(f"/jobs/{job}")
     curve = page.locator("figure").filter(has_text="Validation accuracy")
     expect(curve.locator("canvas")).to_be_visible()
@@ -123,7 +123,7 @@ def test_ticked_jobs_are_compared_side_by_side(dashboard: Dashboard, job: str) -
     # Given a job that has ended, and one with other settings
     page, site = dashboard.page, dashboard.site
     other = site.submit(epochs=1, seed=7)
-    done = site.client.wait(job, 240)
+    done = site.client.job(job).wait(240)
 
     # When a user ticks both
     dashboard.open("/")

@@ -54,7 +54,7 @@ def test_machine_with_a_mostly_waiting_learner_gets_a_second_one(
 
     # Then a second one trains beside it, in its own process, on the same machine
     def training_workers() -> list[Any]:
-        return [row for row in client.workers(job) if row.pushes]
+        return [row for row in client.job(job).workers() if row.pushes]
 
     eventually(lambda: len(training_workers()) == 2)
     assert {row.instance for row in training_workers()} == {machine}
@@ -63,14 +63,14 @@ def test_machine_with_a_mostly_waiting_learner_gets_a_second_one(
         f"{job}.{machine}",
         f"{job}.{machine}_2",
     ]
-    event = next(each for each in client.events(job) if each.kind == "tuned-learners")
+    event = next(each for each in client.job(job).events() if each.kind == "tuned-learners")
     assert event.text.startswith(
         f"{machine} runs 2 learners instead of 1; local steps per second: "
     )
 
     # And it ends with the job, which has lost no machine and repeated no work
-    client.cancel(job)
-    eventually(lambda: all(row.leaving for row in client.workers(job)))
+    client.job(job).cancel()
+    eventually(lambda: all(row.leaving for row in client.job(job).workers()))
     view = client.job(job)
     assert (view.evictions, view.kills, view.progress.samples_repeated) == (0, 0, 0)
     assert not view.totals.rejected

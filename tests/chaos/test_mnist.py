@@ -37,11 +37,11 @@ def test_mnist_trains_in_five_epochs_despite_an_eviction(
 
             # When one of them is evicted during training
             eventually(lambda: client.job(job).totals.updates > 5)
-            trained = [row for row in client.workers(job) if row.steps]
+            trained = [row for row in client.job(job).workers() if row.steps]
             client.evict(instance=trained[0].instance, notice_seconds=2)
 
             # Then the model is accurate, and no work was lost
-            view = client.wait(job, 600)
+            view = client.job(job).wait(600)
             assert view.state == "succeeded", view.reason
             assert view.evictions == 1, "the fault fired"
             assert view.evaluations[-1].metrics["accuracy"] >= 0.985

@@ -61,7 +61,7 @@ class Fleet:
         fresh = time.time() - 4 * HEARTBEAT
         return {
             pool_of.get(row.instance, "gone")
-            for row in self.client.workers(job)
+            for row in self.client.job(job).workers()
             if (row.at or 0.0) > fresh and row.steps
         }
 
@@ -69,14 +69,14 @@ class Fleet:
         return [row.id for row in self.client.instances() if row.pool == pool]
 
     def events(self, job: str, kind: str) -> list[dict[str, Any]]:
-        return [event.details for event in self.client.events(job) if event.kind == kind]
+        return [event.details for event in self.client.job(job).events() if event.kind == kind]
 
     def finish(self, job: str, folder: Path) -> JobView:
         """Let the job end. Its model must count every sample exactly once in each epoch."""
         self.hold.unlink()
-        view = self.client.wait(job, 300)
+        view = self.client.job(job).wait(300)
         assert view.state == "succeeded", view.reason
-        counts = load_file(self.client.download(job, folder / "model.safetensors"))["count"]
+        counts = load_file(self.client.job(job).download(folder / "model.safetensors"))["count"]
         assert torch.equal(counts, torch.full_like(counts, view.progress.epochs))
         return view
 
@@ -133,16 +133,16 @@ def test_budget_pauses_the_job_before_it_is_spent(
     assert view.reason is not None
     assert view.reason.startswith("stop.max_cost_usd: ")
     eventually(lambda: not fleet.of_pool("dear"))
-    cost = fleet.client.cost(job)
+    cost = fleet.client.job(job).cost()
     assert 0 < cost.spent_usd < budget
     assert cost.on_demand_usd == pytest.approx(4 * cost.spent_usd)
     assert cost.wasted.booting.seconds > 0
 
     # When its budget is raised
-    resumed = fleet.client.resume(job, max_cost_usd=100.0)
+    resumed = fleet.client.job(job).resume(max_cost_usd=100.0)
     # On a busy computer the first snapshot may not exist yet.
     assert resumed.state == ("running" if view.started_at else "starting")
 
-    eventually(lambda: budget < fleet.client.cost(job).spent_usd < 100.0)
+    eventually(lambda: budget < fleet.client.job(job).cost().spent_usd < 100.0)
     fleet.finish(job, tmp_path)
     eventually(lambda: not fleet.of_pool("dear"))

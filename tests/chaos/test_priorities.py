@@ -44,14 +44,14 @@ class Sharing:
         return {row.id for row in self.client.instances() if row.job == job}
 
     def events(self, job: str, kind: str) -> list[dict[str, Any]]:
-        return [each.details for each in self.client.events(job) if each.kind == kind]
+        return [each.details for each in self.client.job(job).events() if each.kind == kind]
 
     def finish(self, name: str, job: str) -> None:
         """Let the job end. Its model must count every sample exactly once in each epoch."""
         (self.folder / name).unlink()
-        view = self.client.wait(job, 300)
+        view = self.client.job(job).wait(300)
         assert view.state == "succeeded", view.reason
-        file = self.client.download(job, self.folder / f"{name}.safetensors")
+        file = self.client.job(job).download(self.folder / f"{name}.safetensors")
         counts = load_file(file)["count"]
         assert torch.equal(counts, torch.full_like(counts, 3))
 
@@ -98,7 +98,7 @@ def test_machines_go_to_the_higher_priority_and_come_back(
 
     # When both have the same priority and minimum, nothing moves; when they end, machines change
     # their jobs without a restart
-    assert client.change(early, priority="normal").spec.priority == "normal"
+    assert client.job(early).change(priority="normal").spec.priority == "normal"
     eventually(lambda: client.job(late).totals.updates)
     sharing.finish("late", late)
     eventually(lambda: sharing.machines(early) == machines)

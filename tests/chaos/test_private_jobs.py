@@ -62,7 +62,7 @@ def responses(client: Client, url: str, tokens: list[str], jobs: list[Job]) -> l
     shown = []
     for job in jobs:
         values = {"job": job.id, "digest": job.package or ""}
-        if stored := client.checkpoints(job.id):
+        if stored := client.job(job.id).checkpoints():
             values["checkpoint"] = stored[-1].name
         for token in tokens:
             shown += list(answers(url, token, values))
@@ -86,11 +86,11 @@ def test_secrets_are_nowhere_but_in_the_jobs_workers(
         monkeypatch.delenv("MY_TOKEN")
 
         # When both have ended
-        done, failed = (client.wait(job, 120) for job in submitted)
+        done, failed = (client.job(job).wait(120) for job in submitted)
 
         # Then the task got its secrets, its package, and its file, and its output lacks the values
         assert done.state == "succeeded", (done.reason, done.traceback)
-        logs = [row.line for row in client.logs(done.id)]
+        logs = [row.line for row in client.job(done.id).logs()]
         for line in (
             DIGEST,
             "token *** lines ['***', '***', '***']",

@@ -87,7 +87,7 @@ def test_no_machine_is_bought_twice_and_no_update_is_repeated(
         spec["workers"] = {"min": 1, "max": WORKERS}
         spec["args"]["step_seconds"] = HELD_SECONDS
         job = client.submit_directory(JobSpec.parse(spec)).id
-        eventually(lambda: sum(bool(row.steps) for row in client.workers(job)) == WORKERS)
+        eventually(lambda: sum(bool(row.steps) for row in client.job(job).workers()) == WORKERS)
         token = int(stepping.connection.hget(CONTROLLER, "token") or 0)
         before = launched(settings)
         assert len(before) == WORKERS
@@ -112,10 +112,10 @@ def test_no_machine_is_bought_twice_and_no_update_is_repeated(
         eventually(lambda: has_launched(home.logs / "controller.log", bought))
         eventually(lambda: len(trains(client, job)) == WORKERS)
         hold.unlink()
-        view = client.wait(job, 300)
+        view = client.job(job).wait(300)
         assert view.state == "succeeded", view.reason
         assert view.progress.samples_repeated == 0
-        counts = load_file(client.download(job, tmp_path / "model.safetensors"))["count"]
+        counts = load_file(client.job(job).download(tmp_path / "model.safetensors"))["count"]
         assert torch.equal(counts, torch.full_like(counts, EPOCHS))
         assert launched(settings) - before == {bought}
         assert second.alive

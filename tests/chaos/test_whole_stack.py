@@ -121,7 +121,7 @@ class Stack:
 
     def heartbeats(self, job: str) -> dict[str, WorkerRow]:
         """Return the heartbeats of workers that train now, by instance."""
-        rows = self.client.workers(job)
+        rows = self.client.job(job).workers()
         fresh = time.time() - 4 * self.settings.heartbeat
         return {row.instance or "": row for row in rows if (row.at or 0.0) > fresh and row.steps}
 
@@ -131,9 +131,9 @@ class Stack:
     def finish(self, job: str, folder: Path) -> JobView:
         """Let the job end. Its model must count every sample exactly once in each epoch."""
         self.release(job)
-        view = self.client.wait(job, 300)
+        view = self.client.job(job).wait(300)
         assert view.state == "succeeded", view.reason
-        counts = load_file(self.client.download(job, folder / "model.safetensors"))["count"]
+        counts = load_file(self.client.job(job).download(folder / "model.safetensors"))["count"]
         assert torch.equal(counts, torch.full_like(counts, view.progress.epochs))
         assert view.progress.samples_repeated == 0
         return view
@@ -264,7 +264,7 @@ def test_evicted_worker_trains_on_and_is_replaced_at_the_notice(
     stack.provider.kill(victim)
     eventually(lambda: stack.client.job(job).evictions == evictions + 1)
     # And the timeline and the parameter server's counters show it
-    lanes = {lane.instance: lane for lane in stack.client.machines(job)}
+    lanes = {lane.instance: lane for lane in stack.client.job(job).machines()}
     states = [span.state for span in lanes[victim].spans]
     assert states == ["booting", "running", "notice", "dead"]
     began = {span.state: span.since for span in lanes[victim].spans}
@@ -272,11 +272,11 @@ def test_evicted_worker_trains_on_and_is_replaced_at_the_notice(
     assert worked.state == "running"
     assert began["notice"] < worked.since < began["dead"]
     assert stack.client.store().nodes[0].memory_used_bytes > 0
-    assert stack.client.metrics(job, points=50)[-1].workers >= 1
+    assert stack.client.job(job).metrics(points=50)[-1].workers >= 1
 
 
 def _beat(stack: Stack, job: str, instance: str) -> WorkerRow:
-    return next(row for row in stack.client.workers(job) if row.instance == instance)
+    return next(row for row in stack.client.job(job).workers() if row.instance == instance)
 
 
 def test_workers_continue_while_the_ray_head_is_dead(
@@ -332,11 +332,11 @@ def test_restarted_controller_finds_its_machines(
 def test_paused_job_releases_its_workers_and_continues_when_resumed(
     stack: Stack, job: str, eventually: Eventually
 ) -> None:
-    stack.client.pause(job)
+    stack.client.job(job).pause()
 
     eventually(lambda: not stack.heartbeats(job))
     at_rest = stack.updates(job)
-    stack.client.resume(job)
+    stack.client.job(job).resume()
 
     eventually(lambda: stack.updates(job) > at_rest)
 
@@ -344,7 +344,7 @@ def test_paused_job_releases_its_workers_and_continues_when_resumed(
 @pytest.mark.ci
 def test_job_continues_after_down_and_up(stack: Stack, job: str, eventually: Eventually) -> None:
     # Given a job that was never restored
-    assert "restored" not in {event.kind for event in stack.client.events(job)}
+    assert "restored" not in {event.kind for event in stack.client.job(job).events()}
 
     # When everything is stopped
     applied = stack.client.job(job).progress.samples_applied
@@ -356,7 +356,7 @@ def test_job_continues_after_down_and_up(stack: Stack, job: str, eventually: Eve
     assert stack.client.job(job).state == "running"
     stack.await_updates(job)
     assert stack.client.job(job).progress.samples_applied >= applied, "a last checkpoint"
-    assert "restored" in {event.kind for event in stack.client.events(job)}
+    assert "restored" in {event.kind for event in stack.client.job(job).events()}
 
 
 @pytest.mark.extended
@@ -364,7 +364,7 @@ def test_client_follows_events_through_the_death_of_the_api(
     stack: Stack, job: str, tmp_path: Path
 ) -> None:
     kinds, ids = [], []
-    events = stack.client.events(job, follow=True)
+    events = stack.client.job(job).events(follow=True)
     for event in events:
         if event.kind == "job-running" and event.kind not in kinds:
             stack.kill("api")
@@ -375,12 +375,12 @@ def test_client_follows_events_through_the_death_of_the_api(
             break
 
     assert ids == sorted(set(ids)), "no event is repeated or out of order"
-    everything = [event.id for event in stack.client.events(job)]
+    everything = [event.id for event in stack.client.job(job).events()]
     assert ids == everything[: len(ids)], "nothing missing"
     # And after all faults, the model counts every sample of every epoch once
     view = stack.finish(job, tmp_path)
     assert view.progress.samples_applied == view.progress.samples_expected
-    buckets = stack.client.staleness(job).buckets
+    buckets = stack.client.job(job).staleness().buckets
     assert sum(bucket.updates for bucket in buckets) == view.totals.updates
 
 

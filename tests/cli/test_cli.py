@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -24,8 +25,8 @@ from typer.testing import CliRunner
 import vcasgd
 from vcasgd.cli import app
 from vcasgd.cli.connection import open_client
-from vcasgd.cli.progress import follow as show_progress
-from vcasgd.cli.watch import JobStatus, Watch
+from vcasgd.cli.follow import follow as show_progress
+from vcasgd.cli.follow import statuses
 from vcasgd.errors import CloudDenied, Unauthorized, VcasgdError
 from vcasgd.stack import StackHome, StackPhase, StackState
 from vcasgd.store.ledger.job import JobState
@@ -483,64 +484,36 @@ def test_follow_survives_an_api_restart(own_api: Api) -> None:
     job = own_api.submit()
     own_api.start_job(job)
     with own_api.client() as client:
-        statuses = Watch(client, job).statuses(patience=PATIENCE)
-        assert next(statuses).trouble is None
+        found = statuses(client, job, patience=PATIENCE)
+        assert next(found).error is None
         own_api.kill()
-        assert "no answer" in str(next(statuses).trouble)
+        assert "no answer" in str(next(found).error)
         own_api.start()
         own_api.finish(job)
-        last = list(statuses)[-1]
+        last = list(found)[-1]
     assert last.job.over
     assert [event.kind for event in last.events] == ["job-succeeded"]
 
 
-def test_watch_receives_events_from_the_stream(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = api.submit()
-    with api.client() as client:
-        statuses = Watch(client, job).statuses()
-        for _ in range(3):  # the first status, the opened stream, and the job's state in it
-            next(statuses)
-        monkeypatch.setattr(client, "job", lambda _: pytest.fail("an event needs no request"))
-        api.jobs.event(job, "note", "hello")
-        status = next(statuses)
-    assert [event.text for event in status.events] == ["hello"]
-
-
-def end_job_after_first_status(
-    statuses: Iterator[JobStatus], api: Api, job: str
-) -> Iterator[JobStatus]:
-    yield next(statuses)
-    api.finish(job)
-    yield from statuses
-
-
-def test_live_view_shows_figures_workers_and_events(api: Api) -> None:
+def test_a_terminal_shows_figures_below_the_events_and_no_silent_workers(api: Api) -> None:
     job = api.submit()
     api.start_job(job)
-    api.leases(job).renew(
-        {"at": time.time(), "instance": "i-1", "doing": "subtask 3", "notice": "terminate"}, []
-    )
-    api.account(job, 4, 1, updates=4, applied=100, staleness_mean=1.5, staleness_max=3)
-    console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    with api.client() as client:
-        view = show_progress(
-            end_job_after_first_status(Watch(client, job).statuses(), api, job), console
-        )
-    assert view.state == "succeeded"
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    for word in (job, "epoch 2/2", "50%", "staleness 1.5 (max 3)", "i-1", "subtask 3",
-                 "eviction notice", "job-running", "succeeded"):  # fmt: skip
-        assert word in text
-
-
-def test_watch_omits_silent_workers(api: Api) -> None:
-    job = api.submit()
     now = time.time()
     api.leases(job, "old").renew({"at": now - 60, "instance": "i-1"}, [])
     api.leases(job, "new").renew({"at": now, "instance": "i-2"}, [])
+    api.account(job, 4, 1, updates=4, applied=100, staleness_mean=1.5, staleness_max=3)
+    console = Console(file=io.StringIO(), force_terminal=True, width=160)
+
     with api.client() as client:
-        status = Watch(client, job).read()
-    assert [row.name for row in status.workers] == ["new"]
+        found = statuses(client, job)
+        first = next(found)
+        api.finish(job)
+        view = show_progress(itertools.chain([first], found), console)
+
+    assert view.state == "succeeded"
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for word in ("epoch 2/2 (50%)", "staleness 1.5", "workers 1", "job-running", "job-succeeded"):
+        assert word in text
 
 
 def test_tokens_are_created_listed_and_revoked(run: Run, api: Api) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.api_harness import Api
+from support.api_harness import A_JOB, Api
 from support.ports import free_port
 from support.waiting import PATIENCE
 
@@ -35,9 +35,12 @@ def fake_api(*answers: Answer) -> Iterator[Client]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            if self.path.endswith("/jobs/job"):
+                self.close_connection = True
+                return reply(json.dumps(A_JOB).encode())(self)
             answer = left.pop(0) if len(left) > 1 else left[0]
-            answer(self)
             self.close_connection = True
+            return answer(self)
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -99,7 +102,7 @@ def test_broken_stream_is_resumed() -> None:
         stream(events(3), check=lambda headers: asked.append(headers["Last-Event-ID"])),
         stream(events(4, end=True), check=lambda headers: asked.append(headers["Last-Event-ID"])),
     ) as client:
-        seen = [event.id for event in client.events("job", after="0-5", follow=True)]
+        seen = [event.id for event in client.job("job").events(after="0-5", follow=True)]
 
     assert seen == ["1-0", "2-0", "3-0", "4-0"]
     assert asked == ["0-5", "2-0", "3-0"]
@@ -107,20 +110,20 @@ def test_broken_stream_is_resumed() -> None:
 
 def test_follower_gives_up_after_its_patience() -> None:
     with fake_api(reply(status=503)) as client, pytest.raises(ApiError) as caught:
-        list(client.events("job", follow=True, patience=0.5))
+        list(client.job("job").events(follow=True, patience=0.5))
     assert caught.value.status == 503
 
 
 def test_follower_gives_up_on_an_empty_stream() -> None:
     with fake_api(stream()) as client, pytest.raises(ApiError, match="before the job did"):
-        list(client.logs("job", follow=True, patience=0.3))
+        list(client.job("job").logs(follow=True, patience=0.3))
 
 
 def test_patience_starts_with_the_first_failure() -> None:
     """A caller that handles an event for long must not lose the next one."""
     with fake_api(stream(events(1)), stream(events(2, end=True))) as client:
         seen = []
-        for event in client.events("job", follow=True, patience=0.4):
+        for event in client.job("job").events(follow=True, patience=0.4):
             seen.append(event.id)
             time.sleep(0.6)
     assert seen == ["1-0", "2-0"]
@@ -128,14 +131,14 @@ def test_patience_starts_with_the_first_failure() -> None:
 
 def test_permanent_error_is_raised_at_once() -> None:
     with fake_api(reply(status=404)) as client, pytest.raises(NotFound):
-        list(client.events("job", follow=True))
+        list(client.job("job").events(follow=True))
 
 
 def test_keep_alive_comments_are_no_events() -> None:
     content = b": keep-alive\r\n\r\n" + events(1) + b": keep-alive\r\n\r\n" + events(2, end=True)
 
     with fake_api(stream(content)) as client:
-        assert [event.id for event in client.events("job", follow=True)] == ["1-0", "2-0"]
+        assert [event.id for event in client.job("job").events(follow=True)] == ["1-0", "2-0"]
 
 
 def test_stream_of_another_server_is_refused() -> None:
@@ -143,7 +146,7 @@ def test_stream_of_another_server_is_refused() -> None:
         fake_api(reply(b"<html>It works!</html>")) as client,
         pytest.raises(ApiError, match="text/event-stream"),
     ):
-        list(client.events("job", follow=True, patience=0.3))
+        list(client.job("job").events(follow=True, patience=0.3))
 
 
 def comments(handler: BaseHTTPRequestHandler) -> None:
@@ -158,14 +161,14 @@ def comments(handler: BaseHTTPRequestHandler) -> None:
 
 
 def test_wait_ends_in_time_although_the_stream_is_alive(api: Api, client: Client) -> None:
-    row = json.dumps(client.job(api.submit()).to_dict()).encode()
+    row = json.dumps(client.job(api.submit()).model_dump(mode="json")).encode()
     started = time.monotonic()
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         (comments if handler.path.endswith("/events") else reply(row))(handler)
 
     with fake_api(answer) as slow, pytest.raises(ApiError, match="has not ended after 2 s"):
-        slow.wait("job", timeout=2.0)
+        slow.job("job").wait(timeout=2.0)
 
     assert 1.9 < time.monotonic() - started < 4.0
 
@@ -173,18 +176,18 @@ def test_wait_ends_in_time_although_the_stream_is_alive(api: Api, client: Client
 def test_wait_reads_the_stream_and_then_the_job_once(api: Api, client: Client) -> None:
     job = api.submit()
     api.finish(job)
-    row = json.dumps(client.job(job).to_dict()).encode()
+    row = json.dumps(client.job(job).model_dump(mode="json")).encode()
     paths = []
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         paths.append(handler.path.rpartition("/")[2])
-        content = events(1) if len(paths) == 1 else events(2, end=True)
+        content = events(1) if len(paths) == 2 else events(2, end=True)
         (stream(content) if paths[-1] == "events" else reply(row))(handler)
 
     with fake_api(answer) as fake:
-        assert fake.wait(job).state == "succeeded"
+        assert fake.job(job).wait().state == "succeeded"
 
-    assert paths == ["events", "events", job]
+    assert paths == [job, "events", "events", job]
 
 
 # -- downloads ------------------------------------------------------------------------------------
@@ -209,7 +212,7 @@ def test_incomplete_download_leaves_no_file(
     path.write_text("what was there")
 
     with fake_api(answer) as client, pytest.raises(error):
-        client.download("job", path)
+        client.job("job").download(path)
 
     assert path.read_text() == "what was there"
     assert list(tmp_path.iterdir()) == [path]
@@ -220,12 +223,12 @@ def test_download_stays_in_its_directory(tmp_path: Path, name: str) -> None:
     disposition = {"Content-Disposition": f'attachment; filename="{name}"'}
 
     with fake_api(reply(b"data", ETag=etag(b"data"), **disposition)) as client:
-        assert client.download("job", tmp_path) == tmp_path / "evil"
+        assert client.job("job").download(tmp_path) == tmp_path / "evil"
 
 
 def test_missing_folder_raises_an_error(tmp_path: Path) -> None:
     with fake_api(reply(b"data", ETag=etag(b"data"))) as client, pytest.raises(FileNotFoundError):
-        client.download("job", tmp_path / "nowhere" / "model")
+        client.job("job").download(tmp_path / "nowhere" / "model")
 
 
 # -- answers that are none ------------------------------------------------------------------------
@@ -236,9 +239,9 @@ def test_missing_api_is_an_error_with_a_remedy() -> None:
         with pytest.raises(ApiError, match="no answer from http://127") as caught:
             client.jobs()
         with pytest.raises(ApiError):
-            list(client.events("job", follow=True, patience=0.1))
+            list(client.job("job").events(follow=True, patience=0.1))
         with pytest.raises(ApiError):
-            client.wait("job", timeout=PATIENCE, patience=0.1)
+            client.job("job").wait(timeout=PATIENCE, patience=0.1)
     assert "vcasgd up" in (caught.value.remedy or "")
 
 
@@ -280,11 +283,11 @@ def test_wait_respects_its_timeout(api: Api, client: Client) -> None:
     job = api.submit()
 
     with pytest.raises(ApiError, match=f"{job} has not ended after 0.2 s"):
-        client.wait(job, timeout=0.2)
+        client.job(job).wait(timeout=0.2)
 
 
 def test_fields_of_a_newer_api_are_ignored(api: Api, client: Client) -> None:
-    row = client.job(api.submit()).to_dict()
+    row = client.job(api.submit()).model_dump(mode="json")
     newer = {
         **row, "novel": 1, "progress": {**row["progress"], "novel": 2},
         "spec": {**row["spec"], "novel": 3, "workers": {**row["spec"]["workers"], "novel": 4}},
@@ -294,7 +297,7 @@ def test_fields_of_a_newer_api_are_ignored(api: Api, client: Client) -> None:
 
 
 def test_fields_that_an_older_api_lacks_have_defaults(api: Api, client: Client) -> None:
-    row = client.job(api.submit()).to_dict()
+    row = client.job(api.submit()).model_dump(mode="json")
     older = {
         name: value
         for name, value in row.items()

@@ -97,7 +97,7 @@ def test_the_base_is_found_in_its_file_whatever_its_names_are_there(
     name = store(job, model)
 
     # When it is downloaded
-    path = client.download(job, tmp_path / "model.safetensors", name)
+    path = client.job(job).download(tmp_path / "model.safetensors", name)
 
     # Then the file is the whole state dict
     assert path == tmp_path / "model.safetensors"
@@ -108,7 +108,7 @@ def test_the_base_is_found_in_its_file_whatever_its_names_are_there(
     assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode
 
     # and without the base only what was trained, as it is stored
-    alone = client.download(job, tmp_path / "trained.safetensors", name, trained_only=True)
+    alone = client.job(job).download(tmp_path / "trained.safetensors", name, trained_only=True)
     assert load_file(alone).keys() == {"1.weight", "1.bias", "vcasgd:rule_state"}
     assert {each.name for each in tmp_path.iterdir() if each.name.startswith(".")} == set()
 
@@ -126,10 +126,10 @@ def test_a_base_without_a_location_is_built_by_the_code(
 
     # Then its code is needed
     with pytest.raises(SpecError, match=r"0\.weight of the base was not found .* --working-dir"):
-        client.download(job, tmp_path / "model.safetensors", name)
+        client.job(job).download(tmp_path / "model.safetensors", name)
     assert not (tmp_path / "model.safetensors").exists()
 
-    path = client.download(job, tmp_path, name, working_dir=tmp_path)
+    path = client.job(job).download(tmp_path, name, working_dir=tmp_path)
     assert path == tmp_path / f"{job}-{name}"
     loaded = load_file(path)
     assert all(torch.equal(loaded[key], each) for key, each in model.state_dict().items())
@@ -143,7 +143,7 @@ def test_code_that_builds_another_base_is_refused(
     name = store(job, half_frozen())
 
     with pytest.raises(SpecError, match=r"0\.weight of the base was not found with the values"):
-        client.download(job, tmp_path / "model.safetensors", name, working_dir=tmp_path)
+        client.job(job).download(tmp_path / "model.safetensors", name, working_dir=tmp_path)
 
 
 def test_a_peft_model_is_downloaded_as_an_adapter_that_peft_loads(
@@ -163,7 +163,7 @@ def test_a_peft_model_is_downloaded_as_an_adapter_that_peft_loads(
     name = store(job, model)
 
     # When it is downloaded
-    folder = client.download(job, tmp_path / "adapter", name)
+    folder = client.job(job).download(tmp_path / "adapter", name)
 
     # Then PEFT loads it, and the model gives the same answers
     assert sorted(each.name for each in folder.iterdir()) == [
@@ -178,7 +178,7 @@ def test_a_peft_model_is_downloaded_as_an_adapter_that_peft_loads(
     assert not torch.allclose(before, scores(loaded, tokens))
 
     # and into a folder, it has the checkpoint's name
-    inside = client.download(job, tmp_path, name)
+    inside = client.job(job).download(tmp_path, name)
     assert inside == tmp_path / f"{job}-{name.removesuffix('.safetensors')}"
     assert inside.is_dir()
 

@@ -83,13 +83,13 @@ class TestTensorBoard:
     def test_an_export_continues_where_the_last_one_ended(
         self, api: Api, client: Client, job: str, tmp_path: Path
     ) -> None:
-        folder = client.track(job, "tensorboard", folder=tmp_path)
+        folder = client.job(job).track("tensorboard", folder=tmp_path)
         files = set(Path(folder).iterdir())
-        assert client.track(job, "tensorboard", folder=tmp_path) == folder
+        assert client.job(job).track("tensorboard", folder=tmp_path) == folder
         assert set(Path(folder).iterdir()) == files, "there was nothing new"
 
         add_point(api, job, 5)
-        client.track(job, "tensorboard", folder=tmp_path)
+        client.job(job).track("tensorboard", folder=tmp_path)
 
         assert [step for step, _, _ in losses(folder)] == [5, 10, 20, 25]
 
@@ -97,7 +97,7 @@ class TestTensorBoard:
         self, api: Api, client: Client, job: str, tmp_path: Path
     ) -> None:
         # Given an export that was killed after it wrote points, and before it wrote its position
-        folder = client.track(job, "tensorboard", folder=tmp_path)
+        folder = client.job(job).track("tensorboard", folder=tmp_path)
         with _event_files(folder)[0].open("ab") as file:
             file.write(b"a part of a record")
         writer = Writer(folder)
@@ -106,7 +106,7 @@ class TestTensorBoard:
         assert len(_event_files(folder)) == 2
 
         add_point(api, job, 5)
-        client.track(job, "tensorboard", folder=tmp_path)
+        client.job(job).track("tensorboard", folder=tmp_path)
 
         assert losses(folder)[2:] == [(20, 4.0, 0.25), (25, 5.0, pytest.approx(0.2))]
 
@@ -138,15 +138,15 @@ class TestTensorBoard:
     def test_a_missing_library_and_a_damaged_state_have_a_remedy(
         self, client: Client, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        folder = client.track(job, "tensorboard", folder=tmp_path)
+        folder = client.job(job).track("tensorboard", folder=tmp_path)
         Path(folder, "vcasgd.json").write_text("{")
         with pytest.raises(SpecError, match=r"vcasgd\.json is damaged"):
-            client.track(job, "tensorboard", folder=tmp_path)
+            client.job(job).track("tensorboard", folder=tmp_path)
 
         monkeypatch.delitem(sys.modules, "vcasgd.client.tracking.to_tensorboard")
         monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
         with pytest.raises(SpecError) as caught:
-            client.track(job, "tensorboard", folder=tmp_path)
+            client.job(job).track("tensorboard", folder=tmp_path)
         assert caught.value.remedy == "pip install 'vcasgd[tensorboard]'"
 
 
@@ -156,7 +156,7 @@ def _event_files(folder: str) -> list[Path]:
 
 def test_an_unknown_tracker_is_refused(client: Client, job: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
-        client.track(job, "notebook", folder=tmp_path)
+        client.job(job).track("notebook", folder=tmp_path)
 
     assert caught.value.remedy == "choose from tensorboard, mlflow, wandb"
 
@@ -201,9 +201,9 @@ def test_mlflow_has_one_run_with_each_point_once(
     for number in (None, 5, 6):
         if number is not None:
             add_point(api, job, number)
-        client.track(job, "mlflow", project="mine")
+        client.job(job).track("mlflow", project="mine")
     api.finish(job, JobState.SUCCEEDED)
-    client.track(job, "mlflow", project="mine")
+    client.job(job).track("mlflow", project="mine")
 
     mlflow = MlflowClient()
     experiment = mlflow.get_experiment_by_name("mine")
@@ -231,8 +231,8 @@ def test_wandb_gets_each_point_once(
     for number in (None, 5):
         if number is not None:
             add_point(api, job, number)
-        client.track(job, "wandb", folder=tmp_path)
-    client.track(job, "wandb", folder=tmp_path)
+        client.job(job).track("wandb", folder=tmp_path)
+    client.job(job).track("wandb", folder=tmp_path)
 
     files = sorted(tmp_path.rglob("run-*.wandb"))
     assert [file.name for file in files] == [f"run-{job}.wandb"] * 2, "nothing new, no new run"

@@ -55,7 +55,7 @@ def interrupted_and_replaced(
     assert {stack.pool_of(one) for one in stack.training_machines(job) - fleet} <= set(pools[1:])
     eventually(lambda: stack.client.job(job).evictions >= VICTIMS)
     view = stack.finish(job)
-    counts = load_file(stack.client.download(job, folder / "model.safetensors"))["count"]
+    counts = load_file(stack.client.job(job).download(folder / "model.safetensors"))["count"]
     assert torch.equal(counts, torch.full_like(counts, view.progress.epochs))
     assert view.progress.samples_repeated == 0
 
@@ -163,7 +163,7 @@ def test_machines_of_a_controller_that_stays_down_end_themselves(
         stack.signal("controller", signal.SIGSTOP)
         eventually(lambda: stack.logs().count(ENDS) >= 2)
         stack.signal("controller", signal.SIGCONT)
-        stack.client.cancel(job)
+        stack.client.job(job).cancel()
         eventually(lambda: not aws.alive())
 
 
@@ -191,7 +191,7 @@ def test_machine_with_a_rebalance_advice_is_replaced_before_it_leaves(
         assert came["running"] <= went["draining"] < went["dead"]
         # And it finished its subtask
         assert stack.requeued_subtasks(job) == []
-        view = stack.client.cancel(job)
+        view = stack.client.job(job).cancel()
         assert (view.evictions, view.kills, view.progress.samples_repeated) == (0, 0, 0)
         eventually(lambda: not aws.alive())
 
@@ -230,7 +230,7 @@ def test_failed_boot_is_reported_and_the_next_machine_is_bought_elsewhere(
         assert why in first.reason
         assert first.blocked_until == 0.0, "only that zone is"
         assert {stack.pool_of(one) for one in stack.training_machines(job)} == {"second"}
-        stack.client.cancel(job)
+        stack.client.job(job).cancel()
         eventually(lambda: not aws.alive())
 
 
@@ -280,11 +280,11 @@ def test_prices_and_shortages_decide_what_is_bought_next_and_move_nothing(
 
         # Then each hour was charged at the price of its time
         eventually(lambda: stack.client.job(job).evictions == 3)
-        assert stack.client.cancel(job).progress.samples_repeated == 0
+        assert stack.client.job(job).cancel().progress.samples_repeated == 0
         eventually(lambda: not aws.alive())
         per_hour = {
             row.pool: (row.usd / row.seconds * 3600, row.on_demand_usd / row.usd)
-            for row in stack.client.cost(job).pools
+            for row in stack.client.job(job).cost().pools
         }
         assert 0.05 < per_hour["first"][0] < 0.2
         assert per_hour["second"] == pytest.approx((0.05, 0.17 / 0.05))

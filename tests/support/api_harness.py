@@ -34,6 +34,36 @@ from vcasgd.store.ledger.servers import Control, Servers
 
 HEARTBEAT = 1.0
 PACKAGE_LIMIT_MB = 1.0
+#: Content of the answer to a request for a job.
+A_JOB: dict[str, Any] = {
+    "id": "job",
+    "name": "a",
+    "state": "running",
+    "package": "0" * 64,
+    "version": 0,
+    "created_at": 1.0,
+    "started_at": 1.0,
+    "ended_at": None,
+    "reason": None,
+    "traceback": None,
+    "evaluations": [],
+    "best_accuracy": None,
+    "model": None,
+    "evictions": 0,
+    "kills": 0,
+    "spec": {"name": "a", "task": "t:T", "epochs": 1},
+    "progress": {
+        "epochs": 1,
+        "finished_epochs": 0,
+        "subtasks_total": 1,
+        "samples_expected": 1,
+        "samples_applied": 0,
+        "samples_repeated": 0,
+        "samples_lost": None,
+        "fraction": 0.0,
+    },
+    "totals": {},
+}
 
 
 def listens(port: int) -> bool:

@@ -60,14 +60,14 @@ class CloudStack:
 
     def finish(self, job: str) -> JobView:
         self.hold.unlink()
-        view = self.client.wait(job, 300)
+        view = self.client.job(job).wait(300)
         assert view.state == "succeeded", view.reason
         return view
 
     def training_machines(self, job: str) -> set[str]:
         """Return the machines whose workers train now."""
         fresh = time.time() - 4 * HEARTBEAT
-        rows = self.client.workers(job)
+        rows = self.client.job(job).workers()
         return {row.instance for row in rows if (row.at or 0.0) > fresh and row.steps}
 
     def pool_of(self, instance: str) -> str:
@@ -85,11 +85,11 @@ class CloudStack:
         box.recommend_rebalance(instance)
 
     def events(self, job: str, kind: str) -> list[EventRow]:
-        return [event for event in self.client.events(job) if event.kind == kind]
+        return [event for event in self.client.job(job).events() if event.kind == kind]
 
     def since(self, job: str, instance: str) -> dict[str, float]:
         """Return when a machine first entered each of its states for the job."""
-        (lane,) = (row for row in self.client.machines(job) if row.instance == instance)
+        (lane,) = (row for row in self.client.job(job).machines() if row.instance == instance)
         return {span.state: span.since for span in reversed(lane.spans)}
 
     def offered(self, pool: str) -> set[float]:

@@ -42,10 +42,10 @@ class CountedJob:
     def finish(self) -> None:
         """Wait for the end; fail unless every sample was applied exactly once."""
         self._hold.unlink()
-        job = self._client.wait(self.id, FINISH_SECONDS)
+        job = self._client.job(self.id).wait(FINISH_SECONDS)
         assert job.state == "succeeded", job.reason
         report = CountReport()
-        model = self._client.download(self.id, self._folder / "model.safetensors")
+        model = self._client.job(self.id).download(self._folder / "model.safetensors")
         report.count(load_file(model)["count"], self._epochs)
         assert report.passed, "\n".join(report.describe_counts())
         assert report.samples_applied == report.samples_expected > 0

@@ -189,12 +189,12 @@ class AuditedJob:
     def finish(self, report: CountReport, folder: Path) -> None:
         """Wait for the job and count samples. Raises :class:`StackError` if it did not succeed."""
         self._hold.unlink()
-        job = self.client.wait(self.id, FINISH_SECONDS)
+        job = self.client.job(self.id).wait(FINISH_SECONDS)
         report.updates_applied = job.totals.updates
         report.updates_rejected = sum(job.totals.rejected.values())
         if job.state != "succeeded":
             raise StackError(f"the job {job.state}: {job.reason}")
-        model = self.client.download(self.id, folder / "model.safetensors")
+        model = self.client.job(self.id).download(folder / "model.safetensors")
         report.count(load_file(model)["count"], self._epochs)
 
     def keep_evidence(self, report: CountReport, folder: Path) -> None:

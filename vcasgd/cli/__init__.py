@@ -10,8 +10,7 @@
 ``fleet``      workers, instances, pools, evict
 ``join``       joins a stack elsewhere with this machine
 ``money``      plan, cost, and the confirmation before a job costs money
-``watch``      the state of a job over time
-``progress``   the live view of a job
+``follow``     a job's progress on a terminal
 ``demo``       a complete run in about a minute
 ``interrupts`` signals during the demo
 """

@@ -18,12 +18,11 @@ import typer
 from rich.console import Console
 
 import vcasgd
+from vcasgd.cli.follow import JobStatus, follow, statuses
 from vcasgd.cli.interrupts import CommandInterrupted, Interrupts
 from vcasgd.cli.jobfile import load_job
 from vcasgd.cli.output import Json, err, out, percent, show_json
-from vcasgd.cli.progress import follow, summary_line
 from vcasgd.cli.stack import ReadyPrinter, StoreNodes
-from vcasgd.cli.watch import JobStatus, Watch, accuracy
 from vcasgd.client import Client
 from vcasgd.errors import ApiError, StackError
 from vcasgd.schemas.fleet import WorkerRow
@@ -63,7 +62,7 @@ class Summary:
     @classmethod
     def of(cls, job: JobView, seconds: float, model: Path) -> Summary:
         return cls(
-            accuracy=accuracy(job) or 0.0,
+            accuracy=job.accuracy or 0.0,
             seconds=round(seconds, 1),
             updates_applied=job.totals.updates,
             staleness_mean=job.totals.staleness_mean,
@@ -192,13 +191,13 @@ class _Demo:
             spec = load_job(_example() / "demo.yaml")
             job = client.submit_directory(spec, idempotency_key=uuid.uuid4().hex)
             self._print(f"submitted {job.id} to {url}")
-            statuses = _bounded(Watch(client, job.id).statuses())
-            view = follow(statuses, self._console, Faults(client))
+            bounded = _bounded(statuses(client, job.id))
+            view = follow(bounded, self._console, Faults(client))
             if view.state != "succeeded":
                 raise StackError(
                     f"the demo's job {view.state}: {view.reason}", traceback=view.traceback
                 )
-            client.download(view.id, model)
+            client.job(view.id).download(model)
         return url, Summary.of(view, time.monotonic() - self._started, model)
 
     def _report(self, summary: Summary, url: str, *, keep: bool, as_json: bool) -> None:
@@ -223,12 +222,12 @@ class _Demo:
         self._console.print(text)
 
 
-def _bounded(statuses: Iterator[JobStatus]) -> Iterator[JobStatus]:
+def _bounded(found: Iterator[JobStatus]) -> Iterator[JobStatus]:
     deadline = time.monotonic() + LIMIT_SECONDS
-    for status in statuses:
+    for status in found:
         if time.monotonic() > deadline and not status.job.over:
             raise StackError(
-                f"the demo's job did not end within {LIMIT_SECONDS:.0f} s: {summary_line(status)}",
+                f"the demo's job did not end within {LIMIT_SECONDS:.0f} s: {status}",
                 remedy="try again while this machine is less busy",
             )
         yield status

@@ -69,7 +69,11 @@ def workers(
 ) -> None:
     """List workers and their current activity."""
     with open_client(url, token) as client:
-        show_rows(client.workers(job), _WORKERS, as_json=as_json)
+        show_rows(
+            client.workers() if job is None else client.job(job).workers(),
+            _WORKERS,
+            as_json=as_json,
+        )
 
 
 def instances(as_json: Json = False, url: Url = None, token: Token = None) -> None:

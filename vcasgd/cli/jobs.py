@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from vcasgd.cli.connection import Token, Url, open_client
+from vcasgd.cli.follow import event_line, statuses
+from vcasgd.cli.follow import follow as show_progress
 from vcasgd.cli.jobfile import load_job, parse_changes, show_warnings
 from vcasgd.cli.money import Changes, confirm
 from vcasgd.cli.output import (
@@ -27,9 +29,6 @@ from vcasgd.cli.output import (
     show_traceback,
     size,
 )
-from vcasgd.cli.progress import event_line
-from vcasgd.cli.progress import follow as show_progress
-from vcasgd.cli.watch import Watch, accuracy, epoch
 from vcasgd.client import Client
 from vcasgd.schemas.history import EventRow, LogRow
 from vcasgd.schemas.jobs import JobView, TrafficView, TunedView
@@ -159,7 +158,7 @@ def events(
 ) -> None:  # fmt: skip
     """Print the events of a job. With --json --follow, print one object per line."""
     with open_client(url, token) as client, _interruptible(job):
-        stream = client.events(job, follow=following)
+        stream = client.job(job).events(follow=following)
         if as_json:
             _show_stream(stream, following)
             return
@@ -173,7 +172,7 @@ def logs(
 ) -> None:  # fmt: skip
     """Print the output of a job's workers. With --json --follow, print one object per line."""
     with open_client(url, token) as client, _interruptible(job):
-        stream = client.logs(job, follow=following)
+        stream = client.job(job).logs(follow=following)
         if as_json:
             _show_stream(stream, following)
             return
@@ -184,7 +183,7 @@ def logs(
 def pause(job: JobName, url: Url = None, token: Token = None) -> None:
     """Pause a job. Its workers stop; its progress is kept."""
     with open_client(url, token) as client:
-        _show_state(client.pause(job))
+        _show_state(client.job(job).pause())
 
 
 def resume(
@@ -197,7 +196,7 @@ def resume(
 ) -> None:
     """Resume a paused job."""
     with open_client(url, token) as client:
-        _show_state(client.resume(job, max_cost_usd))
+        _show_state(client.job(job).resume(max_cost_usd))
 
 
 def set_fields(
@@ -211,14 +210,14 @@ def set_fields(
     """Change the priority or the weight of a job that has not ended."""
     fields = parse_changes(changes)
     with open_client(url, token) as client:
-        spec = client.change(job, **fields).spec
+        spec = client.job(job).change(**fields).spec
         out.print(f"{job}: priority {priority_text(spec.priority, spec.weight)}")
 
 
 def cancel(job: JobName, url: Url = None, token: Token = None) -> None:
     """Cancel a job permanently. Its checkpoints are kept."""
     with open_client(url, token) as client:
-        _show_state(client.cancel(job))
+        _show_state(client.job(job).cancel())
 
 
 def delete(
@@ -231,14 +230,14 @@ def delete(
     with open_client(url, token) as client:
         if not yes:
             typer.confirm(f"Delete {job} with its checkpoints and model?", abort=True, err=True)
-        client.delete(job)
+        client.job(job).delete()
         out.print(f"{job} is deleted", highlight=False)
 
 
 def checkpoints(job: JobName, as_json: Json = False, url: Url = None, token: Token = None) -> None:
     """List the checkpoints of a job."""
     with open_client(url, token) as client:
-        show_rows(client.checkpoints(job), _CHECKPOINTS, as_json=as_json)
+        show_rows(client.job(job).checkpoints(), _CHECKPOINTS, as_json=as_json)
 
 
 def download(
@@ -263,8 +262,8 @@ def download(
 ) -> None:
     """Download the trained model or a checkpoint: a safetensors file, or a PEFT adapter."""
     with open_client(url, token) as client:
-        path = client.download(
-            job, to, checkpoint, trained_only=trained_only, working_dir=working_dir
+        path = client.job(job).download(
+            to, checkpoint, trained_only=trained_only, working_dir=working_dir
         )
         out.print(str(path))
 
@@ -287,13 +286,13 @@ def track(
     The next export of the same job continues where this one ends.
     """
     with open_client(url, token) as client, _interruptible(job):
-        place = client.track(job, to, folder=folder, project=project, follow=following)
+        place = client.job(job).track(to, folder=folder, project=project, follow=following)
         out.print(place)
 
 
 def _follow(client: Client, job: str) -> None:
     with _interruptible(job):
-        view = show_progress(Watch(client, job).statuses(), out)
+        view = show_progress(statuses(client, job), out)
     out.print(_conclusion(view))
     if view.state != "succeeded":
         reason = view.reason or "no reason given"
@@ -368,9 +367,9 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("priority", priority_text(view.spec.priority, view.spec.weight)),
         ("submitted", ago(view.created_at)),
         ("took", duration(view.ended_at - view.created_at) if view.ended_at else None),
-        ("epoch", f"{epoch(view)} of {progress.epochs_text} ({progress.fraction:.0%})"),
+        ("epoch", f"{view.epoch} of {progress.epochs_text} ({progress.fraction:.0%})"),
         ("evaluated", view.evaluations[-1].place if view.evaluations else None),
-        ("accuracy", percent(accuracy(view))),
+        ("accuracy", percent(view.accuracy)),
         ("best", view.best),
         ("updates", totals.updates),
         ("staleness", f"mean {totals.staleness_mean:.2f}, max {totals.staleness_max}"),

@@ -87,7 +87,7 @@ def cost(
 ) -> None:
     """Show a job's cost so far, its on-demand equivalent, and the waste."""
     with open_client(url, token) as client:
-        costs = client.cost(job)
+        costs = client.job(job).cost()
     if as_json:
         show_json(costs)
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vcasgd.client.following import PATIENCE_SECONDS, SILENCE_SECONDS, messages
-from vcasgd.client.job import Job, JobCalls
+from vcasgd.client.job import Job
 from vcasgd.client.secret_values import check_secret_files, read_secrets
 from vcasgd.client.transport import FILE_SECONDS, PAGE, Transport, path_of
 from vcasgd.errors import NotFound
@@ -20,6 +20,7 @@ from vcasgd.schemas.fleet import (
     ServerRow,
     StatusView,
     StoreView,
+    WorkerRow,
 )
 from vcasgd.schemas.jobs import Validation
 from vcasgd.schemas.stream import (
@@ -48,7 +49,7 @@ _STREAM_DATA: dict[str, type[JobBrief | FleetBrief | MachinesBrief | StoreBrief 
 }
 
 
-class Client(JobCalls):
+class Client:
     """Connection to one API. Threads may share it; close it, or use it in a ``with`` statement.
 
     Every method raises :class:`~vcasgd.errors.ApiError` if the API does not answer,
@@ -65,7 +66,7 @@ class Client(JobCalls):
         ``ca_file``: PEM file with the certificate of the API, or of its authority; by default
         ``VCASGD_CA_FILE``. Raises :class:`~vcasgd.errors.SpecError` if it can't be read.
         """
-        super().__init__(Transport(url, token, timeout, ca_file or load_settings().ca_file))
+        self._api = Transport(url, token, timeout, ca_file or load_settings().ca_file)
 
     def __repr__(self) -> str:
         return f"Client({self._api.url!r})"
@@ -102,7 +103,7 @@ class Client(JobCalls):
         body = {"spec": spec.model_dump(mode="json"), "package": self.upload(package)}
         if values:
             body["secrets"] = values
-        return self._bound(self._api.post(Job, "jobs", body, headers=headers))
+        return self._api.post(Job, "jobs", body, headers=headers).bound(self._api)
 
     def submit_directory(
         self,
@@ -127,10 +128,14 @@ class Client(JobCalls):
             self._api.call("PUT", f"packages/{digest}", content=package, timeout=FILE_SECONDS)
         return digest
 
+    def job(self, job: str) -> Job:
+        """Return a job."""
+        return self._api.get(Job, path_of("jobs", job)).bound(self._api)
+
     def jobs(self, state: str | None = None, limit: int | None = None) -> list[Job]:
         """Return jobs, newest first; all of them without a ``limit``."""
         pages = self._api.linked_pages(Job, "jobs", limit=min(limit or PAGE, PAGE), state=state)
-        return [self._bound(job) for job in islice(pages, limit)]
+        return [job.bound(self._api) for job in islice(pages, limit)]
 
     def validate(self, text: str) -> Validation:
         """Check the text of a job file. This submits nothing."""
@@ -202,7 +207,7 @@ class Client(JobCalls):
         """Yield the state of the platform, and then its changes and events, indefinitely.
 
         ``after`` is the ID of an earlier entry: events after it are included. Broken connections
-        are resumed as for :meth:`events`. ``silence``: seconds without data after which a
+        are resumed as for :meth:`Job.events`. ``silence``: seconds without data after which a
         connection counts as broken.
         """
         stream = self._api.event_stream("stream")
@@ -225,6 +230,10 @@ class Client(JobCalls):
     def instances(self) -> list[InstanceRow]:
         """Return the machines, as the controller last observed them."""
         return self._api.get(list[InstanceRow], "instances")
+
+    def workers(self) -> list[WorkerRow]:
+        """Return the last heartbeats of the workers of all active jobs."""
+        return self._api.get(list[WorkerRow], "workers")
 
     def pools(self) -> list[PoolRow]:
         """Return the pools of machines, as the controller last observed them."""

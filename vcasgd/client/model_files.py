@@ -8,7 +8,7 @@ the names in a base's files don't matter.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +71,7 @@ class StoredModel:
         return {name: each for name, each in loaded.items() if not name.startswith(_PREFIX)}
 
 
-def finish(file: Path, target: Path, spec: Callable[[], JobSpec], working_dir: Path | None) -> Path:
+def finish(file: Path, target: Path, spec: JobSpec, working_dir: Path | None) -> Path:
     """Turn a downloaded checkpoint into what other libraries open, and return its path.
 
     This is a folder for a PEFT adapter, and otherwise the file ``target``, with the base. ``file``
@@ -83,7 +83,7 @@ def finish(file: Path, target: Path, spec: Callable[[], JobSpec], working_dir: P
     if model.adapter is not None:
         folder = target.with_suffix("") if target.suffix == ".safetensors" else target
         return write_adapter(model, folder)
-    return write_complete(model, spec(), target, working_dir)
+    return write_complete(model, spec, target, working_dir)
 
 
 def write_adapter(model: StoredModel, folder: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, SecretStr
 
@@ -171,9 +171,16 @@ class JobView(Schema):
         """True if the job has ended."""
         return self.state.over
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the job as the API's JSON has it."""
-        return self.model_dump(mode="json")
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy in the newest evaluation."""
+        return self.evaluations[-1].metrics.get("accuracy") if self.evaluations else None
+
+    @property
+    def epoch(self) -> int:
+        """Number of the current epoch, from 1."""
+        current = self.progress.finished_epochs + 1
+        return current if self.progress.epochs is None else min(current, self.progress.epochs)
 
     def _repr_html_(self) -> str:
         """Return the job as an HTML table, for notebooks."""

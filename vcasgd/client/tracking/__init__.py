@@ -1,6 +1,65 @@
 """Export of a job's history to experiment trackers. Each tracker has a module of its own."""
 
-from vcasgd.client.tracking.points import new_points, worker_points
-from vcasgd.client.tracking.registry import open_tracker, tracker_kind
+from __future__ import annotations
 
-__all__ = ["new_points", "open_tracker", "tracker_kind", "worker_points"]
+import importlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vcasgd.client.tracking.base import Tracker
+from vcasgd.client.tracking.points import new_points, worker_points
+from vcasgd.errors import SpecError
+from vcasgd.spec.track import TrackerKind
+
+if TYPE_CHECKING:
+    from vcasgd.client.job import Job
+
+#: Points of a long history; TensorBoard itself shows a thousand of each curve.
+HISTORY_POINTS = 5000
+#: Points that are written before their position.
+POINTS_AT_ONCE = 500
+#: Seconds between two readings of new points.
+REFRESH_SECONDS = 2.0
+#: Seconds between two points of the workers' own metrics.
+SYSTEM_SECONDS = 10.0
+
+
+def export(job: Job, to: str, folder: Path, project: str, *, follow: bool) -> str:
+    """Export a job's history to a tracker. See :meth:`vcasgd.client.Job.track`."""
+    tracker, ended = _open(to, job, folder, project), None
+    next_system = 0.0
+    try:
+        while True:
+            rows = job.metrics(tracker.position.point, points=HISTORY_POINTS)
+            new = list(new_points(rows, job.evaluations, tracker.position))
+            for first in range(0, len(new), POINTS_AT_ONCE):
+                tracker.log(new[first : first + POINTS_AT_ONCE])
+            ended = job if job.over else None
+            if ended or not follow:
+                return tracker.place
+            if time.monotonic() >= next_system:
+                next_system = time.monotonic() + SYSTEM_SECONDS
+                if used := worker_points(job.workers(), job, tracker.position):
+                    tracker.log(used)
+            time.sleep(REFRESH_SECONDS)
+            job = job.refreshed()
+    finally:
+        tracker.close(ended)
+
+
+def _open(to: str, job: Job, folder: Path, project: str) -> Tracker:
+    """Open the run of a job in a tracker; create it unless it exists."""
+    if to not in list(TrackerKind):
+        known = ", ".join(TrackerKind)
+        raise SpecError(
+            f"to: there is no tracker {to!r}", remedy=f"choose from {known}", field="to"
+        )
+    module = f"vcasgd.client.tracking.to_{to}"
+    try:
+        opened: Tracker = importlib.import_module(module).open_run(job, folder / job.id, project)
+    except ImportError as error:
+        raise SpecError(
+            f"{error.name} is not installed", remedy=f"pip install 'vcasgd[{to}]'", field="to"
+        ) from error
+    return opened
