@@ -219,7 +219,7 @@ def test_command_that_the_state_forbids_is_a_conflict(
     job = api.submit()
 
     with pytest.raises(Conflict, match=f"{job} is starting") as caught:
-        getattr(client, command)(job)
+        getattr(client.job(job), command)()
     assert caught.value.remedy
 
 

@@ -87,8 +87,9 @@ def _asked_by_the_sdk(operations: Iterable[tuple[str, str]], folder: Path) -> se
             (method, {name: given[name] for name in inspect.signature(method).parameters
                       if name in given})
             for owner in (client, client.job("j"))
-            for name, method in inspect.getmembers(owner, inspect.ismethod)
+            for name in vars(type(owner))
             if name not in ("close", "evict", "bound") and not name.startswith("_")
+            and inspect.ismethod(method := getattr(owner, name))
         ]  # fmt: skip
         calls += [(client.evict, {"worker": "w"}), (client.evict, {"instance": "i"})]
         calls.append((client.job("j").download, {"path": folder, "checkpoint": "c"}))
