@@ -25,10 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from benchmarks.simulation.job import Conditions, Simulation
-from benchmarks.simulation.lives import Life, always
-from benchmarks.simulation.worker import SimulatedInterval, SimulatedWorker
 from strangers import EPOCHS, HOSTILE, OWNERS, ROOT
+from vcasgd.fleet.presence import Life, always
 from vcasgd.learning.repetition import (
     DIFFERENT,
     DIFFERENT_STATE,
@@ -36,6 +34,8 @@ from vcasgd.learning.repetition import (
     update_difference,
 )
 from vcasgd.parameter_server.repetitions import ONE_IN
+from vcasgd.simulation.job import Conditions, Simulation
+from vcasgd.simulation.worker import SimulatedInterval, SimulatedWorker
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.header import Header
 from vcasgd.task.task import Task

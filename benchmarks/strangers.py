@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from benchmarks.simulation.job import Conditions, Simulation
-from benchmarks.simulation.lives import always
-from benchmarks.simulation.worker import SimulatedWorker
+from vcasgd.fleet.presence import always
 from vcasgd.learning.screening import Measure, Screening, Sketcher
+from vcasgd.simulation.job import Conditions, Simulation
+from vcasgd.simulation.worker import SimulatedWorker
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.header import Header
 from vcasgd.worker.interval import Base

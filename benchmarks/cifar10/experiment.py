@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.simulation.job import Conditions, Point, Simulation
-from benchmarks.simulation.lives import machines
+from vcasgd.fleet.presence import machines
+from vcasgd.simulation.job import Conditions, Point, Simulation
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import load_task
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from experiment import HERE, Row, read_rows, run
 
-from benchmarks.simulation.job import Point
+from vcasgd.simulation.job import Point
 
 RESULTS = HERE.parent / "results" / "cifar10.jsonl"
 

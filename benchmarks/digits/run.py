@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.simulation.job import Conditions, Outcome, Simulation
-from benchmarks.simulation.lives import always
+from vcasgd.fleet.presence import always
+from vcasgd.simulation.job import Conditions, Outcome, Simulation
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import load_task
 

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from plain import train
 
-from benchmarks.simulation.job import Conditions, Simulation
-from benchmarks.simulation.lives import Life, always, lives
-from vcasgd.chaos.scenario import read_counts
+from vcasgd.fleet.presence import Life, always, lives, read_counts
+from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.spec.job import JobSpec, load_job_mapping
 from vcasgd.task.task import Task, load_task
 

@@ -27,8 +27,8 @@ from columns import DATA, HERE, make_task
 from plain import train
 from rows import Row, code, package_code
 
-from benchmarks.simulation.job import Conditions, Simulation
-from benchmarks.simulation.lives import always
+from vcasgd.fleet.presence import always
+from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.stability import LIMIT
 from vcasgd.spec.update import RULES

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.measure.goodput import GoodputFigures, MachineLife, Observations
-from benchmarks.simulation.lives import machines
 from vcasgd.chaos.killers import Killer, await_result
 from vcasgd.client import Client
 from vcasgd.errors import StackError, StoreError
+from vcasgd.fleet.presence import machines
 from vcasgd.fleet.providers.base import Instance
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings

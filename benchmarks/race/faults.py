@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from benchmarks.simulation.lives import machines
 from links import LinkSpeed
+from vcasgd.fleet.presence import machines
 
 SLOW = LinkSpeed(mbit=100.0, delay_ms=25.0)
 TRACES = Path(__file__).resolve().parents[1] / "cifar10" / "traces"

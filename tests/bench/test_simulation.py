@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import vcasgd
-from benchmarks.simulation.job import Conditions, Outcome, Simulation
-from benchmarks.simulation.lives import Life, always, lives
 from vcasgd.errors import SpecError
+from vcasgd.fleet.presence import Life, always, lives
 from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.simulation.job import Conditions, Outcome, Simulation
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker.member import OVERLAP_FROM
 

@@ -290,6 +290,7 @@ def test_text_of_workers_is_printed_as_data(run: Run, api: Api) -> None:
         ("workers", job),
         ("instances",),
         ("logs", job),
+        ("top", "--once"),
     ):
         shown = stdout_of(run(*command))
         assert not {"\x1b", "\x07", "\u202e"} & set(shown), command

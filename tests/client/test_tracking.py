@@ -158,7 +158,7 @@ def test_an_unknown_tracker_is_refused(client: Client, job: str, tmp_path: Path)
     with pytest.raises(SpecError) as caught:
         client.job(job).track("notebook", folder=tmp_path)
 
-    assert caught.value.remedy == "choose from tensorboard, mlflow, wandb"
+    assert caught.value.remedy == "choose from tensorboard, mlflow, wandb, trackio"
 
 
 def test_a_late_evaluation_is_exported_once_and_in_order() -> None:
@@ -260,3 +260,22 @@ def wandb_history(path: Path) -> Iterator[dict[str, Any]]:
             yield {
                 each.key or "/".join(each.nested_key): json.loads(each.value_json) for each in items
             }
+
+
+@pytest.mark.extended
+def test_trackio_gets_each_point_once(
+    api: Api, client: Client, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    trackio = pytest.importorskip("trackio", reason="needs pip install 'vcasgd[trackio]'")
+
+    client.track(job, "trackio", folder=tmp_path)
+    add_point(api, job, 5)
+    for _ in range(2):
+        client.track(job, "trackio", folder=tmp_path)
+
+    rows = trackio.SQLiteStorage.get_logs("vcasgd", job)
+    assert [row["step"] for row in rows if "train/loss" in row] == [5, 10, 20, 25]
+    assert [(row["step"], row["validation/top5"]) for row in rows if "validation/top5" in row] == [
+        (10, 0.75)
+    ]

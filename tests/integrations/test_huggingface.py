@@ -15,11 +15,11 @@ from support.repeated import Machine, assert_not_repeated
 from torch import nn
 from torch.utils.data import SequentialSampler
 
-from benchmarks.simulation.job import Conditions, Simulation
-from benchmarks.simulation.lives import always
 from vcasgd.errors import SpecError
+from vcasgd.fleet.presence import always
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.training import batches, train
+from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import Task, load_task
 

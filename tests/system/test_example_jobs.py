@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.simulation.job import Conditions, Outcome, Simulation
-from benchmarks.simulation.lives import always
+from vcasgd.fleet.presence import always
 from vcasgd.learning.layout import Layout
+from vcasgd.simulation.job import Conditions, Outcome, Simulation
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import load_task
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +13,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_vali
 
 from vcasgd.chaos.network import Direction
 from vcasgd.errors import SpecError
+from vcasgd.fleet.presence import read_counts
 from vcasgd.spec.duration import Duration
 from vcasgd.spec.problems import spec_error
 from vcasgd.spec.strict import StrictModel
@@ -274,20 +274,3 @@ def shortfalls(
           f"{injection.max_pause:g} s" for injection, pause in pauses
           if pause > injection.max_pause),
     ]  # fmt: skip
-
-
-def read_counts(path: Path, most: int) -> tuple[list[int], float]:
-    """Read the number of machines over time, capped at ``most``, and the interval in seconds.
-
-    The file is JSON, ``{"metadata": {"gap_seconds": 300}, "data": [4, 4, 2, …]}``. Raises
-    :class:`SpecError` if it is not.
-    """
-    try:
-        content = json.loads(path.read_text())
-        gap = float(content["metadata"]["gap_seconds"])
-        counts = [min(int(count), most) for count in content["data"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SpecError(f"trace: {path} can't be read: {error!r}", field="trace") from error
-    if not counts or not max(counts) or not gap > 0:
-        raise SpecError(f"trace: {path} contains no machines", field="trace")
-    return counts, gap

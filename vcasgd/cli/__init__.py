@@ -9,8 +9,10 @@
 ``jobs``       submit, follow, and the other commands for jobs
 ``fleet``      workers, instances, pools, evict
 ``join``       joins a stack elsewhere with this machine
+``top``        a live overview of the fleet
 ``money``      plan, cost, and the confirmation before a job costs money
 ``follow``     a job's progress on a terminal
+``simulate``   a simulated job in this process
 ``demo``       a complete run in about a minute
 ``interrupts`` signals during the demo
 """

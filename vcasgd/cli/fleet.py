@@ -10,6 +10,7 @@ import typer
 
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.output import Columns, Json, ago, duration, out, show_json, show_rows, size
+from vcasgd.cli.top import top
 from vcasgd.errors import FleetError
 
 #: Seconds for the controller's next round, and for the provider's answer.
@@ -50,7 +51,7 @@ _POOLS: Columns = {
 
 
 def register(app: typer.Typer) -> None:
-    for command in (workers, instances, pools, evict):
+    for command in (top, workers, instances, pools, evict):
         app.command(rich_help_panel="Fleet")(command)
 
 

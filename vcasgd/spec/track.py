@@ -19,6 +19,7 @@ class TrackerKind(StrEnum):
     TENSORBOARD = "tensorboard"
     MLFLOW = "mlflow"
     WANDB = "wandb"
+    TRACKIO = "trackio"
 
 
 class Track(StrictModel):
@@ -28,7 +29,7 @@ class Track(StrictModel):
     project: str = Field(
         default=PROJECT,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]{0,99}$",
-        description="project of W&B, or experiment of MLflow",
+        description="project of W&B and Trackio, or experiment of MLflow",
     )
 
 

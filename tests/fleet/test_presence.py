@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.simulation.lives import always, lives
-from vcasgd.chaos.scenario import read_counts
 from vcasgd.errors import SpecError
+from vcasgd.fleet.presence import always, lives, read_counts
 
 
 def test_lives_match_the_counts() -> None:

@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import dataclass, replace
 
-from benchmarks.simulation.lives import Life
+from vcasgd.fleet.presence import Life
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import encode_integers
 from vcasgd.worker.interval import Base

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vcasgd.chaos.scenario import read_counts
+from vcasgd.errors import SpecError
 
 
 @dataclass(frozen=True)
@@ -52,3 +53,20 @@ def lives(counts: Sequence[int], gap: float, seed: int) -> list[Life]:
         [*ended, *(Life(start, len(counts) * gap) for start in alive)],
         key=lambda life: (life.start, life.stop),
     )
+
+
+def read_counts(path: Path, most: int) -> tuple[list[int], float]:
+    """Read the number of machines over time, capped at ``most``, and the interval in seconds.
+
+    The file is JSON, ``{"metadata": {"gap_seconds": 300}, "data": [4, 4, 2, …]}``. Raises
+    :class:`SpecError` if it is not.
+    """
+    try:
+        content = json.loads(path.read_text())
+        gap = float(content["metadata"]["gap_seconds"])
+        counts = [min(int(count), most) for count in content["data"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SpecError(f"trace: {path} can't be read: {error!r}", field="trace") from error
+    if not counts or not max(counts) or not gap > 0:
+        raise SpecError(f"trace: {path} contains no machines", field="trace")
+    return counts, gap

@@ -24,12 +24,12 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.simulation.lives import Life
-from benchmarks.simulation.worker import Fetched, SimulatedInterval, SimulatedWorker
 from vcasgd.errors import InvalidUpdate, NonFiniteLoss, SpecError
+from vcasgd.fleet.presence import Life
 from vcasgd.learning.rules import make_rule
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.parameter_server.round_members import RoundMembers
+from vcasgd.simulation.worker import Fetched, SimulatedInterval, SimulatedWorker
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.published_steps import path

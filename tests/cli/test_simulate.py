@@ -1,0 +1,83 @@
+"""``vcasgd simulate``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from vcasgd.cli.app import app
+
+JOB = str(Path(__file__).parents[2] / "examples" / "digits" / "job.yaml")
+SHORT = ["--set", "epochs=1", "--set", "subtasks_per_epoch=15", "--set", "update.rule=vc-asgd"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Use one thread; batches this small are slower on several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_simulate_trains_a_job() -> None:
+    result = CliRunner().invoke(app, ["simulate", JOB, *SHORT, "--json"])
+
+    assert result.exit_code == 0, result.stderr
+    outcome = json.loads(result.stdout)
+    assert outcome["updates"] == 15
+    assert 1 < outcome["staleness_mean"] <= 4
+    assert outcome["machines_lost"] == 0
+    assert outcome["points"][-1]["metrics"]["accuracy"] > 0.5
+    assert result.stderr.startswith("epoch 1 ")
+
+
+def test_simulate_follows_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [4, 2, 3, 0, 4] * 9}))
+    arguments = ["--trace", str(trace), "--faster", "3000"]
+
+    result = CliRunner().invoke(app, ["simulate", JOB, *SHORT, *arguments])
+
+    assert result.exit_code == 0, result.stderr
+    facts = dict(line.split("  ", 1) for line in result.stdout.splitlines())
+    assert int(facts["machines lost"]) > 0
+    assert facts["updates"].strip().startswith("15,")
+
+
+def test_simulate_names_an_invalid_field() -> None:
+    result = CliRunner().invoke(app, ["simulate", JOB, "--set", "update.alpha=2"])
+
+    assert result.exit_code == 1
+    assert "update.alpha" in result.stderr
+
+
+def test_simulate_accepts_machines_of_different_speeds() -> None:
+    alike, unlike = (
+        CliRunner().invoke(app, ["simulate", JOB, *SHORT, "--json", *arguments])
+        for arguments in ([], ["--speed-range", "4"])
+    )
+
+    assert unlike.exit_code == 0, unlike.stderr
+    assert json.loads(unlike.stdout)["seconds"] != json.loads(alike.stdout)["seconds"]
+
+
+def test_divergence_is_shown() -> None:
+    result = CliRunner().invoke(
+        app, ["simulate", JOB, *SHORT, "--set", "args.learning_rate=1.0e+30"]
+    )
+
+    assert result.exit_code == 0, result.stderr
+    assert "diverged" in result.stdout
+
+
+def test_faster_option_requires_a_trace() -> None:
+    result = CliRunner().invoke(app, ["simulate", JOB, "--faster", "10"])
+
+    assert result.exit_code == 1
+    assert "--faster" in result.stderr

@@ -1,0 +1,211 @@
+"""Sweeps over fields of a job file, and comparison of jobs, against a real API."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.api_harness import Api, spec
+from support.waiting import PATIENCE
+from typer.testing import CliRunner
+
+from vcasgd.cli import app
+from vcasgd.client import Client
+from vcasgd.client import sweep_run as sweeps
+from vcasgd.client.comparison import compare
+from vcasgd.client.sweep import Axis, below_median, best_qualities, grid, sample
+from vcasgd.client.sweep_run import Sweep, SweepOptions
+from vcasgd.errors import SpecError
+from vcasgd.spec.job import JobSpec
+from vcasgd.spec.stop import Metric
+from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.leases import Lease, WorkKind
+
+#: Seconds between two evaluations of a job; several looks of a sweep.
+STEP_SECONDS = 0.25
+JOB_FILE = "{name: digits, task: 'train:Digits', epochs: 3, subtasks_per_epoch: 5, args: {lr: 1}}"
+
+
+class TestTrials:
+    def test_a_grid_has_all_combinations(self) -> None:
+        axes = [Axis.parse("args.lr=0.1, 0.01"), Axis.parse("args.sizes=[1,2],[3]")]
+
+        assert grid(axes) == [
+            ("args.lr=0.1", "args.sizes=[1,2]"),
+            ("args.lr=0.1", "args.sizes=[3]"),
+            ("args.lr=0.01", "args.sizes=[1,2]"),
+            ("args.lr=0.01", "args.sizes=[3]"),
+        ]
+
+    def test_draws_are_different_within_their_ranges_and_repeatable(self) -> None:
+        axes = [Axis.parse(f"{name}={name}(0.001,10)") for name in ("log", "uniform", "int")]
+        axes.append(Axis.parse("codec=int8,float32"))
+
+        drawn = sample(axes, 50, seed=1)
+
+        assert drawn == sample(axes, 50, seed=1) != sample(axes, 50, seed=2)
+        assert len(set(drawn)) == 50
+        rows = [dict(change.split("=") for change in trial) for trial in drawn]
+        assert all(0.001 <= float(row["log"]) <= 10 and 1 <= int(row["int"]) <= 10 for row in rows)
+        assert sum(float(row["log"]) < 0.1 for row in rows) > 10, "as many in each decade"
+        assert {row["codec"] for row in rows} == {"int8", "float32"}
+        assert len(sample([Axis.parse("a=1,2")], 50, seed=0)) == 2, "there are no more"
+
+    @pytest.mark.parametrize(
+        "text", ["lr", "=1", "lr=", "lr=log(0,1)", "lr=uniform(2,1)", "lr=int(a,b)"]
+    )
+    def test_an_invalid_axis_is_refused(self, text: str) -> None:
+        with pytest.raises(SpecError, match="--over"):
+            Axis.parse(text)
+
+    def test_a_range_needs_draws_and_a_grid_is_bounded(self) -> None:
+        with pytest.raises(SpecError, match="a range has no combinations"):
+            grid([Axis.parse("lr=log(0.1,1)")])
+        with pytest.raises(SpecError, match="1600 combinations are too many"):
+            grid([Axis("a", ("1",) * 40), Axis("b", ("1",) * 40)])
+
+
+class TestEarlyStopping:
+    def test_a_job_below_the_median_of_the_same_time_stops(self) -> None:
+        jobs = {"good": [0.5, 0.9], "fair": [0.4, 0.8], "bad": [0.1], "early": []}
+
+        assert below_median(jobs, after=1) == ["bad"]
+        assert below_median(jobs, after=2) == []
+
+    def test_two_jobs_have_no_median(self) -> None:
+        assert below_median({"good": [0.9], "bad": [0.1]}, after=1) == []
+
+
+@contextmanager
+def training(api: Api) -> Iterator[None]:
+    """Run all jobs as the platform does: each evaluation measures the job's learning rate."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(STEP_SECONDS):
+            for job in api.jobs.all(tuple(state for state in JobState if not state.over)):
+                _advance(api, job.id, job.spec, len(job.evaluations), job.state)
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(work)
+        try:
+            yield
+        finally:
+            ended.set()
+            running.result(PATIENCE)
+
+
+def _advance(api: Api, job: str, of: JobSpec, done: int, state: JobState) -> None:
+    if state is JobState.STARTING:
+        api.start_job(job)
+    elif done == of.epochs:
+        api.finish(job)
+    else:
+        api.account(job, 10 * (done + 1), done + 1)
+        lease = api.leases(job).acquire(WorkKind.EVALUATE)
+        result = {"version": 10 * (done + 1), "metrics": {"loss": of.args["lr"] / (done + 1)},
+                  "worker": "w-1", "seconds": 1.0, "at": 1.0}  # fmt: skip
+        if isinstance(lease, Lease):  # The job was canceled meanwhile otherwise.
+            api.leases(job).report_evaluation(lease, result)
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text("")
+    return folder
+
+
+def trials(code: Path, *rates: float) -> dict[tuple[str, ...], JobSpec]:
+    return {
+        (f"args.lr={rate}",): spec(epochs=3, args={"lr": rate}, working_dir=str(code))
+        for rate in rates
+    }
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "POLL_SECONDS", 0.02)
+
+
+def test_the_worst_job_ends_early_and_the_best_one_is_first(
+    api: Api, client: Client, code: Path
+) -> None:
+    options = SweepOptions("s", at_once=5, early_stop=1, metric=Metric(name="loss", mode="min"))
+    lines: list[str] = []
+
+    with training(api):
+        jobs = Sweep(client, trials(code, 1, 2, 3, 4, 50), options, lines.append).run()
+
+    states = {job.spec.args["lr"]: job.state for job in jobs}
+    assert states[1] == "succeeded"
+    assert states[50] == "cancelled"
+    assert any("worse than the median" in line for line in lines)
+    rows = compare(jobs)
+    assert rows[0]["differences"] == {"args.lr": 1}
+    assert (rows[0]["metric"], rows[0]["best"]) == ("loss", pytest.approx(1 / 3))
+    assert rows[0]["best"] == min(row["best"] for row in rows)
+    assert best_qualities(client.job(rows[0]["job"])) == pytest.approx([-1, -1 / 2, -1 / 3])
+
+
+def test_a_sweep_runs_so_many_jobs_at_a_time_and_continues_after_an_interruption(
+    api: Api, client: Client, code: Path
+) -> None:
+    # Given a sweep that is interrupted after its first job
+    def interrupt(line: str) -> None:
+        if "succeeded" in line:
+            raise KeyboardInterrupt
+
+    options, most = SweepOptions("s", at_once=2), []
+    with training(api):
+        with pytest.raises(KeyboardInterrupt):
+            Sweep(client, trials(code, 1, 2, 3), options, interrupt).run()
+        before = {job.id for job in client.jobs()}
+        # When it runs again
+        jobs = Sweep(client, trials(code, 1, 2, 3), options, lambda _: most.append(
+            sum(not job.over for job in client.jobs()))).run()  # fmt: skip
+
+    # Then each job was submitted once
+    assert 1 <= len(before) <= 3
+    assert before <= {job.id for job in jobs}
+    assert len(client.jobs()) == len(jobs) == 3
+    assert max(most) <= 2
+
+
+def test_a_budget_ends_a_sweep(api: Api, client: Client, code: Path) -> None:
+    options, lines = SweepOptions("s", at_once=2, max_cost_usd=0.0), list[str]()
+
+    jobs = Sweep(client, trials(code, 1, 2, 3), options, lines.append).run()
+
+    assert [job.state for job in jobs] == ["cancelled", "cancelled"]
+    assert "the budget is used up" in lines[-1]
+
+
+def test_the_commands_print_a_table_and_json(
+    api: Api, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"VCASGD_API_URL": api.url, "VCASGD_TOKEN": api.token}.items():
+        monkeypatch.setenv(name, value)
+    (code / "job.yaml").write_text(JOB_FILE)
+
+    def run(*words: object) -> Any:
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        assert result.exit_code == 0, result.output
+        return result
+
+    with training(api):
+        printed = run("sweep", code / "job.yaml", "--over", "args.lr=2,1", "--yes").stdout
+    heading, *rows = (line.split() for line in printed.splitlines())
+    assert heading == ["JOB", "STATE", "BEST", "LR", "SAMPLES", "TOOK", "USD"]
+    assert [row[4] for row in rows] == ["1", "2"]
+    names = [row[0] for row in rows]
+    found = json.loads(run("compare", *names, "--json").stdout)
+    assert [row["job"] for row in found] == names
+    assert found[0]["differences"] == {"args.lr": 1}

@@ -1,0 +1,114 @@
+"""``vcasgd simulate``: a job in this process, on simulated machines and a simulated clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vcasgd.cli.jobfile import load_job
+from vcasgd.cli.money import Changes
+from vcasgd.cli.output import Json, duration, err, show_facts, show_json
+from vcasgd.errors import SpecError
+from vcasgd.settings import load_settings
+from vcasgd.spec.job import JobSpec
+
+if TYPE_CHECKING:
+    from vcasgd.simulation.job import Outcome, Point
+
+
+Workers = Annotated[
+    int, typer.Option(min=1, help="Number of machines. With --trace, the maximum number.")
+]
+Trace = Annotated[
+    Path | None, typer.Option(help="JSON file with the number of machines over time.")
+]
+Faster = Annotated[float, typer.Option(min=1e-6, help="Speed-up factor for the trace.")]
+SecondsPerSample = Annotated[
+    float, typer.Option(min=1e-9, help="Simulated training time of an average machine.")
+]
+SpeedRange = Annotated[
+    float, typer.Option(min=1, help="Speed of the fastest machines relative to the slowest.")
+]
+Spread = Annotated[
+    float, typer.Option(min=0, help="Variation of training times: σ of a log-normal factor.")
+]
+Latency = Annotated[
+    float, typer.Option(min=0, help="Seconds from a push until its update is applied.")
+]
+Seed = Annotated[int, typer.Option(help="Random seed for the machines and their times.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Jobs")(simulate)
+
+
+def simulate(
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file.")],
+    workers: Workers = 4,
+    trace: Trace = None,
+    faster: Faster = 1.0,
+    seconds_per_sample: SecondsPerSample = 0.001,
+    speed_range: SpeedRange = 1.0,
+    spread: Spread = 0.2,
+    latency: Latency = 0.0,
+    seed: Seed = 0,
+    changes: Changes = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate asynchronous training of a job on many machines, in this process.
+
+    Update rules, encodings and staleness work as in a real job. Machines, network and time are
+    simulated. The same seed gives the same result.
+    """
+    # Imported here because torch takes seconds to import.
+    from vcasgd.fleet.presence import machines
+    from vcasgd.simulation.job import Conditions, Simulation
+    from vcasgd.storage.base_files import prepare_base
+    from vcasgd.task.task import load_task
+
+    spec = load_job(file, changes or ())
+    _check(spec, trace, faster)
+    prepare_base(spec.base, load_settings())
+    lives = machines(workers, trace, faster, seed)
+    outcome = Simulation(
+        spec,
+        lambda: load_task(spec.task, spec.args, Path(spec.working_dir)),
+        Conditions(lives, seconds_per_sample, spread, latency, seed, speed_range),
+        on_point=lambda point: err.print(_line(point)),
+    ).run()
+    if as_json:
+        show_json(outcome.to_dict())
+    else:
+        _show(outcome)
+
+
+def _check(spec: JobSpec, trace: Path | None, faster: float) -> None:
+    if ":" not in spec.task:
+        raise SpecError(
+            f"task: {spec.task} is a script, and scripts can't be simulated",
+            remedy="write the same training as a vcasgd.Task, module:Class",
+            field="task",
+        )
+    if trace is None and faster != 1:
+        raise SpecError("--faster: has no effect without --trace", field="faster")
+
+
+def _line(point: Point) -> str:
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in point.metrics.items())
+    return f"epoch {point.epoch}  {duration(point.seconds)}  {point.samples} samples  {metrics}"
+
+
+def _show(outcome: Outcome) -> None:
+    facts = {
+        "updates": f"{outcome.updates}, {outcome.bytes_pushed / 1e6:.1f} MB",
+        "fetched": f"{outcome.bytes_fetched / 1e6:.1f} MB",
+        "staleness": f"mean {outcome.staleness_mean:.2f}",
+        "time": f"{duration(outcome.seconds)}, simulated",
+        "machines lost": f"{outcome.machines_lost}",
+        "trained again": f"{outcome.samples_lost} samples",
+    }
+    if outcome.divergence is not None:
+        facts["diverged"] = outcome.divergence
+    show_facts(facts.items(), width=15)

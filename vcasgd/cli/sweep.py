@@ -1,0 +1,138 @@
+"""Commands for many jobs: sweeps, and comparison of jobs."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from vcasgd.cli.connection import Token, Url, open_client
+from vcasgd.cli.jobfile import load_job, show_warnings
+from vcasgd.cli.jobs import INTERRUPTED
+from vcasgd.cli.money import Changes, confirm
+from vcasgd.cli.output import Columns, Json, duration, err, out, show_json, show_rows
+from vcasgd.client import Job
+from vcasgd.client.comparison import compare as compared
+from vcasgd.client.sweep import Axis, grid, sample
+from vcasgd.client.sweep_run import Sweep, SweepOptions
+from vcasgd.settings import load_settings
+from vcasgd.spec.stop import Metric
+
+MetricName = Annotated[
+    str | None,
+    typer.Option(help="Metric that ranks the jobs. Defaults to the one that ranks their models."),
+]
+Mode = Annotated[
+    Literal["min", "max"], typer.Option(help="Whether lower or higher values of --metric win.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    for command in (sweep, compare):
+        app.command(rich_help_panel="Jobs")(command)
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file.")],
+    over: Annotated[
+        list[str],
+        typer.Option(
+            metavar="FIELD=VALUES",
+            help="Field to vary: values with commas, or with --random also uniform(a,b), "
+            "log(a,b), or int(a,b). Repeatable.",
+        ),
+    ],
+    draws: Annotated[
+        int | None,
+        typer.Option("--random", min=1, max=1000, help="Draw so many combinations at random."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of --random.")] = 0,
+    at_once: Annotated[int, typer.Option(min=1, help="Most jobs that run at a time.")] = 4,
+    early_stop: Annotated[
+        int | None,
+        typer.Option(min=1, help="Cancel jobs below the median after so many evaluations."),
+    ] = None,
+    max_cost_usd: Annotated[
+        float | None, typer.Option(min=0, help="Budget of all jobs together.")
+    ] = None,
+    metric: MetricName = None,
+    mode: Mode = "max",
+    name: Annotated[
+        str | None, typer.Option(help="Name, to continue the sweep after an interruption.")
+    ] = None,
+    changes: Changes = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Skip the confirmation for jobs that cost money.")
+    ] = False,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Run a job file with several values of its fields, and compare the results.
+
+    Without --random, all combinations run. Ctrl-C stops the command; its jobs keep running.
+    """
+    axes = [Axis.parse(text) for text in over]
+    trials = grid(axes) if draws is None else sample(axes, draws, seed)
+    specs = {trial: load_job(file, [*(changes or ()), *trial]) for trial in trials}
+    first, name = specs[trials[0]], name or uuid.uuid4().hex[:8]
+    show_warnings(first)
+    ranked = Metric(name=metric, mode=mode) if metric else None
+    limit_mb = load_settings().package_limit_mb
+    options = SweepOptions(name, at_once, early_stop, max_cost_usd, ranked, limit_mb)
+    with open_client(url, token) as client:
+        err.print(f"sweep {name}: {len(trials)} jobs, {at_once} at a time")
+        if not yes:
+            confirm(client, first)
+        try:
+            jobs = Sweep(client, specs, options, lambda line: err.print(line)).run()
+        except KeyboardInterrupt:
+            err.print(f"\nthe jobs keep running; continue with: --name {name}")
+            raise typer.Exit(INTERRUPTED) from None
+        _show(jobs, ranked, as_json=as_json)
+
+
+def compare(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB…", help="Job IDs.")],
+    metric: MetricName = None,
+    mode: Mode = "max",
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Compare jobs: best value, speed, cost, and what is different in their files."""
+    with open_client(url, token) as client:
+        found = [client.job(job) for job in jobs]
+        ranked = Metric(name=metric, mode=mode) if metric else None
+        _show(found, ranked, as_json=as_json)
+
+
+def _show(jobs: Sequence[Job], metric: Metric | None, *, as_json: bool) -> None:
+    rows = compared(jobs, metric)
+    if as_json:
+        show_json(rows)
+        return
+    if not rows:
+        out.print("no jobs")
+        return
+    columns: Columns = {
+        "JOB": lambda row: row["job"],
+        "STATE": lambda row: row["state"],
+        "BEST": lambda row: None if row["best"] is None else f"{row['metric']} {row['best']:.4g}",
+        **{_heading(each): _difference(each) for each in rows[0]["differences"]},
+        "SAMPLES": lambda row: row["samples"],
+        "TOOK": lambda row: duration(row["seconds"]),
+        "USD": lambda row: f"{row['spent_usd']:.4f}",
+    }
+    show_rows(rows, columns, as_json=False)
+
+
+def _heading(field: str) -> str:
+    return field.removeprefix("args.").upper()
+
+
+def _difference(field: str) -> Any:
+    return lambda row: row["differences"][field]
