@@ -364,16 +364,6 @@ def test_all_that_workers_write_has_a_quota() -> None:
     assert written | by_scripts == by_content | by_memory | one_string
 
 
-def test_each_ledger_key_belongs_to_workers_scripts_or_to_the_platform() -> None:
-    """A new key fails here until it is listed, so that it grants no right by accident."""
-    keys = LedgerKeys("a-23abcd")
-    groups = ("worker_script_keys", "platform_keys", "written_by_workers", "all")
-    names = [name for name, value in vars(LedgerKeys).items() if isinstance(value, property)]
-    every = sorted(getattr(keys, name) for name in names if name not in groups)
-
-    assert sorted(keys.worker_script_keys + keys.platform_keys) == every
-
-
 def test_a_worker_cannot_pass_keys_of_the_platform_to_a_script(
     ledger_as_worker: RedisClient, world: World
 ) -> None:

@@ -442,7 +442,7 @@ class TestRecords:
         jobs.set_checkpoints(job, {"v1": {}})
 
         stored = {key.decode() for key in ledger.keys(f"*job:{job}:*")}
-        listed = [*LedgerKeys(job).worker_script_keys, *LedgerKeys(job).platform_keys]
+        listed = LedgerKeys(job).all
         assert stored <= set(listed)
         assert len(stored) >= 11
         assert len(set(listed)) == len(listed)

@@ -7,6 +7,7 @@ one node.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import overload
 
 #: Sorted set: all jobs, by submission time in µs.
 JOBS = "vcasgd:{fleet}:jobs"
@@ -45,7 +46,6 @@ API_TOKENS = "vcasgd:{fleet}:api-tokens"
 #: Hash: name of an API token → Unix time of its last use, to about a minute.
 API_TOKEN_USES = "vcasgd:{fleet}:api-token-uses"
 
-
 #: Hash: machine that joined → its properties, as JSON.
 JOINED = "vcasgd:{fleet}:joined"
 #: Hash: machine that joined → its last report, as JSON.
@@ -66,269 +66,154 @@ def idempotency(user: str | None, key: str) -> str:
     return f"vcasgd:{{fleet}}:idempotency:{user or ''}:{key}"
 
 
-@dataclass(frozen=True)
-class LedgerKeys:
-    """Keys of one job in the ledger.
+class _Key:
+    """Attribute with the name of a key: that of the attribute with dashes, or ``suffix``.
 
-    Each key belongs to exactly one of :attr:`worker_script_keys` and :attr:`platform_keys`.
+    ``script``: workers can pass the key to scripts, those of
+    :data:`vcasgd.store.acl.LEDGER_SCRIPTS`; each key says so itself, so that a new one extends the
+    rights of workers only on purpose. ``written``: workers write it, with or without a script, and
+    it is no string.
     """
 
-    job: str
+    def __init__(self, suffix: str = "", *, script: bool = False, written: bool = False) -> None:
+        self.suffix, self.script, self.written = suffix, script, written
 
-    def _key(self, name: str) -> str:
-        return f"vcasgd:{{fleet}}:job:{self.job}:{name}"
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.suffix = self.suffix or name.replace("_", "-")
 
+    @overload
+    def __get__(self, keys: None, owner: type) -> _Key: ...
+
+    @overload
+    def __get__(self, keys: _Keys, owner: type) -> str: ...
+
+    def __get__(self, keys: _Keys | None, owner: type) -> _Key | str:
+        return self if keys is None else keys.prefix + self.suffix
+
+
+class _Keys:
     @property
-    def record(self) -> str:
-        """Hash: spec and state."""
-        return self._key("record")
+    def prefix(self) -> str:
+        """The start of every key."""
+        raise NotImplementedError
 
-    @property
-    def facts(self) -> str:
-        """Hash: ``facts``, the properties of the model and the data that only the user's code
-        knows. Workers write it; they can't write the record."""
-        return self._key("facts")
-
-    @property
-    def work(self) -> str:
-        """Hash: finished, total, per_epoch, lead, shards, points (``epochs`` or ``samples``: what
-        numbers evaluations), evaluation_at, waiting (why the job has fewer machines than it could
-        use), and ``exported:<tracker>`` of an ended job. Read-only for workers."""
-        return self._key("work")
-
-    @property
-    def counters(self) -> str:
-        """Hash: next (the next subtask to lease), highest (it has been at most), tokens, expired,
-        overtaken, and ``again:<subtask>`` for a subtask that was leased more than once. Leasing
-        writes it, so workers can too."""
-        return self._key("counters")
-
-    @property
-    def shards(self) -> str:
-        """Hash: ``<shard>:`` token, version, finished, totals, samples, point, cleared (the blocks
-        before it are deleted), and invalid (why its content can't be read), as reported by
-        parameter servers. Read-only for workers."""
-        return self._key("shards")
-
-    @property
-    def tuning(self) -> str:
-        """Hash: values that the controller tunes from measurements, and ``suspect:<owner>``: why an
-        owner gets no more work; as JSON. Read-only for workers."""
-        return self._key("tuning")
-
-    @property
-    def leases(self) -> str:
-        """Sorted set: work item → deadline in ms of the server's clock."""
-        return self._key("leases")
-
-    @property
-    def holders(self) -> str:
-        """Hash: work item → ``worker|token``."""
-        return self._key("holders")
-
-    @property
-    def open(self) -> str:
-        """Sorted set: work items that lost their holder; the lowest score is leased first."""
-        return self._key("open")
-
-    @property
-    def blocks(self) -> str:
-        """Hash: ``<shard>:<block>`` → bitmap of the subtasks of a block that the shard has applied;
-        see :class:`~vcasgd.learning.subtask_set.SubtaskSet`. Bits of epochs that the shard has
-        finished don't count. Read-only for workers."""
-        return self._key("blocks")
-
-    @property
-    def evaluations(self) -> str:
-        """Hash: epoch → result."""
-        return self._key("evaluations")
-
-    @property
-    def workers(self) -> str:
-        """Hash: worker → last heartbeat."""
-        return self._key("workers")
-
-    @property
-    def beats(self) -> str:
-        """Sorted set: worker → number of its last heartbeat in the job; the empty name has the
-        newest number."""
-        return self._key("beats")
-
-    @property
-    def traffic(self) -> str:
-        """Hash: bytes that removed workers pushed and fetched."""
-        return self._key("traffic")
-
-    @property
-    def draining(self) -> str:
-        """Set: workers that were asked to leave."""
-        return self._key("draining")
-
-    @property
-    def quarantine(self) -> str:
-        """Hash: worker → why it gets no more work."""
-        return self._key("quarantine")
-
-    @property
-    def placed(self) -> str:
-        """Hash: worker → ``pool|digest of its pass``, written by the controller that starts it."""
-        return self._key("placed")
-
-    @property
-    def owners(self) -> str:
-        """Hash: worker → owner of its machine, for machines of volunteers only. Workers can't
-        read it."""
-        return self._key("owners")
-
-    @property
-    def refused(self) -> str:
-        """Hash: worker → the clearance that it last lacked."""
-        return self._key("refused")
-
-    @property
-    def lost(self) -> str:
-        """Sorted set: lost worker → number of its loss; the empty name has the newest number."""
-        return self._key("lost")
-
-    @property
-    def failures(self) -> str:
-        """List: errors of the user's code."""
-        return self._key("failures")
-
-    @property
-    def vanished(self) -> str:
-        """Hash: instance → how the job lost it."""
-        return self._key("vanished")
-
-    @property
-    def machines(self) -> str:
-        """Hash: instance → timeline of what it did for the job."""
-        return self._key("machines")
-
-    @property
-    def costs(self) -> str:
-        """Hash: cost of the job's machines so far, by pool, kind and activity."""
-        return self._key("costs")
-
-    @property
-    def checkpoints(self) -> str:
-        """Hash: checkpoint → description."""
-        return self._key("checkpoints")
-
-    @property
-    def events(self) -> str:
-        """Stream: the job's history."""
-        return self._key("events")
-
-    @property
-    def announced(self) -> str:
-        """Set: names of what :meth:`EventLog.announce` added to the history."""
-        return self._key("announced")
-
-    @property
-    def metrics(self) -> str:
-        """Stream: samples of the totals over time."""
-        return self._key("metrics")
-
-    @property
-    def thinned(self) -> str:
-        """Stream: a part of :attr:`metrics` that is about to replace it."""
-        return self._key("thinned")
-
-    @property
-    def logs(self) -> str:
-        """Stream: lines that workers printed."""
-        return self._key("logs")
-
-    @property
-    def secrets(self) -> str:
-        """String: the job's secrets, encrypted. Workers can't read it."""
-        return self._key("secrets")
-
-    @property
-    def secret_requests(self) -> str:
-        """Hash: worker → public key, to which it wants the job's secrets encrypted, and proof."""
-        return self._key("secret-requests")
-
-    @property
-    def secret_answers(self) -> str:
-        """Hash: worker → the job's secrets, encrypted for it. Read-only for workers."""
-        return self._key("secret-answers")
+    @classmethod
+    def _declared(cls) -> list[_Key]:
+        return [key for key in vars(cls).values() if isinstance(key, _Key)]
 
     @property
     def all(self) -> tuple[str, ...]:
-        """All keys of the job."""
-        return (*self.worker_script_keys, *self.platform_keys)
+        """All keys with a fixed name."""
+        return tuple(self.prefix + key.suffix for key in self._declared())
 
     @property
     def worker_script_keys(self) -> tuple[str, ...]:
-        """Keys that a worker can pass to scripts: those of :data:`vcasgd.store.acl.LEDGER_SCRIPTS`.
-
-        The list is explicit, so that a new key extends the rights of workers only on purpose.
-        """
-        return (
-            self.record,
-            self.facts,
-            self.work,
-            self.counters,
-            self.leases,
-            self.holders,
-            self.open,
-            self.blocks,
-            self.shards,
-            self.evaluations,
-            self.workers,
-            self.beats,
-            self.draining,
-            self.quarantine,
-            self.placed,
-            self.refused,
-        )
-
-    @property
-    def written_by_workers(self) -> tuple[str, ...]:
-        """Keys that workers write, with or without a script."""
-        return (
-            self.facts,
-            self.counters,
-            self.leases,
-            self.holders,
-            self.open,
-            self.evaluations,
-            self.workers,
-            self.beats,
-            self.refused,
-            self.failures,
-            self.logs,
-            self.secret_requests,
-        )
+        """Keys that a worker can pass to scripts."""
+        return tuple(self.prefix + key.suffix for key in self._declared() if key.script)
 
     @property
     def platform_keys(self) -> tuple[str, ...]:
         """Keys that no script of a worker uses. Single commands on them may still be granted."""
-        return (
-            self.events,
-            self.announced,
-            self.tuning,
-            self.owners,
-            self.lost,
-            self.failures,
-            self.vanished,
-            self.machines,
-            self.costs,
-            self.checkpoints,
-            self.metrics,
-            self.thinned,
-            self.logs,
-            self.traffic,
-            self.secrets,
-            self.secret_requests,
-            self.secret_answers,
-        )
+        return tuple(self.prefix + key.suffix for key in self._declared() if not key.script)
+
+    @property
+    def written_by_workers(self) -> tuple[str, ...]:
+        """Keys that workers write, with or without a script, except strings."""
+        return tuple(self.prefix + key.suffix for key in self._declared() if key.written)
 
 
 @dataclass(frozen=True)
-class TensorKeys:
+class LedgerKeys(_Keys):
+    """Keys of one job in the ledger."""
+
+    job: str
+
+    @property
+    def prefix(self) -> str:
+        """The start of every key of the job."""
+        return f"vcasgd:{{fleet}}:job:{self.job}:"
+
+    #: Hash: spec and state.
+    record = _Key(script=True)
+    #: Hash: ``facts``, the properties of the model and the data that only the user's code knows.
+    #: Workers write it; they can't write the record.
+    facts = _Key(script=True, written=True)
+    #: Hash: finished, total, per_epoch, lead, shards, points (``epochs`` or ``samples``: what
+    #: numbers evaluations), evaluation_at, waiting (why the job has fewer machines than it could
+    #: use), and ``exported:<tracker>`` of an ended job. Read-only for workers.
+    work = _Key(script=True)
+    #: Hash: next (the next subtask to lease), highest (it has been at most), tokens, expired,
+    #: overtaken, and ``again:<subtask>`` for a subtask that was leased more than once. Leasing
+    #: writes it, so workers can too.
+    counters = _Key(script=True, written=True)
+    #: Hash: ``<shard>:`` token, version, finished, totals, samples, point, cleared (the blocks
+    #: before it are deleted), and invalid (why its content can't be read), as reported by parameter
+    #: servers. Read-only for workers.
+    shards = _Key(script=True)
+    #: Hash: values that the controller tunes from measurements, and ``suspect:<owner>``: why an
+    #: owner gets no more work; as JSON. Read-only for workers.
+    tuning = _Key()
+    #: Sorted set: work item → deadline in ms of the server's clock.
+    leases = _Key(script=True, written=True)
+    #: Hash: work item → ``worker|token``.
+    holders = _Key(script=True, written=True)
+    #: Sorted set: work items that lost their holder; the lowest score is leased first.
+    open = _Key(script=True, written=True)
+    #: Hash: ``<shard>:<block>`` → bitmap of the subtasks of a block that the shard has applied; see
+    #: :class:`~vcasgd.learning.subtask_set.SubtaskSet`. Bits of epochs that the shard has finished
+    #: don't count. Read-only for workers.
+    blocks = _Key(script=True)
+    #: Hash: epoch → result.
+    evaluations = _Key(script=True, written=True)
+    #: Hash: worker → last heartbeat.
+    workers = _Key(script=True, written=True)
+    #: Sorted set: worker → number of its last heartbeat in the job; the empty name has the newest
+    #: number.
+    beats = _Key(script=True, written=True)
+    #: Hash: bytes that removed workers pushed and fetched.
+    traffic = _Key()
+    #: Set: workers that were asked to leave.
+    draining = _Key(script=True)
+    #: Hash: worker → why it gets no more work.
+    quarantine = _Key(script=True)
+    #: Hash: worker → ``pool|digest of its pass``, written by the controller that starts it.
+    placed = _Key(script=True)
+    #: Hash: worker → owner of its machine, for machines of volunteers only. Workers can't read it.
+    owners = _Key()
+    #: Hash: worker → the clearance that it last lacked.
+    refused = _Key(script=True, written=True)
+    #: Sorted set: lost worker → number of its loss; the empty name has the newest number.
+    lost = _Key()
+    #: List: errors of the user's code.
+    failures = _Key(written=True)
+    #: Hash: instance → how the job lost it.
+    vanished = _Key()
+    #: Hash: instance → timeline of what it did for the job.
+    machines = _Key()
+    #: Hash: cost of the job's machines so far, by pool, kind and activity.
+    costs = _Key()
+    #: Hash: checkpoint → description.
+    checkpoints = _Key()
+    #: Stream: the job's history.
+    events = _Key()
+    #: Set: names of what :meth:`EventLog.announce` added to the history.
+    announced = _Key()
+    #: Stream: samples of the totals over time.
+    metrics = _Key()
+    #: Stream: a part of :attr:`metrics` that is about to replace it.
+    thinned = _Key()
+    #: Stream: lines that workers printed.
+    logs = _Key(written=True)
+    #: String: the job's secrets, encrypted. Workers can't read it.
+    secrets = _Key()
+    #: Hash: worker → public key, to which it wants the job's secrets encrypted, and proof.
+    secret_requests = _Key(written=True)
+    #: Hash: worker → the job's secrets, encrypted for it. Read-only for workers.
+    secret_answers = _Key()
+
+
+@dataclass(frozen=True)
+class TensorKeys(_Keys):
     """Keys of one shard of one job in a tensors server."""
 
     job: str
@@ -339,98 +224,46 @@ class TensorKeys:
         """The start of every key of the shard."""
         return f"vcasgd:{{{self.job}:{self.shard}}}:"
 
-    def _key(self, name: str) -> str:
-        return f"{self.prefix}{name}"
-
-    @property
-    def fence(self) -> str:
-        """String: the token of the parameter server that may write."""
-        return self._key("fence")
-
-    @property
-    def meta(self) -> str:
-        """String: the current snapshot's version, size and location of its chunks."""
-        return self._key("meta")
-
-    @property
-    def applied(self) -> str:
-        """Hash, the applied record: ``finished`` → epochs; subtask → samples applied of it."""
-        return self._key("applied")
-
-    @property
-    def pushed(self) -> str:
-        """Hash: subtask → ``position|update``, the end of its newest pushed update."""
-        return self._key("pushed")
-
-    @property
-    def tokens(self) -> str:
-        """Hash: subtask → newest lease token seen."""
-        return self._key("tokens")
-
-    @property
-    def stream(self) -> str:
-        """Stream: headers of updates that are not applied yet."""
-        return self._key("updates")
-
-    @property
-    def places(self) -> str:
-        """Sorted set: update → time in ms until which its push slot is reserved; infinity once it
-        is in the stream."""
-        return self._key("places")
-
-    @property
-    def window(self) -> str:
-        """String: the number of push slots."""
-        return self._key("window")
-
-    @property
-    def news(self) -> str:
-        """Stream of one entry, replaced at each commit. Workers block on it."""
-        return self._key("news")
-
-    @property
-    def rejected(self) -> str:
-        """Hash: update → reason, for the worker that sent it."""
-        return self._key("rejected")
-
-    @property
-    def pins(self) -> str:
-        """Hash: name → a snapshot that must be kept."""
-        return self._key("pins")
-
-    @property
-    def wanted(self) -> str:
-        """Set: names under which the current snapshot is to be pinned."""
-        return self._key("wanted")
-
-    @property
-    def written_by_workers(self) -> tuple[str, ...]:
-        """Keys that workers write and a parameter server reads, except strings."""
-        return (
-            self.applied,
-            self.pushed,
-            self.tokens,
-            self.stream,
-            self.places,
-            self.wanted,
-            self.rejected,
-            self.news,
-        )
+    #: String: the token of the parameter server that may write.
+    fence = _Key()
+    #: String: the current snapshot's version, size and location of its chunks.
+    meta = _Key()
+    #: Hash, the applied record: ``finished`` → epochs; subtask → samples applied of it.
+    applied = _Key(written=True)
+    #: Hash: subtask → ``position|update``, the end of its newest pushed update.
+    pushed = _Key(written=True)
+    #: Hash: subtask → newest lease token seen.
+    tokens = _Key(written=True)
+    #: Stream: headers of updates that are not applied yet.
+    stream = _Key("updates", written=True)
+    #: Sorted set: update → time in ms until which its push slot is reserved; infinity once it is in
+    #: the stream.
+    places = _Key(written=True)
+    #: String: the number of push slots.
+    window = _Key()
+    #: Stream of one entry, replaced at each commit. Workers block on it.
+    news = _Key(written=True)
+    #: Hash: update → reason, for the worker that sent it.
+    rejected = _Key(written=True)
+    #: Hash: name → a snapshot that must be kept.
+    pins = _Key()
+    #: Set: names under which the current snapshot is to be pinned.
+    wanted = _Key(written=True)
 
     def moments(self, name: str) -> str:
         """Return a key of the optimizer's second moments: ``steps`` and ``turn``, strings, or a
         chunk. Workers write them."""
-        return self._key(f"o:{name}")
+        return f"{self.prefix}o:{name}"
 
     def repetition(self, name: str) -> str:
         """Return a key of an interval that is repeated: ``request`` and ``task``, strings, or a
         chunk. Read-only for workers."""
-        return self._key(f"r:{name}")
+        return f"{self.prefix}r:{name}"
 
     def snapshot_chunk(self, version: int, token: int, name: str) -> str:
         """Return the key of one chunk of a snapshot."""
-        return self._key(f"s:{version}.{token}:{name}")
+        return f"{self.prefix}s:{version}.{token}:{name}"
 
     def payload_chunk(self, update: str, index: int) -> str:
         """Return the key of one chunk of an update's payload."""
-        return self._key(f"u:{update}:{index}")
+        return f"{self.prefix}u:{update}:{index}"
