@@ -223,35 +223,10 @@ class Settings(BaseSettings):
         description="Seconds between heartbeats; all timeouts derive from it.",
     )
     keep_jobs: int = Field(
-        default=1000,
+        default=200,
         ge=0,
         description="Jobs that have ended and stay in the ledger; the oldest are deleted first. "
         "Their checkpoints stay in the storage.",
-    )
-    keep_points: int = Field(
-        default=20_000,
-        ge=100,
-        le=100_000,
-        description="Points of its curves that a job keeps in the ledger; older ones are thinned.",
-    )
-    keep_events: int = Field(
-        default=20_000,
-        ge=100,
-        le=20_000,
-        description="Events that a job keeps in the ledger; the oldest are dropped.",
-    )
-    keep_log_lines: int = Field(
-        default=10_000,
-        ge=100,
-        le=10_000,
-        description="Log lines that a job keeps in the ledger; the oldest are dropped.",
-    )
-    keep_ended_share: float = Field(
-        default=0.1,
-        gt=0,
-        le=1,
-        description="Share of these points, events, and log lines that stays an hour after the end "
-        "of a job.",
     )
     package_limit_mb: float = Field(
         default=100.0, gt=0, description="Largest size of a package, in MB."

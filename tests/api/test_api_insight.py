@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+from operator import itemgetter
 
 import httpx
-import numpy as np
 import pytest
 import yaml
 from support.api_harness import Api, spec
@@ -15,7 +16,7 @@ from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.events import EventLog
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.leases import Accounts, Lease, WorkKind
-from vcasgd.store.ledger.thinning import thinned_indices
+from vcasgd.store.ledger.metrics import thinned
 
 BORN = {"pool": "local", "zone": "", "instance_type": "process", "spot": True,
         "price_per_hour": 0.1, "replaced_by": None, "reason": None, "lost": False}  # fmt: skip
@@ -200,29 +201,19 @@ def test_points_contain_the_newest_evaluation(api: Api, http: httpx.Client) -> N
     assert (after["accuracy"], after["validation"]) == (0.5, {"accuracy": 0.5, "loss": 2.0})
 
 
-def test_spikes_of_all_series_are_kept() -> None:
-    count = 100_000
-    loss, rate = 1.0 / (np.arange(count) + 1), np.arange(count) % 7.0
-    loss[77_777] = np.nan
-    rate[55_555] = 1000.0
+@pytest.mark.parametrize("most", [10, 11, 500])
+@pytest.mark.parametrize("names", [(), ("loss",), ("loss", "rate", "missing")])
+def test_thinning_respects_the_limit_and_keeps_spikes(most: int, names: tuple[str, ...]) -> None:
+    rows = [{"at": at, "loss": 1.0 / (at + 1), "rate": at % 7} for at in range(5000)]
+    rows[3333]["loss"], rows[1111]["loss"] = 1000.0, math.nan
 
-    kept = thinned_indices((loss, rate, np.full(count, np.nan)), count, 500)
+    kept = thinned(rows, names, most)
 
-    assert 100 < len(kept) <= 500
-    assert 55_555 in kept
-    assert kept == sorted(set(kept))
-
-
-@pytest.mark.parametrize("most", [10, 11, 50])
-@pytest.mark.parametrize("series", [0, 1, 8])
-def test_thinning_respects_the_limit(most: int, series: int) -> None:
-    column = np.arange(5000) * 7919.0 % 1009
-
-    kept = thinned_indices([column] * series, 5000, most)
-
-    assert (kept[0], kept[-1]) == (0, 4999)
+    assert kept == sorted(kept, key=itemgetter("at"))
+    assert (kept[0], kept[-1]) == (rows[0], rows[-1])
     assert len(kept) <= most
-    assert thinned_indices([column[:most]] * series, most, most) == list(range(most))
+    assert not names or rows[3333] in kept
+    assert thinned(rows[:most], names, most) == rows[:most]
 
 
 def test_thinned_history_can_be_continued(api: Api, http: httpx.Client) -> None:

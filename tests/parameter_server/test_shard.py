@@ -159,6 +159,19 @@ class TestReports:
         assert (point["loss"], point["staleness_mean"]) == (1.0, 0.5)
         assert point["waiting"] == 0
 
+    def test_points_of_a_long_job_are_further_apart(self, world: World) -> None:
+        world.ledger.hset(world.ledger_keys.record, "created_at", world.now - 20_000)
+        shard = world.shard()
+        shard.turn()
+        for position in range(4):
+            world.now += 6
+            world.push(0, position, position + 1)
+            shard.turn()
+
+        first, second = world.jobs.metrics(world.job)
+        assert second["at"] - first["at"] == 12
+        assert second["updates"] - first["updates"] == 2
+
     def test_a_ledger_that_is_away_stops_no_training(
         self, world: World, server: RedisServer
     ) -> None:

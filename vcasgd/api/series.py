@@ -10,12 +10,11 @@ from typing import Any
 
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import Evaluation
-from vcasgd.store.ledger.metrics import MetricColumns
-from vcasgd.store.ledger.thinning import thinned_indices
+from vcasgd.store.ledger.metrics import MetricPoints, thinned
 
 #: Series whose extremes are kept by default. The others grow steadily, so any point will do.
 SPIKY = ("loss", "updates_per_second", "staleness_mean", "staleness_max", "workers")
-#: Jobs whose series stay in memory; 100,000 points take 6 MB each.
+#: Jobs whose points stay in memory; 10,000 take about 15 MB.
 JOBS_CACHED = 8
 
 
@@ -28,7 +27,7 @@ class Curves:
     def __init__(self, ledger: RedisClient) -> None:
         self._ledger = ledger
         self._lock = threading.Lock()
-        self._cache: OrderedDict[str, tuple[MetricColumns, threading.Lock]] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[MetricPoints, threading.Lock]] = OrderedDict()
 
     def thinned(
         self, job: str, after: str, names: Sequence[str], most: int
@@ -41,16 +40,11 @@ class Curves:
         points, lock = self._points(job)
         with lock:
             points.refresh()
-            first = points.after(after)
-            series = [points.column(name)[first:] for name in names if name in SPIKY]
-            indices = thinned_indices(series, len(points) - first, most)
-            return points.rows(first + index for index in indices)
+            return thinned(points.after(after), [name for name in names if name in SPIKY], most)
 
-    def _points(self, job: str) -> tuple[MetricColumns, threading.Lock]:
+    def _points(self, job: str) -> tuple[MetricPoints, threading.Lock]:
         with self._lock:
-            entry = self._cache.setdefault(
-                job, (MetricColumns(self._ledger, job, SPIKY), threading.Lock())
-            )
+            entry = self._cache.setdefault(job, (MetricPoints(self._ledger, job), threading.Lock()))
             self._cache.move_to_end(job)
             while len(self._cache) > JOBS_CACHED:
                 self._cache.popitem(last=False)

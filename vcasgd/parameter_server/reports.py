@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 
 #: Rejected updates in a row after which a worker gets no more work.
 REJECTIONS_BEFORE_QUARANTINE = 5
-#: Seconds between two points of the metrics.
-METRICS_SECONDS = 1.0
+#: Seconds between two points of the metrics, at least this part of the job's age. So their number
+#: grows with its logarithm, and recent ones are closest to each other.
+METRICS_SECONDS, METRICS_AGE_SHARE = 1.0, 1 / 2000
 #: Events kept while the ledger is unavailable.
 EVENTS_KEPT = 1000
 #: Partly applied subtasks in a report; usually there is one per worker.
@@ -40,7 +41,8 @@ INNOCENT = frozenset({"duplicate", "out-of-place", "missing", "rolled-back", "su
 class Reports:
     """Reports of one shard, which are kept until the ledger has them, and may be sent twice.
 
-    ``prompt`` connects to the ledger for calls that can't wait long.
+    ``prompt`` connects to the ledger for calls that can't wait long. ``created_at``: Unix time of
+    the job's submission.
 
     Methods that access the ledger raise :class:`~vcasgd.errors.StoreUnavailable`, and
     :class:`~vcasgd.errors.Fenced` after a newer parameter server has reported.
@@ -53,6 +55,7 @@ class Reports:
         token: int,
         clock: Callable[[], float],
         *,
+        created_at: float,
         prompt: RedisClient | None = None,
         shard: int = 0,
         shards: int = 1,
@@ -67,6 +70,7 @@ class Reports:
         self._job = job
         self._token = token
         self._clock = clock
+        self._created_at = created_at
         self._events: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=EVENTS_KEPT)
         #: Workers that get no more work, each with why.
         self._quarantines: deque[tuple[str, str]] = deque(maxlen=EVENTS_KEPT)
@@ -255,7 +259,8 @@ class Reports:
         now, totals = self._clock(), model.meta.totals
         since, before = self._reported
         updates, samples = totals.updates - before.updates, totals.samples - before.samples
-        if now - since < METRICS_SECONDS or not updates:
+        pause = max(METRICS_SECONDS, (now - self._created_at) * METRICS_AGE_SHARE)
+        if now - since < pause or not updates:
             return None
         self._reported = (now, totals)
         staleness = (totals.staleness_sum - before.staleness_sum) / updates

@@ -125,6 +125,7 @@ class Shard:
             job.id,
             token,
             clock,
+            created_at=job.created_at,
             prompt=prompt,
             shard=number,
             shards=job.facts.shards,

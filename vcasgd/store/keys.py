@@ -200,8 +200,6 @@ class LedgerKeys(_Keys):
     announced = _Key()
     #: Stream: samples of the totals over time.
     metrics = _Key()
-    #: Stream: a part of :attr:`metrics` that is about to replace it.
-    thinned = _Key()
     #: Stream: lines that workers printed.
     logs = _Key(written=True)
     #: String: the job's secrets, encrypted. Workers can't read it.

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
-from vcasgd.controller.jobs.history import HistoryThread
 from vcasgd.controller.jobs.lifecycle import JobLifecycle
 from vcasgd.controller.jobs.sweeper import Sweeper
 from vcasgd.controller.jobs.tuning import Tuner
@@ -70,7 +69,6 @@ class JobLoop(EssentialThread):
         self._jobs = Jobs(ledger)
         linger_seconds = LINGER_LEASES * settings.lease_seconds
         self._sweeper = Sweeper(self._jobs, nodes, leadership, linger_seconds)
-        self._history = HistoryThread(settings, ledger, leadership)
         self._storage = Storage(settings.required("storage_url"))
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._admission = (
@@ -100,7 +98,6 @@ class JobLoop(EssentialThread):
     def work(self) -> None:
         """Step all jobs while this controller is the leader, until :meth:`stop`."""
         self._sweeper.start()
-        self._history.start()
         while not self._stopped.is_set():
             if self._leadership.sure:
                 self._step_all()
@@ -111,7 +108,6 @@ class JobLoop(EssentialThread):
         """Stop the thread; with ``checkpoint``, write a last checkpoint of each job."""
         self._stopped.set()
         self._sweeper.stop()
-        self._history.stop()
         self.join(timeout=STEP_SECONDS)
         if checkpoint:
             for job, lifecycle in self._lifecycles.items():

@@ -19,10 +19,9 @@ from vcasgd.store.ledger.untrusted import log_entry
 
 log = logging.getLogger(__name__)
 
-#: Entries that a writer leaves in each stream, also while no controller enforces the limits of the
-#: settings; see :mod:`vcasgd.store.ledger.history_limits`.
+#: Entries that a writer leaves in each stream.
 EVENTS_KEPT = 20_000
-METRICS_KEPT = 100_000
+METRICS_KEPT = 20_000
 LOG_LINES_KEPT = 10_000
 #: Largest part of a stream ID, which has 64 bits. A client can send any number.
 LARGEST_NUMBER = 2**64 - 1

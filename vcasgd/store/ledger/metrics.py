@@ -1,13 +1,13 @@
-"""Metrics of a job as columns, read incrementally.
+"""Points of a job's curves, read incrementally, and the choice of those that a screen shows.
 
-A hundred thousand points are 40 MB of JSON, and an open page requests them every second.
+An open page requests them every second, and a long job has ten thousand.
 """
 
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,119 +19,75 @@ from vcasgd.store.keys import LedgerKeys
 #: Entries per read; the ledger is single-threaded, and leases must not wait long.
 BATCH = 2000
 
-_FIRST = "0-0"
 
+class MetricPoints:
+    """All points of one job in the ledger, oldest first. Not thread-safe."""
 
-class MetricColumns:
-    """All points of one job in the ledger, by column. Not thread-safe.
-
-    ``names`` are the columns. Methods raise :class:`~vcasgd.errors.StoreUnavailable`.
-    """
-
-    def __init__(self, ledger: RedisClient, job: str, names: Sequence[str]) -> None:
+    def __init__(self, ledger: RedisClient, job: str) -> None:
         self._ledger = ledger
         self._key = LedgerKeys(job).metrics
-        self._names = tuple(names)
-        self._clear()
-
-    def __len__(self) -> int:
-        return len(self._ms)
+        #: The points, each with its ``id``.
+        self.rows: list[dict[str, Any]] = []
 
     def refresh(self) -> None:
-        """Read new points, and drop those that the ledger has dropped."""
-        with self._ledger.pipeline(transaction=True) as pipe:
+        """Read new points. Raises :class:`~vcasgd.errors.StoreUnavailable`."""
+        with self._ledger.pipeline() as pipe:
             pipe.xrange(self._key, count=1)
             pipe.xrange(self._key, self._last, self._last)
-            pipe.xlen(self._key)
-            oldest, newest, length = pipe.execute()
-        if not newest:
-            # the last point is gone: the ledger was restored to an earlier state
-            self._clear()
-        elif oldest:
-            self._drop_before(oldest[0][0].decode())
-        if len(self) > length:
-            # some in between are gone: the ledger's points were thinned
-            self._clear()
+            oldest, newest = pipe.execute()
+        # The ledger dropped the first points, or was restored to an earlier state.
+        if self.rows and (not newest or oldest[0][0].decode() != self.rows[0]["id"]):
+            self.rows = []
         while entries := self._ledger.xread({self._key: self._last}, count=BATCH):
-            self._append(entries[0][1])
+            self.rows += [
+                {"id": at.decode(), **json.loads(fields[b"m"])} for at, fields in entries[0][1]
+            ]
 
-    def column(self, name: str) -> NDArray[np.float64]:
-        """Return a column, float64 ``[points]``, with NaN for missing numbers.
-
-        Raises :class:`KeyError` for an unknown column.
-        """
-        return np.array(self._columns[name])
-
-    def times(self) -> NDArray[np.float64]:
-        """Return the time of each point, float64 ``[points]``, in ms of the ledger's clock."""
-        return np.array(self._ms, dtype=np.float64)
-
-    def ids(self, indices: Iterable[int]) -> list[str]:
-        """Return the IDs of some points."""
-        return [self._id(index) for index in indices]
-
-    def after(self, entry: str) -> int:
-        """Return the index of the first point after an ID."""
-        return int((self._older(entry) | self._same(entry)).sum())
-
-    def rows(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """Return complete points with their ``id``, without those dropped in the meantime."""
-        names = self.ids(indices)
-        with self._ledger.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.xrange(self._key, name, name)
-            replies = pipe.execute()
-        return [
-            {"id": at.decode(), **json.loads(fields[b"m"])}
-            for entries in replies
-            for at, fields in entries
-        ]
+    def after(self, entry: str) -> list[dict[str, Any]]:
+        """Return the points after an ID."""
+        position = _position(entry)
+        return [row for row in self.rows if _position(row["id"]) > position]
 
     @property
     def _last(self) -> str:
-        return self._id(-1) if self._ms else _FIRST
-
-    def _id(self, index: int) -> str:
-        return f"{self._ms[index]}-{self._numbers[index]}"
-
-    def _clear(self) -> None:
-        self._ms, self._numbers = array("Q"), array("Q")
-        self._columns = {name: array("d") for name in self._names}
-
-    def _drop_before(self, entry: str) -> None:
-        if len(self) and self._id(0) != entry:
-            count = int(self._older(entry).sum())
-            del self._ms[:count], self._numbers[:count]
-            for column in self._columns.values():
-                del column[:count]
-
-    def _older(self, entry: str) -> NDArray[np.bool_]:
-        ms, number = _parts(entry)
-        times = np.array(self._ms)
-        older: NDArray[np.bool_] = (times < ms) | (
-            (times == ms) & (np.array(self._numbers) < number)
-        )
-        return older
-
-    def _same(self, entry: str) -> NDArray[np.bool_]:
-        ms, number = _parts(entry)
-        same: NDArray[np.bool_] = (np.array(self._ms) == ms) & (np.array(self._numbers) == number)
-        return same
-
-    def _append(self, entries: Iterable[tuple[bytes, dict[bytes, bytes]]]) -> None:
-        for at, fields in entries:
-            ms, number = _parts(at.decode())
-            point = json.loads(fields[b"m"])
-            self._ms.append(ms)
-            self._numbers.append(number)
-            for name, column in self._columns.items():
-                column.append(_number(point.get(name)))
+        return str(self.rows[-1]["id"]) if self.rows else "0-0"
 
 
-def _parts(entry: str) -> tuple[int, int]:
+def _position(entry: str) -> tuple[int, int]:
     ms, _, number = entry.partition("-")
-    largest = 2**64 - 1
-    return min(int(ms), largest), min(int(number or 0), largest)
+    return int(ms), int(number or 0)
+
+
+def thinned(
+    rows: Sequence[dict[str, Any]], names: Sequence[str], most: int
+) -> list[dict[str, Any]]:
+    """Return at most ``most`` of the rows, in order.
+
+    They include the first one, the last one, and the extremes of each series among ``names`` in
+    each of several equal stretches.
+    """
+    count = len(rows)
+    if count <= most:
+        return list(rows)
+    indices = {0, count - 1}
+    names = names[: max(1, (most - 2) // 2)]
+    stretches = max(1, (most - len(indices)) // max(1, 2 * len(names)))
+    edges = np.linspace(0, count, stretches + 1).astype(int)
+    for name in names:
+        indices |= _extremes(np.array([_number(row.get(name)) for row in rows]), edges)
+    return [rows[index] for index in sorted(indices)[:most]]
+
+
+def _extremes(values: NDArray[np.float64], edges: NDArray[np.int_]) -> set[int]:
+    """Return the indices of the highest and the lowest value of each stretch."""
+    indices = set()
+    low = np.where(np.isnan(values), np.inf, values)
+    high = np.where(np.isnan(values), -np.inf, values)
+    for start, stop in pairwise(edges):
+        if start < stop:
+            indices.add(int(start + low[start:stop].argmin()))
+            indices.add(int(start + high[start:stop].argmax()))
+    return indices
 
 
 def _number(value: object) -> float:
