@@ -358,10 +358,7 @@ def test_all_that_workers_write_has_a_quota() -> None:
     by_content = {*ledger.written_by_workers, *tensors.written_by_workers}
     by_memory = {f"{tensors.prefix}{each}" for each in (f"u:{WORKER}.*", "o:*", "s:*")}
     one_string = {tensors.meta}
-
-    # Scripts write them for every worker.
-    by_scripts = {ledger.beats}
-    assert written | by_scripts == by_content | by_memory | one_string
+    assert written == by_content | by_memory | one_string
 
 
 def test_a_worker_cannot_pass_keys_of_the_platform_to_a_script(

@@ -33,7 +33,7 @@ from vcasgd.schemas.jobs import (
 from vcasgd.schemas.stream import JobBrief
 from vcasgd.store.gauges import ServerGauges
 from vcasgd.store.ledger.job import JobRecord
-from vcasgd.store.ledger.traffic import Traffic
+from vcasgd.store.ledger.worker_beats import Traffic
 
 # -- jobs ---------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from vcasgd.store.gauges import ServerGauges
 from vcasgd.store.ledger.job import MAX_STALENESS, JobRecord, JobState
-from vcasgd.store.ledger.traffic import Traffic
+from vcasgd.store.ledger.worker_beats import Traffic
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: Number of the newest active jobs that are exported; each has about forty series.

@@ -187,7 +187,6 @@ def _on_ledger(keys: LedgerKeys) -> tuple[Grant, ...]:
         # Not ``zrange``, which can skip any number of members without an answer.
         Grant("R", "zscore zrevrange", (keys.leases, keys.open)),
         Grant("W", "zadd zrem", (keys.leases, keys.open)),
-        Grant("RW", "zadd zincrby", (keys.beats,)),
         Grant("W", "hset hdel", (keys.holders,)),
         Grant("RW", "hset hincrby", (keys.counters,)),
         Grant("W", "hset", (keys.workers, keys.evaluations, keys.facts, keys.refused,

@@ -167,9 +167,6 @@ class LedgerKeys(_Keys):
     evaluations = _Key(script=True, written=True)
     #: Hash: worker → last heartbeat.
     workers = _Key(script=True, written=True)
-    #: Sorted set: worker → number of its last heartbeat in the job; the empty name has the newest
-    #: number.
-    beats = _Key(script=True, written=True)
     #: Hash: bytes that removed workers pushed and fetched.
     traffic = _Key()
     #: Set: workers that were asked to leave.

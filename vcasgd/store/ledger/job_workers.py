@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.heartbeats import Heartbeat, worker_name
-from vcasgd.store.ledger.traffic import keep_traffic
+from vcasgd.store.ledger.worker_beats import WorkerBeats, keep_traffic
 
 
 class JobWorkers:
@@ -18,9 +18,7 @@ class JobWorkers:
 
     def heartbeats(self, job: str) -> dict[str, Heartbeat]:
         """Return the last heartbeat of each worker of a job, without those that can't be read."""
-        stored = self._ledger.hgetall(LedgerKeys(job).workers)
-        rows = ((worker_name(worker), Heartbeat.parse(text)) for worker, text in stored.items())
-        return {name: beat for name, beat in rows if name is not None and beat is not None}
+        return WorkerBeats(self._ledger).of(job)
 
     def heartbeat(self, job: str, worker: str) -> Heartbeat | None:
         """Return the last heartbeat of a worker; None without one that can be read."""
@@ -67,7 +65,6 @@ class JobWorkers:
             for (job, names), row in zip(due.items(), texts, strict=True):
                 keys = LedgerKeys(job)
                 pipe.hdel(keys.workers, *names)
-                pipe.zrem(keys.beats, *names)
                 pipe.srem(keys.draining, *names)
                 beats = [Heartbeat.parse(text) for text in row if text]
                 keep_traffic(pipe, job, [beat for beat in beats if beat])

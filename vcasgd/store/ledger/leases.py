@@ -127,7 +127,7 @@ class Leases:
         pairs = [part for lease in held for part in (lease.piece, lease.token)]
         state, leave, *lost = self._renew(
             keys=[keys.record, keys.leases, keys.holders, keys.workers, keys.draining,
-                  keys.quarantine, keys.placed, CLEARANCES, keys.refused, keys.open, keys.beats],
+                  keys.quarantine, keys.placed, CLEARANCES, keys.refused, keys.open],
             args=[self._worker, self._lease_ms, json.dumps(heartbeat), self._pass, *pairs],
         )  # fmt: skip
         return Renewal(state.decode(), leave.decode(), frozenset(piece.decode() for piece in lost))

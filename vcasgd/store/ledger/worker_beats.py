@@ -1,182 +1,111 @@
-"""Heartbeats of all workers, read incrementally.
+"""Heartbeats of all workers, and the bytes that a job's workers pushed and fetched.
 
 A job can have 10,000 workers, and several parts of a process ask for their heartbeats several times
-a second. The ledger numbers the heartbeats of a job, so that a reader requests only those after the
-last one that it has seen.
+a second, so a text that has not changed is not parsed again.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from typing import Any
 
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.heartbeats import Heartbeat, worker_name
-from vcasgd.store.ledger.traffic import Traffic
 
 #: Jobs whose heartbeats stay in memory.
 JOBS_CACHED = 256
-#: Attempts to read while workers are removed meanwhile.
-ATTEMPTS = 5
-#: Numbers from here on can't be told apart. Only a hostile worker reaches them.
-LARGEST_NUMBER = 2.0**53
-#: Before all numbers.
-NONE = float("-inf")
-
-
-@dataclass
-class _Job:
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    #: Number of the newest heartbeat that was read.
-    newest: float = NONE
-    #: All names in the ledger, and the heartbeats of those that can be read.
-    names: set[bytes] = field(default_factory=set)
-    beats: dict[str, Heartbeat] = field(default_factory=dict)
-    removed: dict[bytes, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class _Change:
-    """Workers with new heartbeats, the newest number, all workers, and sums of removed ones."""
+class Traffic:
+    """Bytes of updates and snapshots, as they are encoded on the network.
 
-    names: list[bytes]
-    newest: float | None
-    count: int
-    removed: dict[bytes, bytes]
+    Each worker reports its own sums in its heartbeats. When it is removed, they are added to those
+    of the job's earlier workers.
+    """
+
+    pushed_bytes: int = 0
+    fetched_bytes: int = 0
+
+    @classmethod
+    def of_job(cls, removed: Mapping[bytes, bytes], heartbeats: Iterable[Heartbeat]) -> Traffic:
+        """Return the sums of all workers. ``removed``: the ledger's hash."""
+        pushed, fetched = (
+            int(Decimal(removed.get(name, b"0").decode()))
+            for name in (b"pushed_bytes", b"fetched_bytes")
+        )
+        for beat in heartbeats:
+            pushed += beat.pushed_bytes or 0
+            fetched += beat.fetched_bytes or 0
+        return cls(pushed, fetched)
+
+
+def keep_traffic(pipe: Any, job: str, heartbeats: Iterable[Heartbeat]) -> None:
+    """Add the sums of workers that are being removed to those of their job's earlier workers."""
+    for name, count in asdict(Traffic.of_job({}, heartbeats)).items():
+        if count:
+            # A float, because the server refuses to increment an integer beyond 64 bits.
+            pipe.hincrbyfloat(LedgerKeys(job).traffic, name, count)
 
 
 class WorkerBeats:
-    """Cache of the last heartbeat of each worker. Threads may share it.
+    """Last heartbeat of each worker. Threads may share it.
 
-    Methods raise :class:`~vcasgd.errors.StoreUnavailable`. A heartbeat that a hostile worker
-    changes without its number may be returned as it was before.
+    Methods raise :class:`~vcasgd.errors.StoreUnavailable`. Workers may have written anything, so
+    names and heartbeats that can't be read are left out.
     """
 
     def __init__(self, ledger: RedisClient) -> None:
         self._ledger = ledger
-        self._lock = threading.Lock()
-        self._jobs: OrderedDict[str, _Job] = OrderedDict()
+        #: The last texts of each job's workers, with what they say.
+        self._parsed: dict[str, dict[bytes, tuple[bytes, Heartbeat | None]]] = {}
 
     def of(self, job: str) -> dict[str, Heartbeat]:
-        """Return the heartbeats of a job by worker, without those that can't be read."""
+        """Return the heartbeats of a job by worker."""
         return self.of_many([job])[job]
 
     def of_many(self, jobs: Collection[str]) -> dict[str, dict[str, Heartbeat]]:
-        """Return the heartbeats of several jobs, in few round trips."""
-        with self._locked(jobs) as cached:
-            return {job: dict(each.beats) for job, each in cached.items()}
+        """Return the heartbeats of several jobs, in one round trip."""
+        return {job: beats for job, (beats, _) in self._read(jobs).items()}
 
     def traffic(self, job: str) -> Traffic:
         """Return the bytes that all workers of a job have moved, also those that were removed."""
         return self.traffic_of([job])[job]
 
     def traffic_of(self, jobs: Collection[str]) -> dict[str, Traffic]:
-        """Return the traffic of several jobs, in few round trips."""
-        with self._locked(jobs) as cached:
-            return {
-                job: Traffic.of_job(each.removed, each.beats.values())
-                for job, each in cached.items()
-            }
-
-    @contextmanager
-    def _locked(self, jobs: Iterable[str]) -> Iterator[dict[str, _Job]]:
-        """Lock jobs, always in the same order, and bring them up to date."""
-        with ExitStack() as locks:
-            cached = {job: self._job(job) for job in sorted(set(jobs))}
-            for each in cached.values():
-                locks.enter_context(each.lock)
-            self._refresh(cached)
-            yield cached
-
-    def _job(self, job: str) -> _Job:
-        with self._lock:
-            cached = self._jobs.setdefault(job, _Job())
-            self._jobs.move_to_end(job)
-            while len(self._jobs) > JOBS_CACHED:
-                self._jobs.popitem(last=False)
-            return cached
-
-    def _refresh(self, jobs: Mapping[str, _Job]) -> None:
-        """Bring jobs up to date: the sums of removed workers fit the heartbeats of the others."""
-        due = dict(jobs)
-        for _ in range(ATTEMPTS):
-            if not due:
-                return
-            changes = self._changes(due)
-            texts = self._texts({job: each.names for job, each in changes.items()})
-            due = {
-                job: due[job]
-                for job, change in changes.items()
-                if not _apply(due[job], change, texts[job])
-            }
-            for job, cached in due.items():
-                self._compare_names(job, cached)
-
-    def _changes(self, jobs: Mapping[str, _Job]) -> dict[str, _Change]:
-        with self._ledger.pipeline(transaction=True) as pipe:
-            for job, cached in jobs.items():
-                keys = LedgerKeys(job)
-                after = NONE if cached.newest == NONE else f"({cached.newest!r}"
-                pipe.zrangebyscore(keys.beats, after, "+inf")
-                pipe.zscore(keys.beats, "")
-                pipe.hlen(keys.workers)
-                pipe.hgetall(keys.traffic)
-            rows = pipe.execute()
+        """Return the traffic of several jobs, in one round trip."""
         return {
-            job: _Change([name for name in names if name], newest, count, removed)
-            for job, names, newest, count, removed in zip(
-                jobs, rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True
-            )
+            job: Traffic.of_job(removed, beats.values())
+            for job, (beats, removed) in self._read(jobs).items()
         }
 
-    def _texts(self, workers: Mapping[str, Sequence[bytes]]) -> dict[str, list[bytes | None]]:
-        """Return the heartbeats of some workers of each job, in one round trip."""
-        asked = [job for job, names in workers.items() if names]
-        with self._ledger.pipeline() as pipe:
-            for job in asked:
-                pipe.hmget(LedgerKeys(job).workers, workers[job])
-            texts: dict[str, list[bytes | None]] = dict(zip(asked, pipe.execute(), strict=True))
-        return {job: texts.get(job, []) for job in workers}
+    def _read(
+        self, jobs: Collection[str]
+    ) -> dict[str, tuple[dict[str, Heartbeat], dict[bytes, bytes]]]:
+        # A transaction: the sums of removed workers fit the heartbeats of the others.
+        with self._ledger.pipeline(transaction=True) as pipe:
+            for job in jobs:
+                pipe.hgetall(LedgerKeys(job).workers)
+                pipe.hgetall(LedgerKeys(job).traffic)
+            rows = pipe.execute()
+        return {
+            job: (self._beats(job, texts), removed)
+            for job, texts, removed in zip(jobs, rows[::2], rows[1::2], strict=True)
+        }
 
-    def _compare_names(self, job: str, cached: _Job) -> None:
-        present = set(self._ledger.hkeys(LedgerKeys(job).workers))
-        for name in cached.names - present:
-            _forget(cached, name)
-        new = list(present - cached.names)
-        _store(cached, new, self._texts({job: new})[job])
-
-
-def _apply(cached: _Job, change: _Change, texts: Sequence[bytes | None]) -> bool:
-    """Apply changes to a job. Returns False if workers were removed, too."""
-    if (NONE if change.newest is None else change.newest) < cached.newest:
-        # The ledger was restored to an earlier state.
-        cached.newest, cached.names, cached.beats = NONE, set(), {}
-        return False
-    cached.removed = change.removed
-    _store(cached, change.names, texts)
-    if None in texts or len(cached.names) != change.count:
-        return False
-    usable = change.newest is not None and abs(change.newest) < LARGEST_NUMBER
-    cached.newest = change.newest if usable and change.newest is not None else NONE
-    return True
-
-
-def _store(cached: _Job, names: Iterable[bytes], texts: Iterable[bytes | None]) -> None:
-    for name, text in zip(names, texts, strict=True):
-        _forget(cached, name)
-        if text is not None:
-            cached.names.add(name)
-            if (readable := worker_name(name)) and (beat := Heartbeat.parse(text)):
-                cached.beats[readable] = beat
-
-
-def _forget(cached: _Job, name: bytes) -> None:
-    cached.names.discard(name)
-    cached.beats.pop(name.decode(errors="replace"), None)
+    def _beats(self, job: str, texts: Mapping[bytes, bytes]) -> dict[str, Heartbeat]:
+        before, parsed = self._parsed.get(job, {}), {}
+        for name, text in texts.items():
+            known = before.get(name)
+            parsed[name] = known if known and known[0] == text else (text, Heartbeat.parse(text))
+        if len(self._parsed) > JOBS_CACHED:
+            self._parsed.clear()
+        self._parsed[job] = parsed
+        named = ((worker_name(name), beat) for name, (_, beat) in parsed.items())
+        return {name: beat for name, beat in named if name is not None and beat is not None}
 
 
 def read_beats(

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Stores a worker's heartbeat and renews its leases.
 -- KEYS  1 record  2 leases  3 holders  4 workers  5 draining  6 quarantine
---       7 placed  8 clearances  9 refused  10 open  11 beats
+--       7 placed  8 clearances  9 refused  10 open
 -- ARGV  1 worker  2 lease in ms  3 heartbeat, as JSON  4 the worker's pass
 --       5… work item, token, work item, token, …
 -- Returns {state, leave, lost work item…}.
@@ -12,16 +12,12 @@
 -- Includes ledger/work_items.lua
 -- Limits MAX_HEARTBEAT_BYTES MAX_RENEWED
 expect_keys('record', 'leases', 'holders', 'workers', 'draining', 'quarantine', 'placed',
-  'clearances', 'refused', 'open', 'beats')
+  'clearances', 'refused', 'open')
 expect_arguments(4 + 2 * MAX_RENEWED, MAX_HEARTBEAT_BYTES)
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local state = redis.call('HGET', KEYS[1], 'state') or 'gone'
-if state ~= 'gone' then
-  redis.call('HSET', KEYS[4], ARGV[1], ARGV[3])
-  -- numbered, so that readers request only what is new
-  redis.call('ZADD', KEYS[11], redis.call('ZINCRBY', KEYS[11], 1, ''), ARGV[1])
-end
+if state ~= 'gone' then redis.call('HSET', KEYS[4], ARGV[1], ARGV[3]) end
 local leave = ''
 if redis.call('SISMEMBER', KEYS[5], ARGV[1]) == 1 then leave = 'drain' end
 if redis.call('HEXISTS', KEYS[6], ARGV[1]) == 1 then leave = 'quarantine' end
