@@ -25,7 +25,7 @@ from vcasgd.store.embedded.server import (
     server_command,
     write_configuration,
 )
-from vcasgd.store.sentinel import address_of, named_primary
+from vcasgd.store.sentinel import named_primary, primary_url
 
 PASSWORD = "of-the-servers"
 SENTINEL_PASSWORD = "of-the-sentinels"
@@ -150,7 +150,7 @@ def test_plain_text_to_sentinels_that_speak_tls(service: Service) -> None:
 
 
 def test_the_address_for_those_who_know_no_sentinel(service: Service) -> None:
-    address = address_of(service.trusting)
+    address = primary_url(service.trusting)
 
     assert address is not None
     assert address.startswith(f"rediss://:{PASSWORD}@127.0.0.1:{service.ports[0]}/0?")

@@ -17,7 +17,7 @@ from vcasgd.cluster import Command, head_command
 from vcasgd.errors import SpecError, StoreUnavailable, VcasgdError
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
-from vcasgd.store.sentinel import address_of
+from vcasgd.store.sentinel import primary_url
 
 #: Ray's default folder.
 DEFAULT_DIR = Path(tempfile.gettempdir()) / "ray"
@@ -33,7 +33,7 @@ def command(
     """
     host, port = _host_and_port(address)
     # Ray accepts one address. After a failover the head is restarted with the new one.
-    url = address_of(ledger_url)
+    url = primary_url(ledger_url)
     if url is None:
         return None
     ledger = urlsplit(url)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -24,14 +23,9 @@ from redis.retry import Retry
 
 from vcasgd import limits
 from vcasgd.backoff import backoff, jittered
-from vcasgd.errors import (
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
-    StoreUnsupported,
-)
+from vcasgd.errors import StoreError, StoreFull, StoreUnavailable, StoreUnsupported
 from vcasgd.store import sentinel
-from vcasgd.store.over_limit import converted, exceeding, may_exceed, refused_at
+from vcasgd.store.atomic import Command, as_one, converted, may_exceed
 from vcasgd.store.replication import REPLICA_SECONDS, Replication
 from vcasgd.store.replies import mapped_errors
 from vcasgd.store.tls import tls_options
@@ -53,9 +47,9 @@ _CHECK_THE_URL = "check that it is running, and its URL: a TLS port requires red
 _READS = frozenset((
     "ACL", "CLIENT", "CONFIG", "EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN",
     "HMGET", "HVALS", "INFO", "LLEN", "LRANGE", "MEMORY USAGE", "MGET", "PING", "PTTL", "SCAN",
-    "SCARD", "SCRIPT EXISTS", "SCRIPT LOAD", "SISMEMBER", "SMEMBERS", "STRLEN", "TIME", "TTL",
-    "TYPE", "WAIT", "XINFO STREAM", "XLEN", "XRANGE", "XREAD", "XREVRANGE", "ZCARD", "ZRANGE",
-    "ZMSCORE", "ZRANGEBYSCORE", "ZREVRANGE", "ZSCORE",
+    "SCARD", "SCRIPT EXISTS", "SCRIPT LOAD", "SISMEMBER", "SMEMBERS", "SRANDMEMBER", "STRLEN",
+    "TIME", "TTL", "TYPE", "WAIT", "XINFO STREAM", "XLEN", "XRANGE", "XREAD", "XREVRANGE", "ZCARD",
+    "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGE", "ZREVRANK", "ZSCORE",
 ))
 # fmt: on
 
@@ -68,74 +62,73 @@ Result = TypeVar("Result")
 
 
 class _Pipeline(Pipeline):
-    """A pipeline that raises our errors. With ``replication``, its writes wait for the replicas."""
+    """A pipeline that raises our errors.
 
-    replication: Replication | None = None
-    over_limit = False
+    Its writes wait for the replicas and exceed the memory limit as those of its client do. A
+    transaction that writes is one script.
+    """
+
+    def __init__(self, client: RedisClient, transaction: bool) -> None:
+        super().__init__(client.connection_pool, client.response_callbacks, transaction, None)
+        self._replication = client.replication if client.waits else None
+        self._over_limit = client.over_limit
 
     def execute(self, raise_on_error: bool = True) -> list[Any]:
+        commands: list[Command] = list(self.command_stack)
         with mapped_errors():
-            result: list[Any] = super().execute(raise_on_error)
-            return result
-
-    def _execute_pipeline(
-        self, connection: Any, commands: list[Any], raise_on_error: bool
-    ) -> list[Any]:
-        results = self._in_one_trip(connection, commands)
-        if self.over_limit and (refused := refused_at(commands, results)):
-            again = self._over_limit(connection, [commands[at] for at in refused])
-            for at, result in zip(refused, again, strict=True):
-                results[at] = result
-        if raise_on_error:
-            self.raise_first_error(commands, results)
+            if self.transaction and not _only_read(commands):
+                results = self._as_script(commands)
+            else:
+                try:
+                    results = self._in_one_trip()
+                except OutOfMemoryError:
+                    # A server at its limit queues not even the reads of a transaction.
+                    results = self._as_script(commands)
+                self._repeat_refused(commands, results)
+            for result in results if raise_on_error else ():
+                if isinstance(result, Exception):
+                    raise result
         return results
 
-    def _in_one_trip(self, connection: Any, commands: list[Any]) -> list[Any]:
+    def _in_one_trip(self) -> list[Any]:
         """Return the answers, some of which can be errors."""
-        if (wait := self._wait_after(commands)) is not None:
-            # WAIT goes in the same round trip.
-            commands = [*commands, (wait, {})]
-        results: list[Any] = super()._execute_pipeline(connection, commands, False)
+        wait = None
+        if self._replication is not None and not _only_read(self.command_stack):
+            wait = self._replication.command()
         if wait is not None:
-            self._record_answer(results.pop())
+            self.execute_command(*wait)
+        results: list[Any] = super().execute(raise_on_error=False)
+        if wait is not None and self._replication is not None:
+            acknowledged = results.pop()
+            if isinstance(acknowledged, Exception):
+                raise acknowledged
+            self._replication.record_answer(acknowledged)
         return results
 
-    def _over_limit(self, connection: Any, commands: list[Any]) -> list[Any]:
-        """Run commands atomically at the server's memory limit."""
-        (answers,) = self._in_one_trip(connection, [(exceeding(commands), {})])
+    def _as_script(self, commands: list[Command]) -> list[Any]:
+        self.reset()
+        self.transaction = False
+        self.execute_command(*as_one(commands, over_limit=self._over_limit))
+        (answers,) = self._in_one_trip()
         if isinstance(answers, Exception):
             raise answers
         return converted(commands, answers, self.response_callbacks)
 
-    def _execute_transaction(
-        self, connection: Any, commands: list[Any], raise_on_error: bool
-    ) -> list[Any]:
-        try:
-            results: list[Any] = super()._execute_transaction(connection, commands, raise_on_error)
-        except OutOfMemoryError:
-            # Nothing was executed.
-            if self.over_limit and all(may_exceed(command) for command, _ in commands):
-                return self._over_limit(connection, commands)
-            # A worker may run no such script. What it reads may change in between.
-            if not all(command[0] in _READS for command, _ in commands):
-                raise
-            return self._execute_pipeline(connection, commands, raise_on_error)
-        if wait := self._wait_after(commands):
-            # Inside a transaction WAIT would not block.
-            connection.send_command(*wait)
-            self._record_answer(connection.read_response())
-        return results
+    def _repeat_refused(self, commands: list[Command], results: list[Any]) -> None:
+        """Repeat commands that the server refused at its limit, if they may exceed it."""
+        refused = [
+            at
+            for at, ((command, _), answer) in enumerate(zip(commands, results, strict=True))
+            if self._over_limit and isinstance(answer, OutOfMemoryError) and may_exceed(command)
+        ]
+        if refused:
+            again = self._as_script([commands[at] for at in refused])
+            for at, result in zip(refused, again, strict=True):
+                results[at] = result
 
-    def _wait_after(self, commands: list[Any]) -> tuple[str, int, int] | None:
-        if self.replication is None or all(args[0] in _READS for args, _ in commands):
-            return None
-        return self.replication.command()
 
-    def _record_answer(self, acknowledged: Any) -> None:
-        assert self.replication is not None
-        if isinstance(acknowledged, Exception):
-            raise acknowledged
-        self.replication.record_answer(acknowledged)
+def _only_read(commands: list[Command]) -> bool:
+    return all(args[0] in _READS for args, _ in commands)
 
 
 class RedisClient(redis.Redis):
@@ -152,8 +145,6 @@ class RedisClient(redis.Redis):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        #: Idle connections of single commands.
-        self._idle: deque[Any] = deque()
         #: Idle connections of :class:`~vcasgd.store.bulk_transfer.BulkTransfer`.
         self.idle_bulk: deque[Any] = deque()
         #: Bytes of the strings that it has received. Several threads add to the number.
@@ -169,100 +160,22 @@ class RedisClient(redis.Redis):
         with mapped_errors():
             if not self.waits or args[0] in _READS:
                 try:
-                    return self._exchange(*args, **options)
+                    return super().execute_command(*args, **options)
                 except OutOfMemoryError:
                     if not self.over_limit or not may_exceed(args):
                         raise
-                    commands = [(args, options)]
-                    answers = self._exchange(*exceeding(commands))
-                    return converted(commands, answers, self.response_callbacks)[0]
             pipe = self.pipeline()
             pipe.execute_command(*args, **options)
-            # In a pipeline, the library would put the whole command into the error's text.
-            (result,) = pipe.execute(raise_on_error=False)
-            if isinstance(result, Exception):
-                raise result
-            return result
+            return pipe.execute()[0]
 
-    def read_in_one_trip(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run commands that only read, one after the other, in one round trip.
-
-        A pipeline would ask first whether the server has the scripts. Raises ``NoScriptError`` if
-        it lacks one.
-        """
-        with mapped_errors():
-            connection = self._connected()
-            try:
-                connection.send_packed_command(connection.pack_commands(commands))
-                answers = [self._answer(connection, command[0]) for command in commands]
-            except BaseException:
-                self._discard(connection)
-                raise
-            self._idle.append(connection)
-            for answer in answers:
-                if isinstance(answer, Exception):
-                    raise answer
-            return answers
-
-    def _answer(self, connection: Any, command: str) -> Any:
-        try:
-            return self.parse_response(connection, command)
-        except ResponseError as error:
-            return error
-
-    def _exchange(self, *args: Any, **options: Any) -> Any:
-        """Run a command on an idle connection.
-
-        The library would take it from its pool and give it back, and count and time all that, which
-        takes more processor time than the rest of a small command.
-        """
-        connection = self._connected()
-        try:
-            connection.send_command(*args, **options)
-            answer = self.parse_response(connection, args[0], **options)
-        except ResponseError:
-            self._idle.append(connection)
-            raise
-        except BaseException:
-            # The answer may still arrive.
-            self._discard(connection)
-            raise
-        self._idle.append(connection)
-        return answer
-
-    def _connected(self) -> Any:
-        with suppress(IndexError):
-            while True:
-                connection = self._idle.pop()
-                if self._is_usable(connection):
-                    return connection
-                self._discard(connection)
-        return self.connection_pool.get_connection()
-
-    def _is_usable(self, connection: Any) -> bool:
-        """Return True if an idle connection is open, silent, and of this process."""
-        try:
-            own = connection.pid == os.getpid() and self.leads_to_server(connection)
-            return own and not connection.can_read()
-        except (redis.RedisError, OSError):
-            return False
-
-    def _discard(self, connection: Any) -> None:
-        connection.disconnect()
-        self.connection_pool.release(connection)
-
-    def pipeline(self, transaction: bool = False, shard_hint: Any = None) -> _Pipeline:
-        pipe = _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
-        if self.waits:
-            pipe.replication = self.replication
-        pipe.over_limit = self.over_limit
-        return pipe
+    def pipeline(self, transaction: bool = False, shard_hint: Any = None) -> _Pipeline:  # noqa: ARG002
+        return _Pipeline(self, transaction)
 
     def waiting(self) -> RedisClient:
         """Return a client with the same connections whose writes wait for the replicas, if any."""
         client = type(self)(connection_pool=self.connection_pool)
         client.replication, client.waits = self.replication, self.replication is not None
-        client.over_limit, client._idle = self.over_limit, self._idle
+        client.over_limit = self.over_limit
         return client
 
     def leads_to_server(self, connection: Any) -> bool:
@@ -317,7 +230,7 @@ def connect(
     ``url``: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or
     ``rediss+sentinel://``. With ``replicas=n`` in it, every write waits for n replicas; if
     ``waits`` is False, only the writes of :meth:`RedisClient.waiting` do. With ``over_limit``,
-    writes continue at the memory limit; see :mod:`vcasgd.store.over_limit`. With ``kept`` or
+    writes continue at the memory limit; see :mod:`vcasgd.store.atomic`. With ``kept`` or
     ``over_limit``, which only the platform uses, the server closes other connections first if all
     together take too much of its memory. ``fence`` is called
     with each new connection, and raises an error of redis-py to refuse it. The library's own
@@ -330,12 +243,17 @@ def connect(
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }
-    hooks = [hook for hook in (_keep if kept or over_limit else None, fence) if hook]
-    if hooks:
+    through_sentinel = url.startswith(sentinel.SCHEMES)
+    hooks = (
+        sentinel.expect_primary if through_sentinel else None,
+        _keep if kept or over_limit else None,
+        fence,
+    )
+    if any(hooks):
 
         def on_connect(connection: Any) -> None:
             connection.on_connect()
-            for hook in hooks:
+            for hook in filter(None, hooks):
                 hook(connection)
 
         options["redis_connect_func"] = on_connect
@@ -344,7 +262,13 @@ def connect(
         options["socket_keepalive"] = True
     try:
         plain, replicas, seconds = _split_own_options(url)
-        client, confirm = _client(plain, {**options, **tls_options(plain)})
+        options |= tls_options(plain)
+        client: RedisClient
+        if through_sentinel:
+            parsed = sentinel.SentinelUrl.parse(plain)
+            client, confirm = sentinel.primary_of(parsed, RedisClient, **options)
+        else:
+            client, confirm = RedisClient.from_url(plain, **options), _nothing
     except ValueError:
         # The library's message may contain a part of the password.
         raise StoreError(
@@ -367,15 +291,8 @@ def _keep(connection: Any) -> None:
         connection.read_response()
 
 
-def _client(url: str, options: dict[str, Any]) -> tuple[RedisClient, Callable[[], None]]:
-    """Return a client and a function that raises if its server may no longer be the primary."""
-    if url.startswith(sentinel.SCHEMES):
-        client: Any
-        client, confirm = sentinel.primary_of(
-            sentinel.SentinelUrl.parse(url), RedisClient, **options
-        )
-        return client, confirm
-    return RedisClient.from_url(url, **options), lambda: None
+def _nothing() -> None:
+    """Do nothing: without Sentinel there is no way to check which server is the primary."""
 
 
 def _split_own_options(url: str) -> tuple[str, int, float]:

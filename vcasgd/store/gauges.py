@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vcasgd.store.atomic import FULL_SHARE
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.over_limit import FULL_SHARE
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,6 @@ def mapped_errors() -> Iterator[None]:
 
 def _from_script(text: str) -> StoreError:
     """Return the error for a text whose first word, in capitals, is from a script or the server."""
-    # In a pipeline the library prepends the command to the answer.
-    text = text.rpartition(" of pipeline caused error: ")[2]
     if text.startswith("FENCED"):
         return Fenced(text.removeprefix("FENCED "))
     if text.startswith("NOSNAPSHOT"):

@@ -25,6 +25,8 @@ SENTINEL_SECONDS = 1.0
 #: Answers of a server that no longer is the primary, or must not act as one.
 _DEPOSED = ("READONLY", "NOREPLICAS", "UNBLOCKED", "MASTERDOWN")
 
+Address = tuple[str, int]
+
 
 @dataclass(frozen=True)
 class SentinelUrl:
@@ -74,23 +76,27 @@ def _host(text: str) -> tuple[str, int]:
     return parts.hostname, parts.port or SENTINEL_PORT
 
 
+def expect_primary(connection: Any) -> None:
+    """Raise :class:`redis.ConnectionError` if a new connection does not lead to a primary.
+
+    Sentinel's answer may be older than the failover, and a replica answers reads.
+    """
+    # HELLO contains the role; the ROLE command requires an administrator.
+    connection.send_command("HELLO", 2)
+    answer = connection.read_response()
+    if dict(zip(answer[::2], answer[1::2], strict=True))[b"role"] != b"master":
+        raise redis.ConnectionError("the server is a replica")
+
+
 class _ToPrimary(SentinelManagedConnection):  # type: ignore[misc]  # the library has no types
     """A connection that closes as soon as its server turns out not to be the primary."""
-
-    def on_connect_check_health(self, check_health: bool = True) -> None:
-        super().on_connect_check_health(check_health=check_health)
-        # Sentinel's answer may be older than the failover, and a replica answers reads. HELLO
-        # contains the role; the ROLE command requires an administrator.
-        self.send_command("HELLO", 2)
-        answer = self.read_response()
-        if dict(zip(answer[::2], answer[1::2], strict=True))[b"role"] != b"master":
-            raise redis.ConnectionError("the server is a replica")
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         try:
             return super().read_response(*args, **options)
         except redis.ResponseError as error:
-            if not _deposed(error):
+            kinds = (redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError)
+            if not isinstance(error, kinds) and not str(error).startswith(_DEPOSED):
                 raise
             # The next use of this connection asks Sentinel again.
             self.disconnect()
@@ -103,11 +109,6 @@ class _ToPrimaryByTls(_ToPrimary, SSLConnection):  # type: ignore[misc]
     pass
 
 
-def _deposed(error: redis.ResponseError) -> bool:
-    kinds = (redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError)
-    return isinstance(error, kinds) or str(error).startswith(_DEPOSED)
-
-
 class _Sentinels(Sentinel):  # type: ignore[misc]
     """Sentinels of which a majority is asked; the newest configuration wins.
 
@@ -115,49 +116,40 @@ class _Sentinels(Sentinel):  # type: ignore[misc]
     together with the old primary.
     """
 
-    def discover_master(self, service_name: str) -> tuple[str, int]:
-        addresses, errors = self._ask(service_name)
-        if not addresses:
+    def discover_master(self, service_name: str) -> Address:
+        known, errors = self._ask(service_name)
+        if not known:
             names = ", ".join(type(error).__name__ for error in errors)
             # The cause shows whether a certificate was refused.
             raise MasterNotFoundError(
                 f"no Sentinel knows a primary of {service_name!r}: {names}"
             ) from errors[-1]
-        return max(addresses)[1]
+        return max(known)[1]
 
-    def confirmed_primary(self, service_name: str) -> tuple[str, int] | None:
+    def confirmed_primary(self, service: str) -> Address | None:
         """Return the primary in a majority's newest configuration; None without a majority."""
-        addresses, _ = self._ask(service_name)
-        return max(addresses)[1] if len(addresses) >= self._majority else None
+        known, _ = self._ask(service)
+        return max(known)[1] if len(known) > len(self.sentinels) // 2 else None
 
-    @property
-    def _majority(self) -> int:
-        return len(self.sentinels) // 2 + 1
-
-    def _ask(
-        self, service: str
-    ) -> tuple[list[tuple[int, tuple[str, int]]], list[redis.RedisError]]:
+    def _ask(self, service: str) -> tuple[list[tuple[int, Address]], list[redis.RedisError]]:
         """Return epoch and address from a majority, if it answers, and the errors of the others."""
-        addresses: list[tuple[int, tuple[str, int]]] = []
+        known: list[tuple[int, Address]] = []
         errors: list[redis.RedisError] = []
-        for sentinel in list(self.sentinels):
+        for sentinel in self.sentinels:
             try:
                 state = sentinel.sentinel_master(service)
             except redis.RedisError as error:
                 errors.append(error)
-                # Ask it last from now on, so that a dead one costs its timeout only once.
-                self.sentinels.remove(sentinel)
-                self.sentinels.append(sentinel)
                 continue
-            addresses.append((int(state["config-epoch"]), (str(state["ip"]), int(state["port"]))))
-            if len(addresses) >= self._majority:
+            known.append((int(state["config-epoch"]), (str(state["ip"]), int(state["port"]))))
+            if len(known) > len(self.sentinels) // 2:
                 break
-        return addresses, errors
+        return known, errors
 
 
 def primary_of(
     url: SentinelUrl, client_class: type[redis.Redis], **options: Any
-) -> tuple[redis.Redis, Callable[[], None]]:
+) -> tuple[Any, Callable[[], None]]:
     """Return a client of a service's current primary, and a function that checks it.
 
     The function raises :class:`redis.ConnectionError` unless a majority of the Sentinels
@@ -191,7 +183,7 @@ def primary_of(
     return client, confirm
 
 
-def named_primary(url: str) -> tuple[str, int] | None:
+def named_primary(url: str) -> Address | None:
     """Return host and port of the primary of a service's URL; None without a majority."""
     parsed = SentinelUrl.parse(url)
     sentinels = _Sentinels(
@@ -208,7 +200,7 @@ def named_primary(url: str) -> tuple[str, int] | None:
         return sentinels.confirmed_primary(parsed.service)
 
 
-def address_of(url: str) -> str | None:
+def primary_url(url: str) -> str | None:
     """Return the URL of the primary itself, for clients without support for Sentinel.
 
     Returns None if no majority of the Sentinels answers, and other URLs unchanged.

@@ -17,6 +17,7 @@ from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.logging import request_id
 from vcasgd.spec.job import CHANGEABLE, JobSpec
 from vcasgd.store import keys as names
+from vcasgd.store.atomic import FULL_SHARE
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.events import EventLog, event_text
@@ -32,7 +33,6 @@ from vcasgd.store.ledger.job import (
 from vcasgd.store.ledger.job_workers import JobWorkers
 from vcasgd.store.ledger.tuning import Tuned
 from vcasgd.store.ledger.untrusted import Invalid, count
-from vcasgd.store.over_limit import FULL_SHARE
 
 log = logging.getLogger(__name__)
 

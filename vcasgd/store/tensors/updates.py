@@ -266,12 +266,11 @@ class UpdateSender:
         keys, args = self._question(pushed, newer_than, chunk)
         milliseconds = max(1, int(seconds * 1000))
         try:
-            streams, status = self._tensors.read_in_one_trip(
-                [
-                    ("XREAD", "COUNT", 1, "BLOCK", milliseconds, "STREAMS", self._keys.news, seen),
-                    ("EVALSHA", self._status.sha, len(keys), *keys, *args),
-                ]
-            )
+            # Not as a script of the pipeline, which would ask first whether the server has it.
+            with self._tensors.pipeline() as pipe:
+                pipe.xread({self._keys.news: seen}, count=1, block=milliseconds)
+                pipe.evalsha(self._status.sha, len(keys), *keys, *args)
+                streams, status = pipe.execute()
         except NoScriptError:
             seen = self.wait_for_commit(seconds, seen)
             return seen, self.status(pushed, newer_than, chunk)

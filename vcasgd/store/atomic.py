@@ -1,17 +1,14 @@
-"""Commands that continue when a server is at its memory limit.
+"""Commands that one script runs: transactions, and commands that exceed a server's memory limit.
 
 The limit is for what grows: new jobs and their histories. A job that runs needs a bounded amount
-more for its leases, machines, and reports, and stopping it would free nothing. So those writes
-exceed the limit: scripts do by their flag ``allow-oom``, and plain commands are repeated in such a
-script. Transactions are, too, because at its limit a server refuses even to queue a read.
+more for its leases, machines, and reports, and stopping it would free nothing. So scripts of the
+platform have the flag ``allow-oom``, and plain commands run in such a script.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-
-from redis.exceptions import OutOfMemoryError
 
 #: Share of a server's memory limit from which on it counts as full: new jobs are refused, so that
 #: those that run have the rest.
@@ -20,8 +17,7 @@ FULL_SHARE = 0.95
 #: Runs commands, each given by its number of arguments and these. Returns the answers. Lua can't
 #: unpack more than some thousand arguments, so a longer command, which is variadic after its key
 #: (such as HSET), is run in parts.
-_SCRIPT = """#!lua flags=allow-oom
-local answers, at = {}, 1
+_SCRIPT = """local answers, at = {}, 1
 while at <= #ARGV do
   local last, answer = at + tonumber(ARGV[at]), nil
   if last - at <= 4000 then
@@ -45,18 +41,19 @@ Command = tuple[Sequence[Any], dict[str, Any]]
 
 
 def may_exceed(command: Sequence[Any]) -> bool:
-    """Return True if a command may continue."""
+    """Return True if a command may continue at the memory limit."""
     return command[0] not in _REFUSED
 
 
-def exceeding(commands: Iterable[Command]) -> tuple[Any, ...]:
-    """Return a command that runs others atomically over the limit."""
+def as_one(commands: Iterable[Command], *, over_limit: bool) -> tuple[Any, ...]:
+    """Return a command that runs others atomically, over the memory limit if they may."""
     arguments: list[Any] = []
     for (name, *rest), _ in commands:
         # redis-py has commands of two words
         words = [*str(name).split(), *rest]
         arguments += [len(words), *words]
-    return ("EVAL", _SCRIPT, 0, *arguments)
+        over_limit = over_limit and may_exceed((name,))
+    return ("EVAL", f"#!lua flags=allow-oom\n{_SCRIPT}" if over_limit else _SCRIPT, 0, *arguments)
 
 
 def converted(
@@ -64,7 +61,7 @@ def converted(
     answers: Iterable[Any],
     callbacks: Mapping[str, Callable[..., Any]],
 ) -> list[Any]:
-    """Return the answers to :func:`exceeding` as the library returns those of the commands."""
+    """Return the answers to :func:`as_one` as the library returns those of the commands."""
     results = []
     for (command, options), answer in zip(commands, answers, strict=True):
         # the library adds the keys for its cache
@@ -72,12 +69,3 @@ def converted(
         convert = callbacks.get(command[0])
         results.append(convert(answer, **own) if convert else answer)
     return results
-
-
-def refused_at(commands: Sequence[Command], answers: Sequence[Any]) -> list[int]:
-    """Return the positions of refused commands that may continue."""
-    return [
-        at
-        for at, ((command, _), answer) in enumerate(zip(commands, answers, strict=True))
-        if isinstance(answer, OutOfMemoryError) and may_exceed(command)
-    ]
