@@ -24,7 +24,7 @@ from typing import TypeVar
 import machine
 from markdown import table
 from vcasgd.client import Client
-from vcasgd.fleet.providers.base import Instance
+from vcasgd.fleet.providers.base import Machine
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
@@ -125,13 +125,13 @@ class Bench:
 
     def replace(self) -> dict[str, float]:
         """Kill the machine and return when its replacement did each part, in Unix seconds."""
-        (old,) = self._provider.instances()
+        (old,) = self._provider.machines()
         times = {"killed": time.time()}
         self._provider.kill(old.id)
         # Updates that were under way are applied within a moment.
         new = _await(self._replacement)
         version = self.version()
-        folder = self._home / "instances" / new.id
+        folder = self._home / "machines" / new.id
         times["ordered"] = new.launched_at
         times["machine runs"] = _await(lambda: _modified(folder / "machine.json"))
         sockets = self._ray / new.id
@@ -144,12 +144,12 @@ class Bench:
         times["first update is in the model"] = time.time()
         return times
 
-    def _replacement(self) -> Instance | None:
-        return next(iter(self._provider.instances()), None)
+    def _replacement(self) -> Machine | None:
+        return next(iter(self._provider.machines()), None)
 
-    def _first_beat(self, instance: str) -> float | None:
+    def _first_beat(self, machine: str) -> float | None:
         beats = self._jobs.workers.heartbeats(self._job).values()
-        return next((time.time() for each in beats if each.instance == instance), None)
+        return next((time.time() for each in beats if each.machine == machine), None)
 
 
 def _modified(path: Path) -> float | None:

@@ -152,7 +152,7 @@ class JobWriter:
             )
 
     def _beat(self, number: int) -> None:
-        beat = {"at": time.time(), "instance": f"i-{number:04}", "host": "10.0.0.1", "pid": 100,
+        beat = {"at": time.time(), "machine": f"i-{number:04}", "host": "10.0.0.1", "pid": 100,
                 "doing": "training", "steps": 1000, "samples": 64000, "version": 18 * self._count,
                 "pushes": 100, "pushed_bytes": 10**8, "fetched_bytes": 3 * 10**8,
                 "resident_bytes": 10**9}  # fmt: skip
@@ -210,7 +210,7 @@ def _span(state: str, since: float, until: float | None) -> dict[str, Any]:
 
 
 def _lane(spans: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    fields = {"pool": "aws", "zone": "us-east-1a", "instance_type": "c6i.large", "spot": True,
+    fields = {"pool": "aws", "zone": "us-east-1a", "machine_type": "c6i.large", "spot": True,
              "price_per_hour": 0.03, "replaced_by": None, "reason": "", "lost": False}  # fmt: skip
     return {**fields, **more, "spans": spans}
 
@@ -221,7 +221,7 @@ def measure_api(http: httpx.Client, job: str, api: psutil.Process) -> dict[str, 
     for name, path in (
         ("curves, first time", f"jobs/{job}/metrics?{CURVES}"),
         ("curves", f"jobs/{job}/metrics?{CURVES}"),
-        ("machines", f"jobs/{job}/machines"),
+        ("machines", f"jobs/{job}/timelines"),
         ("workers", f"jobs/{job}/workers"),
         ("subtasks", f"jobs/{job}/subtasks"),
         ("job", f"jobs/{job}"),

@@ -132,7 +132,7 @@ class Sampler:
         state = StackState.read(self.home)
         for name, part in (*state.parts.items(), ("supervisor", state.supervisor)):
             self._add(name, part.pid)
-        for one in job.provider.instances():
+        for one in job.provider.machines():
             self.machines.add(one.id)
             # A worker is the largest process of its machine.
             pids = [each.pid for each in job.provider.processes(one.id)]

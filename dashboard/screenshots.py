@@ -86,10 +86,10 @@ def _submit(client: Client, name: str, epochs: int, **args: float) -> str:
 def _lose_machines(client: Client, job: str) -> None:
     """Kill a machine, evict another, and wait for their replacements."""
     _await(client, job, 0.06)
-    first, second, *_ = sorted(row.instance for row in client.job(job).workers())
-    client.evict(instance=first, kill=True)
+    first, second, *_ = sorted(row.machine for row in client.job(job).workers())
+    client.evict(machine=first, kill=True)
     _await(client, job, 0.12)
-    client.evict(instance=second)
+    client.evict(machine=second)
     _await(client, job, 0.2)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 
-def worker_name(instance_id: str, job: str, learner: int = 1) -> str:
+def worker_name(machine_id: str, job: str, learner: int = 1) -> str:
     """Return the name of a job's worker on one machine; unique while the machine exists.
 
     ``learner``: 1, 2, … The separators are safe: no job has a dot in its id, and no cloud has an
     underscore in the id of a machine.
     """
-    return f"{job}.{instance_id}" if learner == 1 else f"{job}.{instance_id}_{learner}"
+    return f"{job}.{machine_id}" if learner == 1 else f"{job}.{machine_id}_{learner}"
 
 
 def job_of(worker: str) -> str:
@@ -17,8 +17,8 @@ def job_of(worker: str) -> str:
     return worker.partition(".")[0]
 
 
-def instance_of(worker: str) -> str:
-    """Return the instance id in a worker's name."""
+def machine_of(worker: str) -> str:
+    """Return the machine id in a worker's name."""
     return worker.partition(".")[2].partition("_")[0]
 
 

@@ -19,7 +19,7 @@ from vcasgd.chaos.killers import Killer, await_result
 from vcasgd.client import Client
 from vcasgd.errors import StackError, StoreError
 from vcasgd.fleet.presence import machines
-from vcasgd.fleet.providers.base import Instance
+from vcasgd.fleet.providers.base import Machine
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
@@ -227,7 +227,7 @@ class _GoodputRun:
             self._log(f"{at:6.1f} s: {options.notice:g} s of notice to {machine.id}")
             self._provider.evict(machine.id, options.notice)
 
-    def _victims(self) -> list[Instance]:
+    def _victims(self) -> list[Machine]:
         slow = self._folder / "slow"
         spared = slow.read_text() if slow.exists() else ""
         return sorted(
@@ -244,7 +244,7 @@ def _connect(home: StackHome, state: StackState, name: str) -> RedisClient:
 class Fleet(Protocol):
     """Machines of a run."""
 
-    def instances(self) -> Sequence[Instance]:
+    def machines(self) -> Sequence[Machine]:
         """Return those that exist now."""
 
 
@@ -273,7 +273,7 @@ class MachineObserver(threading.Thread):
 
     def _look_at_machines(self) -> None:
         now, seen = time.time(), self.seen
-        present = {one.id: one for one in self._fleet.instances()}
+        present = {one.id: one for one in self._fleet.machines()}
         for name, one in present.items():
             seen.machines.setdefault(name, MachineLife(one.launched_at))
         for name, life in seen.machines.items():
@@ -290,7 +290,7 @@ class MachineObserver(threading.Thread):
     def _look_at_workers(self) -> None:
         now = time.time()
         for beat in self._jobs.workers.heartbeats(self._job).values():
-            life = self.seen.machines.get(beat.instance or "")
+            life = self.seen.machines.get(beat.machine or "")
             if life is None:
                 continue
             if beat.steps and life.trained is None:

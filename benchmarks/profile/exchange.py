@@ -105,7 +105,7 @@ def await_updates(client: Client, name: str) -> None:
 def processes(state: StackState, provider: LocalProvider) -> dict[int, str]:
     """Return the kind of each process that takes part in an exchange, by process ID."""
     kinds = {part.pid: name for name, part in state.parts.items()}
-    for machine in provider.instances():
+    for machine in provider.machines():
         trains = max(provider.processes(machine.id), key=lambda each: processor_seconds(each.pid))
         kinds[trains.pid] = "worker"
     return kinds

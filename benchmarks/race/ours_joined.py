@@ -17,7 +17,7 @@ from entrants import Entrant
 from links import Links, Place
 from ours import OurCluster
 from outcomes import Workload
-from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
 from vcasgd.stack.layout import GATEWAY
@@ -95,13 +95,13 @@ class Agents:
             )
         self._agents.append(_Agent(process, log, time.time()))
 
-    def instances(self) -> list[Instance]:
+    def machines(self) -> list[Machine]:
         """Return the machines that have joined and live."""
         return [
-            Instance(
+            Machine(
                 id=name,
                 pool=POOL,
-                state=InstanceState.RUNNING,
+                state=MachineState.RUNNING,
                 launched_at=agent.launched,
                 notice_at=None,
                 host="",

@@ -1,16 +1,16 @@
 import { screen, within } from "@testing-library/react";
 import { expect, test } from "vitest";
 import { Overview } from "../src/pages/job/Overview";
-import { aJob, aMachine, anApi, START, show } from "./factories";
+import { aJob, anApi, aTimeline, START, show } from "./factories";
 
-const EVICTED = aMachine(
+const EVICTED = aTimeline(
   "i-0123456789abcdef0",
   [
     { state: "running", from: START, to: START + 50 },
     { state: "notice", from: START + 50, to: START + 60 },
     { state: "dead", from: START + 60, to: null },
   ],
-  { lost: true, instance_type: "g5.xlarge", zone: "us-east-1b", price_per_hour: 0.42 },
+  { lost: true, machine_type: "g5.xlarge", zone: "us-east-1b", price_per_hour: 0.42 },
 );
 const METRICS = [
   { at: START + 1, loss: 2, samples: 0 },
@@ -18,7 +18,7 @@ const METRICS = [
 ];
 
 test("a lane shows type, zone, price, and how the machine ended", async () => {
-  anApi({ "/api/v1/jobs/digits-abc123/machines": { body: [EVICTED] } });
+  anApi({ "/api/v1/jobs/digits-abc123/timelines": { body: [EVICTED] } });
   show(<Overview job={aJob({ ended_at: START + 120, state: "succeeded" })} />);
 
   const lane = await screen.findByText("g5.xlarge · us-east-1b · $0.42/h");
@@ -29,7 +29,7 @@ test("a lane shows type, zone, price, and how the machine ended", async () => {
 
 test("a loss is marked on the curve at its time, and a logarithmic axis says so", async () => {
   anApi({
-    "/api/v1/jobs/digits-abc123/machines": { body: [EVICTED] },
+    "/api/v1/jobs/digits-abc123/timelines": { body: [EVICTED] },
     "/api/v1/jobs/digits-abc123/metrics": { body: METRICS },
   });
   show(<Overview job={aJob({ ended_at: START + 120, state: "succeeded" })} />);
@@ -41,7 +41,7 @@ test("a loss is marked on the curve at its time, and a logarithmic axis says so"
 });
 
 test("parts of the page without content are one line each", async () => {
-  anApi({ "/api/v1/jobs/digits-abc123/machines": { body: [] } });
+  anApi({ "/api/v1/jobs/digits-abc123/timelines": { body: [] } });
   const { container } = show(<Overview job={aJob()} />);
 
   expect(await screen.findByText("None: all updates were valid.")).toBeTruthy();

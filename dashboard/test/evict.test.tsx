@@ -3,13 +3,13 @@ import { expect, test } from "vitest";
 import { useEvict } from "../src/api/jobs";
 import { anApi, show } from "./factories";
 
-const SENT = { id: "r-1", instance: "i-1", kill: false, notice_seconds: null, state: "waiting" };
+const SENT = { id: "r-1", machine: "i-1", kill: false, notice_seconds: null, state: "waiting" };
 
 function Evict() {
   const evict = useEvict();
   const text = evict.isSuccess ? "done" : (evict.error?.message ?? "nothing yet");
   return (
-    <button type="button" onClick={() => evict.mutate({ instance: "i-1", kill: false })}>
+    <button type="button" onClick={() => evict.mutate({ machine: "i-1", kill: false })}>
       {text}
     </button>
   );
@@ -20,7 +20,7 @@ test.each([
   [{ ...SENT, state: "done" }, "done"],
 ])("an eviction shows what became of the request", async (result, text) => {
   anApi({
-    "/api/v1/instances/i-1/evict": { status: 202, body: SENT },
+    "/api/v1/machines/i-1/evict": { status: 202, body: SENT },
     "/api/v1/requests/r-1": { body: result },
   });
   show(<Evict />);

@@ -5,7 +5,16 @@ import type { ReactNode } from "react";
 import { MemoryRouter } from "react-router";
 import { vi } from "vitest";
 import { makeQueryClient } from "../src/api/cache";
-import type { Brief, Caller, Cost, Instance, Job, Machine, Plan, Span } from "../src/api/types";
+import type {
+  Brief,
+  Caller,
+  Cost,
+  Job,
+  Machine,
+  MachineTimeline,
+  Plan,
+  Span,
+} from "../src/api/types";
 
 export const START = 1_700_000_000;
 
@@ -78,8 +87,8 @@ export function aCaller(scope: Caller["scope"], name = "ann"): Caller {
   return { name, scope, max_machines: null, expires_at: null };
 }
 
-export function anInstance(id: string, state = "running"): Instance {
-  return { id, state } as Instance;
+export function aMachine(id: string, state = "running"): Machine {
+  return { id, state } as Machine;
 }
 
 export function aCost(job: string, changes: Partial<Cost> = {}): Cost {
@@ -97,12 +106,16 @@ export function aCost(job: string, changes: Partial<Cost> = {}): Cost {
   };
 }
 
-export function aMachine(instance: string, spans: Span[], changes: Partial<Machine> = {}): Machine {
+export function aTimeline(
+  machine: string,
+  spans: Span[],
+  changes: Partial<MachineTimeline> = {},
+): MachineTimeline {
   return {
-    instance,
+    machine,
     pool: "local",
     zone: "local",
-    instance_type: "process",
+    machine_type: "process",
     spot: true,
     price_per_hour: 0.3,
     replaced_by: null,

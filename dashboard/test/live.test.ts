@@ -1,9 +1,9 @@
 import { QueryClient } from "@tanstack/react-query";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import { follow, stale, throttled } from "../src/api/live";
-import { INSTANCES, OVERVIEW, patch } from "../src/api/patches";
+import { MACHINES, OVERVIEW, patch } from "../src/api/patches";
 import { KEPT, merged } from "../src/api/tail";
-import { aBrief, anInstance } from "./factories";
+import { aBrief, aMachine } from "./factories";
 
 /** Fake EventSource; the browser test covers the real one. */
 class Source {
@@ -115,7 +115,7 @@ test("an event makes only related queries stale", () => {
     ["job", "a", "events"],
     ["job", "b", "metrics"],
     ["fleet", "pools"],
-    ["fleet", "instances"],
+    ["fleet", "machines"],
     ["store"],
   ];
   const staleKeys = (kind: string) => keys.filter(stale(kind, "a")).map((key) => key.join(" "));
@@ -129,19 +129,19 @@ test("an event makes only related queries stale", () => {
 test("changes are applied to cached lists, and lists that are not cached stay so", () => {
   const queries = new QueryClient();
   const send = (kind: string, data: unknown) => patch(queries, kind, JSON.stringify(data));
-  send("machines", { whole: true, changed: [anInstance("a")], removed: [] });
-  expect(queries.getQueryData(INSTANCES)).toBeUndefined();
+  send("machines", { whole: true, changed: [aMachine("a")], removed: [] });
+  expect(queries.getQueryData(MACHINES)).toBeUndefined();
 
-  queries.setQueryData(INSTANCES, [anInstance("a"), anInstance("b"), anInstance("c")]);
-  send("machines", { whole: false, changed: [anInstance("b", "leaving")], removed: ["c"] });
-  send("machines", { whole: false, changed: [anInstance("aa")], removed: [] });
-  expect(queries.getQueryData(INSTANCES)).toEqual([
-    anInstance("a"),
-    anInstance("aa"),
-    anInstance("b", "leaving"),
+  queries.setQueryData(MACHINES, [aMachine("a"), aMachine("b"), aMachine("c")]);
+  send("machines", { whole: false, changed: [aMachine("b", "leaving")], removed: ["c"] });
+  send("machines", { whole: false, changed: [aMachine("aa")], removed: [] });
+  expect(queries.getQueryData(MACHINES)).toEqual([
+    aMachine("a"),
+    aMachine("aa"),
+    aMachine("b", "leaving"),
   ]);
-  send("machines", { whole: true, changed: [anInstance("d")], removed: [] });
-  expect(queries.getQueryData(INSTANCES)).toEqual([anInstance("d")]);
+  send("machines", { whole: true, changed: [aMachine("d")], removed: [] });
+  expect(queries.getQueryData(MACHINES)).toEqual([aMachine("d")]);
 
   const old = aBrief({ id: "old-1" });
   queries.setQueryData(OVERVIEW, [old]);

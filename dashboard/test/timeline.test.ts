@@ -1,8 +1,8 @@
 import { expect, test } from "vitest";
 import { BAR_PAD, bulks, extent, LANE, layout, losses, stateOf } from "../src/lib/timeline";
-import { aMachine } from "./factories";
+import { aTimeline } from "./factories";
 
-const killed = aMachine(
+const killed = aTimeline(
   "a",
   [
     { state: "booting", from: 0, to: 10 },
@@ -11,7 +11,7 @@ const killed = aMachine(
   ],
   { lost: true, replaced_by: "b" },
 );
-const next = aMachine("b", [{ state: "booting", from: 62, to: null }]);
+const next = aTimeline("b", [{ state: "booting", from: 62, to: null }]);
 
 test("spans are laid out on a common scale", () => {
   const { lanes, from, to } = layout([killed, next], 1000, 100);
@@ -34,7 +34,7 @@ test("an arrow leads from the loss of a machine to its replacement", () => {
 });
 
 test("a loss at the end is inside the drawing", () => {
-  const { lanes } = layout([aMachine("a", [{ state: "dead", from: 100, to: null }])], 500, 100);
+  const { lanes } = layout([aTimeline("a", [{ state: "dead", from: 100, to: null }])], 500, 100);
 
   const bar = lanes[0]?.bars[0];
   expect((bar?.x ?? 0) + (bar?.width ?? 0)).toBeLessThanOrEqual(500);
@@ -43,13 +43,13 @@ test("a loss at the end is inside the drawing", () => {
 test("a released machine is gone, not lost", () => {
   expect(stateOf(killed)).toBe("dead");
   expect(stateOf({ ...killed, lost: false })).toBe("gone");
-  expect(stateOf(aMachine("c", [{ state: "running", from: 0, to: 5 }]))).toBe("gone");
+  expect(stateOf(aTimeline("c", [{ state: "running", from: 0, to: 5 }]))).toBe("gone");
   expect(stateOf(next)).toBe("booting");
 });
 
 test("200 machines with 5,000 spans are laid out within a frame", () => {
   const machines = Array.from({ length: 200 }, (_, row) =>
-    aMachine(
+    aTimeline(
       `m${row}`,
       Array.from({ length: 25 }, (_, at) => ({ state: "running", from: at, to: at + 1 })),
       { replaced_by: `m${row + 1}` },
@@ -72,7 +72,7 @@ test("curves and machines share a range that starts with the job", () => {
 });
 
 test("an eviction with a notice is not shown as a loss without one", () => {
-  const evicted = aMachine(
+  const evicted = aTimeline(
     "e",
     [
       { state: "running", from: 0, to: 20 },
@@ -81,18 +81,18 @@ test("an eviction with a notice is not shown as a loss without one", () => {
     ],
     { lost: true },
   );
-  const released = { ...killed, instance: "r", lost: false };
+  const released = { ...killed, machine: "r", lost: false };
 
   expect([evicted, killed, released].map(stateOf)).toEqual(["evicted", "dead", "gone"]);
   expect(losses([killed, released, evicted])).toEqual([
-    { at: 40, instance: "e", state: "evicted" },
-    { at: 60, instance: "a", state: "dead" },
+    { at: 40, machine: "e", state: "evicted" },
+    { at: 60, machine: "a", state: "dead" },
   ]);
 });
 
 test("many simultaneous losses are one bulk loss", () => {
   const lost = (name: string, at: number) =>
-    aMachine(
+    aTimeline(
       name,
       [
         { state: "running", from: 0, to: at },
@@ -101,7 +101,7 @@ test("many simultaneous losses are one bulk loss", () => {
       { lost: true },
     );
   const stays = Array.from({ length: 4 }, (_, each) =>
-    aMachine(`s${each}`, [{ state: "running", from: 0, to: null }]),
+    aTimeline(`s${each}`, [{ state: "running", from: 0, to: null }]),
   );
   const released = { ...lost("g", 101), lost: false };
   const machines = [
@@ -115,6 +115,6 @@ test("many simultaneous losses are one bulk loss", () => {
 
   expect(bulks(machines, 400)).toEqual([{ at: 100, until: 130, lost: ["a", "b", "c"] }]);
   expect(layout(machines, 400, 400).bulks).toMatchObject([{ x: 100, width: 30 }]);
-  const many = Array.from({ length: 20 }, (_, each) => ({ ...stays[0], instance: `t${each}` }));
+  const many = Array.from({ length: 20 }, (_, each) => ({ ...stays[0], machine: `t${each}` }));
   expect(bulks([...machines, ...(many as typeof stays)], 400)).toEqual([]);
 });

@@ -23,16 +23,16 @@ redis              = "self-hosted"
 
 pools = {
   cpu-spot = {
-    # instance_types   = ["c6i.xlarge", "m6i.xlarge"] instead of common ones with 2 vCPUs
-    max_instances      = 8
+    # machine_types   = ["c6i.xlarge", "m6i.xlarge"] instead of common ones with 2 vCPUs
+    max_machines       = 8
     max_price_per_hour = 0.06
   }
   # With the ID of an image that infra/packer made with gpu=true:
-  # gpu-spot = { instance_types = ["g4dn.xlarge"], image = "ami-…" }
+  # gpu-spot = { machine_types = ["g4dn.xlarge"], image = "ami-…" }
   # Data with this label goes to no other pool.
   private = {
-    spot          = false
-    max_instances = 2
-    labels        = ["confidential"]
+    spot         = false
+    max_machines = 2
+    labels       = ["confidential"]
   }
 }

@@ -56,14 +56,14 @@ locals {
   ))
 
   # Pools without types use common ones that have a price in the region.
-  common_types   = ["c6i.large", "c5.large", "m6i.large", "m5.large"]
-  known_types    = [for type in local.common_types : type if contains(local.priced, type)]
-  default_types  = length(local.known_types) > 0 ? local.known_types : local.common_types
-  instance_types = { for name, pool in var.pools : name => pool.instance_types != null ? pool.instance_types : local.default_types }
-  unpriced       = sort(setsubtract(flatten(values(local.instance_types)), local.priced))
+  common_types  = ["c6i.large", "c5.large", "m6i.large", "m5.large"]
+  known_types   = [for type in local.common_types : type if contains(local.priced, type)]
+  default_types = length(local.known_types) > 0 ? local.known_types : local.common_types
+  machine_types = { for name, pool in var.pools : name => pool.machine_types != null ? pool.machine_types : local.default_types }
+  unpriced      = sort(setsubtract(flatten(values(local.machine_types)), local.priced))
 
   # GPUs of each pool's machines, and pip options that leave CUDA to those that have some.
-  gpus        = { for name, pool in var.pools : name => coalesce(pool.gpus, try(max([for type in local.instance_types[name] : try(local.types[type].gpus, 0)]...), 0)) }
+  gpus        = { for name, pool in var.pools : name => coalesce(pool.gpus, try(max([for type in local.machine_types[name] : try(local.types[type].gpus, 0)]...), 0)) }
   cpu_options = coalesce(var.pip_options, "--extra-index-url https://download.pytorch.org/whl/cpu")
   pip_options = {
     for name, pool in var.pools : name => coalesce(
@@ -130,9 +130,9 @@ locals {
       provider           = "aws"
       region             = var.region
       zones              = coalesce(pool.zones, local.zones)
-      instance_types     = local.instance_types[name]
+      machine_types      = local.machine_types[name]
       spot               = pool.spot
-      max_instances      = pool.max_instances
+      max_machines       = pool.max_machines
       labels             = pool.labels
       boot_seconds       = pool.boot_seconds
       max_price_per_hour = pool.max_price_per_hour

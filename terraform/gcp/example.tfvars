@@ -24,17 +24,17 @@ redis              = "self-hosted"
 
 pools = {
   cpu-spot = {
-    # instance_types = ["e2-standard-4", "n2-standard-4"] instead of common ones with 2 vCPUs
-    max_instances = 8
+    # machine_types = ["e2-standard-4", "n2-standard-4"] instead of common ones with 2 vCPUs
+    max_machines = 8
   }
   # N1 machines with a GPU; give their price in a file (prices). G2 types need no accelerator.
   # gpu-spot = {
-  #   instance_types = ["n1-standard-4"], accelerator = { type = "nvidia-tesla-t4" }, image = "…"
+  #   machine_types = ["n1-standard-4"], accelerator = { type = "nvidia-tesla-t4" }, image = "…"
   # }
   # Data with this label goes to no other pool.
   private = {
-    spot          = false
-    max_instances = 2
-    labels        = ["confidential"]
+    spot         = false
+    max_machines = 2
+    labels       = ["confidential"]
   }
 }

@@ -39,14 +39,14 @@ locals {
   ))
 
   # Pools without types use common ones that have a price in the region.
-  common_types   = ["e2-standard-2", "n2-standard-2", "n1-standard-2"]
-  known_types    = [for type in local.common_types : type if contains(local.priced, type)]
-  default_types  = length(local.known_types) > 0 ? local.known_types : local.common_types
-  instance_types = { for name, pool in var.pools : name => pool.instance_types != null ? pool.instance_types : local.default_types }
-  unpriced       = sort(setsubtract(flatten(values(local.instance_types)), local.priced))
+  common_types  = ["e2-standard-2", "n2-standard-2", "n1-standard-2"]
+  known_types   = [for type in local.common_types : type if contains(local.priced, type)]
+  default_types = length(local.known_types) > 0 ? local.known_types : local.common_types
+  machine_types = { for name, pool in var.pools : name => pool.machine_types != null ? pool.machine_types : local.default_types }
+  unpriced      = sort(setsubtract(flatten(values(local.machine_types)), local.priced))
 
   # GPUs of each pool's machines, and pip options that leave CUDA to those that have some.
-  gpus        = { for name, pool in var.pools : name => coalesce(pool.gpus, try(pool.accelerator.count, null), try(max([for type in local.instance_types[name] : try(local.types[type].gpus, 0)]...), 0)) }
+  gpus        = { for name, pool in var.pools : name => coalesce(pool.gpus, try(pool.accelerator.count, null), try(max([for type in local.machine_types[name] : try(local.types[type].gpus, 0)]...), 0)) }
   cpu_options = coalesce(var.pip_options, "--extra-index-url https://download.pytorch.org/whl/cpu")
   pip_options = {
     for name, pool in var.pools : name => coalesce(
@@ -114,9 +114,9 @@ locals {
       provider           = "gcp"
       region             = var.region
       zones              = coalesce(pool.zones, local.zones)
-      instance_types     = local.instance_types[name]
+      machine_types      = local.machine_types[name]
       spot               = pool.spot
-      max_instances      = pool.max_instances
+      max_machines       = pool.max_machines
       labels             = pool.labels
       boot_seconds       = pool.boot_seconds
       max_price_per_hour = pool.max_price_per_hour
@@ -248,7 +248,7 @@ module "worker_template" {
   machine = {
     image        = coalesce(each.value.image, var.image)
     disk_gb      = coalesce(each.value.disk_gb, local.gpus[each.key] > 0 ? 100 : 30)
-    default_type = local.instance_types[each.key][0]
+    default_type = local.machine_types[each.key][0]
     accelerator  = each.value.accelerator
     gpus         = local.gpus[each.key]
     secure_boot  = each.value.secure_boot

@@ -186,12 +186,12 @@ variable "image" {
 }
 
 variable "pools" {
-  description = "Pools where workers are bought, by name, used in the order of their names. Null instance_types are common ones with 2 vCPUs and a price in the region; a null image or pip_options uses the cluster's; a null disk_gb is 30, or 100 with a GPU; a null secure_boot is off with a GPU."
+  description = "Pools where workers are bought, by name, used in the order of their names. Null machine_types are common ones with 2 vCPUs and a price in the region; a null image or pip_options uses the cluster's; a null disk_gb is 30, or 100 with a GPU; a null secure_boot is off with a GPU."
   type = map(object({
-    instance_types     = optional(list(string))
+    machine_types      = optional(list(string))
     spot               = optional(bool, true)
     zones              = optional(list(string))
-    max_instances      = optional(number)
+    max_machines       = optional(number)
     labels             = optional(list(string), [])
     boot_seconds       = optional(number, 600)
     max_price_per_hour = optional(number)
@@ -205,7 +205,7 @@ variable "pools" {
   }))
   default = {
     gcp-spot = {
-      max_instances = 8
+      max_machines = 8
     }
   }
 
@@ -215,8 +215,8 @@ variable "pools" {
   }
 
   validation {
-    condition     = alltrue([for pool in values(var.pools) : pool.instance_types == null ? true : length(pool.instance_types) > 0])
-    error_message = "pools: instance_types must name at least one type, or be left out."
+    condition     = alltrue([for pool in values(var.pools) : pool.machine_types == null ? true : length(pool.machine_types) > 0])
+    error_message = "pools: machine_types must name at least one type, or be left out."
   }
 
   validation {

@@ -57,7 +57,7 @@ def _run_audit(
     with volunteers.machine(token, *share, place=place) as first:
         eventually(lambda: job.updates() > 3)
         assert first.said("Mbit/s down")
-        (machine,) = volunteers.client.instances()
+        (machine,) = volunteers.client.machines()
         assert (machine.upload_mbps or 0) > 0
         workers = first.workers()
         assert workers
@@ -91,7 +91,7 @@ def test_machines_train_while_the_stack_loses_its_parts(
         # Given machines that train, one of which is evicted
         eventually(lambda: len(first.workers()) == len(second.workers()) == 1)
         eventually(lambda: job.updates() > 3)
-        volunteers.client.evict(instance=second.name())
+        volunteers.client.evict(machine=second.name())
         assert second.process.wait() == 0
         assert second.said("leaves: evicted at")
         assert second.said("left in good order")

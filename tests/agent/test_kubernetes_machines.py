@@ -91,7 +91,7 @@ def _pools_file(folder: Path) -> Path:
     pool = {
         "name": POOL,
         "provider": "kubernetes",
-        "max_instances": MACHINES,
+        "max_machines": MACHINES,
         "template": {**template, "container": {"env": [{"name": "VCASGD_HOME",
                                                         "value": str(folder)}]}},
     }  # fmt: skip

@@ -111,7 +111,7 @@ def _pools_file(folder: Path) -> Path:
         "name": POOL,
         "provider": "slurm",
         "zones": ["spot"],
-        "max_instances": MACHINES,
+        "max_machines": MACHINES,
         "template": {
             "token_file": str(folder / "token"),
             "setup": "\n".join(f'export {name}="{value}"' for name, value in environment.items()),

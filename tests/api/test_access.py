@@ -42,7 +42,7 @@ JOIN_ONLY = {
 }
 ADMIN_ONLY = {
     ("POST", "/workers/{worker}/evict"),
-    ("POST", "/instances/{instance}/evict"),
+    ("POST", "/machines/{machine}/evict"),
     ("POST", "/tokens"),
     ("GET", "/tokens"),
     ("DELETE", "/tokens/{name}"),

@@ -37,8 +37,7 @@ def operations(http: httpx.Client) -> list[tuple[str, str]]:
         if "requestBody" in operation
     ]
     assert [path for _, path, each in found if "413" not in each["responses"]] == []
-    names = {"job": "x-abc234", "digest": "0" * 64, "worker": "w-1", "instance": "i-1",
-             "machine": "join-x"}  # fmt: skip
+    names = {"job": "x-abc234", "digest": "0" * 64, "worker": "w-1", "machine": "join-x"}
     return [(method, path.format_map(names)) for method, path, _ in found]
 
 

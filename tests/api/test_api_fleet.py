@@ -15,7 +15,7 @@ from vcasgd.store.keys import LedgerKeys
 MACHINE = {
     "id": "i-1", "pool": "local", "state": "running", "joined": True, "job": None,
     "launched_at": 5.0, "notice_at": None, "host": "127.0.0.1", "price_per_hour": 0.1,
-    "spot": True, "zone": "local", "instance_type": "process", "advised_at": None,
+    "spot": True, "zone": "local", "machine_type": "process", "advised_at": None,
     "pool_removed": None, "problem": None, "round_trip_ms": 16.0,
     "download_mbps": 94.0, "upload_mbps": 12.0,
     "on_demand_price_per_hour": 0.4,
@@ -28,7 +28,7 @@ def beat(api: Api, job: str, worker: str, **heartbeat: Any) -> None:
 
 def test_workers_of_a_job_and_of_all(api: Api, client: Client) -> None:
     first, second, over = api.submit(), api.submit(), api.submit()
-    beat(api, first, "w-2", instance="i-1", steps=3)
+    beat(api, first, "w-2", machine="i-1", steps=3)
     beat(api, first, "w-1", samples=float("inf"))
     beat(api, second, "w-3")
     beat(api, over, "w-4")
@@ -71,13 +71,13 @@ def test_invalid_heartbeat_hides_no_other_worker(api: Api, client: Client) -> No
 
 def test_instances_and_pools_are_those_of_the_controller(api: Api, client: Client) -> None:
     pool = {
-        "instances": 1, "idle": 0, "launches": 2, "blocked_until": 9.0, "reason": "full",
+        "machines": 1, "idle": 0, "launches": 2, "blocked_until": 9.0, "reason": "full",
         "extra": 1, "provider": "local", "spot": True, "capacity": 3, "labels": ["eu-only"],
         "trust": "own", "max_price_per_hour": None, "offers": [], "markets": [],
     }  # fmt: skip
     api.control.publish({"i-1": MACHINE}, {"local": pool})
 
-    assert [each.model_dump() for each in client.instances()] == [MACHINE]
+    assert [each.model_dump() for each in client.machines()] == [MACHINE]
     assert [each.model_dump() for each in client.pools()] == [{"name": "local", **pool}]
 
 
@@ -100,7 +100,7 @@ def test_status(api: Api, client: Client) -> None:
 
     assert (before.controller, after.controller) == (False, True)
     assert (before.active_jobs, after.active_jobs) == ([], [job])
-    assert (after.workers, after.instances, after.servers) == (1, 1, 0)
+    assert (after.workers, after.machines, after.servers) == (1, 1, 0)
     assert after.version
 
 
@@ -122,21 +122,21 @@ def test_evictions_reach_the_controller(
     api: Api, client: Client, how: dict[str, Any], asked: dict[str, Any]
 ) -> None:
     api.control.publish({"i-1": MACHINE}, {})
-    beat(api, api.submit(), "w-1", instance="i-9")
+    beat(api, api.submit(), "w-1", machine="i-9")
     expected = {"kind": "evict", **asked}
 
-    by_instance, by_worker = client.evict(instance="i-1", **how), client.evict("w-1", **how)
+    by_machine, by_worker = client.evict(machine="i-1", **how), client.evict("w-1", **how)
 
     waiting = {"state": "waiting", "problem": None, "remedy": None}
-    ids = by_instance.id, by_worker.id
-    assert by_instance.model_dump() == {**expected, **waiting, "id": ids[0], "instance": "i-1"}
-    assert by_worker.model_dump() == {**expected, **waiting, "id": ids[1], "instance": "i-9"}
+    ids = by_machine.id, by_worker.id
+    assert by_machine.model_dump() == {**expected, **waiting, "id": ids[0], "machine": "i-1"}
+    assert by_worker.model_dump() == {**expected, **waiting, "id": ids[1], "machine": "i-9"}
     taken = api.control.take_requests()
     # each request to the controller has the ID of its HTTP request
     assert len({each.pop("request") for each in taken}) == 2
     assert taken == [
-        {**expected, "id": ids[0], "instance": "i-1"},
-        {**expected, "id": ids[1], "instance": "i-9"},
+        {**expected, "id": ids[0], "machine": "i-1"},
+        {**expected, "id": ids[1], "machine": "i-9"},
     ]
 
 
@@ -144,9 +144,9 @@ def test_result_of_an_eviction_can_be_asked_for(
     api: Api, client: Client, http: httpx.Client
 ) -> None:
     api.control.publish({"i-1": MACHINE, "i-2": MACHINE}, {})
-    answer = http.post("instances/i-1/evict")
+    answer = http.post("machines/i-1/evict")
     url = answer.headers["Location"].removeprefix("/api/v1/")
-    refused = client.evict(instance="i-2", kill=True)
+    refused = client.evict(machine="i-2", kill=True)
     first, second = api.control.take_requests()
     assert http.get(url).json()["state"] == "waiting"
 
@@ -164,17 +164,17 @@ def test_a_notice_that_a_cloud_never_gives_is_refused_at_once(api: Api, client: 
     api.control.publish({"i-1": {**MACHINE, "pool": "cloud"}}, {"cloud": {"provider": "aws"}})
 
     with pytest.raises(Conflict, match="no notice") as refusal:
-        client.evict(instance="i-1")
+        client.evict(machine="i-1")
 
     assert "--kill" in (refusal.value.remedy or "")
     assert api.control.take_requests() == []
-    assert client.evict(instance="i-1", kill=True).state == "waiting"
+    assert client.evict(machine="i-1", kill=True).state == "waiting"
 
 
 def test_eviction_needs_no_body(api: Api, http: httpx.Client) -> None:
     api.control.publish({"i-1": MACHINE}, {})
 
-    assert http.post("instances/i-1/evict").status_code == 202
+    assert http.post("machines/i-1/evict").status_code == 202
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_invalid_eviction_names_its_field(
 ) -> None:
     api.control.publish({"i-1": MACHINE}, {})
 
-    answer = http.post("instances/i-1/evict", json=how)
+    answer = http.post("machines/i-1/evict", json=how)
 
     assert (answer.status_code, answer.json()["field"]) == (422, field)
     assert api.control.take_requests() == []
@@ -200,18 +200,18 @@ def test_invalid_eviction_names_its_field(
 
 def test_unknown_worker_or_instance_is_not_evicted(api: Api, client: Client) -> None:
     over = api.submit()
-    beat(api, over, "w-old", instance="i-1")
+    beat(api, over, "w-old", machine="i-1")
     api.finish(over)
 
-    with pytest.raises(NotFound, match="no instance i-1"):
-        client.evict(instance="i-1")
+    with pytest.raises(NotFound, match="no machine i-1"):
+        client.evict(machine="i-1")
     with pytest.raises(NotFound, match="no worker w-old"):
         client.evict("w-old")
     assert api.control.take_requests() == []
 
 
 def test_worker_without_a_machine_is_not_evicted(api: Api, client: Client) -> None:
-    beat(api, api.submit(), "w-1", instance=None)
+    beat(api, api.submit(), "w-1", machine=None)
 
     with pytest.raises(Conflict, match="on no machine"):
         client.evict("w-1")
@@ -221,4 +221,4 @@ def test_evict_requires_either_a_worker_or_an_instance(client: Client) -> None:
     with pytest.raises(ValueError, match="either"):
         client.evict()
     with pytest.raises(ValueError, match="either"):
-        client.evict("w-1", instance="i-1")
+        client.evict("w-1", machine="i-1")

@@ -19,7 +19,7 @@ NODE = {
     "unreplicated": {"tensors": 4.0, "ledger": 3.0},
 }  # fmt: skip
 OFFER = {
-    "pool": "local", "zone": "z", "instance_type": "process", "spot": True, "cpus": 1.0, "gpus": 0,
+    "pool": "local", "zone": "z", "machine_type": "process", "spot": True, "cpus": 1.0, "gpus": 0,
     "price_per_hour": 0.1, "on_demand_price_per_hour": 0.4, "as_of": 1.0, "source": "setting",
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.leases import Accounts, Lease, WorkKind
 from vcasgd.store.ledger.metrics import thinned
 
-BORN = {"pool": "local", "zone": "", "instance_type": "process", "spot": True,
+BORN = {"pool": "local", "zone": "", "machine_type": "process", "spot": True,
         "price_per_hour": 0.1, "replaced_by": None, "reason": None, "lost": False}  # fmt: skip
 
 
@@ -52,9 +52,9 @@ def test_machines_are_ordered_by_their_start(api: Api, http: httpx.Client) -> No
     dead = {**BORN, "spans": died, "replaced_by": "i-2", "reason": "evicted", "lost": True}
     EventLog(api.connection).update_timelines({job: {"i-2": booting, "i-1": dead}})
 
-    first, second = http.get(f"jobs/{job}/machines").json()
+    first, second = http.get(f"jobs/{job}/timelines").json()
 
-    assert (first["instance"], first["spans"], first["replaced_by"]) == ("i-1", died, "i-2")
+    assert (first["machine"], first["spans"], first["replaced_by"]) == ("i-1", died, "i-2")
     assert second["spans"] == [{"state": "booting", "from": 8.0, "to": None}]
 
 
@@ -64,7 +64,7 @@ def test_open_spans_end_with_the_job(api: Api, http: httpx.Client) -> None:
     EventLog(api.connection).update_timelines({job: {"i-1": lane}})
     api.finish(job)
 
-    (found,) = http.get(f"jobs/{job}/machines").json()
+    (found,) = http.get(f"jobs/{job}/timelines").json()
 
     assert found["spans"][-1]["to"] == api.jobs.get(job).ended_at
 
@@ -333,6 +333,6 @@ def test_details_of_a_new_job_are_empty(api: Api, http: httpx.Client) -> None:
     job = api.submit()
 
     assert api.jobs.get(job).state is JobState.STARTING
-    assert http.get(f"jobs/{job}/machines").json() == []
+    assert http.get(f"jobs/{job}/timelines").json() == []
     assert http.get(f"jobs/{job}/subtasks").json()["states"] == "ooooo"
     assert http.get(f"jobs/{job}/metrics?points=100").json() == []

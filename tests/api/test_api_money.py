@@ -27,12 +27,12 @@ Run = Callable[..., Result]
 def pool(price: float = 1.0, *, provider: str = "aws", **more: Any) -> dict[str, Any]:
     """Return a pool as the controller publishes it."""
     offer = {
-        "pool": "east", "zone": "a", "instance_type": "small", "spot": True,
+        "pool": "east", "zone": "a", "machine_type": "small", "spot": True,
         "price_per_hour": price, "on_demand_price_per_hour": 4 * price, "cpus": 4.0, "gpus": 0,
         "as_of": time.time(), "source": "test",
     }  # fmt: skip
     return {
-        "provider": provider, "spot": True, "labels": ["eu-only"], "capacity": 8, "instances": 0,
+        "provider": provider, "spot": True, "labels": ["eu-only"], "capacity": 8, "machines": 0,
         "launches": 0, "offers": [offer], "markets": [], **more,
     }  # fmt: skip
 
@@ -106,7 +106,7 @@ class TestPlan:
         assert (given.cost_usd, given.remedies) == (pytest.approx(0.2), [])
 
     def test_plan_waits_for_busy_machines(self, api: Api, client: Client) -> None:
-        full = {"capacity": 2, "instances": 2}
+        full = {"capacity": 2, "machines": 2}
         api.control.publish({}, {"east": pool(**full)})
         later = client.plan(spec(**EAST))
         api.control.publish({}, {"east": pool(**full, idle=2)})

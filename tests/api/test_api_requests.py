@@ -68,10 +68,10 @@ def test_job_and_its_events_contain_the_request_id(
 def test_eviction_passes_the_request_id_to_the_controller(api: Api, http: httpx.Client) -> None:
     api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {})
 
-    http.post("instances/i-1/evict", json={"kill": True}, headers={HEADER: "evict-1"})
+    http.post("machines/i-1/evict", json={"kill": True}, headers={HEADER: "evict-1"})
 
     (asked,) = api.control.take_requests()
-    assert (asked["instance"], asked["request"]) == ("i-1", "evict-1")
+    assert (asked["machine"], asked["request"]) == ("i-1", "evict-1")
 
 
 def test_changing_requests_are_logged_with_the_id(api: Api, http: httpx.Client) -> None:

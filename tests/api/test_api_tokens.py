@@ -48,7 +48,7 @@ def browser(api: Api) -> httpx.Client:
 
 def operations(http: httpx.Client) -> Iterator[tuple[str, str, Scope]]:
     """Yield method, path, and required scope of all operations that need a token."""
-    names = {"job": "x-abc234", "digest": "0" * 64, "worker": "w-1", "instance": "i-1",
+    names = {"job": "x-abc234", "digest": "0" * 64, "worker": "w-1",
              "name": "nobody", "machine": "join-x", "request": "0"}  # fmt: skip
     for path, methods in http.get("openapi.json").json()["paths"].items():
         for method, operation in methods.items():

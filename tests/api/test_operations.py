@@ -91,7 +91,7 @@ def _asked_by_the_sdk(operations: Iterable[tuple[str, str]], folder: Path) -> se
             if name not in ("close", "evict", "bound") and not name.startswith("_")
             and inspect.ismethod(method := getattr(owner, name))
         ]  # fmt: skip
-        calls += [(client.evict, {"worker": "w"}), (client.evict, {"instance": "i"})]
+        calls += [(client.evict, {"worker": "w"}), (client.evict, {"machine": "i"})]
         calls.append((client.job("j").download, {"path": folder, "checkpoint": "c"}))
         for method, arguments in calls:
             # every response is an error; only the request matters

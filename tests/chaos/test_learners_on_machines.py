@@ -57,7 +57,7 @@ def test_machine_with_a_mostly_waiting_learner_gets_a_second_one(
         return [row for row in client.job(job).workers() if row.pushes]
 
     eventually(lambda: len(training_workers()) == 2)
-    assert {row.instance for row in training_workers()} == {machine}
+    assert {row.machine for row in training_workers()} == {machine}
     assert len({row.pid for row in training_workers()}) == 2
     assert sorted(row.name for row in training_workers()) == [
         f"{job}.{machine}",

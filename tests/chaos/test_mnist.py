@@ -38,7 +38,7 @@ def test_mnist_trains_in_five_epochs_despite_an_eviction(
             # When one of them is evicted during training
             eventually(lambda: client.job(job).totals.updates > 5)
             trained = [row for row in client.job(job).workers() if row.steps]
-            client.evict(instance=trained[0].instance, notice_seconds=2)
+            client.evict(machine=trained[0].machine, notice_seconds=2)
 
             # Then the model is accurate, and no work was lost
             view = client.job(job).wait(600)

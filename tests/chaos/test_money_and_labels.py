@@ -28,10 +28,10 @@ HELD_SECONDS = 0.5
 DEAR = "{price_per_hour: 36, on_demand_price_per_hour: 144}"
 POOLS = f"""
 pools:
-  - {{name: outside, provider: local, max_instances: 2}}
-  - {{name: inside, provider: local, max_instances: 2, labels: [eu-only]}}
-  - {{name: spare, provider: local, max_instances: 2, labels: [eu-only]}}
-  - {{name: dear, provider: local, max_instances: 2, template: {DEAR}}}
+  - {{name: outside, provider: local, max_machines: 2}}
+  - {{name: inside, provider: local, max_machines: 2, labels: [eu-only]}}
+  - {{name: spare, provider: local, max_machines: 2, labels: [eu-only]}}
+  - {{name: dear, provider: local, max_machines: 2, template: {DEAR}}}
 """
 
 
@@ -57,16 +57,16 @@ class Fleet:
 
     def training_machines(self, job: str) -> set[str]:
         """Return the pools in which the job trains now."""
-        pool_of = {row.id: row.pool for row in self.client.instances()}
+        pool_of = {row.id: row.pool for row in self.client.machines()}
         fresh = time.time() - 4 * HEARTBEAT
         return {
-            pool_of.get(row.instance, "gone")
+            pool_of.get(row.machine, "gone")
             for row in self.client.job(job).workers()
             if (row.at or 0.0) > fresh and row.steps
         }
 
     def of_pool(self, pool: str) -> list[str]:
-        return [row.id for row in self.client.instances() if row.pool == pool]
+        return [row.id for row in self.client.machines() if row.pool == pool]
 
     def events(self, job: str, kind: str) -> list[dict[str, Any]]:
         return [event.details for event in self.client.job(job).events() if event.kind == kind]

@@ -41,7 +41,7 @@ class Sharing:
         return self.client.submit_directory(JobSpec.parse(spec)).id
 
     def machines(self, job: str) -> set[str]:
-        return {row.id for row in self.client.instances() if row.job == job}
+        return {row.id for row in self.client.machines() if row.job == job}
 
     def events(self, job: str, kind: str) -> list[dict[str, Any]]:
         return [each.details for each in self.client.job(job).events() if each.kind == kind]
@@ -88,7 +88,7 @@ def test_machines_go_to_the_higher_priority_and_come_back(
     eventually(lambda: len(sharing.machines(late)) == 1)
     (moved,) = sharing.machines(late)
     assert sharing.machines(early) == machines - {moved}
-    details = {"instance": moved, "from": early, "to": late}
+    details = {"machine": moved, "from": early, "to": late}
     assert sharing.events(early, "machine-given") == [details]
     assert sharing.events(late, "machine-received") == [details]
     assert eventually(lambda: client.job(late).waiting) == (
@@ -104,6 +104,6 @@ def test_machines_go_to_the_higher_priority_and_come_back(
     eventually(lambda: sharing.machines(early) == machines)
     assert len(sharing.events(early, "machine-given")) == 1
     sharing.finish("early", early)
-    assert {row.id for row in client.instances()} == machines
+    assert {row.id for row in client.machines()} == machines
     assert not sharing.events(early, "worker-crashed")
     assert not sharing.events(late, "worker-crashed")

@@ -360,9 +360,9 @@ def pool(tmp_path: Path) -> Iterator[LocalProvider]:
     home = tmp_path / "home"
     provider = LocalProvider(home, "c", LocalPool("pool", WORKERS), owner_grace_seconds=None)
     provider.launch("pool", WORKERS, Boot(("sleep", "600"), {}), "token")
-    await_truth(lambda: len(provider.instances()) == WORKERS)
+    await_truth(lambda: len(provider.machines()) == WORKERS)
     yield provider
-    provider.terminate(*(one.id for one in provider.instances()))
+    provider.terminate(*(one.id for one in provider.machines()))
     provider.close()
 
 
@@ -370,14 +370,14 @@ def test_capacity_follows_its_counts(pool: LocalProvider) -> None:
     fault = LimitedCapacity(pool, Counts((2, 0), 0.1))
 
     fault.begin()
-    await_truth(lambda: not pool.instances())
+    await_truth(lambda: not pool.machines())
     with pytest.raises(NoCapacity):
         pool.launch("pool", 1, Boot(("sleep", "600"), {}), "refused")
     fault.end()
 
     assert fault.taken == WORKERS
     pool.launch("pool", 1, Boot(("sleep", "600"), {}), "granted")
-    await_truth(lambda: len(pool.instances()) == 1)
+    await_truth(lambda: len(pool.machines()) == 1)
 
 
 def test_capacity_that_takes_nothing_did_not_fire(pool: LocalProvider) -> None:

@@ -93,7 +93,7 @@ def test_no_machine_is_bought_twice_and_no_update_is_repeated(
         assert len(before) == WORKERS
 
         # When the first one is suspended while it replaces a machine, and the ledger's clock steps
-        with (home.path / "instances" / ".lock").open("wb") as lock:
+        with (home.path / "machines" / ".lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             provider.kill(min(before))
             eventually(lambda: launches(first))
@@ -123,7 +123,7 @@ def test_no_machine_is_bought_twice_and_no_update_is_repeated(
 
 def launched(settings: Settings) -> set[str]:
     """Return all machines that were ever bought."""
-    return {path.name for path in (settings.home_path / "instances").glob("local-*")}
+    return {path.name for path in (settings.home_path / "machines").glob("local-*")}
 
 
 def has_launched(log: Path, machine: str) -> bool:
@@ -132,13 +132,13 @@ def has_launched(log: Path, machine: str) -> bool:
 
 def trains(client: Client, job: str) -> set[str]:
     """Return the present machines of a job's workers."""
-    return {row.id for row in client.instances() if row.job == job}
+    return {row.id for row in client.machines() if row.job == job}
 
 
 def launches(process: int) -> bool:
     """Return True if a process waits for the lock of launches."""
     for link in Path(f"/proc/{process}/fd").iterdir():
         with suppress(FileNotFoundError):  # It was closed meanwhile.
-            if str(link.readlink()).endswith("instances/.lock"):
+            if str(link.readlink()).endswith("machines/.lock"):
                 return True
     return False

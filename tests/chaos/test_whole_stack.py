@@ -101,9 +101,9 @@ class Stack:
         self.holds[job].unlink(missing_ok=True)
 
     def training_workers(self, job: str, but: Collection[str] = ()) -> dict[str, WorkerRow]:
-        """Return the heartbeats of all workers, by instance, once as many train as there can be.
+        """Return the heartbeats of all workers, by machine, once as many train as there can be.
 
-        Instances in ``but`` do not count.
+        Machines in ``but`` do not count.
         """
 
         def all_train() -> dict[str, WorkerRow] | None:
@@ -120,10 +120,10 @@ class Stack:
         await_truth(lambda: self.updates(job) > before + SEVERAL)
 
     def heartbeats(self, job: str) -> dict[str, WorkerRow]:
-        """Return the heartbeats of workers that train now, by instance."""
+        """Return the heartbeats of workers that train now, by machine."""
         rows = self.client.job(job).workers()
         fresh = time.time() - 4 * self.settings.heartbeat
-        return {row.instance or "": row for row in rows if (row.at or 0.0) > fresh and row.steps}
+        return {row.machine or "": row for row in rows if (row.at or 0.0) > fresh and row.steps}
 
     def updates(self, job: str) -> int:
         return self.client.job(job).totals.updates
@@ -185,7 +185,7 @@ def test_request_id_appears_in_the_log_of_every_part(stack: Stack, tmp_path: Pat
     lines = _log_lines_of(stack, request)
     of_workers = [line for line in lines if line["role"] == "worker"]
     assert {line["job"] for line in of_workers} == {job.id}
-    machines = {each.instance for each in job.machines()}
+    machines = {each.machine for each in job.timelines()}
     assert all(any(name in line["worker"] for name in machines) for line in of_workers)
     # And other programs can read its metrics
     _assert_tables(job.refreshed(), tmp_path / "runs")
@@ -224,7 +224,7 @@ def test_no_machine_holds_server_passwords(stack: Stack, job: str) -> None:
     private = {stack.home.ensure_password(name) for name in SECRETS}
     for machine in stack.training_workers(job):
         files = [Path(f"/proc/{each.pid}/environ") for each in stack.provider.processes(machine)]
-        files += (stack.home.path / "instances" / machine).rglob("*")
+        files += (stack.home.path / "machines" / machine).rglob("*")
         read = {path: _text(path) for path in files if path.is_file()}
         assert sum(map(bool, read.values())) > 2
         assert not [path for path, text in read.items() for each in private if each in text]
@@ -254,17 +254,17 @@ def test_evicted_worker_trains_on_and_is_replaced_at_the_notice(
     victim, evictions = min(stack.training_workers(job)), stack.client.job(job).evictions
 
     # When a machine gets a notice with ample time
-    stack.client.evict(instance=victim, notice_seconds=600)
+    stack.client.evict(machine=victim, notice_seconds=600)
 
     # Then a replacement trains, and its worker trains on
     stack.training_workers(job, but={victim})
     trained = _beat(stack, job, victim).samples or 0
     eventually(lambda: (_beat(stack, job, victim).samples or 0) > trained)
-    assert victim in {one.id for one in stack.provider.instances()}, "replaced before its death"
+    assert victim in {one.id for one in stack.provider.machines()}, "replaced before its death"
     stack.provider.kill(victim)
     eventually(lambda: stack.client.job(job).evictions == evictions + 1)
     # And the timeline and the parameter server's counters show it
-    lanes = {lane.instance: lane for lane in stack.client.job(job).machines()}
+    lanes = {lane.machine: lane for lane in stack.client.job(job).timelines()}
     states = [span.state for span in lanes[victim].spans]
     assert states == ["booting", "running", "notice", "dead"]
     began = {span.state: span.since for span in lanes[victim].spans}
@@ -275,8 +275,8 @@ def test_evicted_worker_trains_on_and_is_replaced_at_the_notice(
     assert stack.client.job(job).metrics(points=50)[-1].workers >= 1
 
 
-def _beat(stack: Stack, job: str, instance: str) -> WorkerRow:
-    return next(row for row in stack.client.job(job).workers() if row.instance == instance)
+def _beat(stack: Stack, job: str, machine: str) -> WorkerRow:
+    return next(row for row in stack.client.job(job).workers() if row.machine == machine)
 
 
 def test_workers_continue_while_the_ray_head_is_dead(
@@ -315,7 +315,7 @@ def test_frozen_controller_and_head_stop_no_training(stack: Stack, job: str) -> 
 def test_restarted_controller_finds_its_machines(
     stack: Stack, job: str, eventually: Eventually
 ) -> None:
-    before = {one.id for one in stack.provider.instances()}
+    before = {one.id for one in stack.provider.machines()}
     restarts, view = stack.state.parts["controller"].restarts, stack.client.job(job)
 
     stack.kill("controller")
@@ -325,7 +325,7 @@ def test_restarted_controller_finds_its_machines(
     stack.await_updates(job)
     after = stack.client.job(job)
     assert (after.kills, after.evictions) == (view.kills, view.evictions), "no machine was lost"
-    assert {one.id for one in stack.provider.instances()} == before, "no duplicate, no orphan"
+    assert {one.id for one in stack.provider.machines()} == before, "no duplicate, no orphan"
 
 
 @pytest.mark.extended
@@ -349,7 +349,7 @@ def test_job_continues_after_down_and_up(stack: Stack, job: str, eventually: Eve
     # When everything is stopped
     applied = stack.client.job(job).progress.samples_applied
     assert down(stack.settings)
-    assert stack.provider.instances() == []
+    assert stack.provider.machines() == []
 
     # Then it resumes at the same position after the next start
     up(stack.settings)
@@ -389,7 +389,7 @@ def test_missing_capacity_is_shown_and_the_job_starts_once_it_exists(
     stack: Stack, eventually: Eventually, tmp_path: Path
 ) -> None:
     # Given no machine and no capacity
-    for one in stack.provider.instances():
+    for one in stack.provider.machines():
         stack.provider.terminate(one.id)
     stack.provider.override(capacity=0)
     name = stack.submit(epochs=1)

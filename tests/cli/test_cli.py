@@ -230,17 +230,17 @@ def test_set_option_names_an_invalid_change(
 def test_json_option_prints_listings_as_json(run: Run, api: Api) -> None:
     job = api.submit()
     api.start_job(job)
-    api.leases(job).renew({"at": time.time(), "instance": "i-1", "steps": 3}, [])
-    api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {"local": {"instances": 1}})
+    api.leases(job).renew({"at": time.time(), "machine": "i-1", "steps": 3}, [])
+    api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {"local": {"machines": 1}})
     checkpoint, _ = api.store_checkpoint(job, 1)
     api.jobs.add_logs(job, "w-1", ["hello"])
 
     assert [row["id"] for row in parsed(run("jobs", "--json"))] == [job]
     assert parsed(run("jobs", "--state", "failed", "--json")) == []
     assert parsed(run("show", job, "--json"))["state"] == "running"
-    assert [row["instance"] for row in parsed(run("workers", "--json"))] == ["i-1"]
+    assert [row["machine"] for row in parsed(run("workers", "--json"))] == ["i-1"]
     assert [row["name"] for row in parsed(run("workers", job, "--json"))] == ["w-1"]
-    assert [row["id"] for row in parsed(run("instances", "--json"))] == ["i-1"]
+    assert [row["id"] for row in parsed(run("machines", "--json"))] == ["i-1"]
     assert [row["name"] for row in parsed(run("pools", "--json"))] == ["local"]
     assert [row["name"] for row in parsed(run("checkpoints", job, "--json"))] == [checkpoint]
     assert [row["line"] for row in parsed(run("logs", job, "--json"))] == ["hello"]
@@ -254,7 +254,7 @@ def test_json_option_prints_listings_as_json(run: Run, api: Api) -> None:
 def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     job = api.submit()
     api.start_job(job)
-    api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {"local": {"instances": 1}})
+    api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {"local": {"machines": 1}})
     checkpoint, _ = api.store_checkpoint(job, 1)
     api.jobs.add_logs(job, f"{job}.i-1", ["hello [bold]"])
     api.leases(job).renew({"pushed_bytes": 1_500_000, "fetched_bytes": 4_000_000_000}, [])
@@ -262,7 +262,7 @@ def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     heading, row = stdout_of(run("jobs")).splitlines()
     assert heading.split()[:2] == ["JOB", "STATE"]
     assert row.split()[:3] == [job, "running", "0/2"]
-    assert "running" in stdout_of(run("instances"))
+    assert "running" in stdout_of(run("machines"))
     assert "local" in stdout_of(run("pools"))
     assert checkpoint in stdout_of(run("checkpoints", job))
     assert stdout_of(run("logs", job)) == "i-1: hello [bold]\n"
@@ -281,14 +281,14 @@ def test_text_of_workers_is_printed_as_data(run: Run, api: Api) -> None:
     api.start_job(job)
     hostile = "[/b] \x1b]52;c;eA==\x07 \x1b[2J\u202e[link=x]"
     machine = {"pool": "local", "state": "running", "gpu": hostile}
-    api.control.publish({"i-1": machine}, {"local": {"instances": 1}})
-    api.leases(job).renew({"instance": "i-1", "doing": hostile, "device": hostile}, [])
+    api.control.publish({"i-1": machine}, {"local": {"machines": 1}})
+    api.leases(job).renew({"machine": "i-1", "doing": hostile, "device": hostile}, [])
     api.jobs.add_logs(job, f"{job}.i-1", [hostile])
 
     for command in (
         ("workers",),
         ("workers", job),
-        ("instances",),
+        ("machines",),
         ("logs", job),
         ("top", "--once"),
     ):
@@ -301,7 +301,7 @@ def test_text_of_workers_is_printed_as_data(run: Run, api: Api) -> None:
 def test_commands_name_an_unknown_job_or_instance(run: Run) -> None:
     for command in ("show", "follow", "events", "logs", "pause", "checkpoints", "download"):
         assert_refused(run(command, "nothing"), "nothing")
-    assert_refused(run("evict", "nothing"), "there is no instance nothing")
+    assert_refused(run("evict", "nothing"), "there is no machine nothing")
 
 
 # -- acting -------------------------------------------------------------------------------------
@@ -359,13 +359,13 @@ def answering(api: Api) -> Iterator[list[VcasgdError | None]]:
 def test_evict_says_what_happened(run: Run, api: Api, answering: list[VcasgdError | None]) -> None:
     job = api.submit()
     worker = f"{job}.i-1"
-    api.leases(job, worker).renew({"at": time.time(), "instance": "i-1"}, [])
+    api.leases(job, worker).renew({"at": time.time(), "machine": "i-1"}, [])
     api.control.publish({"i-1": {"pool": "local"}}, {})
 
     answering += [None, None, CloudDenied("no permission", remedy="add it")]
     assert stdout_of(run("evict", worker, "--notice", 30)) == "i-1 is evicted with 30 s notice\n"
     row = parsed(run("evict", "i-1", "--kill", "--json"))
-    assert (row["instance"], row["kill"], row["state"]) == ("i-1", True, "done")
+    assert (row["machine"], row["kill"], row["state"]) == ("i-1", True, "done")
     assert_refused(run("evict", "i-1"), "no permission", "remedy: add it")
     assert run("evict", "i-1", "--kill", "--notice", 1).exit_code == 2
 
@@ -375,7 +375,7 @@ def test_evict_fails_if_the_result_is_not_known(run: Run, api: Api) -> None:
 
     result = run("evict", "i-1", "--timeout", 0.5)
 
-    assert_refused(result, "whether i-1 ends is not known", "vcasgd instances")
+    assert_refused(result, "whether i-1 ends is not known", "vcasgd machines")
 
 
 def test_download_writes_the_model(run: Run, api: Api, tmp_path: Path) -> None:
@@ -500,8 +500,8 @@ def test_a_terminal_shows_figures_below_the_events_and_no_silent_workers(api: Ap
     job = api.submit()
     api.start_job(job)
     now = time.time()
-    api.leases(job, "old").renew({"at": now - 60, "instance": "i-1"}, [])
-    api.leases(job, "new").renew({"at": now, "instance": "i-2"}, [])
+    api.leases(job, "old").renew({"at": now - 60, "machine": "i-1"}, [])
+    api.leases(job, "new").renew({"at": now, "machine": "i-2"}, [])
     api.account(job, 4, 1, updates=4, applied=100, staleness_mean=1.5, staleness_max=3)
     console = Console(file=io.StringIO(), force_terminal=True, width=160)
 

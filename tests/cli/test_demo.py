@@ -55,12 +55,12 @@ class Api:
             self.refusals -= 1
             raise NotFound("there is no such worker")
         self.evictions.append((worker, kill))
-        return EvictionRequested(id="r", instance=worker.upper(), notice_seconds=None, kill=kill)
+        return EvictionRequested(id="r", machine=worker.upper(), notice_seconds=None, kill=kill)
 
 
 def status_of(workers: str, fraction: float, evictions: int = 0, **extra: Any) -> JobStatus:
     rows = [
-        WorkerRow(**{"name": name, "job": "j", "instance": name.upper(), "steps": 1, **extra})
+        WorkerRow(**{"name": name, "job": "j", "machine": name.upper(), "steps": 1, **extra})
         for name in workers
     ]
     job = SimpleNamespace(progress=SimpleNamespace(fraction=fraction), evictions=evictions)

@@ -29,7 +29,7 @@ Run = Callable[..., dict[str, dict[str, str]]]
 AWS_POOL = """
 pools:
   - {name: cloud, provider: aws, region: us-east-1, zones: [us-east-1a],
-     instance_types: [%s], template: {launch_template: lt-1}}
+     machine_types: [%s], template: {launch_template: lt-1}}
 """
 
 
@@ -62,7 +62,7 @@ def answers() -> Iterator[dict[str, Any]]:
     """Serve an API with these answers."""
     status = {
         "version": __version__, "cluster": "vcasgd", "controller": True, "active_jobs": [],
-        "servers": 1, "instances": 0, "workers": 0,
+        "servers": 1, "machines": 0, "workers": 0,
     }  # fmt: skip
     known: dict[str, Any] = {"status": status, "pools": [], "code": 200, "ahead": 0.0}
 

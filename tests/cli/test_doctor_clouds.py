@@ -52,7 +52,7 @@ def aws_pool(ec2: EmulatedEc2, *types: str, spot: bool = True) -> dict[str, obje
     template = {"launch_template": ec2.template(), "subnets": {zone: subnets[zone]}}
     return {
         "provider": "aws", "region": "us-east-1", "zones": [zone], "spot": spot,
-        "instance_types": [*types], "template": template,
+        "machine_types": [*types], "template": template,
     }  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_account_that_allows_the_pool(doctor: Callable[..., Found], ec2: Emulate
 def test_no_permission_to_run_instances(doctor: Callable[..., Found], ec2: EmulatedEc2) -> None:
     ec2.refuse("RunInstances", "UnauthorizedOperation", 403)
     found = doctor(aws_pool(ec2, "c5.large"))["permissions"]
-    assert "pool cloud: no permission to run instances: ec2:RunInstances" in found["message"]
+    assert "pool cloud: no permission to launch machines: ec2:RunInstances" in found["message"]
     assert "docs/security.md" in found["remedy"]
 
 
@@ -91,7 +91,7 @@ def google_pool(
     template = {"project": google.compute.project, "instance_template": "workers"}
     return {
         "provider": "gcp", "region": "us-central1", "zones": ["us-central1-a"],
-        "instance_types": ["e2-standard-4", "e2-standard-2"], "template": template,
+        "machine_types": ["e2-standard-4", "e2-standard-2"], "template": template,
     }  # fmt: skip
 
 

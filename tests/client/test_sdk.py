@@ -72,7 +72,7 @@ def test_client_offers_everything_that_pages_show(api: Api, client: Client) -> N
         api.jobs.add_metrics(job, {"at": float(at), "loss": 1.0, "updates": at})
 
     assert client.job(job).staleness().buckets == []
-    assert client.job(job).machines() == []
+    assert client.job(job).timelines() == []
     assert client.job(job).subtasks().states == "ooooo"
     assert client.job(job).subtasks(2).first == 5
     assert "task: train:Digits" in client.job(job).file()

@@ -36,8 +36,8 @@ from support.waiting import PATIENCE, await_truth
 from vcasgd.cluster import ActorState, Cluster, Command, head_command, node_command
 from vcasgd.errors import ClusterError
 
-#: Ids are used once, because the cluster remembers dead instances.
-INSTANCES = itertools.count()
+#: Ids are used once, because the cluster remembers dead machines.
+MACHINES = itertools.count()
 CALL = PATIENCE
 
 
@@ -57,7 +57,7 @@ def commands(temp_dir: str = "/tmp/v") -> list[Command]:
     )
     node = node_command(
         address="10.0.0.1:1",
-        instance_id="i",
+        machine_id="i",
         cpus=1.5,
         temp_dir=Path(temp_dir),
         heartbeat=HEARTBEAT,
@@ -130,11 +130,11 @@ def connect(rig: Rig) -> Iterator[Callable[[], Driver]]:
 
 @pytest.fixture
 def start_node(rig: Rig) -> Iterator[Callable[[], str]]:
-    """Create instances for this test and return their ids."""
+    """Create machines for this test and return their ids."""
     names: list[str] = []
 
     def make() -> str:
-        names.append(f"i-{next(INSTANCES)}")
+        names.append(f"i-{next(MACHINES)}")
         rig.start_node(names[-1])
         return names[-1]
 
@@ -147,14 +147,14 @@ def start_node(rig: Rig) -> Iterator[Callable[[], str]]:
 def test_node_has_no_agents_and_its_workers_find_modules_imported(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
-    driver, instance = connect(), start_node()
-    await_truth(lambda: instance in driver.living_instances())
+    driver, machine = connect(), start_node()
+    await_truth(lambda: machine in driver.living_machines())
     path = rig.folder / "modules"
-    driver.start_worker(instance, "m", WRITE_MODULES, {"path": str(path)}, {})
+    driver.start_worker(machine, "m", WRITE_MODULES, {"path": str(path)}, {})
     await_truth(path.exists)
 
     assert PRELOADED in path.read_text().split()
-    for name in (instance, "head"):
+    for name in (machine, "head"):
         found = [" ".join(each.cmdline()) for each in session(rig.processes[name].pid)]
         assert any("raylet/raylet" in command.partition(" ")[0] for command in found)
         assert not any("Agent" in command or "/dashboard/" in command.partition(" --")[0]
@@ -179,12 +179,12 @@ def test_worker_starts_once_and_stops(
 
     start_counting(rig, driver, first, "once")
     pid, _ = rig.counter("once") or (0, 0)
-    assert driver.workers()["once"].instance_id == first
+    assert driver.workers()["once"].machine_id == first
 
-    await_truth(lambda: second in driver.living_instances())
+    await_truth(lambda: second in driver.living_machines())
     # A second request has no effect, whatever its arguments.
     driver.start_worker(second, "once", COUNT, {"path": "elsewhere"}, {})
-    assert driver.workers()["once"].instance_id == first
+    assert driver.workers()["once"].machine_id == first
     assert_counts_on(rig, "once", pid, (rig.counter("once") or (0, 0))[1])
 
     # The Ray of a single machine listens on its loopback only.
@@ -199,7 +199,7 @@ def test_worker_starts_once_and_stops(
     driver.stop_worker("once")
     driver.stop_worker("never-started")
 
-    # Its name can be used again, on any instance.
+    # Its name can be used again, on any machine.
     start_counting(rig, driver, second, "once", until=3)
     await_truth(lambda: driver.state("once") is ActorState.DEAD)
 
@@ -216,7 +216,7 @@ def test_a_machine_without_a_worker_publishes_its_notices(
     metadata.start()
     rig.start_node("i-spare", metadata=metadata.url)
     try:
-        await_truth(lambda: "i-spare" in driver.living_instances())
+        await_truth(lambda: "i-spare" in driver.living_machines())
         assert driver.notices() == {}
 
         # When the cloud recommends leaving it, and then announces its end
@@ -275,7 +275,7 @@ def test_workers_survive_their_head_and_are_found_again(
 
     rig.start_head()
     successor = connect()
-    assert successor.living_instances() >= set(nodes)
+    assert successor.living_machines() >= set(nodes)
     assert not driver.finds_head(), "a driver belongs to one life of the head"
     for worker, (pid, _) in before.items():
         assert successor.state(worker) is ActorState.ALIVE
@@ -292,7 +292,7 @@ def test_killed_instance_is_reported_and_replaced(
 ) -> None:
     driver, victim, replacement = connect(), start_node(), start_node()
     start_counting(rig, driver, victim, "doomed")
-    await_truth(lambda: replacement in driver.living_instances())
+    await_truth(lambda: replacement in driver.living_machines())
     pid, _ = rig.counter("doomed") or (0, 0)
     leader = rig.processes[victim].pid
 
@@ -300,7 +300,7 @@ def test_killed_instance_is_reported_and_replaced(
 
     assert not alive(pid)
     assert not session(leader)
-    await_truth(lambda: victim not in driver.living_instances())
+    await_truth(lambda: victim not in driver.living_machines())
     await_truth(lambda: driver.state("doomed") is ActorState.DEAD)
     with pytest.raises(ClusterError, match="no node that is alive"):
         driver.start_worker(victim, "doomed", COUNT, {}, {})
@@ -337,9 +337,9 @@ def test_ledger_head_and_an_instance_can_die_at_once(
     rig.start_head()
 
     driver = connect()
-    await_truth(lambda: victim not in driver.living_instances())
+    await_truth(lambda: victim not in driver.living_machines())
     await_truth(lambda: driver.state("victim") is ActorState.DEAD)
-    assert survivor in driver.living_instances()
+    assert survivor in driver.living_machines()
     assert driver.state("survivor") is ActorState.ALIVE
     assert_counts_on(rig, "survivor", pid, number + 10)
 
@@ -362,7 +362,7 @@ def test_only_the_head_ends_with_its_ledger(
     rig.start_ledger()
     rig.start_head()
     driver = connect()
-    assert node in driver.living_instances()
+    assert node in driver.living_machines()
     assert driver.state("calm") is ActorState.ALIVE
     assert_counts_on(rig, "calm", pid, number + 10)
 

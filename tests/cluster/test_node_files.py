@@ -20,7 +20,7 @@ def test_killed_node_without_a_folder_leaves_no_files(tmp_path: Path) -> None:
     temporary.mkdir()
     command = node_command(
         address=f"127.0.0.1:{free_port()}",
-        instance_id="a-machine",
+        machine_id="a-machine",
         cpus=1,
         temp_dir=None,
         heartbeat=1.0,

@@ -43,8 +43,8 @@ def test_a_silent_cloud_delays_no_decision_about_another_one(
 ) -> None:
     # Given a machine in a cloud that then answers no call any more, not even to a new controller
     first = submit(jobs, aws.pool, 1)
-    clouds.run(clouds.controller(), clouds.control.instances)
-    (machine,) = clouds.control.instances()
+    clouds.run(clouds.controller(), clouds.control.machines)
+    (machine,) = clouds.control.machines()
     aws.ec2.answers.clear()
     loop = clouds.controller()
 
@@ -58,7 +58,7 @@ def test_a_silent_cloud_delays_no_decision_about_another_one(
     clouds.run(loop, lambda: len(gcp.alive() - lost) == 2 and aws.ec2.waiting > 0)
 
     # Then it does, and the machine of the first one is neither lost nor bought again
-    assert machine in clouds.control.instances()
+    assert machine in clouds.control.machines()
     assert CostLedger(ledger).payers[machine] == first
     aws.ec2.answers.set()
     jobs.cancel(first)
@@ -83,7 +83,7 @@ def test_a_controller_that_dies_during_a_launch_leaks_no_machine(
 
     # When the next one takes over
     loop = clouds.controller()
-    clouds.run(loop, lambda: clouds.control.instances().keys() == bought)
+    clouds.run(loop, lambda: clouds.control.machines().keys() == bought)
     gone.set()
 
     # Then it uses the machines, and ends them
@@ -103,9 +103,9 @@ class CountingCloud(SimulatedCloud):
         self.calls["launch"] += 1
         return super().launch(*arguments, **options)
 
-    def terminate(self, *instance_ids: str) -> None:
+    def terminate(self, *machine_ids: str) -> None:
         self.calls["terminate"] += 1
-        super().terminate(*instance_ids)
+        super().terminate(*machine_ids)
 
 
 def test_a_thousand_machines_are_replaced_and_ended_in_few_calls(
@@ -128,7 +128,7 @@ def test_a_thousand_machines_are_replaced_and_ended_in_few_calls(
     # And when they are no longer needed, one ends all of them
     cloud.calls.clear()
     jobs.cancel(job)
-    clouds.run(loop, lambda: not cloud.instances())
+    clouds.run(loop, lambda: not cloud.machines())
     assert cloud.calls == {"terminate": 1}
 
 
@@ -140,7 +140,7 @@ def test_all_machines_on_ec2_are_ended_in_one_call(
     loop, job = clouds.controller(), submit(jobs, aws.pool, 100)
     clouds.run(loop, lambda: len(clouds.joined()) == 100)
     jobs.cancel(job)
-    clouds.run(loop, lambda: not clouds.control.instances())
+    clouds.run(loop, lambda: not clouds.control.machines())
     assert aws.alive() == set()
     assert aws.ec2.calls.count("TerminateInstances") == 1
 

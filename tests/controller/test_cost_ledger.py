@@ -7,7 +7,7 @@ from support.fleet_records import HOUR, NOW, PACKAGE, job_spec, machine
 
 from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.fleet.costs import report
-from vcasgd.fleet.providers.base import Instance
+from vcasgd.fleet.providers.base import Machine
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.costs import Costs
@@ -27,7 +27,7 @@ class Rounds:
         self.costs = CostLedger(self.ledger)
 
     def record(
-        self, now: float, *machines: Instance, works_for: dict[str, str] | None = None,
+        self, now: float, *machines: Machine, works_for: dict[str, str] | None = None,
         joined: str = "", unlisted: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.costs.record(

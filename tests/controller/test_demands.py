@@ -20,7 +20,7 @@ from vcasgd.controller.fleet.speeds import MEASURE_SECONDS, Speeds
 from vcasgd.controller.fleet.status import limit_events
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan import within_limits
-from vcasgd.fleet.providers.base import Instance
+from vcasgd.fleet.providers.base import Machine
 from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
 from vcasgd.store.connection import RedisClient
@@ -185,12 +185,12 @@ class Budgets:
         stop = {} if budget is None else {"max_cost_usd": budget}
         return self.jobs.submit(job_spec(stop=stop, workers={"pools": ["east"]}), PACKAGE)
 
-    def machine_of(self, job: JobRecord) -> Instance:
+    def machine_of(self, job: JobRecord) -> Machine:
         one = machine("m-1", price_per_hour=3.6)
         self.costs.launched([one], [job.id])
         return one
 
-    def demand(self, job: JobRecord, now: float, *machines: Instance) -> JobDemand:
+    def demand(self, job: JobRecord, now: float, *machines: Machine) -> JobDemand:
         return self.demands.of(
             self.jobs.get(job.id), machines, self.offers, LIMITS, now, self.jobs.work(job.id)
         )

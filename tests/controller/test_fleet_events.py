@@ -26,7 +26,7 @@ def test_rebalance_advice_is_reported_once(ledger: RedisClient, jobs: Jobs) -> N
         events.publish({"m-1": replace(ROW, joined=True, job=job, advised_at=advised_at)}, {})
 
     (event,) = events_of(jobs, job, "rebalance-advice")
-    assert event["details"] == {"instance": "m-1"}
+    assert event["details"] == {"machine": "m-1"}
 
 
 def test_machine_that_disappears_before_it_joins_is_reported_once(
@@ -47,7 +47,7 @@ def test_machine_that_disappears_before_it_joins_is_reported_once(
     # A new controller has not seen the lost machine in the cluster and reports it as not up.
     events = FleetEvents(control, jobs)
     events.publish(
-        {**{name: FleetRow(**each) for name, each in control.instances().items()}, "lost": ROW}, {}
+        {**{name: FleetRow(**each) for name, each in control.machines().items()}, "lost": ROW}, {}
     )
     events.mark_terminated("terminated", "idle")
 
@@ -62,11 +62,11 @@ def test_launched_machine_is_unlisted_for_a_limited_time(
     cloud = CloudCache(PoolRegistry(Settings(home=tmp_path), Control(ledger)), CloudCalls())
     cloud.launched([machine("m-1")], NOW)
 
-    assert cloud.instances(NOW + LAUNCH_UNLISTED_SECONDS / 2) == []
+    assert cloud.machines(NOW + LAUNCH_UNLISTED_SECONDS / 2) == []
     assert [one.id for one in cloud.unlisted()] == ["m-1"]
     assert cloud.take_lapsed() == []
-    cloud.instances(NOW + LAUNCH_UNLISTED_SECONDS)
+    cloud.machines(NOW + LAUNCH_UNLISTED_SECONDS)
     assert cloud.unlisted() == []
     (blame,) = cloud.take_lapsed()
-    assert (blame.instance_id, blame.pool) == ("m-1", machine("m-1").pool)
+    assert (blame.machine_id, blame.pool) == ("m-1", machine("m-1").pool)
     assert cloud.take_lapsed() == []

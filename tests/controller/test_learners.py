@@ -10,14 +10,14 @@ import pytest
 from vcasgd.controller.fleet.learners import MEASURE_BEATS, MEASURE_STEPS, REST_BEATS, Learners
 from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, WorkerView
 from vcasgd.fleet.plan import StartWorker, StopWorker
-from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
 from vcasgd.store.ledger.tuning import Tunings
 from vcasgd.store.ledger.worker_beats import WorkerBeats
-from vcasgd.worker_names import instance_of, job_of, learner_of, worker_name
+from vcasgd.worker_names import job_of, learner_of, machine_of, worker_name
 
 BEAT = 1.0
 GIB = 2**30
@@ -62,13 +62,13 @@ class TunedMachine:
 
     def decide(self) -> list[StartWorker | StopWorker]:
         """Run one round. Its actions take effect before the next one."""
-        instance = Instance(
-            id=MACHINE, pool="local", state=InstanceState.RUNNING, launched_at=0.0, notice_at=None,
+        machine = Machine(
+            id=MACHINE, pool="local", state=MachineState.RUNNING, launched_at=0.0, notice_at=None,
             host="", price_per_hour=0.0, spot=True,
         )  # fmt: skip
         state = Observed(
             cluster="c",
-            instances=(instance,),
+            machines=(machine,),
             nodes=frozenset([MACHINE]),
             workers=(WorkerView(self.name(), self.job, MACHINE, alive=self.first_alive),),
             jobs=(
@@ -81,7 +81,7 @@ class TunedMachine:
         actions = self.learners.decide(state, self.further, self.now)
         for action in actions:
             if isinstance(action, StartWorker):
-                self.further[worker_name(action.instance_id, action.job, action.learner)] = True
+                self.further[worker_name(action.machine_id, action.job, action.learner)] = True
             else:
                 self.further[action.name] = False
         return actions
@@ -115,7 +115,7 @@ def test_name_contains_job_machine_and_learner() -> None:
 
     assert (first, third) == ("job-x.gcp-1-a", "job-x.gcp-1-a_3")
     assert {job_of(first), job_of(third)} == {"job-x"}
-    assert {instance_of(first), instance_of(third)} == {"gcp-1-a"}
+    assert {machine_of(first), machine_of(third)} == {"gcp-1-a"}
     assert (learner_of(first), learner_of(third)) == (1, 3)
     assert learner_of("worker-1") == learner_of("a.b_c") == 1
 

@@ -109,7 +109,7 @@ def test_loss_starts_the_next_round_early(
     assert 0 < fleet.pause <= LOOK_SECONDS
 
     # When one of them disappears
-    lost = cloud.instances()[0].id
+    lost = cloud.machines()[0].id
     cloud.take(lost)
 
     # Then a round is due at once, which replaces it, and no further one is

@@ -27,5 +27,5 @@ def test_a_machine_that_publishes_a_notice_is_replaced_at_once(
     clouds.run(loop, lambda: len(aws.alive()) == 2)
 
     # Then another one is bought although the cloud lists the first as running
-    row = clouds.control.instances()[machine]
+    row = clouds.control.machines()[machine]
     assert (row["state"], row["notice_at"]) == ("leaving", AT)

@@ -68,7 +68,7 @@ def test_all_losses_are_recorded_once(ledger: RedisClient, jobs: Jobs, job: str)
     events = FleetEvents(Control(ledger), jobs)
     rows = {f"m-{number}": replace(ROW, job=job) for number in range(COUNT)}
     events.publish(rows, {})
-    assert len(Control(ledger).instances()) == COUNT
+    assert len(Control(ledger).machines()) == COUNT
 
     before = ledger.info("stats")["total_commands_processed"]
     lost = events.publish({}, {})
@@ -77,7 +77,7 @@ def test_all_losses_are_recorded_once(ledger: RedisClient, jobs: Jobs, job: str)
     assert ledger.info("stats")["total_commands_processed"] - before < 2 * COUNT + 20
     assert jobs.get(job).kills == COUNT
     assert len(events_of(jobs, job, "worker-killed")) <= COUNT
-    assert Control(ledger).instances() == {}
+    assert Control(ledger).machines() == {}
 
 
 def test_only_changed_machines_are_published(ledger: RedisClient, jobs: Jobs) -> None:
@@ -90,12 +90,12 @@ def test_only_changed_machines_are_published(ledger: RedisClient, jobs: Jobs) ->
     rows["m-1"] = replace(ROW, state="leaving")
     del rows["m-2"]
     events.publish(rows, {"east": {"idle": 1}})
-    assert control.instances().keys() == {"m-1"}
+    assert control.machines().keys() == {"m-1"}
     assert control.pools().keys() == {"east"}
     # What the ledger lost comes back with the next complete write
     now = 1000.0
     events.publish(rows, {"east": {"idle": 1}})
-    assert control.instances().keys() == {"m-0", "m-1"}
+    assert control.machines().keys() == {"m-0", "m-1"}
 
 
 def test_work_for_replacements_grows_with_their_number_and_not_its_square() -> None:

@@ -28,7 +28,7 @@ def submit(jobs: Jobs, pool: str) -> str:
 
 
 def rows(clouds: TwoClouds) -> list[dict[str, Any]]:
-    return list(clouds.control.instances().values())
+    return list(clouds.control.machines().values())
 
 
 @pytest.mark.parametrize(("restarts", "renamed"), [(False, False), (True, False), (True, True)])
@@ -104,12 +104,12 @@ def test_machines_of_a_provider_that_can_t_be_reached_stay_listed(
             loop.round()
 
         # Then it stays listed, with the reason, and its job gets one event
-        assert clouds.control.instances().keys() == machines == aws.alive()
+        assert clouds.control.machines().keys() == machines == aws.alive()
         (row,) = rows(clouds)
         assert lacks in row["problem"]
         assert row["pool_removed"]
         (event,) = events_of(jobs, job, "machine-unreachable")
-        assert event["details"]["instance"] in machines
+        assert event["details"]["machine"] in machines
 
     # And when the access is restored, it is ended
     clouds.run(clouds.controller(), lambda: not aws.alive() and not rows(clouds))

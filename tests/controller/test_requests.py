@@ -30,15 +30,15 @@ def test_requests_end_with_what_the_provider_says(
     clouds: TwoClouds, aws: AwsBackend, gcp: GcpBackend
 ) -> None:
     # Given a machine in each cloud
-    (instance,) = aws.provider().launch(aws.pool, 1, Boot(("sleep", "9")), "t1")
+    (machine,) = aws.provider().launch(aws.pool, 1, Boot(("sleep", "9")), "t1")
     (other,) = gcp.provider().launch(gcp.pool, 1, Boot(("sleep", "9")), "t1")
     loop = clouds.controller()
     loop.round()
 
     # When a user asks for what EC2 can't do, for what it refuses, and for unknown machines
-    notice = result_of(clouds, loop, instance=instance)
-    unknown = result_of(clouds, loop, instance="i-0", kill=True)
-    nonsense = result_of(clouds, loop, "dance", instance=instance)
+    notice = result_of(clouds, loop, machine=machine)
+    unknown = result_of(clouds, loop, machine="i-0", kill=True)
+    nonsense = result_of(clouds, loop, "dance", machine=machine)
 
     # Then each request fails with the reason
     assert (notice.state, unknown.state, nonsense.state) == ("failed", "failed", "failed")
@@ -47,6 +47,6 @@ def test_requests_end_with_what_the_provider_says(
     assert "i-0" in (unknown.problem or "")
 
     # And one that the provider accepts is done
-    assert result_of(clouds, loop, instance=instance, kill=True).state == "done"
-    assert instance not in aws.alive()
-    assert result_of(clouds, loop, instance=other).state == "done"
+    assert result_of(clouds, loop, machine=machine, kill=True).state == "done"
+    assert machine not in aws.alive()
+    assert result_of(clouds, loop, machine=other).state == "done"

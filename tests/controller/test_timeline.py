@@ -6,27 +6,27 @@ from dataclasses import replace
 
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, WorkerView
-from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.events import EventLog
 from vcasgd.worker_names import worker_name
 
 
-def machine(name: str, state: InstanceState = InstanceState.RUNNING) -> Instance:
-    return Instance(
+def machine(name: str, state: MachineState = MachineState.RUNNING) -> Machine:
+    return Machine(
         id=name, pool="local", state=state, launched_at=1.0, notice_at=None, host="",
-        price_per_hour=0.5, spot=True, zone="z", instance_type="t",
+        price_per_hour=0.5, spot=True, zone="z", machine_type="t",
     )  # fmt: skip
 
 
 def observed(
-    *machines: Instance, job: str | None = "A", nodes: str | None = "", paid: str = ""
+    *machines: Machine, job: str | None = "A", nodes: str | None = "", paid: str = ""
 ) -> Observed:
     """An observation. ``nodes``: machines that work for the job; ``paid``: that it pays for."""
     names = (nodes or "").split()
     return Observed(
         cluster="test",
-        instances=machines,
+        machines=machines,
         nodes=None if nodes is None else frozenset(names),
         workers=tuple(WorkerView(worker_name(x, "A"), "A", x, alive=True) for x in names),
         jobs=(JobDemand(job, 0, 9, pools=("local",), wants=9, running=True),) if job else (),
@@ -43,10 +43,10 @@ def states(ledger: RedisClient, name: str) -> list[tuple[str, float, float | Non
 
 def test_timeline_starts_when_a_job_pays_for_the_machine(ledger: RedisClient) -> None:
     timeline = TimelineRecorder(ledger)
-    timeline.record(observed(machine("i", InstanceState.BOOTING), paid="i"), {}, 2.0)
+    timeline.record(observed(machine("i", MachineState.BOOTING), paid="i"), {}, 2.0)
     timeline.record(observed(machine("i"), paid="i"), {}, 3.0)
     timeline.record(observed(machine("i"), nodes="i", paid="i"), {}, 4.0)
-    timeline.record(observed(machine("i", InstanceState.LEAVING), nodes="i"), {}, 5.0)
+    timeline.record(observed(machine("i", MachineState.LEAVING), nodes="i"), {}, 5.0)
     timeline.record(observed(), {"i": None}, 6.0)
 
     assert states(ledger, "i") == [

@@ -98,7 +98,7 @@ def test_exports_continue_after_kills_and_disturb_no_other_job(
         assert variables["WANDB_API_KEY"] == KEY
         assert variables["HTTPS_PROXY"] == "http://proxy.example"
         assert "AWS_SECRET_ACCESS_KEY" not in variables
-        own = {name for name in variables if name.startswith("VCASGD_")} - {"VCASGD_INSTANCE_ID"}
+        own = {name for name in variables if name.startswith("VCASGD_")} - {"VCASGD_MACHINE_ID"}
         assert own == {"VCASGD_API_URL", "VCASGD_TOKEN"}
         token = ApiTokens(api.connection).all()[TRACKERS]
         assert token.opened_by(variables["VCASGD_TOKEN"])

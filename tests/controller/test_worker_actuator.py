@@ -106,10 +106,10 @@ def test_only_workers_of_volunteers_learn_that_they_are(ledger: RedisClient, job
         clearance=clearance,
         restarts=RestartBackoff(jobs, 1.0),
     )
-    instances = [SimpleNamespace(id=name, pool=pool) for pool, name in joined.items()]
+    machines = [SimpleNamespace(id=name, pool=pool) for pool, name in joined.items()]
     starter.start(
-        [StartWorker(each.id, job) for each in instances],
-        SimpleNamespace(instances=instances),  # type: ignore[arg-type]
+        [StartWorker(each.id, job) for each in machines],
+        SimpleNamespace(machines=machines),  # type: ignore[arg-type]
     )
 
     # Then only the volunteer's one has to commit to its states

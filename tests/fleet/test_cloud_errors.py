@@ -178,7 +178,7 @@ def test_ec2_refuses(
         aws.ec2.refuse(action, code, status)
     launch = partial(provider.launch, aws.pool, 1, BOOT, "t1")
     with pytest.raises(FleetError) as caught:
-        (launch if action == "CreateFleet" else provider.instances)()
+        (launch if action == "CreateFleet" else provider.machines)()
     aws.ec2.refusals.clear()
     assert type(caught.value) is kind
     assert caught.value.code == code
@@ -188,13 +188,13 @@ def test_ec2_refuses(
 def test_unreachable_ec2(aws: AwsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(CloudUnavailable):
-        aws.provider().instances()
+        aws.provider().machines()
 
 
 def test_without_credentials(aws: AwsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(CloudDenied):
-        aws.provider().instances()
+        aws.provider().machines()
 
 
 def test_launch_with_a_lost_response_is_found_again(aws: AwsBackend) -> None:
@@ -291,7 +291,7 @@ def test_a_preemption_on_request(gcp_: GcpBackend) -> None:
     provider = gcp_.provider()
     (id_,) = provider.launch(gcp_.pool, 1, BOOT, "t1")
     provider.evict(id_)
-    (one,) = provider.instances()
+    (one,) = provider.machines()
     assert one.state.value == "leaving"
     (bought,) = provider.launch(gcp_.pool, 1, BOOT, "t2", spot=False)
     with pytest.raises(FleetError, match="on-demand"):
@@ -301,13 +301,13 @@ def test_a_preemption_on_request(gcp_: GcpBackend) -> None:
 def test_unreachable_compute_engine(gcp_: GcpBackend) -> None:
     gcp_.url = "http://127.0.0.1:9"
     with pytest.raises(CloudUnavailable):
-        gcp_.provider().instances()
+        gcp_.provider().machines()
 
 
 def test_a_type_without_a_price_is_refused_at_once(aws: AwsBackend, gcp_: GcpBackend) -> None:
     for make in (
-        lambda: aws.provider(instance_types=["x9.huge"]),
-        lambda: GcpProvider("c", [gcp_.spec(instance_types=["x9"])], PriceTable.load("gcp")),
+        lambda: aws.provider(machine_types=["x9.huge"]),
+        lambda: GcpProvider("c", [gcp_.spec(machine_types=["x9"])], PriceTable.load("gcp")),
     ):
         with pytest.raises(SpecError, match="VCASGD_PRICES"):
             make()

@@ -135,11 +135,11 @@ def test_controller_that_dies_after_a_purchase_leaks_nothing(
         eventually(lambda: fired)
         bought = fired[0]
         assert bought, "the fault fired before anything was bought"
-        eventually(lambda: bought <= {row.id for row in stack.client.instances()})
+        eventually(lambda: bought <= {row.id for row in stack.client.machines()})
 
         # Then it finds its machines and does not repeat the purchase: its next purchase
         # is in the other zone
-        eventually(lambda: aws.alive() == {row.id for row in stack.client.instances()})
+        eventually(lambda: aws.alive() == {row.id for row in stack.client.machines()})
         assert bought <= aws.alive()
         assert len(aws.alive()) <= WORKERS
         stack.finish(job)
@@ -183,7 +183,7 @@ def test_machine_with_a_rebalance_advice_is_replaced_before_it_leaves(
 
         # Then a replacement was ordered and running before this one was asked to leave
         (advice,) = stack.events(job, "rebalance-advice")
-        assert advice.details["instance"] == advised
+        assert advice.details["machine"] == advised
         (newcomer,) = stack.training_machines(job) - fleet
         came, went = stack.since(job, newcomer), stack.since(job, advised)
         # EC2 reports launch times in whole seconds.
@@ -223,7 +223,7 @@ def test_failed_boot_is_reported_and_the_next_machine_is_bought_elsewhere(
         assert reports[failed].returncode == 1, "the fault did not fire"
         (event,) = stack.events(job, "boot-failed")
         why = "did not boot: worker: step add_user failed (status 1)"
-        assert event.details == {"instance": failed, "pool": "first", "why": why}
+        assert event.details == {"machine": failed, "pool": "first", "why": why}
         assert failed not in aws.alive()
         # And its pool is paused and shows the reason
         (first,) = (row for row in stack.client.pools() if row.name == "first")
@@ -246,7 +246,7 @@ def test_prices_and_shortages_decide_what_is_bought_next_and_move_nothing(
     with cloud_stack(tmp_path, documents, {"aws": aws}, price_seconds=1.0) as stack:
 
         def price(of: set[str]) -> set[float]:
-            rows = stack.client.instances()
+            rows = stack.client.machines()
             return {row.price_per_hour for row in rows if row.id in of}
 
         # Given two machines of the pool that the job prefers

@@ -20,7 +20,7 @@ MEASURED = PlannedWork(samples=36_000, rates={("east", "small"): 10.0, ("west", 
 def offer(pool: str, zone: str, price: float, kind: str = "small", **more: Any) -> Offer:
     fields: dict[str, Any] = {"spot": True, "cpus": 4.0, "gpus": 0, **more}
     return Offer(
-        pool=pool, zone=zone, instance_type=kind, price_per_hour=price,
+        pool=pool, zone=zone, machine_type=kind, price_per_hour=price,
         on_demand_price_per_hour=4 * price, as_of=NOW, source="test", **fields,
     )  # fmt: skip
 
@@ -153,7 +153,7 @@ def test_a_pool_survives_being_shown() -> None:
         provider="aws",
         labels=frozenset({"b", "a"}),
         trust="own",
-        instances=1,
+        machines=1,
         idle=0,
         position=0,
     )
@@ -185,6 +185,6 @@ def test_where_all_machines_are_in_use_the_plan_is_for_when_they_are_free() -> N
 def test_a_warm_machine_without_work_is_room() -> None:
     view = replace(EAST, capacity=2, quotas={True: 2})
 
-    row = to_row(view, provider="aws", labels=(), trust="own", instances=2, idle=1, position=0)
+    row = to_row(view, provider="aws", labels=(), trust="own", machines=2, idle=1, position=0)
 
     assert (from_row("east", row).capacity, from_row("east", row).quotas) == (1, {True: 1})

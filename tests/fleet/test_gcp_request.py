@@ -14,7 +14,7 @@ def test_machines_with_gpus_are_never_moved_while_they_run(spot: bool, gpus: int
     pool = GcpPoolSpec.model_validate(
         {
             "name": "gpu", "provider": "gcp", "region": "us-central1", "spot": spot, "gpus": gpus,
-            "zones": ["us-central1-a"], "instance_types": ["n1-standard-4"],
+            "zones": ["us-central1-a"], "machine_types": ["n1-standard-4"],
             "template": {"project": "my-project-123", "instance_template": "workers"},
         }
     )  # fmt: skip

@@ -21,7 +21,7 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.pools import KubernetesPoolSpec, parse_pools
-from vcasgd.fleet.providers.base import INSTANCE_ID, Boot, Instance, InstanceState
+from vcasgd.fleet.providers.base import MACHINE_ID, Boot, Machine, MachineState
 from vcasgd.fleet.providers.join.provider import NothingJoined
 from vcasgd.fleet.providers.kubernetes import provider as provider_module
 from vcasgd.fleet.providers.kubernetes.client import error_of
@@ -39,7 +39,7 @@ trap 'echo notice; exit 0' TERM
 echo "$0 $VCASGD_TOKEN $EXTRA"
 while true; do sleep 0.1; done
 """
-BOOT = Boot(("sh", "-c", MACHINE, INSTANCE_ID))
+BOOT = Boot(("sh", "-c", MACHINE, MACHINE_ID))
 FAILING = Boot(("sh", "-c", "echo no such model >&2; exit 3"))
 
 
@@ -81,18 +81,18 @@ def provider(
     ]
     provider = KubernetesProvider("c", specs, NothingJoined())
     yield provider
-    provider.terminate(*(one.id for one in provider.instances()))
-    eventually(lambda: not provider.instances())
+    provider.terminate(*(one.id for one in provider.machines()))
+    eventually(lambda: not provider.machines())
     for name in api.pods():
         api.remove(name)
     provider.close()
 
 
-def one_of(provider: KubernetesProvider, machine: str) -> Instance | None:
-    return next((one for one in provider.instances() if one.id == machine), None)
+def one_of(provider: KubernetesProvider, machine: str) -> Machine | None:
+    return next((one for one in provider.machines() if one.id == machine), None)
 
 
-def state_of(provider: KubernetesProvider, machine: str) -> InstanceState | None:
+def state_of(provider: KubernetesProvider, machine: str) -> MachineState | None:
     one = one_of(provider, machine)
     return one.state if one else None
 
@@ -102,8 +102,8 @@ def test_machines_run_get_a_notice_and_end(
 ) -> None:
     # Given two machines
     first, second = provider.launch("gpu", 2, BOOT, "token-1")
-    running = InstanceState.RUNNING
-    eventually(lambda: [each.state for each in provider.instances()] == [running, running])
+    running = MachineState.RUNNING
+    eventually(lambda: [each.state for each in provider.machines()] == [running, running])
     eventually(lambda: kubelet.log_of(first) == f"{first} {SECRET} more\n")
     assert SECRET not in str(api.pods()), "it is in the secret only"
 
@@ -114,7 +114,7 @@ def test_machines_run_get_a_notice_and_end(
     api.call("DELETE", f"{PODS}/{first}")
     one = one_of(provider, first)
     if one is not None:  # It may have left already.
-        assert one.state is InstanceState.LEAVING
+        assert one.state is MachineState.LEAVING
         assert one.notice_at is not None
     eventually(lambda: one_of(provider, first) is None)
     assert "notice" in kubelet.log_of(first)
@@ -146,11 +146,11 @@ def test_container_that_does_not_start_or_fails_says_why(
     (failing,) = provider.launch("gpu", 1, FAILING, "token-4")
 
     def problem(machine: str) -> str:
-        provider.instances()
+        provider.machines()
         return provider.boot_error(machine) or ""
 
     eventually(lambda: "ErrImagePull: no such host" in problem(lost))
-    assert state_of(provider, lost) is InstanceState.BOOTING
+    assert state_of(provider, lost) is MachineState.BOOTING
     eventually(lambda: "no such model" in problem(failing))
     assert one_of(provider, failing) is None
 
@@ -162,11 +162,11 @@ def test_pods_that_ended_are_deleted_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (machine,) = provider.launch("gpu", 1, FAILING, "token-5")
-    eventually(lambda: provider.boot_error(machine) if provider.instances() == [] else None)
+    eventually(lambda: provider.boot_error(machine) if provider.machines() == [] else None)
     assert machine in api.pods()
 
     monkeypatch.setattr(provider_module, "KEPT_SECONDS", -60.0)
-    provider.instances()
+    provider.machines()
 
     eventually(lambda: machine not in api.pods())
 
@@ -181,7 +181,7 @@ def test_pods_of_others_are_no_machines(api: KubernetesApi, provider: Kubernetes
         api.call("POST", PODS, {"metadata": {"name": name, "labels": labels},
                                 "spec": {"containers": [container]}})  # fmt: skip
 
-    assert provider.instances() == []
+    assert provider.machines() == []
     provider.kill("other")
     assert {"other", "join-gpu-0123456789ab-1"} <= api.pods().keys()
 
@@ -191,7 +191,7 @@ def test_long_list_is_read_to_its_end(
 ) -> None:
     monkeypatch.setattr("vcasgd.fleet.providers.kubernetes.client._PAGE", 2)
     machines = provider.launch("gpu", 5, BOOT, "token-6")
-    assert sorted(one.id for one in provider.instances()) == machines
+    assert sorted(one.id for one in provider.machines()) == machines
 
 
 def test_quota_ends_a_launch(api: KubernetesApi, provider: KubernetesProvider) -> None:
@@ -200,7 +200,7 @@ def test_quota_ends_a_launch(api: KubernetesApi, provider: KubernetesProvider) -
         (machine,) = provider.launch("gpu", 3, BOOT, "token-7")
         with pytest.raises(QuotaExceeded, match="exceeded quota"):
             provider.launch("gpu", 1, BOOT, "token-8")
-        assert [one.id for one in provider.instances()] == [machine]
+        assert [one.id for one in provider.machines()] == [machine]
     finally:
         path = "/api/v1/namespaces/training/resourcequotas/machines"
         merge = {"Content-Type": "application/merge-patch+json"}
@@ -224,11 +224,11 @@ def test_what_the_api_server_refuses_is_named(
         provider().launch("gpu", 1, BOOT, "token-9", spot=False)
     monkeypatch.setenv("KUBECONFIG", str(api.write_kubeconfig(tmp_path / "stranger", "no token")))
     with pytest.raises(CloudDenied):
-        provider().instances()
+        provider().machines()
     text = (tmp_path / "stranger").read_text().replace(api.url, f"http://127.0.0.1:{free_port()}")
     (tmp_path / "stranger").write_text(text)
     with pytest.raises(CloudUnavailable, match="doesn't answer"):
-        provider().instances()
+        provider().machines()
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
     with pytest.raises(InvalidRequest, match="no access") as caught:
         provider()
@@ -279,7 +279,7 @@ def test_manifest_has_the_users_fields_and_ours() -> None:
         "container": {"env": [{"name": "A", "value": "1"}], "workingDir": "/tmp"},
     }
     spec = spec_of(zones=["z1", "z2"], cpus=4, gpus=2, template=template)
-    made = pod(spec, "c", PodName("gpu", "0" * 12, 0), ("run", INSTANCE_ID), ["z2"], ["node"])
+    made = pod(spec, "c", PodName("gpu", "0" * 12, 0), ("run", MACHINE_ID), ["z2"], ["node"])
 
     (container,) = made["spec"]["containers"]
     assert container["command"] == ["run", "join-gpu-000000000000-0"]

@@ -20,8 +20,8 @@ from support.local_machines import POOL, LocalCluster
 from support.waiting import PATIENCE
 
 from vcasgd.fleet.machine.notices import FileNotices, Notice
-from vcasgd.fleet.providers.base import Boot, InstanceState
-from vcasgd.fleet.providers.local.instance import Owner, is_locked
+from vcasgd.fleet.providers.base import Boot, MachineState
+from vcasgd.fleet.providers.local.machine import Owner, is_locked
 from vcasgd.fleet.providers.local.processes import Process, processes_of
 from vcasgd.fleet.providers.local.provider import KEPT_DEAD
 
@@ -69,7 +69,7 @@ def test_eviction_gives_notice(cluster: LocalCluster) -> None:
     assert notice.kind == "terminate"
     assert notice.at is not None
     assert began + 600 <= notice.at <= ended + 600
-    assert cluster.state(id_) is InstanceState.LEAVING
+    assert cluster.state(id_) is MachineState.LEAVING
     assert all(process.alive() for process in processes)
 
 
@@ -87,9 +87,9 @@ def test_machine_is_gone_at_the_end_of_its_notice(cluster: LocalCluster) -> None
 def test_first_notice_is_kept(cluster: LocalCluster) -> None:
     id_, _ = cluster.launch_ready()
     cluster.provider.evict(id_, 60)
-    first = cluster.instance(id_)
+    first = cluster.machine(id_)
     cluster.provider.evict(id_, 0)
-    assert cluster.instance(id_) == first
+    assert cluster.machine(id_) == first
 
 
 def test_default_notice_is_that_of_the_pool(cluster: LocalCluster) -> None:
@@ -97,10 +97,10 @@ def test_default_notice_is_that_of_the_pool(cluster: LocalCluster) -> None:
     began = time.time()
     cluster.provider.evict(id_)
     ended = time.time()
-    instance = cluster.instance(id_)
-    assert instance is not None
-    assert instance.notice_at is not None
-    assert began <= instance.notice_at - POOL.notice_seconds <= ended
+    machine = cluster.machine(id_)
+    assert machine is not None
+    assert machine.notice_at is not None
+    assert began <= machine.notice_at - POOL.notice_seconds <= ended
 
 
 def test_hung_machine_is_ended_after_its_notice(
@@ -108,7 +108,7 @@ def test_hung_machine_is_ended_after_its_notice(
 ) -> None:
     monkeypatch.setattr("vcasgd.fleet.providers.local.directory.NOTICE_SLACK_SECONDS", 0.2)
     id_, processes = cluster.launch_ready()
-    os.kill(cluster.machine(id_).pid, signal.SIGSTOP)
+    os.kill(cluster.root(id_).pid, signal.SIGSTOP)
     cluster.provider.evict(id_, 0.1)
     cluster.await_state(id_, None)
     cluster.await_death(processes)
@@ -120,7 +120,7 @@ def test_no_process_of_an_ended_machine_survives(cluster: LocalCluster, way: str
     getattr(cluster.another(), way)(id_)
     assert not [process for process in processes if process.alive()]
     assert processes_of(id_, processes[0]) == set()
-    assert cluster.provider.instances() == []
+    assert cluster.provider.machines() == []
 
 
 def test_repeated_and_unknown_orders_have_no_effect(cluster: LocalCluster) -> None:
@@ -176,7 +176,7 @@ def test_a_machine_says_why_it_failed_before_it_is_gone(cluster: LocalCluster) -
 def test_eviction_before_the_boot(cluster: LocalCluster) -> None:
     cluster.provider.override(boot_seconds=60)
     (id_,) = cluster.launch()
-    assert cluster.state(id_) is InstanceState.BOOTING
+    assert cluster.state(id_) is MachineState.BOOTING
     cluster.provider.evict(id_, 0)
     cluster.await_state(id_, None)
     assert not (cluster.directory(id_).path / "ready").exists()
@@ -236,15 +236,15 @@ def test_logs_of_the_last_dead_machines_are_kept(cluster: LocalCluster) -> None:
     for index in range(KEPT_DEAD + 3):
         copy = original.with_name(f"local-{index:012x}")
         copy.mkdir()
-        for name in ("instance.json", "buried.json"):
+        for name in ("launch.json", "buried.json"):
             (copy / name).write_bytes((original / name).read_bytes())
     (living,) = cluster.launch(1, "t2")
     cluster.provider.kill(living)
-    assert len(list((cluster.home / "instances").glob("local-*"))) == KEPT_DEAD
+    assert len(list((cluster.home / "machines").glob("local-*"))) == KEPT_DEAD
     assert cluster.directory(living).log.exists()
 
 
 def test_destroy_all(cluster: LocalCluster) -> None:
     cluster.launch(2)
     cluster.another().destroy_all()
-    assert cluster.provider.instances() == []
+    assert cluster.provider.machines() == []

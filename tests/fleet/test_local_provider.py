@@ -16,7 +16,7 @@ from support.local_machines import BOOT, POOL, LocalCluster
 from support.waiting import PATIENCE
 
 from vcasgd.errors import FleetError, InvalidRequest, NoCapacity, SpecError
-from vcasgd.fleet.providers.base import PYTHON, Boot, InstanceState, Provider
+from vcasgd.fleet.providers.base import PYTHON, Boot, MachineState, Provider
 from vcasgd.fleet.providers.local.processes import processes_of
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 
@@ -42,24 +42,24 @@ def cluster(tmp_path: Path, eventually: Eventually) -> Iterator[LocalCluster]:
 def test_it_is_a_provider(cluster: LocalCluster) -> None:
     provider: Provider = cluster.provider
     assert provider.name == "local"
-    assert provider.instances() == []
+    assert provider.machines() == []
     provider.close()
 
 
 def test_machine_boots_and_runs_its_command(cluster: LocalCluster) -> None:
     began = time.time()
     id_, processes = cluster.launch_ready()
-    instance = cluster.instance(id_)
-    assert instance is not None
-    assert (instance.pool, instance.state, instance.notice_at, instance.price_per_hour) == (
+    machine = cluster.machine(id_)
+    assert machine is not None
+    assert (machine.pool, machine.state, machine.notice_at, machine.price_per_hour) == (
         "local",
-        InstanceState.RUNNING,
+        MachineState.RUNNING,
         None,
         0.5,
     )
-    assert began <= instance.launched_at <= time.time()
+    assert began <= machine.launched_at <= time.time()
     assert (cluster.directory(id_).path / "greeting").read_text() == f"hello {id_}\n"
-    assert set(processes) <= processes_of(id_, cluster.machine(id_))
+    assert set(processes) <= processes_of(id_, cluster.root(id_))
 
 
 def test_machine_does_not_inherit_variables_of_the_stack(
@@ -73,7 +73,7 @@ def test_machine_does_not_inherit_variables_of_the_stack(
     seen = [line for line in (path / "seen").read_text().splitlines() if line.startswith("VCASGD")]
     assert sorted(seen) == [
         "VCASGD_CLUSTER=c",
-        f"VCASGD_INSTANCE_ID={id_}",
+        f"VCASGD_MACHINE_ID={id_}",
         f"VCASGD_NOTICE_FILE={path / 'notice'}",
     ]
     assert not (path / "boot.json").exists()
@@ -86,7 +86,7 @@ def test_boot_hides_values_in_repr() -> None:
 def test_machines_share_what_they_import(cluster: LocalCluster, tmp_path: Path) -> None:
     # Given machines whose command needs a module
     (tmp_path / "command.py").write_text(FORKED)
-    env = {"PYTHONPATH": str(tmp_path), "GREETING": "hello {instance_id}"}
+    env = {"PYTHONPATH": str(tmp_path), "GREETING": "hello {machine_id}"}
     boot = Boot((PYTHON, "-m", "command", "argument"), env, imports=("wave",))
 
     # Then each finds it imported, although no machine has imported it
@@ -95,13 +95,13 @@ def test_machines_share_what_they_import(cluster: LocalCluster, tmp_path: Path) 
         ready = cluster.directory(id_).path / "ready"
         cluster.eventually(ready.exists)
         assert ready.read_text() == f"True ['argument'] hello {id_} {id_}"
-        cluster.await_state(id_, InstanceState.RUNNING)
+        cluster.await_state(id_, MachineState.RUNNING)
 
     # And they outlive the provider, and end alone, with all of their processes
     cluster.provider.close()
     first, second = (cluster.provider.processes(id_) for id_ in ids)
     assert (len(first), len(second)) == (3, 3)
-    os.kill(cluster.machine(ids[0]).pid, signal.SIGKILL)
+    os.kill(cluster.root(ids[0]).pid, signal.SIGKILL)
     cluster.await_state(ids[0], None)
     cluster.await_death(list(first))
     assert all(process.alive() for process in second)
@@ -110,24 +110,24 @@ def test_machines_share_what_they_import(cluster: LocalCluster, tmp_path: Path) 
 def test_slow_boot(cluster: LocalCluster) -> None:
     cluster.provider.override(boot_seconds=2.0)
     (id_,) = cluster.launch()
-    cluster.await_state(id_, InstanceState.RUNNING)
-    instance = cluster.instance(id_)
-    assert instance is not None
-    assert time.time() >= instance.launched_at + 2.0
+    cluster.await_state(id_, MachineState.RUNNING)
+    machine = cluster.machine(id_)
+    assert machine is not None
+    assert time.time() >= machine.launched_at + 2.0
 
 
 def test_same_token_launches_once(cluster: LocalCluster) -> None:
     ids = cluster.launch(2)
     assert cluster.another().launch("local", 2, BOOT, "t1") == ids
     assert cluster.another().launch("local", 1, BOOT, "t1") == ids
-    assert {one.id for one in cluster.provider.instances()} == set(ids)
+    assert {one.id for one in cluster.provider.machines()} == set(ids)
 
 
 def test_token_stays_used_after_its_machines_are_gone(cluster: LocalCluster) -> None:
     ids = cluster.launch()
     cluster.provider.kill(ids[0])
     assert cluster.launch() == ids
-    assert cluster.provider.instances() == []
+    assert cluster.provider.machines() == []
 
 
 def test_concurrent_launches_with_one_token(cluster: LocalCluster) -> None:
@@ -140,15 +140,15 @@ def test_concurrent_launches_with_one_token(cluster: LocalCluster) -> None:
     assert len(results) == 3
     assert results[0] == results[1] == results[2]
     for id_ in results[0]:
-        cluster.await_state(id_, InstanceState.RUNNING)
-    assert len(cluster.provider.instances()) == 2
+        cluster.await_state(id_, MachineState.RUNNING)
+    assert len(cluster.provider.machines()) == 2
 
 
 def test_capacity(cluster: LocalCluster) -> None:
     assert len(cluster.launch(3, "t1")) == 2
     with pytest.raises(NoCapacity, match="2 of 2"):
         cluster.launch(1, "t2")
-    assert len(cluster.provider.instances()) == 2
+    assert len(cluster.provider.machines()) == 2
 
 
 def test_machine_with_a_notice_does_not_count_toward_capacity(cluster: LocalCluster) -> None:
@@ -165,9 +165,9 @@ def test_pool_can_be_overridden_at_run_time(cluster: LocalCluster) -> None:
         cluster.launch()
     cluster.another().override(capacity=1, price_per_hour=2.0)
     (id_,) = cluster.launch(2)
-    instance = cluster.instance(id_)
-    assert instance is not None
-    assert instance.price_per_hour == 2.0
+    machine = cluster.machine(id_)
+    assert machine is not None
+    assert machine.price_per_hour == 2.0
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"size": 1}', '{"capacity": "many"}'])
@@ -189,7 +189,7 @@ def test_unknown_and_invalid_pool_names(cluster: LocalCluster) -> None:
 def test_other_clusters_are_not_touched(cluster: LocalCluster) -> None:
     (id_,) = cluster.launch()
     other = LocalProvider(cluster.home, "other", POOL)
-    assert other.instances() == []
+    assert other.machines() == []
     other.kill(id_)
     other.destroy_all()
     assert cluster.state(id_) is not None
@@ -199,14 +199,14 @@ def test_interrupted_launch_is_completed(cluster: LocalCluster) -> None:
     (id_,) = cluster.launch()
     cluster.provider.kill(id_)
     directory = cluster.directory(id_)
-    for name in ("machine", "condemned", "buried"):
+    for name in ("process", "condemned", "buried"):
         # A machine that was killed early has not written all of them.
         (directory.path / f"{name}.json").unlink(missing_ok=True)
     (directory.path / "boot.json").write_text('{"argv": ["sleep", "300"], "env": {}}')
-    assert cluster.state(id_) is InstanceState.BOOTING
+    assert cluster.state(id_) is MachineState.BOOTING
 
     assert cluster.launch() == [id_]
-    cluster.await_state(id_, InstanceState.RUNNING)
+    cluster.await_state(id_, MachineState.RUNNING)
 
 
 def test_interrupted_launch_is_abandoned_in_the_end(
@@ -225,10 +225,10 @@ def test_interrupted_launch_is_abandoned_in_the_end(
 
 
 def test_next_launch_removes_unfinished_directories(cluster: LocalCluster) -> None:
-    leftover = cluster.home / "instances" / ".new-abc"
+    leftover = cluster.home / "machines" / ".new-abc"
     leftover.mkdir(parents=True)
-    (leftover / "instance.json").write_text("{")
-    assert cluster.provider.instances() == []
+    (leftover / "launch.json").write_text("{")
+    assert cluster.provider.machines() == []
     cluster.launch()
     assert not leftover.exists()
 
@@ -237,24 +237,24 @@ def test_failing_interpreter_is_an_error(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(FleetError, match=r"instance\.log"):
+    with pytest.raises(FleetError, match=r"machine\.log"):
         cluster.launch()
-    assert cluster.provider.instances() == []
+    assert cluster.provider.machines() == []
 
 
 def test_launch_is_spread_over_zones_and_may_be_on_demand(
     tmp_path: Path, eventually: Eventually
 ) -> None:
     pool = LocalPool(
-        "local", 4, 0.1, 0.4, zones=("a", "b"), instance_types=("small", "large"), cpus=2
+        "local", 4, 0.1, 0.4, zones=("a", "b"), machine_types=("small", "large"), cpus=2
     )
     provider = LocalProvider(tmp_path, "test", pool, owner_grace_seconds=None)
     try:
         provider.launch("local", 2, BOOT, "spread")
-        provider.launch("local", 1, BOOT, "b", zones=["b"], instance_types=["large"], spot=False)
+        provider.launch("local", 1, BOOT, "b", zones=["b"], machine_types=["large"], spot=False)
         seen = [
-            (one.zone, one.instance_type, one.spot, one.price_per_hour)
-            for one in sorted(provider.instances(), key=lambda one: (one.launched_at, one.zone))
+            (one.zone, one.machine_type, one.spot, one.price_per_hour)
+            for one in sorted(provider.machines(), key=lambda one: (one.launched_at, one.zone))
         ]
         assert seen == [
             ("a", "small", True, 0.1),
@@ -269,7 +269,7 @@ def test_launch_is_spread_over_zones_and_may_be_on_demand(
 
 def test_offers_come_from_the_settings_of_the_pool(cluster: LocalCluster) -> None:
     (offer,) = cluster.provider.offers("local")
-    assert (offer.zone, offer.instance_type, offer.spot) == ("local", "process", True)
+    assert (offer.zone, offer.machine_type, offer.spot) == ("local", "process", True)
     assert (offer.price_per_hour, offer.on_demand_price_per_hour) == (0.5, 0.0)
     with pytest.raises(InvalidRequest, match="no pool 'elsewhere'"):
         cluster.provider.offers("elsewhere")

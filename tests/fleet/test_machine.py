@@ -84,7 +84,7 @@ def test_multiline_value_is_refused() -> None:
 
 def test_machine_runs_its_boot_command(metadata: MetadataServer, tmp_path: Path) -> None:
     boot = Boot(
-        ("{python}", "-c", "pass", "{instance_id}"), {"TRICKY": TRICKY, "ME": "{instance_id}"}
+        ("{python}", "-c", "pass", "{machine_id}"), {"TRICKY": TRICKY, "ME": "{machine_id}"}
     )
     script = worker_script(boot_environment(boot, "aws", "us-east-1", {}))
     found = machine.boot_of(unit(tmp_path, metadata.url, script))
@@ -99,7 +99,7 @@ def test_new_machine_retries_until_its_metadata_server_responds(
 ) -> None:
     port = free_port()
     environment = {
-        **boot_environment(Boot(("true", "{instance_id}")), "aws", "us-east-1", {}),
+        **boot_environment(Boot(("true", "{machine_id}")), "aws", "us-east-1", {}),
         "VCASGD_METADATA_URL": f"http://127.0.0.1:{port}",
     }
     with ThreadPoolExecutor(1) as pool:
@@ -205,7 +205,7 @@ def test_a_secret_of_google(httpd: tuple[str, dict[str, tuple[int, str]]]) -> No
     pages[f"/v1/{name}/versions/latest:access"] = (200, json.dumps({"payload": {"data": data}}))
 
     def http(method: str, url: str, headers: object) -> Response:
-        assert url.endswith("/instance/service-accounts/default/token")
+        assert url.endswith("/machine/service-accounts/default/token")
         return Response(200, '{"access_token": "granted"}')
 
     assert gcp_secret(name, None, url, http) == "the-token"

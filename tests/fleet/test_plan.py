@@ -40,12 +40,12 @@ def launch(count: int, pool: str = "local", launches: int = 0) -> Launch:
     return Launch(pool, count, launch_token("test", pool, launches))
 
 
-def blame(instance_id: str, pool: str = "local", why: str = "did not join in time") -> Blame:
-    return Blame(instance_id, pool, "", True, why)
+def blame(machine_id: str, pool: str = "local", why: str = "did not join in time") -> Blame:
+    return Blame(machine_id, pool, "", True, why)
 
 
-def stop(instance_id: str, reason: str, job: str = "A") -> StopWorker:
-    return StopWorker(f"{job}@{instance_id}", reason)
+def stop(machine_id: str, reason: str, job: str = "A") -> StopWorker:
+    return StopWorker(f"{job}@{machine_id}", reason)
 
 
 @dataclass(frozen=True)
@@ -475,7 +475,7 @@ states = st.builds(
     machines=st.lists(st.builds(machine, names), unique_by=lambda one: one.id, max_size=6),
     workers=st.lists(
         st.builds(on, names, st.sampled_from("ABC"), alive=st.booleans()),
-        unique_by=lambda worker: worker.instance_id,
+        unique_by=lambda worker: worker.machine_id,
         max_size=6,
     ),
     jobs=st.lists(
@@ -500,7 +500,7 @@ states = st.builds(
 @given(states)
 def test_no_machine_is_promised_or_ended_twice(state: Observed) -> None:
     actions = decide(with_history(state, NOW), NOW)
-    used = [a.instance_id for a in actions if isinstance(a, StartWorker | Terminate)]
+    used = [a.machine_id for a in actions if isinstance(a, StartWorker | Terminate)]
     stopped = [a.name for a in actions if isinstance(a, StopWorker)]
     assert len(used) == len(set(used))
     assert len(stopped) == len(set(stopped))
@@ -520,23 +520,23 @@ def test_decisions_settle(state: Observed) -> None:
 
 def carried_out(state: Observed, actions: list[Action]) -> Observed:
     """Return the world after the actions, with every machine joined."""
-    machines = {one.id: one for one in state.instances}
+    machines = {one.id: one for one in state.machines}
     workers = {worker.name: worker for worker in state.workers if worker.alive}
     for action in actions:
         match action:
             case Launch(pool=pool, count=count, token=token):
                 new = [machine(f"{token}-{index}", pool=pool, age=0) for index in range(count)]
                 machines |= {one.id: one for one in new}
-            case StartWorker(instance_id, job_):
-                workers |= {(worker := on(instance_id, job_)).name: worker}
+            case StartWorker(machine_id, job_):
+                workers |= {(worker := on(machine_id, job_)).name: worker}
             case StopWorker(name):
                 del workers[name]
-            case Terminate(instance_id):
-                del machines[instance_id]
+            case Terminate(machine_id):
+                del machines[machine_id]
     return replace(
         state,
-        instances=tuple(machines.values()),
+        machines=tuple(machines.values()),
         nodes=frozenset(machines),
-        workers=tuple(one for one in workers.values() if one.instance_id in machines),
+        workers=tuple(one for one in workers.values() if one.machine_id in machines),
         pools=tuple(replace(pool, launches=pool.launches + 1) for pool in state.pools),
     )

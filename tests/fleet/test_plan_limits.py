@@ -80,7 +80,7 @@ def test_a_job_waits_because_of_the_limit_and_a_full_pool() -> None:
 def plan_round(state: Observed, now: float) -> Observed:
     """Return the state after a round of the plan in which workers leave one round later."""
     state = with_history(within_limits(state, now), now)
-    machines = {one.id: one for one in state.instances}
+    machines = {one.id: one for one in state.machines}
     workers = {one.name: one for one in state.workers if one.name not in state.draining}
     draining: dict[str, str | None] = {}
     for number, action in enumerate(decide(state, now)):
@@ -89,16 +89,16 @@ def plan_round(state: Observed, now: float) -> Observed:
                 for index in range(count):
                     new = machine(f"n{now:.0f}-{number}-{index}")
                     machines[new.id] = new
-            case StartWorker(instance_id, job_):
-                workers |= {(worker := on(instance_id, job_)).name: worker}
+            case StartWorker(machine_id, job_):
+                workers |= {(worker := on(machine_id, job_)).name: worker}
             case StopWorker(name, _, successor):
                 draining[name] = successor
-            case Terminate(instance_id):
-                machines.pop(instance_id)
-    alive = [one for one in workers.values() if one.instance_id in machines]
+            case Terminate(machine_id):
+                machines.pop(machine_id)
+    alive = [one for one in workers.values() if one.machine_id in machines]
     return replace(
         state,
-        instances=tuple(machines.values()),
+        machines=tuple(machines.values()),
         nodes=frozenset(machines),
         workers=tuple(alive),
         draining={name: job for name, job in draining.items() if name in workers},

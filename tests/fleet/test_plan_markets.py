@@ -32,7 +32,7 @@ def offer(
         "spot": True, "on_demand_price_per_hour": 3 * price, "cpus": 4.0, "gpus": 0,
     }  # fmt: skip
     return Offer(
-        pool=pool, zone=zone, instance_type=kind, price_per_hour=price, as_of=NOW, source="test",
+        pool=pool, zone=zone, machine_type=kind, price_per_hour=price, as_of=NOW, source="test",
         **{**fields, **more},
     )  # fmt: skip
 
@@ -291,13 +291,11 @@ class Swinging:
         return replace(
             state,
             pools=(pool(*(offer(zone, price) for zone, price in prices.items())),),
-            instances=tuple(
-                replace(one, price_per_hour=prices[one.zone]) for one in state.instances
-            ),
+            machines=tuple(replace(one, price_per_hour=prices[one.zone]) for one in state.machines),
         )
 
     def _carried_out(self, state: Observed, actions: list[Action], now: float) -> Observed:
-        machines = {one.id: one for one in state.instances}
+        machines = {one.id: one for one in state.machines}
         workers = {worker.name: worker for worker in state.workers}
         for action in actions:
             match action:
@@ -305,16 +303,16 @@ class Swinging:
                     for index in range(count):
                         one = machine(f"{now}-{zone}-{index}", zone=zone or "", age=NOW - now)
                         machines[one.id] = one
-                case StartWorker(instance_id=id_, job=name):
+                case StartWorker(machine_id=id_, job=name):
                     workers[f"{name}@{id_}"] = on(id_, name)
                 case StopWorker(name=name):
                     del workers[name]
                     self.moved += 1
-                case Terminate(instance_id=id_):
+                case Terminate(machine_id=id_):
                     del machines[id_]
         return replace(
             state,
-            instances=tuple(machines.values()),
+            machines=tuple(machines.values()),
             nodes=frozenset(machines),
             workers=tuple(workers.values()),
         )

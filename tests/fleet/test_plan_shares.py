@@ -49,10 +49,10 @@ class Fleet:
     def lose(self, id_: str) -> None:
         self.state = replace(
             self.state,
-            instances=tuple(one for one in self.state.instances if one.id != id_),
-            workers=tuple(one for one in self.state.workers if one.instance_id != id_),
+            machines=tuple(one for one in self.state.machines if one.id != id_),
+            workers=tuple(one for one in self.state.workers if one.machine_id != id_),
         )
-        self.state = replace(self.state, nodes=frozenset(one.id for one in self.state.instances))
+        self.state = replace(self.state, nodes=frozenset(one.id for one in self.state.machines))
 
     def rounds(self, count: int) -> None:
         for _ in range(count):
@@ -62,7 +62,7 @@ class Fleet:
         self.now += ROUND_SECONDS
         self.state = with_history(self.state, self.now)
         actions = decide(self.state, self.now)
-        machines = {one.id: one for one in self.state.instances}
+        machines = {one.id: one for one in self.state.machines}
         workers = {one.name: one for one in self.state.workers}
         for name in self.state.draining:
             workers.pop(name, None)
@@ -74,31 +74,31 @@ class Fleet:
                         self.launched += 1
                         new = machine(f"n{self.launched:04}", pool=pool)
                         machines[new.id] = new
-                case StartWorker(instance_id, job_):
-                    assert instance_id not in {one.instance_id for one in workers.values()}
-                    workers |= {(worker := on(instance_id, job_)).name: worker}
+                case StartWorker(machine_id, job_):
+                    assert machine_id not in {one.machine_id for one in workers.values()}
+                    workers |= {(worker := on(machine_id, job_)).name: worker}
                 case StopWorker(name, reason, successor):
                     draining[name] = successor
                     if successor is not None:
                         one = workers[name]
                         least = reason.endswith("minimum")
                         self.takings.append(
-                            Taking(one.instance_id, one.job, successor, self.now, least)
+                            Taking(one.machine_id, one.job, successor, self.now, least)
                         )
-                case Terminate(instance_id):
-                    del machines[instance_id]
+                case Terminate(machine_id):
+                    del machines[machine_id]
         self.state = replace(
             self.state,
-            instances=tuple(machines.values()),
+            machines=tuple(machines.values()),
             nodes=frozenset(machines),
-            workers=tuple(one for one in workers.values() if one.instance_id in machines),
+            workers=tuple(one for one in workers.values() if one.machine_id in machines),
             draining=draining,
         )
         self._check_limits()
 
     def _check_limits(self) -> None:
         for pool in self.state.pools:
-            held = sum(one.pool == pool.name for one in self.state.instances)
+            held = sum(one.pool == pool.name for one in self.state.machines)
             assert pool.capacity is None or held <= pool.capacity
         for one in self.state.jobs:
             assert self.counts()[one.job] <= one.maximum
@@ -238,11 +238,11 @@ def test_every_job_gets_what_the_policy_entitles_it_to(
     one.rounds(10)
     one.set_jobs(*jobs)
     for number, pause in lost:
-        if one.state.instances:
-            one.lose(one.state.instances[number % len(one.state.instances)].id)
+        if one.state.machines:
+            one.lose(one.state.machines[number % len(one.state.machines)].id)
         one.rounds(pause)
-    while len(one.state.instances) > after:
-        one.lose(one.state.instances[-1].id)
+    while len(one.state.machines) > after:
+        one.lose(one.state.machines[-1].id)
     one.state = replace(one.state, pools=(PoolView("local", capacity=after),))
     one.rounds(QUIET)
     count = one.counts()
@@ -283,8 +283,8 @@ def test_equal_jobs_differ_by_at_most_one_machine(
     one = fleet(capacity, *(job(f"J{at}", 0, 40) for at in range(count)))
     for number in lost:
         one.rounds(1)
-        if one.state.instances:
-            one.lose(one.state.instances[number % len(one.state.instances)].id)
+        if one.state.machines:
+            one.lose(one.state.machines[number % len(one.state.machines)].id)
     one.rounds(QUIET)
     counts = [one.counts()[f"J{at}"] for at in range(count)]
     assert sum(counts) == min(capacity, 40 * count)

@@ -15,7 +15,7 @@ from vcasgd.fleet.observed import ObservationTimes, Observed, PoolView, with_his
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide
 from vcasgd.fleet.plan.staff import worth
 from vcasgd.fleet.plan.stock import Stock
-from vcasgd.fleet.providers.base import Instance, Offer
+from vcasgd.fleet.providers.base import Machine, Offer
 
 #: Four times the fleet may cost this many times the work; sorting adds a little.
 LINEAR = 5.0
@@ -41,7 +41,7 @@ requests = st.lists(
 
 @given(machines, requests)
 def test_stock_takes_what_a_search_finds(
-    fleet: list[Instance], wishes: list[tuple[list[str], int]]
+    fleet: list[Machine], wishes: list[tuple[list[str], int]]
 ) -> None:
     stock, left = Stock((one, one.id) for one in fleet), list(fleet)
     for pools, limit in wishes:

@@ -13,7 +13,7 @@ import pytest
 from support.provider_backends import ProviderBackend, backend_of, sleeper
 
 from vcasgd.errors import InvalidRequest, NoCapacity
-from vcasgd.fleet.providers.base import Instance, InstanceState, Provider, one_line
+from vcasgd.fleet.providers.base import Machine, MachineState, Provider, one_line
 
 Eventually = Callable[..., Any]
 BOOT = sleeper()
@@ -39,12 +39,12 @@ def need(backend: ProviderBackend, *parts: str) -> None:
             pytest.skip(backend.lacks[part])
 
 
-def find(provider: Provider, id_: str) -> Instance | None:
-    return next((one for one in provider.instances() if one.id == id_), None)
+def find(provider: Provider, id_: str) -> Machine | None:
+    return next((one for one in provider.machines() if one.id == id_), None)
 
 
 def ids(provider: Provider) -> set[str]:
-    return {one.id for one in provider.instances()}
+    return {one.id for one in provider.machines()}
 
 
 def test_a_machine_is_listed_with_all_that_is_known(
@@ -52,13 +52,13 @@ def test_a_machine_is_listed_with_all_that_is_known(
 ) -> None:
     began = time.time()
     (id_,) = provider.launch(backend.pool, 1, BOOT, "t1", zones=[backend.zones[1]])
-    eventually(lambda: (one := find(provider, id_)) and one.state is InstanceState.RUNNING)
+    eventually(lambda: (one := find(provider, id_)) and one.state is MachineState.RUNNING)
     one = find(provider, id_)
     assert one is not None
     assert (one.pool, one.zone, one.spot) == (backend.pool, backend.zones[1], True)
     assert 0 < one.price_per_hour <= one.on_demand_price_per_hour
     assert (one.price_per_hour < one.on_demand_price_per_hour) is ("prices" not in backend.lacks)
-    assert one.instance_type == backend.kind
+    assert one.machine_type == backend.kind
     # Clouds report it in whole seconds.
     assert began - 1 <= one.launched_at <= time.time()
     assert one.notice_at is one.advised_at is None
@@ -80,8 +80,8 @@ def test_a_repeated_launch_knows_machines_that_are_gone(
 ) -> None:
     need(backend, "memory")
     first = provider.launch(backend.pool, 2, BOOT, "t1")
-    running = InstanceState.RUNNING
-    eventually(lambda: all(one.state is running for one in provider.instances()))
+    running = MachineState.RUNNING
+    eventually(lambda: all(one.state is running for one in provider.machines()))
     for id_ in first:
         provider.terminate(id_)
     eventually(lambda: not ids(provider))
@@ -188,8 +188,8 @@ def test_offers_have_a_price_a_date_and_a_source(
 def test_unknown_type_and_zone_are_refused(backend: ProviderBackend, provider: Provider) -> None:
     with pytest.raises(InvalidRequest, match="no zone mars-1a"):
         provider.launch(backend.pool, 1, BOOT, "t1", zones=["mars-1a"])
-    with pytest.raises(InvalidRequest, match="no instance type x"):
-        provider.launch(backend.pool, 1, BOOT, "t1", instance_types=["x"])
+    with pytest.raises(InvalidRequest, match="no machine type x"):
+        provider.launch(backend.pool, 1, BOOT, "t1", machine_types=["x"])
     with pytest.raises(InvalidRequest, match="no pool 'elsewhere'"):
         provider.launch("elsewhere", 1, BOOT, "t1")
     assert backend.alive() == set()
@@ -198,12 +198,12 @@ def test_unknown_type_and_zone_are_refused(backend: ProviderBackend, provider: P
 def test_boot_report_of_a_machine_is_returned(backend: ProviderBackend, provider: Provider) -> None:
     need(backend, "boot reports")
     first, second = provider.launch(backend.pool, 2, BOOT, "t1")
-    provider.instances()
+    provider.machines()
     assert provider.boot_error(first) is None
     assert provider.boot_error("nobody-0123456789") is None
 
     backend.report_boot_error(first, "worker: step\n\tadd_user failed")
-    provider.instances()
+    provider.machines()
 
     assert provider.boot_error(first) == "worker: step add_user failed"
     assert provider.boot_error(second) is None

@@ -38,7 +38,7 @@ def test_local_pools_of_a_file_are_separate(tmp_path: Path) -> None:
     path = tmp_path / "pools.yaml"
     template = {"price_per_hour": 0.0, "on_demand_price_per_hour": 2.0}
     pools = [
-        {"name": "small", "provider": "local", "max_instances": 1},
+        {"name": "small", "provider": "local", "max_machines": 1},
         {"name": "large", "provider": "local", "zones": ["x", "y"], "template": template},
     ]
     path.write_text(yaml.safe_dump({"pools": pools}))
@@ -58,7 +58,7 @@ def test_pools_of_one_place_share_a_provider(tmp_path: Path) -> None:
         documents = [
             aws.document(name="a"),
             gcp.document(name="g"),
-            aws.document(name="b", spot=False, max_instances=3),
+            aws.document(name="b", spot=False, max_machines=3),
         ]
         settings = Settings(home=tmp_path, compute_url=gcp.url)
         providers = make_providers(settings, parse_pools({"pools": documents}))
@@ -67,7 +67,7 @@ def test_pools_of_one_place_share_a_provider(tmp_path: Path) -> None:
         assert (providers["a"].capacity("a"), providers["b"].capacity("b")) == (None, 3)
         assert {offer.spot for offer in providers["b"].offers("b")} == {False}
         assert providers["g"].name == "gcp"
-        assert providers["a"].instances() == providers["g"].instances() == []
+        assert providers["a"].machines() == providers["g"].machines() == []
 
 
 @pytest.mark.parametrize(("cloud", "library"), [("aws", "boto3"), ("gcp", "google.cloud")])

@@ -12,7 +12,7 @@ from support.slurm import SlurmCluster, slurm_cluster
 
 from vcasgd.errors import CloudUnavailable, InvalidRequest, NoCapacity
 from vcasgd.fleet.pools import SlurmPoolSpec
-from vcasgd.fleet.providers.base import INSTANCE_ID, Boot, Instance, InstanceState
+from vcasgd.fleet.providers.base import MACHINE_ID, Boot, Machine, MachineState
 from vcasgd.fleet.providers.join.provider import NothingJoined
 from vcasgd.fleet.providers.slurm.provider import SlurmProvider
 
@@ -42,8 +42,8 @@ def provider(
     (tmp_path / "token").write_text(SECRET)
     provider = SlurmProvider("c", [_pool(tmp_path)], NothingJoined())
     yield provider
-    provider.terminate(*(one.id for one in provider.instances()))
-    eventually(lambda: not provider.instances())
+    provider.terminate(*(one.id for one in provider.machines()))
+    eventually(lambda: not provider.machines())
     assert cluster.machines() == []
 
 
@@ -55,14 +55,14 @@ def _pool(folder: Path) -> SlurmPoolSpec:
 
 
 def _boot(folder: Path) -> Boot:
-    return Boot(("bash", "-c", MACHINE, str(folder / "out"), INSTANCE_ID))
+    return Boot(("bash", "-c", MACHINE, str(folder / "out"), MACHINE_ID))
 
 
-def _one(provider: SlurmProvider, machine: str) -> Instance | None:
-    return next((one for one in provider.instances() if one.id == machine), None)
+def _one(provider: SlurmProvider, machine: str) -> Machine | None:
+    return next((one for one in provider.machines() if one.id == machine), None)
 
 
-def _state(provider: SlurmProvider, machine: str) -> InstanceState | None:
+def _state(provider: SlurmProvider, machine: str) -> MachineState | None:
     one = _one(provider, machine)
     return one.state if one else None
 
@@ -84,19 +84,19 @@ def test_machines_run_get_a_notice_and_end(
     assert provider.launch("hpc", 2, _boot(tmp_path), "token-1", zones=["spot"]) == [first, second]
     one = _one(provider, first)
     assert one is not None
-    assert (one.state, one.pool, one.zone) == (InstanceState.RUNNING, "hpc", "spot")
+    assert (one.state, one.pool, one.zone) == (MachineState.RUNNING, "hpc", "spot")
 
     # Others can't end it.
     other = SlurmProvider("other", [_pool(tmp_path)], NothingJoined())
-    assert other.instances() == []
+    assert other.machines() == []
     other.terminate(first)
     other.kill(first)
-    assert _state(provider, first) is InstanceState.RUNNING
+    assert _state(provider, first) is MachineState.RUNNING
 
     provider.evict(first)
     eventually(lambda: "notice" in outputs[first].read_text())
     provider.kill(second)
-    eventually(lambda: not provider.instances())
+    eventually(lambda: not provider.machines())
     assert "notice" not in outputs[second].read_text()
     provider.terminate(first, second, "join-hpc-999-0")
     assert provider.launch("hpc", 2, _boot(tmp_path), "token-1") == [first, second], "it is known"
@@ -111,7 +111,7 @@ def test_preempted_machine_has_a_notice(
     (job,) = cluster.machines()
     urgent = cluster.preempt(job)
     assert "notice" in output.read_text()
-    assert provider.instances() == []
+    assert provider.machines() == []
     cluster.cancel(urgent)
 
 
@@ -120,11 +120,11 @@ def test_launch_that_was_cancelled_before_it_began_is_not_repeated(
 ) -> None:
     others = cluster.occupy()
     first, _ = provider.launch("hpc", 2, _boot(tmp_path), "token-7", zones=["spot"])
-    assert _state(provider, first) is InstanceState.BOOTING
+    assert _state(provider, first) is MachineState.BOOTING
     cluster.run("scancel", "--partition=spot")
 
     assert provider.launch("hpc", 2, _boot(tmp_path), "token-7", zones=["spot"]) == [first]
-    assert provider.instances() == []
+    assert provider.machines() == []
     cluster.run("scancel", others)
 
 
@@ -135,7 +135,7 @@ def test_partition_without_room_is_refused_or_says_why(
         (machine,) = provider.launch("hpc", 1, _boot(tmp_path), "token-3", zones=["closed"])
     except NoCapacity:
         return
-    eventually(lambda: provider.instances() and provider.boot_error(machine))
+    eventually(lambda: provider.machines() and provider.boot_error(machine))
     assert "Partition" in str(provider.boot_error(machine))
 
 
@@ -151,7 +151,7 @@ def test_requests_that_slurm_refuses_are_errors_of_the_fleet(
     large = _pool(tmp_path).model_copy(update={"cpus": 64})
     few = SlurmProvider("c", [large], NothingJoined())
     (machine,) = few.launch("hpc", 1, _boot(tmp_path), "token-5", zones=["spot"])
-    eventually(lambda: few.instances() and few.boot_error(machine))
+    eventually(lambda: few.machines() and few.boot_error(machine))
     assert "Config" in str(few.boot_error(machine))
     with pytest.raises(NoCapacity, match="preemptible"):
         provider.launch("hpc", 1, _boot(tmp_path), "token-6", spot=False)
@@ -162,8 +162,8 @@ def test_requests_that_slurm_refuses_are_errors_of_the_fleet(
     away.write_text(text.replace("SlurmctldPort=", "MessageTimeout=2\nSlurmctldPort=1"))
     monkeypatch.setenv("SLURM_CONF", str(away))
     with pytest.raises(CloudUnavailable):
-        provider.instances()
+        provider.machines()
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InvalidRequest, match="no command squeue"):
-        provider.instances()
+        provider.machines()

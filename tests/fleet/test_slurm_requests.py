@@ -17,7 +17,7 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.pools import SlurmPoolSpec, parse_pools
-from vcasgd.fleet.providers.base import INSTANCE_ID, InstanceState
+from vcasgd.fleet.providers.base import MACHINE_ID, MachineState
 from vcasgd.fleet.providers.slurm.client import error_of
 from vcasgd.fleet.providers.slurm.names import Label, MachineName
 from vcasgd.fleet.providers.slurm.queue import QueuedJob, parse_queue
@@ -53,21 +53,21 @@ def only(text: str) -> QueuedJob:
 @pytest.mark.parametrize(
     ("text", "state"),
     [
-        (line("PENDING"), InstanceState.BOOTING),
-        (line("CONFIGURING"), InstanceState.BOOTING),
-        (line("RUNNING"), InstanceState.RUNNING),
-        (line("RUNNING", preempt="1795436769"), InstanceState.LEAVING),
-        (line("COMPLETING"), InstanceState.LEAVING),
-        (line("SUSPENDED"), InstanceState.LEAVING),
-        (line("COMPLETED"), InstanceState.GONE),
-        (line("PREEMPTED", preempt="1795436769"), InstanceState.GONE),
-        (line("NODE_FAIL"), InstanceState.GONE),
-        (line("RESIZING"), InstanceState.RUNNING),
-        (line("A_LATER_STATE"), InstanceState.RUNNING),
+        (line("PENDING"), MachineState.BOOTING),
+        (line("CONFIGURING"), MachineState.BOOTING),
+        (line("RUNNING"), MachineState.RUNNING),
+        (line("RUNNING", preempt="1795436769"), MachineState.LEAVING),
+        (line("COMPLETING"), MachineState.LEAVING),
+        (line("SUSPENDED"), MachineState.LEAVING),
+        (line("COMPLETED"), MachineState.GONE),
+        (line("PREEMPTED", preempt="1795436769"), MachineState.GONE),
+        (line("NODE_FAIL"), MachineState.GONE),
+        (line("RESIZING"), MachineState.RUNNING),
+        (line("A_LATER_STATE"), MachineState.RUNNING),
     ],
 )
-def test_states_of_jobs_are_those_of_machines(text: str, state: InstanceState) -> None:
-    assert only(text).instance_state is state
+def test_states_of_jobs_are_those_of_machines(text: str, state: MachineState) -> None:
+    assert only(text).machine_state is state
 
 
 def test_jobs_have_their_times_and_owners() -> None:
@@ -88,7 +88,7 @@ def test_array_that_never_began_has_one_machine_that_is_gone() -> None:
     cancelled = line("CANCELLED").replace("1           |", "N/A         |", 1)
     (job,) = parse_queue(cancelled, "c")
     assert job.machine.index == 0
-    assert job.instance_state is InstanceState.GONE
+    assert job.machine_state is MachineState.GONE
     with pytest.raises(CloudUnavailable):
         parse_queue(cancelled.replace("CANCELLED", "RUNNING"), "c")
 
@@ -215,7 +215,7 @@ def test_submission_asks_for_what_the_pool_says() -> None:
 
 
 def test_script_reads_the_token_on_the_node_and_names_the_machine() -> None:
-    text = script(spec(setup="module load python"), ["vcasgd", "join", "a b", INSTANCE_ID])
+    text = script(spec(setup="module load python"), ["vcasgd", "join", "a b", MACHINE_ID])
     lines = text.splitlines()
     assert lines[:3] == ["#!/bin/bash", "module load python", "trap : TERM"]
     assert "'/home/ada/my token' vcasgd join 'a b' " in text

@@ -22,7 +22,7 @@ from support.api_harness import running
 from support.gateways import RunningGateway, gateway_of
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.agent.machine import Machine
+from vcasgd.agent.machine import ThisMachine
 from vcasgd.gateway.crowd import Crowd, address_key
 from vcasgd.gateway.protocol import ACCEPTED
 from vcasgd.limits import (
@@ -38,7 +38,7 @@ USUAL_FILES = 1024
 #: Half of the memory that a hundred connections cost without limits on their buffers.
 BOUNDED_BYTES = 150 << 20
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-MACHINE = Machine("laptop", 2.0, 8000, 0, "")
+MACHINE = ThisMachine("laptop", 2.0, 8000, 0, "")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from support.waiting import PATIENCE, await_truth
 
 import vcasgd
 from vcasgd.agent.connection import AgentConnection
-from vcasgd.agent.machine import Machine
+from vcasgd.agent.machine import ThisMachine
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.certificates import self_signed
 from vcasgd.errors import (
@@ -38,7 +38,7 @@ from vcasgd.schemas.machines import JoinRequest, ReportBody, WorkerReportBody
 from vcasgd.store import keys as names
 from vcasgd.store.ledger.joined_machines import JoinedMachines, WorkerOrder
 
-MACHINE = Machine("laptop", 2.0, 8000, 0, "")
+MACHINE = ThisMachine("laptop", 2.0, 8000, 0, "")
 #: The secret that a machine chooses for itself when it joins.
 SECRET = "5ec2e7" * 8
 PING = b"*1\r\n$4\r\nPING\r\n"
@@ -202,7 +202,7 @@ def test_too_many_machines_are_refused_until_one_leaves(gateway: RunningGateway)
 
 
 def test_a_pool_without_room_refuses(gateway: RunningGateway) -> None:
-    row = {"position": 0, "provider": "join", "capacity": 1, "instances": 1}
+    row = {"position": 0, "provider": "join", "capacity": 1, "machines": 1}
     gateway.api.control.publish({}, {"volunteers": row})
     with pytest.raises(Conflict, match="pool volunteers has 1 machines, which is its limit"):
         gateway.machine(token(gateway, "ann")).join(MACHINE, 1.0)
@@ -222,12 +222,12 @@ def test_ordered_machines_join_under_their_name_and_in_their_pool_only(
     volunteers = {"position": 0, "provider": "join"}
     gateway.api.control.publish({}, {**rows, "volunteers": volunteers})
     hpc = token(gateway, "ann", pool="hpc", max_machines=1)
-    ordered = replace(MACHINE, instance="join-hpc-17-0")
+    ordered = replace(MACHINE, machine="join-hpc-17-0")
     for text, machine in (
         (token(gateway, "eve", pool="other"), ordered),
         (token(gateway, "bob"), ordered),
         (hpc, MACHINE),
-        (hpc, replace(MACHINE, instance="join-ann-1a2b3c4d")),
+        (hpc, replace(MACHINE, machine="join-ann-1a2b3c4d")),
     ):
         with pytest.raises(Conflict):
             gateway.machine(text).join(machine, 1.0)
@@ -240,7 +240,7 @@ def test_ordered_machines_join_under_their_name_and_in_their_pool_only(
         gateway.machine(hpc).join(ordered, 1.0)
     assert again.report(ReportBody()).orders == []
     with pytest.raises(Conflict, match="1 machines have joined"):
-        gateway.machine(hpc).join(replace(MACHINE, instance="join-hpc-17-1"), 1.0)
+        gateway.machine(hpc).join(replace(MACHINE, machine="join-hpc-17-1"), 1.0)
 
 
 def test_a_token_needs_a_pool_to_join_and_no_other_one_has_it(gateway: RunningGateway) -> None:

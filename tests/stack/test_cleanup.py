@@ -14,20 +14,20 @@ from vcasgd.cli.app import app
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings
 from vcasgd.stack import PartState, StackHome, StackState
-from vcasgd.stack.cleanup import KnownMachines, Unended, destroy_instances
+from vcasgd.stack.cleanup import KnownMachines, Unended, destroy_machines
 
 BOOT = sleeper()
 
 
 def destroy(settings: Settings, *parts: str, **options: Any) -> list[Unended]:
     home = StackHome(settings.home)
-    return destroy_instances(home, settings, ["ledger", *parts], look_seconds=0.05, **options)
+    return destroy_machines(home, settings, ["ledger", *parts], look_seconds=0.05, **options)
 
 
 def test_destroy_terminates_the_machines_of_the_cluster_only(tmp_path: Path) -> None:
     pools = tmp_path / "pools.yaml"
     with aws_backend() as aws, gcp_backend() as gcp:
-        side = {"name": "side", "provider": "local", "max_instances": 2}
+        side = {"name": "side", "provider": "local", "max_machines": 2}
         pools.write_text(yaml.safe_dump({"pools": [side, aws.document(), gcp.document()]}))
         settings = Settings(home=tmp_path, cluster="mine", pools=pools, compute_url=gcp.url)
         for world in (aws, gcp):
@@ -41,7 +41,7 @@ def test_destroy_terminates_the_machines_of_the_cluster_only(tmp_path: Path) -> 
         assert unended == []
         assert aws.alive() == {stranger}
         assert all(row["status"] == "STOPPING" for row in gcp.compute.alive())
-        assert local.instances() == []
+        assert local.machines() == []
 
 
 def test_destroy_ends_a_machine_that_appears_later(tmp_path: Path) -> None:

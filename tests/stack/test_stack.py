@@ -18,7 +18,7 @@ from support.stacks import FOREGROUND, OLD_SERVER, REDIS, Eventually, StackHarne
 
 from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import PortInUse, StackError, StoreUnsupported
-from vcasgd.fleet.providers.local.instance import is_locked
+from vcasgd.fleet.providers.local.machine import is_locked
 from vcasgd.settings import Settings
 from vcasgd.stack import (
     ForegroundStack,

@@ -160,7 +160,7 @@ def test_a_worker_reads_tuned_values(ledger_as_worker: RedisClient, world: World
 @pytest.mark.parametrize(
     "key",
     ["vcasgd:{fleet}:jobs", "vcasgd:{fleet}:commands", "vcasgd:{fleet}:controller",
-     "vcasgd:{fleet}:instances", "vcasgd:{fleet}:servers", "RAY", "anything"],
+     "vcasgd:{fleet}:machines", "vcasgd:{fleet}:servers", "RAY", "anything"],
 )  # fmt: skip
 def test_fleet_and_ray_state_is_denied(key: str, ledger_as_worker: RedisClient) -> None:
     for command in ("GET", "HGETALL", "SET", "DEL", "RPUSH"):

@@ -161,7 +161,7 @@ def test_the_controllers_placement_counts_not_the_workers_claim(running: Guarded
     leases = running.worker("b", "outside")
 
     assert_refused(leases.acquire(), OUTSIDE)
-    assert leases.renew({"pool": "inside", "instance": "inside-1"}, []).uncleared
+    assert leases.renew({"pool": "inside", "machine": "inside-1"}, []).uncleared
     assert_refused(leases.acquire(), OUTSIDE)
 
 

@@ -24,7 +24,7 @@ def parsed(**fields: Any) -> Heartbeat:
 
 def test_a_heartbeat_survives_the_ledger() -> None:
     heartbeat = Heartbeat(
-        at=5.5, instance="i-1", pid=3, steps=7, step_seconds=0.1, notice="terminate",
+        at=5.5, machine="i-1", pid=3, steps=7, step_seconds=0.1, notice="terminate",
         notice_at=9.0, leaving="drain", reading={"hits": 3, "seconds": 0.5},
     )  # fmt: skip
 
@@ -57,7 +57,7 @@ def test_an_invalid_number_is_none(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [3, [], "x" * (MAX_NAME_LENGTH + 1)])
 def test_an_invalid_name_is_none(value: Any) -> None:
-    assert parsed(instance=value, pid=5) == Heartbeat(pid=5)
+    assert parsed(machine=value, pid=5) == Heartbeat(pid=5)
 
 
 def test_long_text_is_cut() -> None:

@@ -519,11 +519,11 @@ class TestControl:
     def test_the_view_of_the_fleet_is_replaced_completely(self, ledger: RedisClient) -> None:
         control = Control(ledger)
         control.publish({"i-2": {}, "i-1": {"state": "up"}}, {"local": {"free": 2}})
-        assert list(control.instances()) == ["i-1", "i-2"]
+        assert list(control.machines()) == ["i-1", "i-2"]
 
         control.publish({"i-3": {}}, {})
 
-        assert control.instances() == {"i-3": {}}
+        assert control.machines() == {"i-3": {}}
         assert control.pools() == {}
 
     def test_the_launch_history_of_a_pool_outlives_a_controller(self, ledger: RedisClient) -> None:

@@ -179,7 +179,7 @@ def reader(plan: dict[str, Any]) -> Iterator[Counter[str]]:
         held.refill()
         for bomb in BOMBS:
             attack.request("POST", "jobs/validate", json={"yaml": bomb})
-        for path in ("jobs?limit=100000", "instances", "workers", "openapi.json", "jobs/none"):
+        for path in ("jobs?limit=100000", "machines", "workers", "openapi.json", "jobs/none"):
             attack.request("GET", path)
         yield attack.did
 

@@ -68,28 +68,26 @@ class CloudStack:
         """Return the machines whose workers train now."""
         fresh = time.time() - 4 * HEARTBEAT
         rows = self.client.job(job).workers()
-        return {row.instance for row in rows if (row.at or 0.0) > fresh and row.steps}
+        return {row.machine for row in rows if (row.at or 0.0) > fresh and row.steps}
 
-    def pool_of(self, instance: str) -> str:
-        return next(
-            box.boxes[instance].pool for box in self._boxes.values() if instance in box.boxes
-        )
+    def pool_of(self, machine: str) -> str:
+        return next(box.boxes[machine].pool for box in self._boxes.values() if machine in box.boxes)
 
-    def interrupt(self, instances: set[str], notice_seconds: float) -> None:
+    def interrupt(self, machines: set[str], notice_seconds: float) -> None:
         for box in self._boxes.values():
-            box.interrupt(instances & box.boxes.keys(), notice_seconds)
+            box.interrupt(machines & box.boxes.keys(), notice_seconds)
 
-    def recommend_rebalance(self, instance: str) -> None:
+    def recommend_rebalance(self, machine: str) -> None:
         """Publish EC2's rebalance recommendation."""
-        (box,) = (box for box in self._boxes.values() if instance in box.boxes)
-        box.recommend_rebalance(instance)
+        (box,) = (box for box in self._boxes.values() if machine in box.boxes)
+        box.recommend_rebalance(machine)
 
     def events(self, job: str, kind: str) -> list[EventRow]:
         return [event for event in self.client.job(job).events() if event.kind == kind]
 
-    def since(self, job: str, instance: str) -> dict[str, float]:
+    def since(self, job: str, machine: str) -> dict[str, float]:
         """Return when a machine first entered each of its states for the job."""
-        (lane,) = (row for row in self.client.job(job).machines() if row.instance == instance)
+        (lane,) = (row for row in self.client.job(job).timelines() if row.machine == machine)
         return {span.state: span.since for span in reversed(lane.spans)}
 
     def offered(self, pool: str) -> set[float]:

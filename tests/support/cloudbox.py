@@ -43,17 +43,17 @@ class EmulatedCloud(Protocol):
         """Return the machines that cost money."""
         ...
 
-    def user_data(self, instance_id: str) -> str:
+    def user_data(self, machine_id: str) -> str:
         """Return the machine's user data."""
         ...
 
-    def tags(self, instance_id: str) -> Mapping[str, str]: ...
+    def tags(self, machine_id: str) -> Mapping[str, str]: ...
 
-    def mark_stopping(self, instance_id: str) -> None:
+    def mark_stopping(self, machine_id: str) -> None:
         """Mark the machine as stopping, if the cloud shows that."""
         ...
 
-    def remove(self, instance_id: str) -> None:
+    def remove(self, machine_id: str) -> None:
         """Remove the machine from the cloud."""
         ...
 
@@ -112,11 +112,11 @@ class CloudBox:
         for box in list(self.boxes.values()):
             self._power_off(box)
 
-    def interrupt(self, instance_ids: set[str], notice_seconds: float) -> list[threading.Thread]:
+    def interrupt(self, machine_ids: set[str], notice_seconds: float) -> list[threading.Thread]:
         """Give real notices to all, then SIGKILL at their end. Fails if a machine is dead."""
         gone_at = time.time() + notice_seconds
         with self._lock:
-            victims = [self.boxes[one] for one in sorted(instance_ids)]
+            victims = [self.boxes[one] for one in sorted(machine_ids)]
         for box in victims:
             assert box.processes(), f"the fault did not fire: {box.id} was dead already"
             box.metadata.notify(gone_at)
@@ -129,9 +129,9 @@ class CloudBox:
             thread.start()
         return threads
 
-    def recommend_rebalance(self, instance_id: str) -> None:
+    def recommend_rebalance(self, machine_id: str) -> None:
         """Publish a rebalance recommendation."""
-        self.boxes[instance_id].metadata.recommend_rebalance()
+        self.boxes[machine_id].metadata.recommend_rebalance()
 
     def _reclaim(self, box: Box, gone_at: float) -> None:
         time.sleep(max(0.0, gone_at - time.time()))

@@ -17,7 +17,7 @@ EPOCHS = 2
 
 def training_machines(client: Client) -> int:
     """Return the number of machines that joined and have a worker."""
-    return len([row for row in client.instances() if row.joined and row.job])
+    return len([row for row in client.machines() if row.joined and row.job])
 
 
 class CountedJob:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.jobs import Jobs
 
@@ -13,14 +13,14 @@ HOUR = 3600.0
 PACKAGE = "0" * 64
 
 
-def machine(name: str, launched_at: float = NOW, pool: str = "east", **more: Any) -> Instance:
+def machine(name: str, launched_at: float = NOW, pool: str = "east", **more: Any) -> Machine:
     """Return a running spot machine for 1 USD per hour (on demand: 3 USD)."""
     fields: dict[str, Any] = {
         "price_per_hour": 1.0, "on_demand_price_per_hour": 3.0, "zone": "a",
-        "instance_type": "small", "spot": True, **more,
+        "machine_type": "small", "spot": True, **more,
     }  # fmt: skip
-    return Instance(
-        id=name, pool=pool, state=InstanceState.RUNNING, launched_at=launched_at, notice_at=None,
+    return Machine(
+        id=name, pool=pool, state=MachineState.RUNNING, launched_at=launched_at, notice_at=None,
         host="", **fields,
     )  # fmt: skip
 

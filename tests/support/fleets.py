@@ -14,7 +14,7 @@ from vcasgd.fleet.observed import (
     WorkerView,
     with_history,
 )
-from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.fleet.providers.base import Machine, MachineState
 
 NOW = 10_000.0
 LIMITS = Limits(idle_seconds=60, boot_seconds=300, lost_seconds=30, surplus_seconds=15)
@@ -22,12 +22,12 @@ LIMITS = Limits(idle_seconds=60, boot_seconds=300, lost_seconds=30, surplus_seco
 
 def machine(
     id_: str, *, pool: str = "local", age: float = 100.0, price: float = 1.0, **more: Any
-) -> Instance:
+) -> Machine:
     fields: dict[str, Any] = {"spot": True, **more}
-    return Instance(
+    return Machine(
         id=id_,
         pool=pool,
-        state=InstanceState.RUNNING,
+        state=MachineState.RUNNING,
         launched_at=NOW - age,
         notice_at=None,
         host="127.0.0.1",
@@ -36,8 +36,8 @@ def machine(
     )
 
 
-def leaving(id_: str) -> Instance:
-    return replace(machine(id_), state=InstanceState.LEAVING, notice_at=NOW + 5)
+def leaving(id_: str) -> Machine:
+    return replace(machine(id_), state=MachineState.LEAVING, notice_at=NOW + 5)
 
 
 def job(name: str, minimum: int = 0, maximum: int = 4, **fields: Any) -> JobDemand:
@@ -45,12 +45,12 @@ def job(name: str, minimum: int = 0, maximum: int = 4, **fields: Any) -> JobDema
     return JobDemand(name, minimum, maximum, **(defaults | fields))
 
 
-def on(instance_id: str, job: str = "A", *, alive: bool = True) -> WorkerView:
-    return WorkerView(f"{job}@{instance_id}", job, instance_id, alive)
+def on(machine_id: str, job: str = "A", *, alive: bool = True) -> WorkerView:
+    return WorkerView(f"{job}@{machine_id}", job, machine_id, alive)
 
 
 def observed(
-    machines: list[Instance] | None = None,
+    machines: list[Machine] | None = None,
     workers: list[WorkerView] | None = None,
     jobs: list[JobDemand] | None = None,
     *,
@@ -62,11 +62,11 @@ def observed(
 
     ``nodes``: ``*`` for all machines, None if Ray is unreachable, else IDs separated by blanks.
     """
-    instances = tuple(machines or ())
-    joined = {one.id for one in instances} if nodes == "*" else set((nodes or "").split())
+    machines = tuple(machines or ())
+    joined = {one.id for one in machines} if nodes == "*" else set((nodes or "").split())
     return Observed(
         cluster="test",
-        instances=instances,
+        machines=machines,
         nodes=None if nodes is None else frozenset(joined),
         workers=tuple(workers or ()),
         jobs=tuple(jobs or ()),

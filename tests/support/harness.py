@@ -211,7 +211,7 @@ def run_server_with_a_stalled_storage() -> int:
 
 def run_noticing_worker() -> None:
     """Run a worker as on a machine of the fleet."""
-    run(sys.argv[1], sys.argv[2], f"instance-of-{sys.argv[2]}")
+    run(sys.argv[1], sys.argv[2], f"machine-of-{sys.argv[2]}")
 
 
 class RedisServer:

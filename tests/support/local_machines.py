@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from vcasgd.fleet.providers.base import Boot, Instance, InstanceState
-from vcasgd.fleet.providers.local.directory import InstanceDirectory
+from vcasgd.fleet.providers.base import Boot, Machine, MachineState
+from vcasgd.fleet.providers.local.directory import MachineDirectory
 from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 
@@ -24,7 +24,7 @@ echo "$GREETING" > greeting
 echo done > ready
 wait
 """
-BOOT = Boot(("sh", "-c", FAMILY), {"GREETING": "hello {instance_id}", "PATH": os.environ["PATH"]})
+BOOT = Boot(("sh", "-c", FAMILY), {"GREETING": "hello {machine_id}", "PATH": os.environ["PATH"]})
 POOL = LocalPool("local", capacity=2, price_per_hour=0.5, notice_seconds=30.0)
 
 
@@ -55,27 +55,27 @@ class LocalCluster:
         self.eventually((self.directory(id_).path / "ready").exists)
         return id_, self.processes(id_)
 
-    def directory(self, id_: str) -> InstanceDirectory:
-        return InstanceDirectory(self.home / "instances" / id_)
+    def directory(self, id_: str) -> MachineDirectory:
+        return MachineDirectory(self.home / "machines" / id_)
 
-    def machine(self, id_: str) -> Process:
-        machine = self.directory(id_).machine()
+    def root(self, id_: str) -> Process:
+        machine = self.directory(id_).running()
         assert machine is not None
         return machine.process
 
     def processes(self, id_: str) -> list[Process]:
         pids = (self.directory(id_).path / "pids").read_text().split()
         assert len(pids) == 3
-        return [self.machine(id_), *(Process.of(int(pid)) for pid in pids)]
+        return [self.root(id_), *(Process.of(int(pid)) for pid in pids)]
 
-    def instance(self, id_: str) -> Instance | None:
-        return next((one for one in self.another().instances() if one.id == id_), None)
+    def machine(self, id_: str) -> Machine | None:
+        return next((one for one in self.another().machines() if one.id == id_), None)
 
-    def state(self, id_: str) -> InstanceState | None:
-        instance = self.instance(id_)
-        return instance.state if instance else None
+    def state(self, id_: str) -> MachineState | None:
+        machine = self.machine(id_)
+        return machine.state if machine else None
 
-    def await_state(self, id_: str, state: InstanceState | None) -> None:
+    def await_state(self, id_: str, state: MachineState | None) -> None:
         self.eventually(lambda: self.state(id_) is state)
 
     def await_death(self, processes: list[Process]) -> None:

@@ -50,10 +50,10 @@ def run_failing_boot(root: Path, environment: dict[str, str]) -> subprocess.Comp
 
 
 @contextmanager
-def metadata_of(instance_id: str) -> Iterator[str]:
+def metadata_of(machine_id: str) -> Iterator[str]:
     """Serve an EC2 machine's metadata over IMDSv2."""
     metadata = {
-        "instance-id": instance_id,
+        "instance-id": machine_id,
         "iam/security-credentials/": "a-role",
         "iam/security-credentials/a-role": json.dumps(KEYS, indent=2),
         "placement/region": "us-east-1",

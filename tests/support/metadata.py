@@ -30,8 +30,8 @@ STOP_POLL_SECONDS = 0.1
 class Metadata:
     """Content of the server. Thread-safe."""
 
-    def __init__(self, instance_id: str, clock: Callable[[], float] = time.time) -> None:
-        self.instance_id = instance_id
+    def __init__(self, machine_id: str, clock: Callable[[], float] = time.time) -> None:
+        self.machine_id = machine_id
         self._clock = clock
         self._changed = threading.Condition()
         self._noticed_at: float | None = None
@@ -40,7 +40,7 @@ class Metadata:
         self._tokens: dict[str, float] = {}
 
     def notify(self, gone_at: float) -> None:
-        """Announce that the instance goes at ``gone_at`` (Unix seconds), unless it is announced."""
+        """Announce that the machine goes at ``gone_at`` (Unix seconds), unless it is announced."""
         with self._changed:
             if self._gone_at is None:
                 self._noticed_at, self._gone_at = self._clock(), gone_at
@@ -138,11 +138,11 @@ class _Handler(BaseHTTPRequestHandler):
         rebalance = f"{aws}/events/recommendations/rebalance"
         self._answer(
             {
-                f"{aws}/instance-id": lambda: self._aws(metadata.instance_id),
+                f"{aws}/instance-id": lambda: self._aws(metadata.machine_id),
                 f"{aws}/spot/instance-action": lambda: self._aws(metadata.spot_action()),
                 rebalance: lambda: self._aws(metadata.rebalance()),
-                f"{gcp}/id": lambda: self._gcp(lambda: (metadata.instance_id, "0" * 16)),
-                f"{gcp}/name": lambda: self._gcp(lambda: (metadata.instance_id, "0" * 16)),
+                f"{gcp}/id": lambda: self._gcp(lambda: (metadata.machine_id, "0" * 16)),
+                f"{gcp}/name": lambda: self._gcp(lambda: (metadata.machine_id, "0" * 16)),
                 f"{gcp}/preempted": lambda: self._gcp(self._preempted),
             }
         )

@@ -63,13 +63,13 @@ class ProviderBackend(Protocol):
         """Limit the number of machines that one launch gets."""
         ...
 
-    def tags(self, instance_id: str) -> Mapping[str, str]: ...
+    def tags(self, machine_id: str) -> Mapping[str, str]: ...
 
-    def user_data(self, instance_id: str) -> str:
+    def user_data(self, machine_id: str) -> str:
         """Return the machine's boot script, as its cloud provides it."""
         ...
 
-    def report_boot_error(self, instance_id: str, text: str) -> None:
+    def report_boot_error(self, machine_id: str, text: str) -> None:
         """Report a boot error as the machine, as the image's scripts do."""
         ...
 
@@ -102,19 +102,19 @@ class LocalBackend:
     def limit_launches(self, machines: int) -> None:
         self.provider().override(capacity=machines)
 
-    def tags(self, instance_id: str) -> Mapping[str, str]:
-        one = next(one for one in self.provider().instances() if one.id == instance_id)
+    def tags(self, machine_id: str) -> Mapping[str, str]:
+        one = next(one for one in self.provider().machines() if one.id == machine_id)
         return {"cluster": "test", "pool": one.pool}
 
-    def user_data(self, instance_id: str) -> str:
-        folder = self._home / "instances" / instance_id
-        return (folder / "instance.json").read_text()
+    def user_data(self, machine_id: str) -> str:
+        folder = self._home / "machines" / machine_id
+        return (folder / "launch.json").read_text()
 
-    def report_boot_error(self, instance_id: str, text: str) -> None:
+    def report_boot_error(self, machine_id: str, text: str) -> None:
         raise NotImplementedError
 
     def alive(self) -> set[str]:
-        return {one.id for provider in self._providers for one in provider.instances()}
+        return {one.id for provider in self._providers for one in provider.machines()}
 
     def close(self) -> None:
         for provider in self._providers:
@@ -144,7 +144,7 @@ class AwsBackend:
             "provider": "aws",
             "region": "us-east-1",
             "zones": list(self.zones),
-            "instance_types": [self.kind, "m5.large"],
+            "machine_types": [self.kind, "m5.large"],
             "template": template,
             **more,
         }
@@ -169,26 +169,26 @@ class AwsBackend:
     def limit_launches(self, machines: int) -> None:
         self.ec2.room = machines
 
-    def tags(self, instance_id: str) -> Mapping[str, str]:
-        row = next(row for row in self.ec2.alive() if row["InstanceId"] == instance_id)
+    def tags(self, machine_id: str) -> Mapping[str, str]:
+        row = next(row for row in self.ec2.alive() if row["InstanceId"] == machine_id)
         tags = {tag["Key"]: tag["Value"] for tag in row["Tags"]}
         return {"cluster": tags["vcasgd:cluster"], "pool": tags["vcasgd:pool"]}
 
-    def user_data(self, instance_id: str) -> str:
-        return self.ec2.user_data(instance_id)
+    def user_data(self, machine_id: str) -> str:
+        return self.ec2.user_data(machine_id)
 
-    def report_boot_error(self, instance_id: str, text: str) -> None:
+    def report_boot_error(self, machine_id: str, text: str) -> None:
         tags = [{"Key": "vcasgd:boot-error", "Value": text}]
-        self.ec2.ec2().create_tags(Resources=[instance_id], Tags=tags)
+        self.ec2.ec2().create_tags(Resources=[machine_id], Tags=tags)
 
     def alive(self) -> set[str]:
         return {row["InstanceId"] for row in self.ec2.alive()}
 
-    def mark_stopping(self, instance_id: str) -> None:
+    def mark_stopping(self, machine_id: str) -> None:
         """Do nothing, because EC2 notifies only the machine."""
 
-    def remove(self, instance_id: str) -> None:
-        self.ec2.terminate(instance_id)
+    def remove(self, machine_id: str) -> None:
+        self.ec2.terminate(machine_id)
 
 
 class GcpBackend:
@@ -212,7 +212,7 @@ class GcpBackend:
             "provider": "gcp",
             "region": "us-central1",
             "zones": list(self.zones),
-            "instance_types": [self.kind, "e2-standard-2"],
+            "machine_types": [self.kind, "e2-standard-2"],
             "template": {"project": "project", "instance_template": "workers"},
             **more,
         }
@@ -237,26 +237,26 @@ class GcpBackend:
     def limit_launches(self, machines: int) -> None:
         self.compute.room = dict.fromkeys(self.zones, machines)
 
-    def tags(self, instance_id: str) -> Mapping[str, str]:
-        row = next(row for row in self.compute.alive() if row["name"] == instance_id)
+    def tags(self, machine_id: str) -> Mapping[str, str]:
+        row = next(row for row in self.compute.alive() if row["name"] == machine_id)
         return {"cluster": row["labels"]["vcasgd-cluster"], "pool": row["labels"]["vcasgd-pool"]}
 
-    def user_data(self, instance_id: str) -> str:
-        row = next(row for row in self.compute.alive() if row["name"] == instance_id)
+    def user_data(self, machine_id: str) -> str:
+        row = next(row for row in self.compute.alive() if row["name"] == machine_id)
         items = {item["key"]: item["value"] for item in row["metadata"]["items"]}
         return str(items["user-data"])
 
-    def report_boot_error(self, instance_id: str, text: str) -> None:
-        self.compute.attributes[instance_id, "vcasgd/boot-error"] = text
+    def report_boot_error(self, machine_id: str, text: str) -> None:
+        self.compute.attributes[machine_id, "vcasgd/boot-error"] = text
 
     def alive(self) -> set[str]:
         return {row["name"] for row in self.compute.alive()}
 
-    def mark_stopping(self, instance_id: str) -> None:
-        self.compute.set_status(instance_id, "STOPPING")
+    def mark_stopping(self, machine_id: str) -> None:
+        self.compute.set_status(machine_id, "STOPPING")
 
-    def remove(self, instance_id: str) -> None:
-        self.compute.remove(instance_id)
+    def remove(self, machine_id: str) -> None:
+        self.compute.remove(machine_id)
 
 
 #: Parts of the contract that no cluster of one's own has.
@@ -295,18 +295,18 @@ class SlurmBackend:
     def limit_launches(self, machines: int) -> None:
         raise NotImplementedError
 
-    def tags(self, instance_id: str) -> Mapping[str, str]:
-        array, _, index = instance_id.removeprefix(f"join-{self.pool}-").partition("-")
+    def tags(self, machine_id: str) -> Mapping[str, str]:
+        array, _, index = machine_id.removeprefix(f"join-{self.pool}-").partition("-")
         (job,) = (each for each in self._cluster.jobs() if each.id == f"{array}_{index}")
         label = Label.parse(job.name)
         assert label is not None
         return {"cluster": label.cluster, "pool": label.pool}
 
-    def user_data(self, instance_id: str) -> str:
-        job = instance_id.removeprefix(f"join-{self.pool}-").replace("-", "_")
+    def user_data(self, machine_id: str) -> str:
+        job = machine_id.removeprefix(f"join-{self.pool}-").replace("-", "_")
         return self._cluster.run("scontrol", "write", "batch_script", job, "-")
 
-    def report_boot_error(self, instance_id: str, text: str) -> None:
+    def report_boot_error(self, machine_id: str, text: str) -> None:
         raise NotImplementedError
 
     def alive(self) -> set[str]:
@@ -332,7 +332,7 @@ class KubernetesBackend:
                     "grace_seconds": 30, "price_per_hour": 0.05}  # fmt: skip
         spec = KubernetesPoolSpec.model_validate(
             {"name": self.pool, "provider": "kubernetes", "zones": self.zones,
-             "instance_types": [self.kind], "template": template}
+             "machine_types": [self.kind], "template": template}
         )  # fmt: skip
         return KubernetesProvider(cluster, [spec], NothingJoined())
 
@@ -342,14 +342,14 @@ class KubernetesBackend:
     def limit_launches(self, machines: int) -> None:
         self._api.limit_pods(machines)
 
-    def tags(self, instance_id: str) -> Mapping[str, str]:
-        labels = self._api.pods()[instance_id]["metadata"]["labels"]
+    def tags(self, machine_id: str) -> Mapping[str, str]:
+        labels = self._api.pods()[machine_id]["metadata"]["labels"]
         return {"cluster": labels[CLUSTER_LABEL], "pool": labels[POOL_LABEL]}
 
-    def user_data(self, instance_id: str) -> str:
-        return json.dumps(self._api.pods()[instance_id]["spec"])
+    def user_data(self, machine_id: str) -> str:
+        return json.dumps(self._api.pods()[machine_id]["spec"])
 
-    def report_boot_error(self, instance_id: str, text: str) -> None:
+    def report_boot_error(self, machine_id: str, text: str) -> None:
         raise NotImplementedError
 
     def alive(self) -> set[str]:
@@ -417,6 +417,6 @@ def sleeper() -> Boot:
     return Boot(("sleep", "300"), {"GREETING": 'it\'s "$HOME"', "PATH": os.environ["PATH"]})
 
 
-def boot_script(backend: ProviderBackend, instance_id: str) -> str:
+def boot_script(backend: ProviderBackend, machine_id: str) -> str:
     """Return the script that our launch added to a machine's user data."""
-    return script_of(backend.user_data(instance_id))
+    return script_of(backend.user_data(machine_id))

@@ -94,7 +94,7 @@ class Rig:
         self.start("head", command.argv, command.env)
 
     def start_node(
-        self, instance_id: str, address: str | None = None, *, metadata: str | None = None
+        self, machine_id: str, address: str | None = None, *, metadata: str | None = None
     ) -> None:
         """Start a machine that finds the head at ``address``, if not at its own.
 
@@ -102,9 +102,9 @@ class Rig:
         """
         command = node_command(
             address=address or self.address,
-            instance_id=instance_id,
+            machine_id=machine_id,
             cpus=1,
-            temp_dir=self.folder / instance_id,
+            temp_dir=self.folder / machine_id,
             heartbeat=HEARTBEAT,
             labels={"pool": "p"},
             preload=[PRELOADED],
@@ -120,7 +120,7 @@ class Rig:
                 "VCASGD_STORAGE_URL": f"file://{self.folder}/storage",
                 "VCASGD_ORPHAN_SECONDS": "86400",
             }
-        self.start(instance_id, argv, env)
+        self.start(machine_id, argv, env)
 
     def kill(self, *names: str) -> None:
         """As a machine dies: everything in the session, at once, without a word."""
@@ -164,8 +164,8 @@ class Driver:
 
         return call
 
-    def living_instances(self) -> set[str]:
-        return {node.instance_id for node in self.nodes() if node.alive and node.instance_id}
+    def living_machines(self) -> set[str]:
+        return {node.machine_id for node in self.nodes() if node.alive and node.machine_id}
 
     def finds_head(self) -> bool:
         try:
@@ -222,10 +222,10 @@ def alive(pid: int) -> bool:
     return False
 
 
-def start_counting(rig: Rig, driver: Driver, instance: str, worker: str, **arguments: int) -> None:
-    await_truth(lambda: instance in driver.living_instances())
+def start_counting(rig: Rig, driver: Driver, machine: str, worker: str, **arguments: int) -> None:
+    await_truth(lambda: machine in driver.living_machines())
     arguments_ = {"path": str(rig.folder / worker), **arguments}
-    driver.start_worker(instance, worker, COUNT, arguments_, {})
+    driver.start_worker(machine, worker, COUNT, arguments_, {})
     await_truth(lambda: rig.counter(worker))
 
 

@@ -35,17 +35,17 @@ class Joined(SimulatedCloud):
         return dict(self._notices)
 
     def nodes(self) -> list[Node]:
-        rows = self._control.instances()
+        rows = self._control.machines()
         return [Node(name, name, alive=True, host="10.0.0.1") for name in rows]
 
     def workers(self) -> dict[str, WorkerState]:
-        present = self._control.instances()
-        return {n: one for n, one in self._workers.items() if one.instance_id in present}
+        present = self._control.machines()
+        return {n: one for n, one in self._workers.items() if one.machine_id in present}
 
     def start_worker(
-        self, instance_id: str, name: str, _entry: str, _arguments: Any, _env: Any
+        self, machine_id: str, name: str, _entry: str, _arguments: Any, _env: Any
     ) -> None:
-        self._workers[name] = WorkerState(name, instance_id, ActorState.ALIVE)
+        self._workers[name] = WorkerState(name, machine_id, ActorState.ALIVE)
 
     def stop_worker(self, name: str) -> None:
         self._workers.pop(name, None)
@@ -107,7 +107,7 @@ class TwoClouds:
 
     def joined(self) -> set[str]:
         """Return the machines that the controller has seen in the cluster."""
-        return {name for name, row in self.control.instances().items() if row["was_up"]}
+        return {name for name, row in self.control.machines().items() if row["was_up"]}
 
     def run(self, loop: FleetLoop, until: Any) -> None:
         """Run rounds until a condition holds."""

@@ -83,7 +83,7 @@ def _planned(root: str, folder: Path) -> Iterator[dict[str, Any]]:
     file = terraform.folder / "tests" / FILES[root]
     mocks = file.read_text().partition('\nrun "')[0]
     names, pool, kind = LONGEST[root]
-    shared = f'{names}\n    pools = {{ {pool} = {{ instance_types = ["{kind}"] }} }}'
+    shared = f'{names}\n    pools = {{ {pool} = {{ machine_types = ["{kind}"] }} }}'
     file.write_text(mocks + RUN.format(shared=shared))
     terraform.init()
     # Its schemas alone are tens of megabytes

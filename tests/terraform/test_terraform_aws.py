@@ -28,7 +28,7 @@ from support.terraform_harness import (
 
 from vcasgd.cluster import node_command
 from vcasgd.fleet.pools import AwsPoolSpec, parse_pools
-from vcasgd.fleet.providers.base import INSTANCE_ID, Boot
+from vcasgd.fleet.providers.base import MACHINE_ID, Boot
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 from vcasgd.settings import Settings
 
@@ -117,7 +117,7 @@ def _boot() -> Boot:
     """Return the boot instructions, as the controller requests them."""
     command = node_command(
         address="10.80.0.10:10000",
-        instance_id=INSTANCE_ID,
+        machine_id=MACHINE_ID,
         cpus=2,
         temp_dir=None,
         heartbeat=2.0,

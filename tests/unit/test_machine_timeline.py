@@ -14,11 +14,11 @@ from vcasgd.controller.fleet.machine_timeline import (
     advance,
     expired,
 )
-from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.fleet.providers.base import Machine, MachineState
 
 NEW = MachineTimeline("local", "z", "process", spot=True, price_per_hour=0.1)
-MACHINE = Instance(
-    "i", "local", InstanceState.RUNNING, 1.0, None, "", 0.1, True, zone="z", instance_type="process"
+MACHINE = Machine(
+    "i", "local", MachineState.RUNNING, 1.0, None, "", 0.1, True, zone="z", machine_type="process"
 )
 B, R, N, D, X = (
     MachinePhase.BOOTING,

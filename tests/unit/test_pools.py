@@ -24,7 +24,7 @@ AWS: dict[str, Any] = {
     "provider": "aws",
     "region": "us-east-1",
     "zones": ["us-east-1a", "us-east-1b"],
-    "instance_types": ["c5.xlarge"],
+    "machine_types": ["c5.xlarge"],
     "template": {
         "launch_template": "lt-0abc",
         "subnets": {"us-east-1a": "subnet-1", "us-east-1b": "subnet-2"},
@@ -35,7 +35,7 @@ GCP: dict[str, Any] = {
     "provider": "gcp",
     "region": "us-central1",
     "zones": ["us-central1-a"],
-    "instance_types": ["n2-standard-4"],
+    "machine_types": ["n2-standard-4"],
     "template": {"project": "p", "instance_template": "workers"},
 }
 
@@ -75,7 +75,7 @@ def test_each_provider_has_its_own_template() -> None:
         ({**AWS, "zones": ["us-east-1c"]}, "pools.0", "has no subnet for zone us-east-1c"),
         ({**AWS, "template": {}}, "pools.0.template.launch_template", "is required"),
         ({**AWS, "template": {**AWS["template"], "ami": "x"}}, "pools.0.template.ami", "subnets"),
-        ({**AWS, "max_instances": -1}, "pools.0.max_instances", "greater than or equal to 0"),
+        ({**AWS, "max_machines": -1}, "pools.0.max_machines", "greater than or equal to 0"),
         ({**AWS, "max_price_per_hour": 0}, "pools.0.max_price_per_hour", "greater than 0"),
         ({**AWS, "labels": ["EU only"]}, "pools.0.labels.0", "pattern"),
         ({**GCP, "zones": ["europe-west1-b"]}, "pools.0", "is not in region us-central1"),

@@ -22,7 +22,7 @@ from vcasgd.agent.availability import Availability, StackSilence
 from vcasgd.agent.connection import AgentConnection
 from vcasgd.agent.display import Display, describe
 from vcasgd.agent.link import UNMEASURED, LinkSpeed, measure_link
-from vcasgd.agent.machine import Machine, usable_processors
+from vcasgd.agent.machine import ThisMachine, usable_processors
 from vcasgd.agent.owner_input import OwnerInput
 from vcasgd.agent.sandbox import Sandbox
 from vcasgd.agent.trust import GatewayAddress, JoinToken
@@ -81,7 +81,7 @@ class Agent:
         self,
         gateway: GatewayAddress,
         token: JoinToken,
-        machine: Machine,
+        machine: ThisMachine,
         *,
         schedule: Availability,
         owner: OwnerInput | None,

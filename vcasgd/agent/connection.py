@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import vcasgd
 from vcasgd.agent.link import UNMEASURED, LinkSpeed
-from vcasgd.agent.machine import Machine
+from vcasgd.agent.machine import ThisMachine
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.background import DaemonThreads
 from vcasgd.client.transport import FILE_SECONDS, Transport, path_of
@@ -89,7 +89,7 @@ class AgentConnection:
         return (time.perf_counter() - began) * 1000
 
     def join(
-        self, machine: Machine, round_trip_ms: float, link: LinkSpeed = UNMEASURED
+        self, machine: ThisMachine, round_trip_ms: float, link: LinkSpeed = UNMEASURED
     ) -> JoinView:
         """Join. Raises :class:`~vcasgd.errors.Conflict` with the reason if that isn't possible."""
         body = JoinRequest(

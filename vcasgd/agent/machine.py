@@ -22,10 +22,10 @@ print(json.dumps([count, torch.cuda.get_device_name(0) if count else ""]))
 
 
 @dataclass(frozen=True)
-class Machine:
+class ThisMachine:
     """Properties of this machine. ``cpus`` are those that workers may use.
 
-    ``instance``: its name, if the stack ordered it.
+    ``machine``: its name, if the stack ordered it.
     """
 
     host: str
@@ -33,7 +33,7 @@ class Machine:
     memory_mb: int
     gpus: int
     gpu: str
-    instance: str | None = None
+    machine: str | None = None
 
     def __str__(self) -> str:
         gpu = f"{self.gpus} × {self.gpu}" if self.gpus else "no GPU"
@@ -46,13 +46,13 @@ def usable_processors(limit: int | None) -> list[int]:
     return available if limit is None else available[:limit]
 
 
-def measure(limit: int | None) -> Machine:
+def measure(limit: int | None) -> ThisMachine:
     """Measure this machine. ``limit``: most processors to use.
 
     Raises :class:`StackError` if torch can't be used.
     """
     gpus, gpu = _gpus()
-    return Machine(
+    return ThisMachine(
         host=socket.gethostname(),
         cpus=min(float(len(usable_processors(limit))), processors()),
         memory_mb=int(memory_bytes() / 1e6),

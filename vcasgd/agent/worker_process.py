@@ -25,7 +25,7 @@ from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
 from vcasgd.logging import last_lines
 from vcasgd.schemas.machines import MAX_REASON_LENGTH, OrderView, WorkerReportBody
 from vcasgd.store.admission import SOCKETS
-from vcasgd.worker_names import instance_of
+from vcasgd.worker_names import machine_of
 
 #: Bytes of a log that are kept on the disk; then it begins again.
 MAX_LOG_BYTES = 32_000_000
@@ -137,7 +137,7 @@ class WorkerProcess:
     def _start(self) -> None:
         argv = [sys.executable, "-m", "vcasgd.worker.main"]
         argv += ["--job", self.order.job, "--worker", self.order.worker]
-        argv += ["--instance", instance_of(self.order.worker)]
+        argv += ["--machine", machine_of(self.order.worker)]
         if self._sandbox is None:
             argv += ["--parent", str(os.getpid())]
         else:

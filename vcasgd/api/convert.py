@@ -20,7 +20,7 @@ from vcasgd.schemas.costs import (
     WastedView,
 )
 from vcasgd.schemas.fleet import NodeView, ServerGaugesView, StoreView
-from vcasgd.schemas.history import MachineView, SpanView, StalenessBucket, StalenessView
+from vcasgd.schemas.history import SpanView, StalenessBucket, StalenessView, TimelineView
 from vcasgd.schemas.jobs import (
     BestView,
     EvaluationView,
@@ -159,7 +159,7 @@ def staleness_view(job: JobRecord) -> StalenessView:
     )
 
 
-def machine_view(instance: str, lane: Mapping[str, Any], job: JobRecord) -> MachineView:
+def timeline_view(machine: str, lane: Mapping[str, Any], job: JobRecord) -> TimelineView:
     """Return a machine's work for a job. ``lane``: its entry in the ledger."""
     spans = [SpanView.model_validate(each) for each in lane["spans"]]
     # the controller no longer updates machines of a job that has ended
@@ -167,7 +167,7 @@ def machine_view(instance: str, lane: Mapping[str, Any], job: JobRecord) -> Mach
         last = spans[-1]
         if last.until is None and last.state != "dead":
             spans[-1] = last.model_copy(update={"until": max(last.since, job.ended_at)})
-    return MachineView.model_validate({**lane, "instance": instance, "spans": spans})
+    return TimelineView.model_validate({**lane, "machine": machine, "spans": spans})
 
 
 # -- costs --------------------------------------------------------------------------------------
@@ -205,12 +205,12 @@ def plan_view(plan: Estimate, *, costs_money: bool) -> PlanView:
 
 
 def spend_view(
-    instances: Iterable[Mapping[str, Any]],
+    machines: Iterable[Mapping[str, Any]],
     pools: Mapping[str, Mapping[str, Any]],
     reports: Iterable[CostReport],
 ) -> SpendView:
     """Return the current cost of all machines, and the cost of some jobs so far."""
-    machines, costs = list(instances), [part for each in reports for part in each.pools]
+    machines, costs = list(machines), [part for each in reports for part in each.pools]
     names = sorted({*pools, *(part.pool for part in costs), *map(_pool, machines)})
     spending = [_pool_spend(name, pools.get(name, {}), machines, costs) for name in names]
     spent, on_demand = _sum(spending, "spent_usd"), _sum(spending, "on_demand_usd")
@@ -227,10 +227,10 @@ def spend_view(
 def _pool_spend(
     name: str,
     pool: Mapping[str, Any],
-    instances: Iterable[Mapping[str, Any]],
+    machines: Iterable[Mapping[str, Any]],
     costs: Iterable[PoolCost],
 ) -> PoolSpend:
-    machines = [each for each in instances if _pool(each) == name]
+    machines = [each for each in machines if _pool(each) == name]
     parts = [part for part in costs if part.pool == name]
     return PoolSpend(
         pool=name,
@@ -242,8 +242,8 @@ def _pool_spend(
     )
 
 
-def _pool(instance: Mapping[str, Any]) -> str:
-    return str(instance.get("pool") or "")
+def _pool(machine: Mapping[str, Any]) -> str:
+    return str(machine.get("pool") or "")
 
 
 def _sum(spending: Iterable[PoolSpend], field: str) -> float:

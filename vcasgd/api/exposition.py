@@ -52,7 +52,7 @@ class MetricSources:
     #: Heartbeats of the parameter servers, by store node.
     heartbeats: Mapping[str, Mapping[str, Any]]
     ledger: ServerGauges
-    instances: Mapping[str, Mapping[str, Any]]
+    machines: Mapping[str, Mapping[str, Any]]
 
 
 def exposition(sources: MetricSources) -> bytes:
@@ -77,7 +77,7 @@ class _SingleScrape(Collector):
         yield _gauge("vcasgd_jobs", "Jobs by state.", ["state"], states)
         yield from _jobs(sources.jobs)
         yield from _store(sources.heartbeats, sources.ledger)
-        yield from _fleet(sources.instances)
+        yield from _fleet(sources.machines)
 
 
 Rows = Iterable[tuple[Sequence[str], float]]
@@ -208,12 +208,12 @@ def _store(heartbeats: Mapping[str, Mapping[str, Any]], ledger: ServerGauges) ->
 # -- machines -----------------------------------------------------------------------------------
 
 
-def _fleet(instances: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
-    count = Counter((_text(row, "pool"), _text(row, "state")) for row in instances.values())
+def _fleet(machines: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    count = Counter((_text(row, "pool"), _text(row, "state")) for row in machines.values())
     rows = [(key, float(number)) for key, number in sorted(count.items())]
     yield _gauge("vcasgd_fleet_machines", "Machines by pool and state.", ["pool", "state"], rows)
     usd: dict[str, float] = {}
-    for row in instances.values():
+    for row in machines.values():
         pool = _text(row, "pool")
         usd[pool] = usd.get(pool, 0.0) + float(row.get("price_per_hour") or 0.0)
     spend = [((pool,), value) for pool, value in sorted(usd.items())]

@@ -17,7 +17,7 @@ from vcasgd.api.changes import Changes, SharedEvent, StateChange, encoded, packe
 from vcasgd.api.convert import job_brief
 from vcasgd.logging import isolated
 from vcasgd.schemas.base import finite
-from vcasgd.schemas.fleet import InstanceRow
+from vcasgd.schemas.fleet import MachineRow
 from vcasgd.schemas.stream import FleetBrief, JobBrief, MachinesBrief, NodeBrief, StoreBrief
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.gauges import read_gauges
@@ -43,7 +43,7 @@ MACHINES_AT_ONCE = 200
 #: Parts of the state, by type and name. A part is the same object until it changes.
 StateParts = dict[tuple[str, str], JobBrief | FleetBrief | StoreBrief]
 #: Machines by name, each the same object until it changes.
-Machines = dict[str, InstanceRow]
+Machines = dict[str, MachineRow]
 
 
 @dataclass(frozen=True)
@@ -198,11 +198,11 @@ class PlatformObserver:
 
     def _machines(self, before: Machines) -> Machines:
         """Return all machines; only those whose text in the ledger changed are parsed."""
-        texts = self._control.instance_texts()
+        texts = self._control.machine_texts()
         machines = {
             name: before[name]
             if self._texts.get(name) == text and name in before
-            else InstanceRow.model_validate({**json.loads(text), "id": name})
+            else MachineRow.model_validate({**json.loads(text), "id": name})
             for name, text in sorted(texts.items())
         }
         self._texts = texts

@@ -54,7 +54,7 @@ class LimitedCapacity(LastingFault):
         deadline = time.monotonic() + FIRE_SECONDS
         taken: set[str] = set()
         while True:
-            present = sorted(self._provider.instances(), key=lambda one: one.launched_at)
+            present = sorted(self._provider.machines(), key=lambda one: one.launched_at)
             if len(present) <= count:
                 break
             if time.monotonic() > deadline:

@@ -45,7 +45,7 @@ def collect(home: StackHome, ledger: RedisClient, job: str) -> Evidence:
             _heartbeat(*each) for each in sorted(jobs.workers.heartbeats(job).items())
         ],
         "leases": lambda: _rows(jobs.leases(job)),
-        "machines": lambda: _rows(control.instances()),
+        "machines": lambda: _rows(control.machines()),
         "pools": lambda: _rows(control.pools()),
     }
     evidence = {title: _read(source) for title, source in sources.items()}
@@ -115,7 +115,7 @@ def _rows(rows: Mapping[str, Any]) -> list[str]:
 
 def _logs(home: StackHome, state: StackState) -> list[Path]:
     """Return the logs of the parts, the newest machines, and the newest workers."""
-    machines = _newest(home.path.glob("instances/*/instance.log"))
+    machines = _newest(home.path.glob("machines/*/machine.log"))
     workers = _newest(log for logs in _ray_logs(state) for log in logs.glob("worker-*.err"))
     return [*sorted(home.logs.glob("*.log")), *machines, *workers]
 
@@ -136,4 +136,4 @@ def _ray_logs(state: StackState) -> list[Path]:
 
 
 def _title(log: Path) -> str:
-    return log.parent.name if log.name == "instance.log" else log.stem
+    return log.parent.name if log.name == "machine.log" else log.stem

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vcasgd.errors import StackError, StoreError
-from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.fleet.providers.local.processes import Process, kill_all, processes_of
 from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.stack import StackHome, StackState
@@ -184,27 +184,27 @@ class Killer:
         await_result(is_dead, f"end of {machine.id}")
         return Fault(target, machine.id, at, lambda: len(self.busy_machines()) >= workers)
 
-    def await_busy(self) -> list[Instance]:
+    def await_busy(self) -> list[Machine]:
         """Return the machines whose worker trains, once there is one."""
         busy = await_result(self.busy_machines, "machine with a training worker")
         return sorted(busy, key=lambda one: one.id)
 
-    def _is_gone(self, instance: str) -> bool:
-        present = {one.id for one in self._provider.instances()}
-        return instance not in present and not self._provider.processes(instance)
+    def _is_gone(self, machine: str) -> bool:
+        present = {one.id for one in self._provider.machines()}
+        return machine not in present and not self._provider.processes(machine)
 
-    def busy_machines(self) -> list[Instance]:
+    def busy_machines(self) -> list[Machine]:
         """Return the machines whose worker trains; none if the ledger does not answer."""
         try:
             beats = self._jobs.workers.heartbeats(self._job).values()
         except StoreError:
             return []
         fresh = time.time() - self._fresh_seconds
-        training = {beat.instance for beat in beats if (beat.at or 0.0) > fresh and beat.steps}
+        training = {beat.machine for beat in beats if (beat.at or 0.0) > fresh and beat.steps}
         return [
             one
-            for one in self._provider.instances()
-            if one.id in training and one.state is InstanceState.RUNNING
+            for one in self._provider.machines()
+            if one.id in training and one.state is MachineState.RUNNING
         ]
 
 

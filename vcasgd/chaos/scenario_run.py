@@ -256,7 +256,7 @@ class _ScenarioRun:
         return StepClock(name, self._clocks, processes, round(injection.step))
 
     def _machines(self) -> set[str]:
-        return {one.id for one in self._job.provider.instances()}
+        return {one.id for one in self._job.provider.machines()}
 
     def _restarts(self) -> dict[str, int]:
         parts = StackState.read(self._job.home.path).parts

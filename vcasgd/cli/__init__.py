@@ -7,7 +7,7 @@
 ``stack``      up, down, status
 ``doctor``     doctor
 ``jobs``       submit, follow, and the other commands for jobs
-``fleet``      workers, instances, pools, evict
+``fleet``      workers, machines, pools, evict
 ``join``       joins a stack elsewhere with this machine
 ``top``        a live overview of the fleet
 ``money``      plan, cost, and the confirmation before a job costs money

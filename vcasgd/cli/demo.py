@@ -117,14 +117,14 @@ class Faults:
             if training and (complete or done >= LATEST_EVICTION):
                 self.evicted = self._evict(training[0], kill=False)
         elif self.killed is None and status.job.evictions:
-            others = [row for row in training if row.instance != self.evicted]
+            others = [row for row in training if row.machine != self.evicted]
             if others and (complete or done >= LATEST_KILL):
                 self.killed = self._evict(others[0], kill=True)
 
     def _evict(self, worker: WorkerRow, *, kill: bool) -> str | None:
-        """Return the evicted instance, or None if the worker had already left."""
+        """Return the evicted machine, or None if the worker had already left."""
         try:
-            return self.client.evict(worker.name, kill=kill).instance
+            return self.client.evict(worker.name, kill=kill).machine
         except ApiError:
             return None
 

@@ -20,7 +20,7 @@ POLL_SECONDS = 0.2
 
 _WORKERS: Columns = {
     "WORKER": lambda row: row["name"],
-    "INSTANCE": lambda row: row.get("instance"),
+    "MACHINE": lambda row: row.get("machine"),
     "DOING": lambda row: row.get("quarantined") or row.get("leaving") or row.get("doing"),
     "STEPS": lambda row: row.get("steps"),
     "PER PUSH": lambda row: row.get("local_steps"),
@@ -29,20 +29,20 @@ _WORKERS: Columns = {
     "FETCHED": lambda row: size(row.get("fetched_bytes")),
     "HEARTBEAT": lambda row: ago(row.get("at")),
 }
-_INSTANCES: Columns = {
-    "INSTANCE": lambda row: row["id"],
+_MACHINES: Columns = {
+    "MACHINE": lambda row: row["id"],
     "POOL": lambda row: f"{row.get('pool')}{' (removed)' if row.get('pool_removed') else ''}",
     "STATE": lambda row: "unreachable" if row.get("problem") else row.get("state"),
     "JOB": lambda row: row.get("job"),
     "LAUNCHED": lambda row: ago(row.get("launched_at")),
     "ZONE": lambda row: row.get("zone"),
-    "TYPE": lambda row: row.get("instance_type"),
+    "TYPE": lambda row: row.get("machine_type"),
     "MBIT/S DOWN, UP": lambda row: _link(row),
     "USD/H": lambda row: row.get("price_per_hour"),
 }
 _POOLS: Columns = {
     "POOL": lambda row: row["name"],
-    "INSTANCES": lambda row: row.get("instances"),
+    "MACHINES": lambda row: row.get("machines"),
     "LAUNCHES": lambda row: row.get("launches"),
     "TRUST": lambda row: row.get("trust"),
     "LABELS": lambda row: ", ".join(row.get("labels") or ()) or None,
@@ -51,7 +51,7 @@ _POOLS: Columns = {
 
 
 def register(app: typer.Typer) -> None:
-    for command in (top, workers, instances, pools, evict):
+    for command in (top, workers, machines, pools, evict):
         app.command(rich_help_panel="Fleet")(command)
 
 
@@ -77,10 +77,10 @@ def workers(
         )
 
 
-def instances(as_json: Json = False, url: Url = None, token: Token = None) -> None:
+def machines(as_json: Json = False, url: Url = None, token: Token = None) -> None:
     """List machines."""
     with open_client(url, token) as client:
-        show_rows(client.instances(), _INSTANCES, as_json=as_json)
+        show_rows(client.machines(), _MACHINES, as_json=as_json)
 
 
 def pools(as_json: Json = False, url: Url = None, token: Token = None) -> None:
@@ -90,7 +90,7 @@ def pools(as_json: Json = False, url: Url = None, token: Token = None) -> None:
 
 
 def evict(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Worker name or instance ID.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Worker name or machine ID.")],
     notice: Annotated[
         float | None,
         typer.Option(min=0, help="Seconds of notice. Defaults to the provider's usual notice."),
@@ -110,7 +110,7 @@ def evict(
     if kill and notice is not None:
         raise typer.BadParameter("--kill gives no notice", param_hint="--notice")
     with open_client(url, token) as client:
-        target = {"worker" if "." in name else "instance": name}
+        target = {"worker" if "." in name else "machine": name}
         request = client.evict(**target, notice_seconds=notice, kill=kill)
         deadline = time.monotonic() + timeout
         while request.state == "waiting" and time.monotonic() < deadline:
@@ -123,9 +123,9 @@ def evict(
     if request.state == "waiting":
         raise FleetError(
             f"the controller has not carried it out within {timeout:.0f} s; whether "
-            f"{request.instance} ends is not known",
-            remedy="check with vcasgd status that a controller runs, and look at vcasgd instances",
+            f"{request.machine} ends is not known",
+            remedy="check with vcasgd status that a controller runs, and look at vcasgd machines",
         )
     if not as_json:
         how = "killed" if kill else f"evicted with {duration(notice) or 'the usual'} notice"
-        out.print(f"{request.instance} is {how}")
+        out.print(f"{request.machine} is {how}")

@@ -100,7 +100,7 @@ class _Terms:
     environment: Mapping[str, str]
     sandbox: Sandbox
     mode: SandboxMode
-    instance: str | None
+    machine: str | None
     updates: bool
 
 
@@ -124,7 +124,7 @@ def join(
     allow_network: AllowNetwork = False,
     update: Update = False,
     service: Service = False,
-    instance: OrderedAs = None,
+    machine: OrderedAs = None,
 ) -> None:
     """Join a stack elsewhere with this machine, and train for it until Ctrl-C.
 
@@ -152,11 +152,11 @@ def join(
         owner=OwnerInput.parse(when_idle) if when_idle else None,
         silence=StackSilence.parse(give_up),
         max_cpu=max_cpu,
-        environment=visible(os.environ, pass_env or (), ordered=instance is not None),
+        environment=visible(os.environ, pass_env or (), ordered=machine is not None),
         sandbox=box,
         # A machine that the stack ordered has no other purpose.
-        mode=sandbox or (SandboxMode.REQUIRE if instance is None else SandboxMode.OFF),
-        instance=instance,
+        mode=sandbox or (SandboxMode.REQUIRE if machine is None else SandboxMode.OFF),
+        machine=machine,
         updates=update,
     )
     if not service:
@@ -182,7 +182,7 @@ def _take_part(terms: _Terms, ca_file: Path | None) -> None:
         try:
             display.state("measures this machine")
             gateway = GatewayAddress.of(terms.url, terms.token.pin, ca_file)
-            machine = replace(measure(terms.max_cpu), instance=terms.instance)
+            machine = replace(measure(terms.max_cpu), machine=terms.machine)
             used, line = choose(terms.mode, terms.sandbox, machine.gpus)
             display.event(line)
             if terms.owner is not None:

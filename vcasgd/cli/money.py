@@ -22,7 +22,7 @@ FREE_POOL = "local"
 _OFFERS: Columns = {
     "POOL": lambda row: row["pool"],
     "ZONE": lambda row: row["zone"],
-    "TYPE": lambda row: row["instance_type"],
+    "TYPE": lambda row: row["machine_type"],
     "KIND": lambda row: "spot" if row["spot"] else "on-demand",
     "USD/H": lambda row: f"{row['price_per_hour']:.4f}",
     "SAMPLES/S": lambda row: _optional(row["samples_per_second"], ".1f"),

@@ -190,7 +190,7 @@ def _show_status(value: dict[str, Any]) -> None:
         controller = "running" if platform["controller"] else "not running"
         out.print(
             f"vcasgd {platform['version']}: controller {controller}, "
-            f"{len(platform['active_jobs'])} active jobs, {platform['instances']} instances, "
+            f"{len(platform['active_jobs'])} active jobs, {platform['machines']} machines, "
             f"{platform['workers']} workers",
         )
         if platform["ledger_full"]:

@@ -20,7 +20,7 @@ from vcasgd.cli.output import Json, ago, out, percent, show_json, size
 from vcasgd.client import Client, may_work_later
 from vcasgd.errors import ApiError
 from vcasgd.schemas.costs import SpendView
-from vcasgd.schemas.fleet import InstanceRow, PoolRow, ServerGaugesView, StoreView
+from vcasgd.schemas.fleet import MachineRow, PoolRow, ServerGaugesView, StoreView
 from vcasgd.schemas.jobs import JobView
 
 #: Seconds between two refreshes.
@@ -34,7 +34,7 @@ class FleetOverview:
     """State of the fleet at one moment."""
 
     jobs: Sequence[JobView]
-    machines: list[InstanceRow]
+    machines: list[MachineRow]
     pools: list[PoolRow]
     store: StoreView
     spend: SpendView
@@ -76,7 +76,7 @@ def _watch(client: Client) -> None:
 
 def _fetch(client: Client) -> FleetOverview:
     jobs = [job for job in client.jobs(limit=MAX_ROWS * 2) if not job.over]
-    return FleetOverview(jobs, client.instances(), client.pools(), client.store(), client.spend())
+    return FleetOverview(jobs, client.machines(), client.pools(), client.store(), client.spend())
 
 
 def picture(overview: FleetOverview, problem: str | None = None) -> RenderableType:
@@ -125,7 +125,7 @@ def _evaluated(job: JobView) -> str:
 
 
 def _machines(overview: FleetOverview) -> RenderableType:
-    table = _table("INSTANCE", "POOL", "STATE", "JOB", "LAUNCHED", "USD/H")
+    table = _table("MACHINE", "POOL", "STATE", "JOB", "LAUNCHED", "USD/H")
     rows = sorted(overview.machines, key=lambda row: row.launched_at or 0.0, reverse=True)
     for row in rows[:MAX_ROWS]:
         leaving = row.state == "leaving"

@@ -15,7 +15,7 @@ from vcasgd.errors import NotFound
 from vcasgd.schemas.costs import PlanView, SpendView
 from vcasgd.schemas.fleet import (
     EvictionRequested,
-    InstanceRow,
+    MachineRow,
     PoolRow,
     ServerRow,
     StatusView,
@@ -227,9 +227,9 @@ class Client:
         """Return the current cost of all machines per hour, and the cost of all jobs so far."""
         return self._api.get(SpendView, "fleet/spend")
 
-    def instances(self) -> list[InstanceRow]:
+    def machines(self) -> list[MachineRow]:
         """Return the machines, as the controller last observed them."""
-        return self._api.get(list[InstanceRow], "instances")
+        return self._api.get(list[MachineRow], "machines")
 
     def workers(self) -> list[WorkerRow]:
         """Return the last heartbeats of the workers of all active jobs."""
@@ -250,21 +250,21 @@ class Client:
     def evict(
         self,
         worker: str | None = None,
-        instance: str | None = None,
+        machine: str | None = None,
         *,
         notice_seconds: float | None = None,
         kill: bool = False,
     ) -> EvictionRequested:
-        """Take an instance, or the machine of a worker.
+        """Take a machine, or the machine of a worker.
 
         It gets the usual notice of its cloud, one of ``notice_seconds``, or none with ``kill``. The
         controller does that soon; :meth:`request` returns the result.
         """
-        if (worker is None) == (instance is None):
-            raise ValueError("name either a worker or an instance")
+        if (worker is None) == (machine is None):
+            raise ValueError("name either a worker or a machine")
         options = {"notice_seconds": notice_seconds, "kill": kill or None}
         body = {name: value for name, value in options.items() if value is not None}
-        parts = ("workers", worker) if worker else ("instances", instance or "")
+        parts = ("workers", worker) if worker else ("machines", machine or "")
         return self._api.post(EvictionRequested, path_of(*parts, "evict"), body)
 
     def request(self, request: str) -> EvictionRequested:

@@ -22,10 +22,10 @@ from vcasgd.schemas.history import (
     CheckpointRow,
     EventRow,
     LogRow,
-    MachineView,
     MetricRow,
     StalenessView,
     SubtasksView,
+    TimelineView,
 )
 from vcasgd.schemas.jobs import JobView
 from vcasgd.spec.track import PROJECT
@@ -136,9 +136,9 @@ class Job(JobView):
         """Return the staleness of all updates: histogram, mean, and maximum."""
         return self._api.get(StalenessView, self._path("staleness"))
 
-    def machines(self) -> list[MachineView]:
-        """Return the job's machines, with their states over time."""
-        return self._api.get(list[MachineView], self._path("machines"))
+    def timelines(self) -> list[TimelineView]:
+        """Return what each machine did for the job, over time."""
+        return self._api.get(list[TimelineView], self._path("timelines"))
 
     def subtasks(self, epoch: int | None = None, letters: int | None = None) -> SubtasksView:
         """Return the states of the subtasks of an epoch: by default, of the current one.

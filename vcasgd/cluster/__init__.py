@@ -18,7 +18,7 @@ without encryption: pass the same ``token`` to every command, and protect them w
 """
 
 from vcasgd.cluster.commands import (
-    INSTANCE_LABEL,
+    MACHINE_LABEL,
     OUTAGE_SECONDS,
     TEMP_DIR_BYTES,
     Command,
@@ -29,7 +29,7 @@ from vcasgd.cluster.commands import (
 from vcasgd.cluster.driver import PING_SECONDS, ActorState, Cluster, Node, WorkerState
 
 __all__ = [
-    "INSTANCE_LABEL",
+    "MACHINE_LABEL",
     "OUTAGE_SECONDS",
     "PING_SECONDS",
     "TEMP_DIR_BYTES",

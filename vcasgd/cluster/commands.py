@@ -12,8 +12,8 @@ from types import MappingProxyType
 from vcasgd.cluster.tls import VARIABLE
 from vcasgd.errors import ClusterError
 
-#: Ray label of nodes and workers with the id of their instance.
-INSTANCE_LABEL = "vcasgd.instance"
+#: Ray label of nodes and workers with the id of their machine.
+MACHINE_LABEL = "vcasgd.machine"
 #: Seconds that nodes and workers survive without a head. Long, because training needs no head;
 #: bounded, so that the machines of a cluster that was lost for good do not run forever.
 OUTAGE_SECONDS = 3600
@@ -120,7 +120,7 @@ def head_command(
 def node_command(
     *,
     address: str,
-    instance_id: str,
+    machine_id: str,
     cpus: float,
     gpus: int = 0,
     temp_dir: Path | None,
@@ -130,7 +130,7 @@ def node_command(
     token: str | None = None,
     tls: bool = False,
 ) -> Command:
-    """Return the command of one machine's node, which the cluster knows by ``instance_id``.
+    """Return the command of one machine's node, which the cluster knows by ``machine_id``.
 
     The process runs until it is killed. It waits some minutes for a head that does not run yet, and
     exits after the head was unavailable for :data:`OUTAGE_SECONDS`. Several nodes can run on one
@@ -141,7 +141,7 @@ def node_command(
     host, _, port = address.rpartition(":")
     flags = ["--address", f"{stable(host)}:{port}"]
     flags += ["--num-cpus", f"{cpus:g}", "--num-gpus", str(gpus)]
-    for name, value in {**labels, INSTANCE_LABEL: instance_id}.items():
+    for name, value in {**labels, MACHINE_LABEL: machine_id}.items():
         flags += ["--label", f"{name}={value}"]
     for module in preload:
         flags += ["--preload", module]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from vcasgd.cluster.commands import INSTANCE_LABEL, authentication, confinement, stable
+from vcasgd.cluster.commands import MACHINE_LABEL, authentication, confinement, stable
 from vcasgd.cluster.host import Host
 from vcasgd.cluster.notices import published
 from vcasgd.cluster.tls import VARIABLE
@@ -44,10 +44,10 @@ class ActorState(StrEnum):
 
 @dataclass(frozen=True)
 class Node:
-    """A machine in Ray. The head's node has no ``instance_id``."""
+    """A machine in Ray. The head's node has no ``machine_id``."""
 
     node_id: str
-    instance_id: str | None
+    machine_id: str | None
     alive: bool
     host: str
 
@@ -57,7 +57,7 @@ class WorkerState:
     """A worker in Ray. ``reason``: why it died, if Ray knows."""
 
     name: str
-    instance_id: str | None
+    machine_id: str | None
     state: ActorState
     reason: str = ""
 
@@ -127,30 +127,30 @@ class Cluster:
         return _bounded("list the workers", self._timeout, lambda: _workers(self._namespace))
 
     def notices(self) -> dict[str, Notice]:
-        """Return the eviction notices that machines have received, by instance."""
+        """Return the eviction notices that machines have received, by machine."""
         return _bounded("read the notices", self._timeout, published)
 
     def start_worker(
         self,
-        instance_id: str,
+        machine_id: str,
         name: str,
         entry: str,
         arguments: dict[str, Any],
         env: dict[str, str],
     ) -> None:
-        """Start a worker on an instance; its process runs ``entry`` (``module:function``).
+        """Start a worker on a machine; its process runs ``entry`` (``module:function``).
 
         Returns within milliseconds. The worker is ready after one or two seconds; see
         :meth:`workers`. Idempotent: does nothing while a worker of that name is pending or alive.
         The worker outlives this process, is never restarted, never moves, and is dead when
         ``entry(**arguments)`` has returned. ``env`` and ``arguments`` are stored in the ledger.
-        Raises :class:`ClusterError` if the instance has no node that is alive, or if ``arguments``
+        Raises :class:`ClusterError` if the machine has no node that is alive, or if ``arguments``
         are not JSON.
         """
         _check_json(arguments)
 
         def place() -> None:
-            options = {**_pinned(instance_id), "name": name, "namespace": self._namespace}
+            options = {**_pinned(machine_id), "name": name, "namespace": self._namespace}
             _ray().remote(Host).options(**options).remote(entry, arguments, env)
 
         _bounded(f"start worker {name}", self._timeout, place)
@@ -255,25 +255,25 @@ def _await_port(host: str, port: int, deadline: float) -> None:
     raise ClusterError(f"can't connect: no process listens on {host}:{port}")
 
 
-def _pinned(instance_id: str) -> dict[str, Any]:
-    """Return the options of a worker that may run only on this instance's node.
+def _pinned(machine_id: str) -> dict[str, Any]:
+    """Return the options of a worker that may run only on this machine's node.
 
-    The node is fixed by its id and not by the instance's label, because Ray fails at once if the
+    The node is fixed by its id and not by the machine's label, because Ray fails at once if the
     node has died meanwhile, but would wait forever for a label.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    alive = (node for node in _nodes() if node.alive and node.instance_id == instance_id)
+    alive = (node for node in _nodes() if node.alive and node.machine_id == machine_id)
     node = next(alive, None)
     if node is None:
-        raise ClusterError(f"instance {instance_id} has no node that is alive")
+        raise ClusterError(f"machine {machine_id} has no node that is alive")
     return {
         "lifetime": "detached",
         "get_if_exists": True,
         "max_restarts": 0,
         "num_cpus": 0,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-        "_labels": {INSTANCE_LABEL: instance_id},
+        "_labels": {MACHINE_LABEL: machine_id},
     }
 
 
@@ -281,7 +281,7 @@ def _nodes() -> list[Node]:
     return [
         Node(
             node_id=row["NodeID"],
-            instance_id=row["Labels"].get(INSTANCE_LABEL),
+            machine_id=row["Labels"].get(MACHINE_LABEL),
             alive=bool(row["Alive"]),
             host=row["NodeManagerAddress"],
         )
@@ -309,8 +309,8 @@ def _worker(row: Any) -> WorkerState:
     states = {row.ALIVE: ActorState.ALIVE, row.DEAD: ActorState.DEAD}
     # Ray appends a page about common causes.
     reason = row.death_cause.actor_died_error_context.error_message.partition(" Some common")[0]
-    instance_id = row.labels.get(INSTANCE_LABEL)
-    return WorkerState(row.name, instance_id, states.get(row.state, ActorState.PENDING), reason)
+    machine_id = row.labels.get(MACHINE_LABEL)
+    return WorkerState(row.name, machine_id, states.get(row.state, ActorState.PENDING), reason)
 
 
 def _check_json(arguments: dict[str, Any]) -> None:

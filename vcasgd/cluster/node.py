@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 
-from vcasgd.cluster.commands import INSTANCE_LABEL, START
+from vcasgd.cluster.commands import MACHINE_LABEL, START
 from vcasgd.cluster.notices import PUBLISH_SECONDS, publish
 from vcasgd.cluster.start import options
 from vcasgd.errors import VcasgdError
@@ -59,7 +59,7 @@ def watch(machine: int, command: list[str]) -> int:
     if START in command:
         given = options(command[command.index(START) + 1 :])
         labels = dict(label.split("=", 1) for label in given.label)
-        arguments = given.address, labels[INSTANCE_LABEL], notices_from_environment(os.environ)
+        arguments = given.address, labels[MACHINE_LABEL], notices_from_environment(os.environ)
         threading.Thread(target=publish_notices, args=arguments, daemon=True).start()
     node, silence = os.getppid(), Silence(boot_time())
     while os.getppid() == node:
@@ -72,7 +72,7 @@ def watch(machine: int, command: list[str]) -> int:
     return 0
 
 
-def publish_notices(address: str, instance: str, source: NoticeSource) -> None:
+def publish_notices(address: str, machine: str, source: NoticeSource) -> None:
     """Publish each new notice for a machine, and again what still holds, until the process ends."""
     last: str | None = None
     published_at = 0.0
@@ -82,7 +82,7 @@ def publish_notices(address: str, instance: str, source: NoticeSource) -> None:
             if notice is not None and (
                 notice.kind != last or now - published_at >= PUBLISH_SECONDS
             ):
-                publish(address, instance, notice)
+                publish(address, machine, notice)
                 log.warning("notice of eviction: %s", notice)
                 last, published_at = notice.kind, now
         except Exception:

@@ -15,7 +15,7 @@ from typing import Any
 from vcasgd.cluster import tls
 from vcasgd.fleet.machine.notices import Notice
 
-#: Namespace of Ray's key-value store. Keys are the ids of instances.
+#: Namespace of Ray's key-value store. Keys are the ids of machines.
 _NAMESPACE = b"vcasgd-notices"
 #: Seconds after which a machine publishes a notice again that still holds.
 PUBLISH_SECONDS = 600.0
@@ -24,7 +24,7 @@ PUBLISH_SECONDS = 600.0
 _KEPT_SECONDS = 86_400.0
 
 
-def publish(address: str, instance: str, notice: Notice) -> None:
+def publish(address: str, machine: str, notice: Notice) -> None:
     """Publish a notice from a machine that is not a driver. ``address``: of the head.
 
     Raises errors of Ray while its control service is unavailable.
@@ -35,11 +35,11 @@ def publish(address: str, instance: str, notice: Notice) -> None:
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     row = json.dumps({**asdict(notice), "published_at": time.time()})
-    GcsClient(address=address).internal_kv_put(instance.encode(), row.encode(), True, _NAMESPACE)
+    GcsClient(address=address).internal_kv_put(machine.encode(), row.encode(), True, _NAMESPACE)
 
 
 def published() -> dict[str, Notice]:
-    """Return the notices by instance, and delete old ones. Call it in a driver."""
+    """Return the notices by machine, and delete old ones. Call it in a driver."""
     from ray.experimental import internal_kv as store
 
     notices = {}

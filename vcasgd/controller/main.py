@@ -8,7 +8,7 @@ import signal
 import threading
 from typing import NoReturn
 
-from vcasgd.controller.fleet.joined import JoinedInstances, MixedWorkplaces, Workplaces
+from vcasgd.controller.fleet.joined import MixedWorkplaces, PresentMachines, Workplaces
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.ray_view import connect_ray
@@ -100,7 +100,7 @@ class Controller:
 
     def make_pools(self) -> PoolRegistry:
         """Return the pools. Raises :class:`SpecError`, :class:`~vcasgd.errors.FleetError`."""
-        return PoolRegistry(self._settings, self._control, JoinedInstances(self._joined))
+        return PoolRegistry(self._settings, self._control, PresentMachines(self._joined))
 
     def connect_cluster(self, pools: PoolRegistry) -> Workplaces:
         """Return where workers run. Raises :class:`~vcasgd.errors.ClusterError`."""

@@ -147,9 +147,9 @@ class TrackerExports(EssentialThread):
         """
         inherited = visible(os.environ, _INHERITED)
         # The supervisor finds processes that a killed controller has left by the marker.
-        marker = os.environ.get("VCASGD_INSTANCE_ID")
+        marker = os.environ.get("VCASGD_MACHINE_ID")
         if marker is not None:
-            inherited["VCASGD_INSTANCE_ID"] = marker
+            inherited["VCASGD_MACHINE_ID"] = marker
         file = self._settings.tracker_env
         own = read_variables(file) if file else {}
         hide(own.values())

@@ -133,7 +133,7 @@ def _pools(facts: Facts) -> Iterator[Finding]:
             message = f"pool {price.pool}: {price.missing.message}"
             yield _error("prices", message, price.missing.remedy)
         elif price.age_days is not None and price.age_days > MAX_PRICE_DAYS:
-            old.setdefault(price.age_days, []).append(price.instance_type)
+            old.setdefault(price.age_days, []).append(price.machine_type)
     for days, types in sorted(old.items()):
         yield _warning(
             "prices",
@@ -152,7 +152,7 @@ def _accounts(facts: Facts) -> Iterator[Finding]:
         if account.denied:
             yield _error(
                 "permissions",
-                f"pool {account.pool}: no permission to run instances: {account.denied}",
+                f"pool {account.pool}: no permission to launch machines: {account.denied}",
                 "grant the permissions in docs/security.md to these credentials; Terraform does "
                 "for the control plane",
             )

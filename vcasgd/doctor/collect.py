@@ -182,7 +182,7 @@ def _prices(settings: Settings, pools: tuple[PoolSpec, ...]) -> Iterator[PriceFa
     for pool in pools:
         if isinstance(pool, LocalPoolSpec):
             continue
-        for kind in pool.instance_types:
+        for kind in pool.machine_types:
             try:
                 table = PriceTable.load(pool.provider, settings.prices)
                 price = table.price(pool.region, kind)

@@ -19,7 +19,7 @@ class PriceFact:
     """A type of a pool and its list price: the age of its table in days, or no price."""
 
     pool: str
-    instance_type: str
+    machine_type: str
     age_days: float | None = None
     missing: KnownError | None = None
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vcasgd.fleet.observed import Limits
-from vcasgd.fleet.providers.base import Instance
+from vcasgd.fleet.providers.base import Machine
 
 #: Seconds by which the clock of a job advances at least. Booking writes to disk, and
 #: :func:`accrued` counts what is not booked yet.
@@ -75,7 +75,7 @@ class Charge:
     ``since``: until when the machine was paid for before.
     """
 
-    instance: str
+    machine: str
     before: Meter | None
     after: Meter
     since: float
@@ -94,14 +94,14 @@ class Charge:
         return _amounts(self.before, self.after.until - self.since, self.lost_seconds)
 
 
-def opened(one: Instance, job: str | None, doing: Doing, now: float) -> Meter:
+def opened(one: Machine, job: str | None, doing: Doing, now: float) -> Meter:
     """Return the first meter of a machine, which is paid for from its launch on."""
     since = min(one.launched_at, now)
     return _at_price(Meter(since, since, job, doing, one.pool, one.spot, 0.0, 0.0), one)
 
 
 def charge(
-    meter: Meter | None, one: Instance, job: str | None, doing: Doing, now: float, clock: float
+    meter: Meter | None, one: Machine, job: str | None, doing: Doing, now: float, clock: float
 ) -> Charge | None:
     """Return the charge for a listed machine, or None if only the clock has to advance.
 
@@ -120,7 +120,7 @@ def charge(
     return Charge(one.id, meter, _at_price(after, one), since)
 
 
-def _is_same(meter: Meter, one: Instance, job: str | None, doing: Doing) -> bool:
+def _is_same(meter: Meter, one: Machine, job: str | None, doing: Doing) -> bool:
     return (
         meter.running
         and meter.doing is doing
@@ -130,7 +130,7 @@ def _is_same(meter: Meter, one: Instance, job: str | None, doing: Doing) -> bool
 
 
 def last_charge(
-    instance: str,
+    machine: str,
     meter: Meter,
     seen: float,
     billing_seconds: float,
@@ -150,7 +150,7 @@ def last_charge(
     if unpushed is not None and meter.doing is Doing.WORKING:
         lost = min(max(0.0, seen - unpushed), until - meter.since)
     after = replace(meter, until=until, closed=True, running=False)
-    return Charge(instance, meter, after, since, lost)
+    return Charge(machine, meter, after, since, lost)
 
 
 def clock_amounts(meters: Iterable[Meter], clock: float, now: float) -> dict[str, float]:
@@ -250,7 +250,7 @@ def report(amounts: Mapping[str, float]) -> CostReport:
     )
 
 
-def commitment(machines: Iterable[Instance], limits: Limits, now: float) -> float:
+def commitment(machines: Iterable[Machine], limits: Limits, now: float) -> float:
     """Return USD that machines still cost if they are given up at ``now`` (Unix seconds).
 
     Each costs until its worker has left and it is gone, and at least the cloud's minimum.
@@ -283,7 +283,7 @@ def pause_reason(
     )
 
 
-def _at_price(meter: Meter, one: Instance) -> Meter:
+def _at_price(meter: Meter, one: Machine) -> Meter:
     return replace(
         meter,
         price_per_hour=one.price_per_hour,

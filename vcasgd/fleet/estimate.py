@@ -45,7 +45,7 @@ class PlannedWork:
         """Return samples per second of one machine, or None if unknown."""
         if self.rate_given is not None:
             return self.rate_given
-        return (self.rates or {}).get((offer.pool, offer.instance_type))
+        return (self.rates or {}).get((offer.pool, offer.machine_type))
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _bought(
 ) -> Counter[tuple[str, str, str, bool]]:
     """Count machines by pool, zone, type, and spot. Of equally good types, the cheapest counts."""
     state = Observed(
-        cluster=_PLANNED, instances=(), nodes=frozenset(), workers=(), jobs=(demand,),
+        cluster=_PLANNED, machines=(), nodes=frozenset(), workers=(), jobs=(demand,),
         pools=tuple(pools), history=ObservationTimes(since=now),
     )  # fmt: skip
     offers = {pool.name: pool.offers or () for pool in pools}
@@ -181,10 +181,10 @@ def _bought(
             fitting = [
                 each
                 for each in offers[action.pool]
-                if each.zone == action.zone and each.instance_type in (action.instance_types or ())
+                if each.zone == action.zone and each.machine_type in (action.machine_types or ())
             ]
-            best = min(fitting, key=lambda each: (price_of(each, spot=spot), each.instance_type))
-            bought[action.pool, action.zone, best.instance_type, spot] += action.count
+            best = min(fitting, key=lambda each: (price_of(each, spot=spot), each.machine_type))
+            bought[action.pool, action.zone, best.machine_type, spot] += action.count
     return bought
 
 
@@ -198,7 +198,7 @@ def _rows(
     rows = []
     for offer in pool.offers or ():
         for spot in {offer.spot, False} if offer.spot else {False}:
-            count = bought[pool.name, offer.zone, offer.instance_type, spot]
+            count = bought[pool.name, offer.zone, offer.machine_type, spot]
             # On-demand machines of a spot pool are listed only if they are bought.
             if count or spot == offer.spot:
                 rows.append(_row(pool, offer, demand, workload, now, spot=spot, count=count))

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
+from vcasgd.fleet.providers.base import Machine, MachineState, Offer
 
-#: Measured samples per second of one machine, by pool and instance type.
+#: Measured samples per second of one machine, by pool and machine type.
 Rates = Mapping[tuple[str, str], float]
 
 
@@ -21,7 +21,7 @@ class WorkerView:
 
     name: str
     job: str
-    instance_id: str
+    machine_id: str
     alive: bool
 
 
@@ -92,7 +92,7 @@ class PoolView:
     launches: int = 0
     """Launches with a recorded outcome, including refusals; determines the next token."""
     launching: int = 0
-    """Machines that are ordered, or granted and not listed among the instances yet. One that is
+    """Machines that are ordered, or granted and not listed among the machines yet. One that is
     never listed stops counting after a while."""
     capacity: int | None = None
     """None if only the provider knows it."""
@@ -155,13 +155,13 @@ class ObservationTimes:
     since: float
     """Start of the observations, or of those after an outage of Ray (Unix seconds)."""
     joined: Mapping[str, float] = field(default_factory=dict)
-    """When each instance's Ray node was last alive."""
+    """When each machine's Ray node was last alive."""
     idle: Mapping[str, float] = field(default_factory=dict)
-    """Since when each joined instance has had no worker."""
+    """Since when each joined machine has had no worker."""
     surplus: Mapping[str, float] = field(default_factory=dict)
     """Since when each job has had more workers than it desires."""
     dear: Mapping[str, float] = field(default_factory=dict)
-    """Since when each instance has exceeded its maximum price."""
+    """Since when each machine has exceeded its maximum price."""
     short: Mapping[str, float] = field(default_factory=dict)
     """Since when each job has had fewer workers than it desires."""
     needy: Mapping[str, float] = field(default_factory=dict)
@@ -169,19 +169,19 @@ class ObservationTimes:
     held: Mapping[str, float] = field(default_factory=dict)
     """Since when each worker has been alive."""
     taken: Mapping[str, tuple[str, str, float]] = field(default_factory=dict)
-    """For each instance that was taken from a job for another one: the two jobs, and when."""
+    """For each machine that was taken from a job for another one: the two jobs, and when."""
 
 
 @dataclass(frozen=True)
 class Observed:
     """Complete observation at one time.
 
-    ``nodes`` are the instances whose Ray node is alive, or None if Ray can't be reached, which
+    ``nodes`` are the machines whose Ray node is alive, or None if Ray can't be reached, which
     implies nothing about the machines. ``jobs`` are in order of submission.
     """
 
     cluster: str
-    instances: tuple[Instance, ...]
+    machines: tuple[Machine, ...]
     nodes: frozenset[str] | None
     workers: tuple[WorkerView, ...]
     jobs: tuple[JobDemand, ...]
@@ -189,31 +189,31 @@ class Observed:
     history: ObservationTimes
     limits: Limits = Limits()
     quarantined: frozenset[str] = frozenset()
-    """Instances whose worker repeatedly sent invalid updates."""
+    """Machines whose worker repeatedly sent invalid updates."""
     boot_errors: Mapping[str, str] = field(default_factory=dict)
-    """Boot error that each instance reported."""
+    """Boot error that each machine reported."""
     payers: Mapping[str, str] = field(default_factory=dict)
-    """Job that pays for each instance: the last one that ran on it, or the one that launched it."""
+    """Job that pays for each machine: the last one that ran on it, or the one that launched it."""
     unpaid: Mapping[str, str] = field(default_factory=dict)
-    """Why an instance's payer stops paying for it as soon as possible."""
+    """Why a machine's payer stops paying for it as soon as possible."""
     draining: Mapping[str, str | None] = field(default_factory=dict)
     """Workers that were asked to leave, each with the job that its machine was taken for."""
 
     owner_limits: Mapping[str, int] = field(default_factory=dict)
     """Most machines of all jobs of a user together, for users with a limit."""
     ending: frozenset[str] = frozenset()
-    """Instances that the provider is being asked to end."""
+    """Machines that the provider is being asked to end."""
     gpus: Mapping[str, int] = field(default_factory=dict)
     """GPUs of the machines of workers that report more than one, by the names of the workers."""
 
-    def staying(self) -> tuple[Instance, ...]:
-        """Return instances without a notice, which can still be relied on."""
+    def staying(self) -> tuple[Machine, ...]:
+        """Return machines without a notice, which can still be relied on."""
         return tuple(one for one in self.occupying() if one.id not in self.ending)
 
-    def occupying(self) -> tuple[Instance, ...]:
-        """Return instances that count for the capacity of their pool: all without a notice."""
-        states = (InstanceState.BOOTING, InstanceState.RUNNING)
-        return tuple(one for one in self.instances if one.state in states)
+    def occupying(self) -> tuple[Machine, ...]:
+        """Return machines that count for the capacity of their pool: all without a notice."""
+        states = (MachineState.BOOTING, MachineState.RUNNING)
+        return tuple(one for one in self.machines if one.state in states)
 
 
 def with_history(state: Observed, now: float) -> Observed:
@@ -221,8 +221,8 @@ def with_history(state: Observed, now: float) -> Observed:
 
     Call it before each decision, and pass the history to the next observation.
     """
-    present = {one.id for one in state.instances}
-    busy = {worker.instance_id for worker in state.workers if worker.alive}
+    present = {one.id for one in state.machines}
+    busy = {worker.machine_id for worker in state.workers if worker.alive}
     history = state.history
     if state.nodes is None:
         joined = dict.fromkeys(history.joined.keys() & present, now)
@@ -255,18 +255,18 @@ def _since(before: Mapping[str, float], found: Iterable[str], now: float) -> dic
 
 
 def _taken(state: Observed, now: float) -> dict[str, tuple[str, str, float]]:
-    present = {one.id for one in state.instances}
+    present = {one.id for one in state.machines}
     taken = {id_: each for id_, each in state.history.taken.items() if id_ in present}
     for worker in state.workers:
         successor = state.draining.get(worker.name)
-        if successor is not None and worker.alive and worker.instance_id in present:
-            taken[worker.instance_id] = (worker.job, successor, now)
+        if successor is not None and worker.alive and worker.machine_id in present:
+            taken[worker.machine_id] = (worker.job, successor, now)
     return taken
 
 
 def _living(state: Observed) -> list[WorkerView]:
     staying = {one.id for one in state.staying()}
-    return [one for one in state.workers if one.alive and one.instance_id in staying]
+    return [one for one in state.workers if one.alive and one.machine_id in staying]
 
 
 def highest_price(pool: PoolView | None, job: JobDemand | None) -> float:
@@ -278,7 +278,7 @@ def highest_price(pool: PoolView | None, job: JobDemand | None) -> float:
 def _too_dear(state: Observed) -> list[str]:
     pools = {pool.name: pool for pool in state.pools}
     jobs = {job.job: job for job in state.jobs}
-    works_for = {worker.instance_id: jobs.get(worker.job) for worker in _living(state)}
+    works_for = {worker.machine_id: jobs.get(worker.job) for worker in _living(state)}
     return [
         one.id
         for one in state.staying()

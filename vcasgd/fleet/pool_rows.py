@@ -21,12 +21,12 @@ def to_row(
     provider: str,
     labels: Iterable[str],
     trust: str,
-    instances: int,
+    machines: int,
     idle: int,
 ) -> dict[str, Any]:
     """Return plain data.
 
-    ``position`` is the pool's place in the pools file, and ``idle`` the part of ``instances`` that
+    ``position`` is the pool's place in the pools file, and ``idle`` the part of ``machines`` that
     a following job finds warm.
     """
     return {
@@ -38,7 +38,7 @@ def to_row(
         "blocked_until": view.blocked_until,
         "reason": view.reason,
         "launches": view.launches + sum(each.launches for each in view.markets.values()),
-        "instances": instances,
+        "machines": machines,
         "idle": idle,
         "capacity": view.capacity,
         "launching": view.launching,
@@ -80,10 +80,10 @@ def from_row(name: str, row: Mapping[str, Any], *, vacant: bool = False) -> Pool
         )
         for each in row.get("markets") or ()
     }
-    launching, instances, idle = (
-        int(row.get(each) or 0) for each in ("launching", "instances", "idle")
+    launching, machines, idle = (
+        int(row.get(each) or 0) for each in ("launching", "machines", "idle")
     )
-    in_use = 0 if vacant else launching + instances - idle
+    in_use = 0 if vacant else launching + machines - idle
     capacity = row.get("capacity")
     spot = bool(row.get("spot", True))
     quotas = {kind == "spot": most for kind, most in (row.get("quotas") or {}).items()}

@@ -8,8 +8,8 @@ fields are refused::
         provider: aws
         region: us-east-1
         zones: [us-east-1a, us-east-1b]
-        instance_types: [c5.xlarge, m5.xlarge]
-        max_instances: 20
+        machine_types: [c5.xlarge, m5.xlarge]
+        max_machines: 20
         labels: [eu-only]
         template: {launch_template: lt-0abc, subnets: {us-east-1a: subnet-1, us-east-1b: subnet-2}}
 """
@@ -162,9 +162,9 @@ class PoolSpec(StrictModel):
     provider: Literal["local", "aws", "gcp", "join", "slurm", "kubernetes"]
     region: str = ""
     zones: tuple[Name, ...] = ()
-    instance_types: tuple[Name, ...] = ()
+    machine_types: tuple[Name, ...] = ()
     spot: bool = True
-    max_instances: int | None = Field(default=None, ge=0, le=10_000, strict=True)
+    max_machines: int | None = Field(default=None, ge=0, le=10_000, strict=True)
     labels: frozenset[Label] = frozenset()
     """Labels of data that this pool is cleared for."""
     trust: Literal["own", "volunteer"] = Field(
@@ -180,7 +180,7 @@ class PoolSpec(StrictModel):
     )
     gpus: int | None = Field(default=None, ge=0, strict=True)
 
-    @field_validator("zones", "instance_types")
+    @field_validator("zones", "machine_types")
     @classmethod
     def _no_duplicates(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(value)) < len(value):
@@ -204,7 +204,7 @@ class PoolSpec(StrictModel):
     @model_validator(mode="after")
     def _somewhere(self) -> PoolSpec:
         if not self.simple:
-            for field in ("region", "zones", "instance_types"):
+            for field in ("region", "zones", "machine_types"):
                 if not getattr(self, field):
                     raise ValueError(f"{field} is required for provider {self.provider}")
         return self
@@ -217,7 +217,7 @@ class LocalPoolSpec(PoolSpec):
 
     provider: Literal["local"]
     zones: tuple[Name, ...] = ("local",)
-    instance_types: tuple[Name, ...] = ("process",)
+    machine_types: tuple[Name, ...] = ("process",)
     template: LocalTemplate = LocalTemplate()
 
 
@@ -231,7 +231,7 @@ class JoinPoolSpec(PoolSpec):
 
     provider: Literal["join"]
     zones: tuple[Name, ...] = ("anywhere",)
-    instance_types: tuple[Name, ...] = ("machine",)
+    machine_types: tuple[Name, ...] = ("machine",)
     template: None = None
 
 
@@ -242,7 +242,7 @@ class SlurmPoolSpec(PoolSpec):
 
     provider: Literal["slurm"]
     zones: tuple[SlurmName, ...] = Field(min_length=1)
-    instance_types: tuple[Name, ...] = Field(default=("node",), min_length=1, max_length=1)
+    machine_types: tuple[Name, ...] = Field(default=("node",), min_length=1, max_length=1)
     boot_seconds: float = Field(default=900.0, gt=0)
     cpus: int | None = Field(default=None, ge=1, strict=True)
     template: SlurmTemplate
@@ -260,15 +260,15 @@ class KubernetesPoolSpec(PoolSpec):
 
     provider: Literal["kubernetes"]
     zones: tuple[Name, ...] = Field(default=("any",), min_length=1)
-    instance_types: tuple[Name, ...] = Field(default=("node",), min_length=1)
+    machine_types: tuple[Name, ...] = Field(default=("node",), min_length=1)
     boot_seconds: float = Field(default=900.0, gt=0)
     template: KubernetesTemplate
 
     @model_validator(mode="after")
     def _consistent(self) -> KubernetesPoolSpec:
         _check_length(self.name)
-        if "affinity" in self.template.pod and self.model_fields_set & {"zones", "instance_types"}:
-            raise ValueError("template.pod.affinity excludes zones and instance_types")
+        if "affinity" in self.template.pod and self.model_fields_set & {"zones", "machine_types"}:
+            raise ValueError("template.pod.affinity excludes zones and machine_types")
         return self
 
 
@@ -278,7 +278,7 @@ def _check_length(name: str) -> None:
 
 
 class AwsPoolSpec(PoolSpec):
-    """Pool of EC2 instances in one region, from a launch template."""
+    """Pool of EC2 machines in one region, from a launch template."""
 
     provider: Literal["aws"]
     template: AwsTemplate

@@ -73,56 +73,56 @@ class PriceTable:
         overriding = _override(override).get(cloud)
         return cls(cloud, [table for table in (overriding, _bundled(cloud)) if table is not None])
 
-    def price(self, region: str, instance_type: str) -> ListPrice:
+    def price(self, region: str, machine_type: str) -> ListPrice:
         """Return the price of a type in a region.
 
         Raises :class:`~vcasgd.errors.SpecError` if no table has it, because a machine without a
         price wouldn't count against any budget.
         """
-        table = self._with_price(region, instance_type)
-        kind = self._kind(instance_type)
+        table = self._with_price(region, machine_type)
+        kind = self._kind(machine_type)
         return ListPrice(
-            on_demand=table.on_demand[region][instance_type],
-            spot=table.spot.get(region, {}).get(instance_type),
+            on_demand=table.on_demand[region][machine_type],
+            spot=table.spot.get(region, {}).get(machine_type),
             cpus=kind.cpus,
             gpus=kind.gpus,
             as_of=datetime.combine(table.as_of, time(), UTC).timestamp(),
             source=f"{table.source} ({table.as_of})",
         )
 
-    def price_or_highest(self, region: str, instance_type: str) -> float:
+    def price_or_highest(self, region: str, machine_type: str) -> float:
         """Return the on-demand price in USD per hour.
 
         An unknown type counts as the most expensive known one; 0 without any price in the region.
         """
         tables = self._in(region)
         for table in tables:
-            if instance_type in table.on_demand[region]:
-                return table.on_demand[region][instance_type]
+            if machine_type in table.on_demand[region]:
+                return table.on_demand[region][machine_type]
         return max((max(table.on_demand[region].values()) for table in tables), default=0.0)
 
     def _in(self, region: str) -> list[_Table]:
         return [table for table in self._tables if table.on_demand.get(region)]
 
-    def _with_price(self, region: str, instance_type: str) -> _Table:
+    def _with_price(self, region: str, machine_type: str) -> _Table:
         for table in self._in(region):
-            if instance_type in table.on_demand[region]:
+            if machine_type in table.on_demand[region]:
                 return table
         raise SpecError(
-            f"no known price for {instance_type} in {region}",
+            f"no known price for {machine_type} in {region}",
             remedy=f"add it under {self._cloud}.on_demand.{region} to a file, and set "
             "VCASGD_PRICES to its path",
-            field="instance_types",
+            field="machine_types",
         )
 
-    def _kind(self, instance_type: str) -> _MachineType:
+    def _kind(self, machine_type: str) -> _MachineType:
         for table in self._tables:
-            if instance_type in table.types:
-                return table.types[instance_type]
+            if machine_type in table.types:
+                return table.types[machine_type]
         raise SpecError(
-            f"no known number of processors for {instance_type}",
+            f"no known number of processors for {machine_type}",
             remedy=f"add it under {self._cloud}.types to the file that VCASGD_PRICES names",
-            field="instance_types",
+            field="machine_types",
         )
 
 

@@ -51,11 +51,11 @@ class CostView(Schema):
 
 
 class OfferView(Schema):
-    """An offer of a pool: one instance type in one zone."""
+    """An offer of a pool: one machine type in one zone."""
 
     pool: str
     zone: str
-    instance_type: str
+    machine_type: str
     spot: bool
     cpus: float
     gpus: int
@@ -108,10 +108,10 @@ class PlanRequest(RequestBody):
 
 
 class PoolOffer(Schema):
-    """Current price of one instance type in one zone."""
+    """Current price of one machine type in one zone."""
 
     zone: str
-    instance_type: str
+    machine_type: str
     spot: bool
     cpus: float
     gpus: int

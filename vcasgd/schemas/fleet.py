@@ -19,7 +19,7 @@ class WorkerRow(Row):
         default=None, description="Reason for the quarantine; the worker gets no more work."
     )
     at: float | None = None
-    instance: str | None = None
+    machine: str | None = None
     host: str | None = None
     pid: int | None = None
     doing: str | None = Field(default=None, description="Current activity.")
@@ -59,7 +59,7 @@ class WorkerRow(Row):
     leaving: str | None = Field(default=None, description="Reason why the worker leaves.")
 
 
-class InstanceRow(Row):
+class MachineRow(Row):
     """A machine, as the controller last observed it."""
 
     id: str
@@ -74,7 +74,7 @@ class InstanceRow(Row):
     on_demand_price_per_hour: float | None = None
     spot: bool | None = None
     zone: str | None = None
-    instance_type: str | None = None
+    machine_type: str | None = None
     advised_at: float | None = None
     pool_removed: bool | None = Field(
         default=None, description="True if its pool is not in the pools file any more."
@@ -99,8 +99,8 @@ class PoolRow(Row):
     """A pool of machines, as the controller last observed it."""
 
     name: str
-    instances: int | None = None
-    idle: int | None = Field(default=None, description="Instances without work.")
+    machines: int | None = None
+    idle: int | None = Field(default=None, description="Machines without work.")
     launches: int | None = None
     blocked_until: float | None = None
     reason: str | None = Field(
@@ -115,7 +115,7 @@ class PoolRow(Row):
     )
     max_price_per_hour: float | None = None
     offers: list[dict[str, Any]] | None = Field(
-        default=None, description="Instance types for sale, by zone."
+        default=None, description="Machine types for sale, by zone."
     )
     markets: list[dict[str, Any]] = Field(
         default=[], description="Results of the last launches, by market."
@@ -144,7 +144,7 @@ class StatusView(Schema):
     controller: bool = Field(description="True if a controller is running.")
     active_jobs: list[str]
     servers: int
-    instances: int
+    machines: int
     workers: int
     ledger_full: bool = Field(
         default=False, description="True near the ledger's memory limit: new jobs are refused."
@@ -165,7 +165,7 @@ class EvictionRequested(Schema):
 
     id: str
     kind: Literal["evict"] = "evict"
-    instance: str
+    machine: str
     notice_seconds: float | None
     kill: bool
     state: Literal["waiting", "done", "failed"] = Field(

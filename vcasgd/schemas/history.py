@@ -104,13 +104,13 @@ class SpanView(Schema):
     until: float | None = Field(alias="to", description="null for the current state.")
 
 
-class MachineView(Schema):
+class TimelineView(Schema):
     """A machine's work for a job, as consecutive spans."""
 
-    instance: str
+    machine: str
     pool: str
     zone: str
-    instance_type: str
+    machine_type: str
     spot: bool
     price_per_hour: float
     replaced_by: str | None = Field(description="Machine that replaced this one.")

@@ -35,7 +35,7 @@ class JoinRequest(RequestBody):
     gpu: Annotated[str, AfterValidator(printable)] = Field(
         default="", max_length=100, description="Name of the GPU."
     )
-    instance: str | None = Field(
+    machine: str | None = Field(
         default=None,
         max_length=100,
         description="Name of the machine, if the stack ordered it.",

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from vcasgd.schemas.base import Schema
-from vcasgd.schemas.fleet import InstanceRow
+from vcasgd.schemas.fleet import MachineRow
 from vcasgd.schemas.history import EventRow
 from vcasgd.spec.job import JobState
 
@@ -42,7 +42,7 @@ class MachinesBrief(Schema):
     """Changes of machines. Without `changed` and `removed`, there are none."""
 
     whole: bool = Field(description="True if no other machines are left.")
-    changed: list[InstanceRow]
+    changed: list[MachineRow]
     removed: list[str]
 
 

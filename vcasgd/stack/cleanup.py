@@ -12,7 +12,7 @@ from typing import Any
 
 from vcasgd.errors import FleetError, SpecError, StackError, StoreError, VcasgdError
 from vcasgd.fleet.pools import JOIN, LocalPoolSpec, load_pools, pool_row
-from vcasgd.fleet.providers.base import InstanceState, Provider
+from vcasgd.fleet.providers.base import MachineState, Provider
 from vcasgd.fleet.providers.local.processes import kill_all
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.fleet.providers.registry import configured_pools, make_reachable
@@ -60,7 +60,7 @@ class KnownMachines:
         """Read them; nothing if the ledger doesn't answer."""
         control = Control(connect(ledger_url, answer_seconds=PROBE_SECONDS))
         try:
-            rows = control.instances()
+            rows = control.machines()
             return cls(control.pool_specs(), {name: row["pool"] for name, row in rows.items()})
         except StoreError as error:
             log.warning("ledger: %s", error)
@@ -84,7 +84,7 @@ class Unended:
         return f"machines of {self.where}{names} may still run and cost money: {self.why}"
 
 
-def destroy_instances(
+def destroy_machines(
     home: StackHome,
     settings: Settings,
     parts: Iterable[str],
@@ -183,12 +183,12 @@ class _Ending:
     def look(self, progress: Callable[[str], None]) -> None:
         """List the machines, and end those that appeared."""
         try:
-            machines = self.provider.instances()
+            machines = self.provider.machines()
             # One that leaves after it was asked to is at its end.
             self._left = [
                 one.id
                 for one in machines
-                if one.state is not InstanceState.LEAVING or one.id not in self._asked
+                if one.state is not MachineState.LEAVING or one.id not in self._asked
             ]
             self._why = None
             if self._left:
@@ -222,7 +222,7 @@ def _end_all(
     return [each for ending in endings if (each := ending.unended)]
 
 
-def remove_instances(
+def remove_machines(
     ledger_url: str, settings: Settings, parts: Iterable[str], unended: Iterable[Unended]
 ) -> None:
     """Remove the machines that were ended from the ledger.
@@ -243,7 +243,7 @@ def remove_instances(
 
 def _remove(control: Control, pools: list[str] | None, left: Collection[str]) -> set[str]:
     """Remove the machines of the pools, or all, and return the jobs that they worked for."""
-    rows = control.instances()
+    rows = control.machines()
     removed = {
         name: row
         for name, row in rows.items()

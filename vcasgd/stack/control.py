@@ -15,12 +15,12 @@ from pydantic import SecretStr
 
 from vcasgd.child_process import kill
 from vcasgd.errors import StackError
-from vcasgd.fleet.providers.local.instance import is_locked
+from vcasgd.fleet.providers.local.machine import is_locked
 from vcasgd.settings import Settings
 from vcasgd.stack.child import die_with_parent
 from vcasgd.stack.cleanup import (
     KnownMachines,
-    destroy_instances,
+    destroy_machines,
     error_of,
     kill_remaining,
     remove_scratch,
@@ -144,7 +144,7 @@ def down(settings: Settings, progress: Callable[[str], None] = lambda _: None) -
             unended = (
                 []
                 if was_running and state.machines_ended
-                else destroy_instances(
+                else destroy_machines(
                     home,
                     settings,
                     state.parts,

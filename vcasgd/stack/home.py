@@ -10,7 +10,7 @@ They are in one folder::
     ledger/         the ledger's append-only file
     tensors/        configuration of the tensors server; tensors-0/, … on several store nodes
     storage/        packages, checkpoints, models
-    instances/      machines of the local provider
+    machines/      machines of the local provider
     logs/           one file for each part, and ``stack.log``
 """
 

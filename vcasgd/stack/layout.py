@@ -39,7 +39,7 @@ API_PORT = 8700
 #: Below the kernel's range for outgoing connections; a reconnecting client could otherwise occupy
 #: the port of a server during its restart.
 FREE_PORTS = range(20_000, 32_000)
-#: Longest path that leaves room for a node's folder, which is named after its local instance.
+#: Longest path that leaves room for a node's folder, which is named after its local machine.
 SCRATCH_BYTES = TEMP_DIR_BYTES - len("/local-0123456789ab")
 
 

@@ -70,7 +70,7 @@ class StackPart:
 def mark(home: StackHome, name: str) -> str:
     """Return the marker in the environment of all processes of a part.
 
-    An instance's ID marks those of a machine in the same way.
+    A machine's ID marks those of a machine in the same way.
     """
     return f"stack:{home.path}:{name}"
 

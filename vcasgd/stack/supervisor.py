@@ -17,8 +17,8 @@ from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.stack.child import Child
 from vcasgd.stack.cleanup import (
     KnownMachines,
-    destroy_instances,
-    remove_instances,
+    destroy_machines,
+    remove_machines,
     remove_scratch,
 )
 from vcasgd.stack.layout import StackLayout, kind_of
@@ -169,7 +169,7 @@ class Supervisor:
             self._change(phase=StackPhase.STOPPING)
         for kind in STOP_ORDER:
             if kind == BELOW_MACHINES:
-                self._stop_instances(in_ledger=started)
+                self._stop_machines(in_ledger=started)
             for name in self._children:
                 if kind_of(name) == kind:
                     self._stop(name)
@@ -177,11 +177,11 @@ class Supervisor:
         self._change(phase=last, supervisor=PartState())
         log.info("stopped")
 
-    def _stop_instances(self, *, in_ledger: bool) -> None:
+    def _stop_machines(self, *, in_ledger: bool) -> None:
         settings, ledger = self._layout.settings, self._layout.urls["ledger"]
         known = KnownMachines.read(ledger) if in_ledger else KnownMachines()
         self._change(known_pools=known.pools, known_machines=known.machines)
-        unended = destroy_instances(
+        unended = destroy_machines(
             self._home,
             settings,
             self._children,
@@ -191,7 +191,7 @@ class Supervisor:
         )
         self._change(machines_ended=not unended, doing="")
         if in_ledger:
-            remove_instances(ledger, settings, self._children, unended)
+            remove_machines(ledger, settings, self._children, unended)
 
     def _report(self, doing: str) -> None:
         log.info("%s", doing)

@@ -21,8 +21,8 @@ CLUSTER = "vcasgd:{fleet}:cluster"
 CONTROLLER = "vcasgd:{fleet}:controller"
 #: List: requests from the API to the controller.
 COMMANDS = "vcasgd:{fleet}:commands"
-#: Hash: instance → the controller's view of it, as JSON.
-INSTANCES = "vcasgd:{fleet}:instances"
+#: Hash: machine → the controller's view of it, as JSON.
+MACHINES = "vcasgd:{fleet}:machines"
 #: Hash: pool → the controller's view of it, as JSON.
 POOLS = "vcasgd:{fleet}:pools"
 #: Hash: pool that has or had machines → its configuration as last used, as JSON.
@@ -183,9 +183,9 @@ class LedgerKeys(_Keys):
     lost = _Key()
     #: List: errors of the user's code.
     failures = _Key(written=True)
-    #: Hash: instance → how the job lost it.
+    #: Hash: machine → how the job lost it.
     vanished = _Key()
-    #: Hash: instance → timeline of what it did for the job.
+    #: Hash: machine → timeline of what it did for the job.
     machines = _Key()
     #: Hash: cost of the job's machines so far, by pool, kind and activity.
     costs = _Key()

@@ -57,14 +57,14 @@ class Worker:
         job: str,
         name: str,
         *,
-        instance: str | None = None,
+        machine: str | None = None,
         notices: NoticePoll | None = None,
         gpu: OwnGpu | None = None,
         build: Callable[[JobRecord], Learner] | None = None,
     ) -> None:
         context = WorkerContext.connect(settings, job, name)
         self._context = context
-        self._instance = instance
+        self._machine = machine
         self._gpu = gpu or OwnGpu()
         self._status = WorkerStatus()
         self._held = HeldLeases()
@@ -250,7 +250,7 @@ class Worker:
         status, departure = self._status, self._departure
         return Heartbeat(
             at=steady_time(),
-            instance=self._instance,
+            machine=self._machine,
             host=socket.gethostname(),
             pid=os.getpid(),
             doing=status.doing,

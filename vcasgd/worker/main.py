@@ -19,7 +19,7 @@ from vcasgd.worker.loop import Worker
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def run(job: str, worker: str, instance: str) -> None:
+def run(job: str, worker: str, machine: str) -> None:
     """Work until the job has ended or the machine has to leave.
 
     Settings come from the environment.
@@ -30,7 +30,7 @@ def run(job: str, worker: str, instance: str) -> None:
     settings = load_settings()
     notices = notices_from_environment(settings.metadata)
     gpu = choose_gpu(worker)
-    Worker(settings, job, worker, instance=instance, notices=notices, gpu=gpu).run()
+    Worker(settings, job, worker, machine=machine, notices=notices, gpu=gpu).run()
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--job", required=True)
     parser.add_argument("--worker", required=True)
-    parser.add_argument("--instance", help="machine of the fleet, if it is one")
+    parser.add_argument("--machine", help="machine of the fleet, if it is one")
     parser.add_argument("--parent", type=int, help="process whose end kills this one")
     options = parser.parse_args()
     if options.parent is not None:
@@ -53,7 +53,7 @@ def main() -> int:
             settings,
             options.job,
             options.worker,
-            instance=options.instance,
+            machine=options.machine,
             notices=notices,
             gpu=choose_gpu(options.worker),
         )

@@ -13,7 +13,7 @@ from vcasgd.cluster import ActorState, Cluster, Node, WorkerState
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.machine.notices import Notice
 from vcasgd.fleet.pools import LocalPoolSpec
-from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer
+from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer
 
 #: Name of the only pool.
 POOL = "simulated"
@@ -33,7 +33,7 @@ class SimulatedCloud:
         self._processes = processes
         self._lock = threading.Lock()
         self._launches: dict[str, list[str]] = {}
-        self._machines: dict[str, Instance] = {}
+        self._machines: dict[str, Machine] = {}
         self._workers: dict[str, WorkerState] = {}
         self._on_machine: defaultdict[str, list[str]] = defaultdict(list)
         self._started = 0
@@ -73,7 +73,7 @@ class SimulatedCloud:
         token: str,
         *,
         zones: Sequence[str] | None = None,
-        instance_types: Sequence[str] | None = None,
+        machine_types: Sequence[str] | None = None,
         spot: bool | None = None,
     ) -> list[str]:
         with self._lock:
@@ -82,10 +82,10 @@ class SimulatedCloud:
                 first = sum(map(len, self._launches.values()))
                 names = [f"i-{first + at:08d}" for at in range(count)]
                 self._launches[token] = names
-                kind, zone = (instance_types or ["small"])[0], (zones or ["a"])[0]
+                kind, zone = (machine_types or ["small"])[0], (zones or ["a"])[0]
                 for name in names:
-                    self._machines[name] = Instance(
-                        name, pool, InstanceState.RUNNING, time.time(), None, "10.0.0.1",
+                    self._machines[name] = Machine(
+                        name, pool, MachineState.RUNNING, time.time(), None, "10.0.0.1",
                         0.1, spot is not False, zone, kind, 0.3,
                     )  # fmt: skip
             return self._launches[token]
@@ -93,23 +93,23 @@ class SimulatedCloud:
     def capacity(self, pool: str) -> int:  # noqa: ARG002 - there is one pool
         return self._most
 
-    def instances(self) -> list[Instance]:
+    def machines(self) -> list[Machine]:
         with self._lock:
             return list(self._machines.values())
 
-    def boot_error(self, instance_id: str) -> None:
+    def boot_error(self, machine_id: str) -> None:
         """Return None: every machine boots."""
 
-    def terminate(self, *instance_ids: str) -> None:
+    def terminate(self, *machine_ids: str) -> None:
         with self._lock:
-            for instance_id in instance_ids:
-                self._end(instance_id)
+            for machine_id in machine_ids:
+                self._end(machine_id)
 
-    def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
-        self.terminate(instance_id)
+    def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
+        self.terminate(machine_id)
 
-    def kill(self, instance_id: str) -> None:
-        self.terminate(instance_id)
+    def kill(self, machine_id: str) -> None:
+        self.terminate(machine_id)
 
     def close(self) -> None:
         """Do nothing; there are no connections."""
@@ -130,17 +130,17 @@ class SimulatedCloud:
 
     def start_worker(
         self,
-        instance_id: str,
+        machine_id: str,
         name: str,
         entry: str,  # noqa: ARG002 - the process knows what to run
         arguments: dict[str, Any],
         env: dict[str, str],
     ) -> None:
         with self._lock:
-            if instance_id not in self._machines or name in self._workers:
+            if machine_id not in self._machines or name in self._workers:
                 return
-            self._workers[name] = WorkerState(name, instance_id, ActorState.ALIVE)
-            self._on_machine[instance_id].append(name)
+            self._workers[name] = WorkerState(name, machine_id, ActorState.ALIVE)
+            self._on_machine[machine_id].append(name)
             self._started += 1
             self._tell(name, {"start": name, "arguments": arguments, "env": env})
 
@@ -149,9 +149,9 @@ class SimulatedCloud:
             if self._workers.pop(name, None):
                 self._tell(name, {"kill": name})
 
-    def _end(self, instance: str) -> None:
-        self._machines.pop(instance, None)
-        for name in self._on_machine.pop(instance, ()):
+    def _end(self, machine: str) -> None:
+        self._machines.pop(machine, None)
+        for name in self._on_machine.pop(machine, ()):
             if self._workers.pop(name, None):
                 self._tell(name, {"kill": name})
 
@@ -166,7 +166,7 @@ class SimulatedPools(PoolRegistry):
     """The one pool of a simulated cloud."""
 
     def __init__(self, cloud: SimulatedCloud, machines: int) -> None:
-        self.specs = {POOL: LocalPoolSpec(name=POOL, provider="local", max_instances=machines)}
+        self.specs = {POOL: LocalPoolSpec(name=POOL, provider="local", max_machines=machines)}
         self.providers = {POOL: cloud}
         self.problems, self.replaced, self._stored = {}, [], {}
 

@@ -45,7 +45,7 @@ ADMITTED_SECONDS, ADMITTED_SECONDS_PER_WORKER = 120.0, 0.06
 REPLACED_SECONDS = 120.0
 #: Seconds between two requests of each route.
 REQUEST_SECONDS = 1.0
-ROUTES = ("status", "jobs", "jobs/{job}", "workers", "instances", "pools", "store", "fleet/spend")
+ROUTES = ("status", "jobs", "jobs/{job}", "workers", "machines", "pools", "store", "fleet/spend")
 POLL_SECONDS = 0.1
 
 Print = Callable[[str], None]

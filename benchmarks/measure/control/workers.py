@@ -77,7 +77,7 @@ class LightWorker:
     def __init__(self, order: dict[str, Any], heartbeat: float, push_seconds: float) -> None:
         env, arguments = order["env"], order["arguments"]
         self.name, self._job = arguments["worker"], arguments["job"]
-        self._instance = arguments["instance"]
+        self._machine = arguments["machine"]
         self._heartbeat, self._push_seconds = heartbeat, push_seconds
         self._key = env.get("VCASGD_WORKER_KEY")
         self._ledger = connect(env["VCASGD_LEDGER_URL"])
@@ -136,7 +136,7 @@ class LightWorker:
 
     def _description(self) -> dict[str, Any]:
         return {
-            "at": time.time(), "instance": self._instance, "host": "ip-10-0-0-1", "pid": 1,
+            "at": time.time(), "machine": self._machine, "host": "ip-10-0-0-1", "pid": 1,
             "doing": "training", "steps": self.pushes, "samples": self.pushes,
             "step_seconds": 0.1, "local_steps": 1, "version": self._version,
             "pushes": self.pushes, "pushed_bytes": self.pushes * len(PAYLOAD),

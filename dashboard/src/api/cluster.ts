@@ -1,7 +1,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { api, body } from "./client";
 import { usePolling } from "./live";
-import { INSTANCES } from "./patches";
+import { MACHINES } from "./patches";
 
 export function useStatus() {
   return useQuery({
@@ -19,10 +19,10 @@ export function usePools() {
   });
 }
 
-export function useInstances() {
+export function useMachines() {
   return useQuery({
-    queryKey: INSTANCES,
-    queryFn: async () => body(await api.GET("/api/v1/instances")),
+    queryKey: MACHINES,
+    queryFn: async () => body(await api.GET("/api/v1/machines")),
     refetchInterval: usePolling(),
   });
 }

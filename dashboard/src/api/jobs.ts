@@ -85,10 +85,10 @@ export function useStaleness(job: string) {
   });
 }
 
-export function useMachines(job: string) {
+export function useTimelines(job: string) {
   return useQuery({
     queryKey: ["job", job, "machines"],
-    queryFn: async () => body(await api.GET("/api/v1/jobs/{job}/machines", at(job))),
+    queryFn: async () => body(await api.GET("/api/v1/jobs/{job}/timelines", at(job))),
     refetchInterval: usePolling(),
   });
 }
@@ -152,7 +152,7 @@ export function useCommand(job: string) {
   });
 }
 
-export type Eviction = { instance: string; kill: boolean };
+export type Eviction = { machine: string; kill: boolean };
 
 /** Looks at the result of an eviction, and pause between two of them. */
 const LOOKS = 60;
@@ -165,9 +165,9 @@ const LOOK_MS = 1000;
 export function useEvict() {
   const queries = useQueryClient();
   return useMutation({
-    mutationFn: async ({ instance, kill }: Eviction) => {
-      const sent = await api.POST("/api/v1/instances/{instance}/evict", {
-        params: { path: { instance } },
+    mutationFn: async ({ machine, kill }: Eviction) => {
+      const sent = await api.POST("/api/v1/machines/{machine}/evict", {
+        params: { path: { machine } },
         body: { kill, notice_seconds: null },
       });
       let request = body(sent);
@@ -180,7 +180,7 @@ export function useEvict() {
         throw new ApiError(request.problem ?? "The request failed.", 409, request.remedy);
       }
       if (request.state === "waiting") {
-        throw new ApiError(`The controller has not answered: ${instance} may end or not.`, 0);
+        throw new ApiError(`The controller has not answered: ${machine} may end or not.`, 0);
       }
     },
     onSuccess: () => {

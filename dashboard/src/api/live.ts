@@ -1,6 +1,6 @@
 import { type QueryKey, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useSyncExternalStore } from "react";
-import { INSTANCES, patch } from "./patches";
+import { MACHINES, patch } from "./patches";
 
 export type Connection = "connecting" | "live" | "broken";
 
@@ -18,7 +18,7 @@ const KINDS = ["job", "event", "fleet", "machines", "store"];
 const PER_UPDATE = ["view", "metrics", "staleness", "subtasks", "cost"];
 
 /** Data of the fleet, without the machines, which the stream contains. */
-const isFleet = (key: QueryKey) => key[0] === "fleet" && key[1] !== INSTANCES[1];
+const isFleet = (key: QueryKey) => key[0] === "fleet" && key[1] !== MACHINES[1];
 
 /** Returns a test for the queries that a stream event makes stale; `job` is its job, if any. */
 export function stale(kind: string, job: string): (key: QueryKey) => boolean {

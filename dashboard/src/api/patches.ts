@@ -1,11 +1,11 @@
 import type { QueryClient, QueryKey } from "@tanstack/react-query";
-import type { Brief, Instance } from "./types";
+import type { Brief, Machine } from "./types";
 
 export const OVERVIEW: QueryKey = ["jobs", "overview"];
-export const INSTANCES: QueryKey = ["fleet", "instances"];
+export const MACHINES: QueryKey = ["fleet", "machines"];
 
 /** Changes of machines; with `whole`, no others are left. */
-export type Machines = { whole: boolean; changed: Instance[]; removed: string[] };
+export type Machines = { whole: boolean; changed: Machine[]; removed: string[] };
 
 /** Returns the jobs, newest first, with a new or changed one. */
 export function withJob(jobs: Brief[], job: Brief): Brief[] {
@@ -16,7 +16,7 @@ export function withJob(jobs: Brief[], job: Brief): Brief[] {
 }
 
 /** Returns the machines after changes, by ID. */
-export function withMachines(machines: Instance[], { whole, changed, removed }: Machines) {
+export function withMachines(machines: Machine[], { whole, changed, removed }: Machines) {
   const rows = new Map(whole ? [] : machines.map((each) => [each.id, each]));
   for (const id of removed) rows.delete(id);
   for (const row of changed) rows.set(row.id, row);
@@ -31,7 +31,7 @@ export function patch(queries: QueryClient, kind: string, data: string) {
   }
   if (kind === "machines") {
     const changes = JSON.parse(data) as Machines;
-    apply<Instance[]>(queries, INSTANCES, (machines) => withMachines(machines, changes));
+    apply<Machine[]>(queries, MACHINES, (machines) => withMachines(machines, changes));
   }
 }
 

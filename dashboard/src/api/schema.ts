@@ -346,7 +346,7 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/v1/jobs/{job}/machines": {
+    "/api/v1/jobs/{job}/timelines": {
         parameters: {
             query?: never;
             header?: never;
@@ -354,10 +354,10 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * List Machines Of Job
+         * List Timelines
          * @description List the newest 1000 machines of a job with their states, in the order of their start.
          */
-        get: operations["list_machines_of_job"];
+        get: operations["list_timelines"];
         put?: never;
         post?: never;
         delete?: never;
@@ -577,7 +577,7 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/v1/instances": {
+    "/api/v1/machines": {
         parameters: {
             query?: never;
             header?: never;
@@ -585,10 +585,10 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * List Instances
+         * List Machines
          * @description List the machines, as the controller last observed them.
          */
-        get: operations["list_instances"];
+        get: operations["list_machines"];
         put?: never;
         post?: never;
         delete?: never;
@@ -677,7 +677,7 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/v1/instances/{instance}/evict": {
+    "/api/v1/machines/{machine}/evict": {
         parameters: {
             query?: never;
             header?: never;
@@ -687,10 +687,10 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Evict Instance
+         * Evict Machine
          * @description Take a machine.
          */
-        post: operations["evict_instance"];
+        post: operations["evict_machine"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1216,8 +1216,8 @@ export interface components {
              * @constant
              */
             kind: "evict";
-            /** Instance */
-            instance: string;
+            /** Machine */
+            machine: string;
             /** Notice Seconds */
             notice_seconds: number | null;
             /** Kill */
@@ -1253,73 +1253,6 @@ export interface components {
              * @default []
              */
             reasons: string[];
-        };
-        /**
-         * InstanceRow
-         * @description A machine, as the controller last observed it.
-         */
-        InstanceRow: {
-            /** Id */
-            id: string;
-            /** Pool */
-            pool: string | null;
-            /** State */
-            state: string | null;
-            /**
-             * Joined
-             * @description True if it is part of the cluster.
-             */
-            joined: boolean | null;
-            /**
-             * Job
-             * @description Job that uses the machine.
-             */
-            job: string | null;
-            /** Launched At */
-            launched_at: number | null;
-            /** Notice At */
-            notice_at: number | null;
-            /** Host */
-            host: string | null;
-            /** Price Per Hour */
-            price_per_hour: number | null;
-            /** On Demand Price Per Hour */
-            on_demand_price_per_hour: number | null;
-            /** Spot */
-            spot: boolean | null;
-            /** Zone */
-            zone: string | null;
-            /** Instance Type */
-            instance_type: string | null;
-            /** Advised At */
-            advised_at: number | null;
-            /**
-             * Pool Removed
-             * @description True if its pool is not in the pools file any more.
-             */
-            pool_removed: boolean | null;
-            /**
-             * Problem
-             * @description Reason why it can't be ended, of a machine whose pool was removed. It may still run and cost money.
-             */
-            problem: string | null;
-            /**
-             * Round Trip Ms
-             * @description Time of a short request, of a machine that joined by itself.
-             */
-            round_trip_ms: number | null;
-            /**
-             * Download Mbps
-             * @description Speed of its link from the gateway, in Mbit/s.
-             */
-            download_mbps: number | null;
-            /**
-             * Upload Mbps
-             * @description Speed of its link to the gateway, in Mbit/s.
-             */
-            upload_mbps: number | null;
-        } & {
-            [key: string]: unknown;
         };
         /**
          * JobBrief
@@ -1844,10 +1777,10 @@ export interface components {
              */
             gpu: string;
             /**
-             * Instance
+             * Machine
              * @description Name of the machine, if the stack ordered it.
              */
-            instance?: string | null;
+            machine?: string | null;
             /**
              * Round Trip Ms
              * @description Time of a short request to this API.
@@ -1913,39 +1846,71 @@ export interface components {
             [key: string]: unknown;
         };
         /**
-         * MachineView
-         * @description A machine's work for a job, as consecutive spans.
+         * MachineRow
+         * @description A machine, as the controller last observed it.
          */
-        MachineView: {
-            /** Instance */
-            instance: string;
+        MachineRow: {
+            /** Id */
+            id: string;
             /** Pool */
-            pool: string;
-            /** Zone */
-            zone: string;
-            /** Instance Type */
-            instance_type: string;
-            /** Spot */
-            spot: boolean;
+            pool: string | null;
+            /** State */
+            state: string | null;
+            /**
+             * Joined
+             * @description True if it is part of the cluster.
+             */
+            joined: boolean | null;
+            /**
+             * Job
+             * @description Job that uses the machine.
+             */
+            job: string | null;
+            /** Launched At */
+            launched_at: number | null;
+            /** Notice At */
+            notice_at: number | null;
+            /** Host */
+            host: string | null;
             /** Price Per Hour */
-            price_per_hour: number;
+            price_per_hour: number | null;
+            /** On Demand Price Per Hour */
+            on_demand_price_per_hour: number | null;
+            /** Spot */
+            spot: boolean | null;
+            /** Zone */
+            zone: string | null;
+            /** Machine Type */
+            machine_type: string | null;
+            /** Advised At */
+            advised_at: number | null;
             /**
-             * Replaced By
-             * @description Machine that replaced this one.
+             * Pool Removed
+             * @description True if its pool is not in the pools file any more.
              */
-            replaced_by: string | null;
-            /** Spans */
-            spans: components["schemas"]["SpanView"][];
+            pool_removed: boolean | null;
             /**
-             * Reason
-             * @description Reason for the machine's end, once it is known.
+             * Problem
+             * @description Reason why it can't be ended, of a machine whose pool was removed. It may still run and cost money.
              */
-            reason: string | null;
+            problem: string | null;
             /**
-             * Lost
-             * @description True if the cloud took the machine, or it failed.
+             * Round Trip Ms
+             * @description Time of a short request, of a machine that joined by itself.
              */
-            lost: boolean;
+            round_trip_ms: number | null;
+            /**
+             * Download Mbps
+             * @description Speed of its link from the gateway, in Mbit/s.
+             */
+            download_mbps: number | null;
+            /**
+             * Upload Mbps
+             * @description Speed of its link to the gateway, in Mbit/s.
+             */
+            upload_mbps: number | null;
+        } & {
+            [key: string]: unknown;
         };
         /**
          * Metric
@@ -2164,15 +2129,15 @@ export interface components {
         };
         /**
          * OfferView
-         * @description An offer of a pool: one instance type in one zone.
+         * @description An offer of a pool: one machine type in one zone.
          */
         OfferView: {
             /** Pool */
             pool: string;
             /** Zone */
             zone: string;
-            /** Instance Type */
-            instance_type: string;
+            /** Machine Type */
+            machine_type: string;
             /** Spot */
             spot: boolean;
             /** Cpus */
@@ -2335,13 +2300,13 @@ export interface components {
         };
         /**
          * PoolOffer
-         * @description Current price of one instance type in one zone.
+         * @description Current price of one machine type in one zone.
          */
         PoolOffer: {
             /** Zone */
             zone: string;
-            /** Instance Type */
-            instance_type: string;
+            /** Machine Type */
+            machine_type: string;
             /** Spot */
             spot: boolean;
             /** Cpus */
@@ -2364,11 +2329,11 @@ export interface components {
         PoolRow: {
             /** Name */
             name: string;
-            /** Instances */
-            instances: number | null;
+            /** Machines */
+            machines: number | null;
             /**
              * Idle
-             * @description Instances without work.
+             * @description Machines without work.
              */
             idle: number | null;
             /** Launches */
@@ -2403,7 +2368,7 @@ export interface components {
             max_price_per_hour: number | null;
             /**
              * Offers
-             * @description Instance types for sale, by zone.
+             * @description Machine types for sale, by zone.
              */
             offers: {
                 [key: string]: unknown;
@@ -2791,8 +2756,8 @@ export interface components {
             active_jobs: string[];
             /** Servers */
             servers: number;
-            /** Instances */
-            instances: number;
+            /** Machines */
+            machines: number;
             /** Workers */
             workers: number;
             /**
@@ -2916,6 +2881,41 @@ export interface components {
             counts: {
                 [key: string]: number;
             };
+        };
+        /**
+         * TimelineView
+         * @description A machine's work for a job, as consecutive spans.
+         */
+        TimelineView: {
+            /** Machine */
+            machine: string;
+            /** Pool */
+            pool: string;
+            /** Zone */
+            zone: string;
+            /** Machine Type */
+            machine_type: string;
+            /** Spot */
+            spot: boolean;
+            /** Price Per Hour */
+            price_per_hour: number;
+            /**
+             * Replaced By
+             * @description Machine that replaced this one.
+             */
+            replaced_by: string | null;
+            /** Spans */
+            spans: components["schemas"]["SpanView"][];
+            /**
+             * Reason
+             * @description Reason for the machine's end, once it is known.
+             */
+            reason: string | null;
+            /**
+             * Lost
+             * @description True if the cloud took the machine, or it failed.
+             */
+            lost: boolean;
         };
         /**
          * TokenRequest
@@ -3240,8 +3240,8 @@ export interface components {
             quarantined: string | null;
             /** At */
             at: number | null;
-            /** Instance */
-            instance: string | null;
+            /** Machine */
+            machine: string | null;
             /** Host */
             host: string | null;
             /** Pid */
@@ -5237,7 +5237,7 @@ export interface operations {
             };
         };
     };
-    list_machines_of_job: {
+    list_timelines: {
         parameters: {
             query?: never;
             header?: never;
@@ -5254,7 +5254,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["MachineView"][];
+                    "application/json": components["schemas"]["TimelineView"][];
                 };
             };
             /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
@@ -6274,7 +6274,7 @@ export interface operations {
             };
         };
     };
-    list_instances: {
+    list_machines: {
         parameters: {
             query?: never;
             header?: never;
@@ -6289,7 +6289,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["InstanceRow"][];
+                    "application/json": components["schemas"]["MachineRow"][];
                 };
             };
             /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
@@ -6686,12 +6686,12 @@ export interface operations {
             };
         };
     };
-    evict_instance: {
+    evict_machine: {
         parameters: {
             query?: never;
             header?: never;
             path: {
-                instance: string;
+                machine: string;
             };
             cookie?: never;
         };

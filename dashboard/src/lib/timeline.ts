@@ -1,4 +1,4 @@
-import type { Machine, Span } from "../api/types";
+import type { MachineTimeline, Span } from "../api/types";
 import type { Domain } from "./axis";
 
 /** State to show: a machine that ended was lost without a notice, evicted, or released. */
@@ -6,7 +6,7 @@ export type Shown = Span["state"] | "evicted" | "gone";
 
 export type Bar = { state: Shown; x: number; width: number; from: number; to: number };
 
-export type Lane = { machine: Machine; y: number; bars: Bar[]; lostAt: number };
+export type Lane = { timeline: MachineTimeline; y: number; bars: Bar[]; lostAt: number };
 
 export type Arrow = { from: string; to: string; x1: number; y1: number; x2: number; y2: number };
 
@@ -32,7 +32,7 @@ const BULK_MACHINES = 3;
 const BULK_FRACTION = 0.2;
 
 /** Returns the times that the machines' states cover, from `since` if that is earlier. */
-export function extent(machines: readonly Machine[], now: number, since = now): Domain {
+export function extent(machines: readonly MachineTimeline[], now: number, since = now): Domain {
   const from = Math.min(
     now,
     since,
@@ -44,13 +44,13 @@ export function extent(machines: readonly Machine[], now: number, since = now): 
 
 /** Lays out the machines' states in pixels; open spans end at `now`. */
 export function layout(
-  machines: readonly Machine[],
+  machines: readonly MachineTimeline[],
   width: number,
   now: number,
   { from, to }: Domain = extent(machines, now),
 ): Layout {
   const x = (at: number) => ((at - from) / (to - from)) * width;
-  const lanes = machines.map((machine, row) => lane(machine, row * LANE, x, width, now));
+  const lanes = machines.map((timeline, row) => lane(timeline, row * LANE, x, width, now));
   const bulkLosses = bulks(machines, now).map(({ at, until, lost }) => ({
     at,
     machines: lost,
@@ -62,17 +62,17 @@ export function layout(
 }
 
 function lane(
-  machine: Machine,
+  timeline: MachineTimeline,
   y: number,
   x: (at: number) => number,
   width: number,
   now: number,
 ): Lane {
-  const bars = machine.spans.map((span) => {
+  const bars = timeline.spans.map((span) => {
     const to = span.state === "dead" ? span.from : (span.to ?? now);
     const left = Math.min(x(span.from), width - MIN_WIDTH);
     return {
-      state: shown(machine, span),
+      state: shown(timeline, span),
       x: left,
       width: Math.max(MIN_WIDTH, x(to) - left),
       from: span.from,
@@ -80,19 +80,19 @@ function lane(
     };
   });
   // The replacement is ordered when the loss is known, which can be before the end.
-  const loss = machine.spans.find((span) => span.state === "notice" || span.state === "dead");
-  return { machine, y, bars, lostAt: x(loss?.from ?? now) };
+  const loss = timeline.spans.find((span) => span.state === "notice" || span.state === "dead");
+  return { timeline, y, bars, lostAt: x(loss?.from ?? now) };
 }
 
 /** Returns the bulk losses with their times and machines. */
 export function bulks(
-  machines: readonly Machine[],
+  machines: readonly MachineTimeline[],
   now: number,
 ): { at: number; until: number; lost: string[] }[] {
   const deaths = machines
     .flatMap((each) => {
       const at = lostAt(each);
-      return at === null ? [] : [{ at, name: each.instance }];
+      return at === null ? [] : [{ at, name: each.machine }];
     })
     .sort((a, b) => a.at - b.at);
   const groups: { at: number; until: number; lost: string[] }[] = [];
@@ -109,12 +109,12 @@ export function bulks(
   );
 }
 
-function lostAt(machine: Machine): number | null {
-  const dead = machine.lost ? machine.spans.find((span) => span.state === "dead") : undefined;
+function lostAt(timeline: MachineTimeline): number | null {
+  const dead = timeline.lost ? timeline.spans.find((span) => span.state === "dead") : undefined;
   return dead?.from ?? null;
 }
 
-function present(machines: readonly Machine[], at: number, now: number): number {
+function present(machines: readonly MachineTimeline[], at: number, now: number): number {
   return machines.filter(({ spans }) => {
     const last = spans.at(-1);
     const end = last?.state === "dead" ? last.from : (last?.to ?? now);
@@ -123,15 +123,15 @@ function present(machines: readonly Machine[], at: number, now: number): number 
 }
 
 function arrows(lanes: Lane[]): Arrow[] {
-  const byName = new Map(lanes.map((each) => [each.machine.instance, each]));
+  const byName = new Map(lanes.map((each) => [each.timeline.machine, each]));
   return lanes.flatMap((lane) => {
-    const next = lane.machine.replaced_by ? byName.get(lane.machine.replaced_by) : undefined;
+    const next = lane.timeline.replaced_by ? byName.get(lane.timeline.replaced_by) : undefined;
     const first = next?.bars[0];
     if (!next || !first) return [];
     return [
       {
-        from: lane.machine.instance,
-        to: next.machine.instance,
+        from: lane.timeline.machine,
+        to: next.timeline.machine,
         x1: lane.lostAt,
         y1: lane.y + LANE - BAR_PAD,
         x2: first.x,
@@ -142,31 +142,31 @@ function arrows(lanes: Lane[]): Arrow[] {
 }
 
 /** A lost machine: when, and whether its cloud gave notice. */
-export type Loss = { at: number; instance: string; state: "evicted" | "dead" };
+export type Loss = { at: number; machine: string; state: "evicted" | "dead" };
 
 /** Returns the losses in the order of their times. */
-export function losses(machines: readonly Machine[]): Loss[] {
+export function losses(machines: readonly MachineTimeline[]): Loss[] {
   return machines
     .flatMap((each) => {
       const at = lostAt(each);
-      return at === null ? [] : [{ at, instance: each.instance, state: endOf(each) } as Loss];
+      return at === null ? [] : [{ at, machine: each.machine, state: endOf(each) } as Loss];
     })
     .sort((a, b) => a.at - b.at);
 }
 
 /** Returns the state to show; one that the controller terminated is "gone". */
-export function stateOf(machine: Machine): Shown {
-  const last = machine.spans.at(-1);
+export function stateOf(timeline: MachineTimeline): Shown {
+  const last = timeline.spans.at(-1);
   if (!last || (last.to !== null && last.state !== "dead")) return "gone";
-  return shown(machine, last);
+  return shown(timeline, last);
 }
 
-function shown(machine: Machine, span: Span): Shown {
-  return span.state === "dead" ? endOf(machine) : span.state;
+function shown(timeline: MachineTimeline, span: Span): Shown {
+  return span.state === "dead" ? endOf(timeline) : span.state;
 }
 
 /** Returns how a machine ended. One that had a notice lost no work. */
-function endOf(machine: Machine): Shown {
-  if (!machine.lost) return "gone";
-  return machine.spans.some((span) => span.state === "notice") ? "evicted" : "dead";
+function endOf(timeline: MachineTimeline): Shown {
+  if (!timeline.lost) return "gone";
+  return timeline.spans.some((span) => span.state === "notice") ? "evicted" : "dead";
 }

@@ -1,26 +1,26 @@
 import { Skeleton } from "@mantine/core";
-import { useInstances, usePools, useSpend, useStatus } from "../api/cluster";
-import type { Instance, Pool, Spend } from "../api/types";
+import { useMachines, usePools, useSpend, useStatus } from "../api/cluster";
+import type { Machine, Pool, Spend } from "../api/types";
 import { ErrorState } from "../components/ErrorState";
 import { PageHead } from "../components/PageHead";
 import { Stat, Stats } from "../components/Stats";
 import { count, usd } from "../lib/format";
 import { billsNothing } from "../lib/money";
-import { Instances } from "./fleet/Instances";
+import { Machines } from "./fleet/Machines";
 import { Offers } from "./fleet/Offers";
 import { Pools } from "./fleet/Pools";
 
 /** Pools, machines, and their costs. */
 export function FleetPage() {
   const pools = usePools();
-  const instances = useInstances();
+  const machines = useMachines();
   const spend = useSpend();
   const status = useStatus();
   return (
     <div className="stack">
       <PageHead title="Fleet" />
       <Figures
-        instances={instances.data}
+        machines={machines.data}
         pools={pools.data}
         spend={spend.data}
         controller={status.data?.controller}
@@ -31,10 +31,10 @@ export function FleetPage() {
       ) : (
         <Pools pools={pools.data ?? []} spend={spend.data} />
       )}
-      {instances.isError && !instances.data ? (
-        <ErrorState error={instances.error} onRetry={instances.refetch} />
+      {machines.isError && !machines.data ? (
+        <ErrorState error={machines.error} onRetry={machines.refetch} />
       ) : (
-        <Instances instances={instances.data ?? []} />
+        <Machines machines={machines.data ?? []} />
       )}
       <Offers pools={pools.data ?? []} />
     </div>
@@ -42,17 +42,17 @@ export function FleetPage() {
 }
 
 function Figures({
-  instances,
+  machines,
   pools,
   spend,
   controller,
 }: {
-  instances: Instance[] | undefined;
+  machines: Machine[] | undefined;
   pools: Pool[] | undefined;
   spend: Spend | undefined;
   controller: boolean | undefined;
 }) {
-  const joined = instances?.filter((each) => each.joined).length;
+  const joined = machines?.filter((each) => each.joined).length;
   const now = Date.now() / 1000;
   const backingOff = pools?.filter((each) => (each.blocked_until ?? 0) > now).length ?? 0;
   const simulated = billsNothing(pools ?? []);
@@ -60,7 +60,7 @@ function Figures({
   const onDemand = spend?.on_demand_usd_per_hour;
   return (
     <Stats>
-      <Stat label="Machines" value={count(instances?.length)} note={`${count(joined)} running`} />
+      <Stat label="Machines" value={count(machines?.length)} note={`${count(joined)} running`} />
       <Stat
         label={`Spend per hour${kind}`}
         value={usd(spend?.usd_per_hour)}

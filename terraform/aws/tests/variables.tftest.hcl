@@ -164,7 +164,7 @@ run "pool_in_another_zone" {
 
   variables {
     zones = ["us-east-1a"]
-    pools = { elsewhere = { instance_types = ["c5.large"], zones = ["us-east-1b"] } }
+    pools = { elsewhere = { machine_types = ["c5.large"], zones = ["us-east-1b"] } }
   }
 
   expect_failures = [var.pools]
@@ -189,7 +189,7 @@ run "region_alone" {
   }
 
   assert {
-    condition     = local.pools[0].instance_types == tolist(["c6i.large", "m6i.large", "m5.large"])
+    condition     = local.pools[0].machine_types == tolist(["c6i.large", "m6i.large", "m5.large"])
     error_message = "in another region, a pool must by default have the types that have a price there"
   }
 }
@@ -208,7 +208,7 @@ run "no_price" {
   command = plan
 
   variables {
-    pools = { gpu = { instance_types = ["c5.large", "made-up.8xlarge"] } }
+    pools = { gpu = { machine_types = ["c5.large", "made-up.8xlarge"] } }
   }
 
   expect_failures = [terraform_data.prices]
@@ -219,8 +219,8 @@ run "own_price_gpus_and_data" {
     prices       = "tests/prices.yaml"
     data_buckets = ["my-images"]
     pools = {
-      cpu = { instance_types = ["c5.large"] }
-      gpu = { instance_types = ["made-up.8xlarge"] }
+      cpu = { machine_types = ["c5.large"] }
+      gpu = { machine_types = ["made-up.8xlarge"] }
     }
   }
 

@@ -231,7 +231,7 @@ run "pool_in_another_region" {
   command = plan
 
   variables {
-    pools = { elsewhere = { instance_types = ["e2-small"], zones = ["europe-west4-a"] } }
+    pools = { elsewhere = { machine_types = ["e2-small"], zones = ["europe-west4-a"] } }
   }
 
   expect_failures = [var.pools]
@@ -250,7 +250,7 @@ run "region_alone" {
   }
 
   assert {
-    condition     = local.pools[0].instance_types == tolist(["e2-standard-2", "n2-standard-2", "n1-standard-2"])
+    condition     = local.pools[0].machine_types == tolist(["e2-standard-2", "n2-standard-2", "n1-standard-2"])
     error_message = "a pool must by default have common types"
   }
 }
@@ -259,7 +259,7 @@ run "no_price" {
   command = plan
 
   variables {
-    pools = { gpu = { instance_types = ["e2-standard-2", "made-up-8"] } }
+    pools = { gpu = { machine_types = ["e2-standard-2", "made-up-8"] } }
   }
 
   expect_failures = [terraform_data.prices]
@@ -269,10 +269,10 @@ run "gpus" {
   variables {
     data_buckets = ["my-images"]
     pools = {
-      cpu = { instance_types = ["e2-standard-2"] }
-      gpu = { instance_types = ["n1-standard-4"], accelerator = { type = "nvidia-tesla-t4", count = 2 } }
+      cpu = { machine_types = ["e2-standard-2"] }
+      gpu = { machine_types = ["n1-standard-4"], accelerator = { type = "nvidia-tesla-t4", count = 2 } }
       signed = {
-        instance_types = ["n1-standard-4"], accelerator = { type = "nvidia-tesla-t4" }, secure_boot = true
+        machine_types = ["n1-standard-4"], accelerator = { type = "nvidia-tesla-t4" }, secure_boot = true
       }
     }
   }

@@ -73,7 +73,7 @@ def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) ->
 def get_spend(jobs: JobsDep, control: ControlDep, costs: CostsDep) -> SpendView:
     """Show the current cost of machines per hour, by pool, and the cost of the newest jobs."""
     reports = [report(amounts) for amounts in costs.of_all(jobs.newest(MAX_JOBS))]
-    return spend_view(control.instances().values(), control.pools(), reports)
+    return spend_view(control.machines().values(), control.pools(), reports)
 
 
 def _costs_money(pool: dict[str, Any] | None) -> bool:

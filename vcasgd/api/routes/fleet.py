@@ -26,7 +26,7 @@ from vcasgd.logging import request_id
 from vcasgd.schemas.fleet import (
     Eviction,
     EvictionRequested,
-    InstanceRow,
+    MachineRow,
     PoolRow,
     ServerRow,
     StatusView,
@@ -40,7 +40,7 @@ from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 router = APIRouter(tags=["fleet"])
 
-_WORKERS, _INSTANCES = TypeAdapter(list[WorkerRow]), TypeAdapter(list[InstanceRow])
+_WORKERS, _MACHINES = TypeAdapter(list[WorkerRow]), TypeAdapter(list[MachineRow])
 
 EvictionBody = Annotated[Eviction | None, Body()]
 
@@ -61,7 +61,7 @@ def get_status(
         controller=control.held(),
         active_jobs=active,
         servers=len(servers.all()),
-        instances=len(control.instances()),
+        machines=len(control.machines()),
         workers=sum(jobs.workers.counts(active).values()),
         ledger_full=read_gauges(ledger).full,
     )
@@ -84,11 +84,11 @@ def list_workers(jobs: JobsDep, beats: WorkerBeatsDep) -> Response:
     return _listing(_WORKERS, list(_workers(jobs, beats, jobs.active())))
 
 
-@router.get("/instances", dependencies=READ, response_model=list[InstanceRow])
-def list_instances(control: ControlDep) -> Response:
+@router.get("/machines", dependencies=READ, response_model=list[MachineRow])
+def list_machines(control: ControlDep) -> Response:
     """List the machines, as the controller last observed them."""
-    rows = _named(control.instances(), "id")
-    return _listing(_INSTANCES, [InstanceRow.model_validate(each) for each in rows])
+    rows = _named(control.machines(), "id")
+    return _listing(_MACHINES, [MachineRow.model_validate(each) for each in rows])
 
 
 @router.get("/pools", dependencies=READ)
@@ -128,24 +128,24 @@ def evict_worker(
     row = next((row for row in rows if row.name == worker), None)
     if row is None:
         raise NotFound(f"there is no worker {worker}", status=404)
-    if row.instance is None:
+    if row.machine is None:
         raise Conflict(f"worker {worker} is on no machine of the fleet", status=409)
-    return _evict(response, control, row.instance, eviction or Eviction())
+    return _evict(response, control, row.machine, eviction or Eviction())
 
 
 @router.post(
-    "/instances/{instance}/evict",
+    "/machines/{machine}/evict",
     dependencies=ADMIN,
     status_code=status.HTTP_202_ACCEPTED,
     responses=documented(404, 409, 413),
 )
-def evict_instance(
-    response: Response, control: ControlDep, instance: str, eviction: EvictionBody = None
+def evict_machine(
+    response: Response, control: ControlDep, machine: str, eviction: EvictionBody = None
 ) -> EvictionRequested:
     """Take a machine."""
-    if instance not in control.instances():
-        raise NotFound(f"there is no instance {instance}", status=404)
-    return _evict(response, control, instance, eviction or Eviction())
+    if machine not in control.machines():
+        raise NotFound(f"there is no machine {machine}", status=404)
+    return _evict(response, control, machine, eviction or Eviction())
 
 
 @router.get("/requests/{request}", dependencies=READ, responses=documented(404))
@@ -160,28 +160,28 @@ def get_request(control: ControlDep, request: str) -> EvictionRequested:
 
 
 def _evict(
-    response: Response, control: Control, instance: str, eviction: Eviction
+    response: Response, control: Control, machine: str, eviction: Eviction
 ) -> EvictionRequested:
     if eviction.kill and eviction.notice_seconds is not None:
         raise SpecError(
             "kill: a kill has no notice", remedy="send either kill or notice_seconds", field="kill"
         )
-    if not eviction.kill and _provider_of(control, instance) in WITHOUT_EVICTION:
+    if not eviction.kill and _provider_of(control, machine) in WITHOUT_EVICTION:
         raise Conflict(
-            f"{instance}: its cloud gives no notice on request",
+            f"{machine}: its cloud gives no notice on request",
             remedy="end it without a notice (vcasgd evict --kill), or interrupt it with AWS's "
             "Fault Injection Service (aws:ec2:send-spot-instance-interruptions)",
             status=409,
         )
-    details = {"instance": instance, **eviction.model_dump()}
+    details = {"machine": machine, **eviction.model_dump()}
     identifier = control.request("evict", **details, request=request_id())
     response.headers["Location"] = f"/api/v1/requests/{identifier}"
     return EvictionRequested(id=identifier, **details)
 
 
-def _provider_of(control: Control, instance: str) -> object:
+def _provider_of(control: Control, machine: str) -> object:
     """Return the name of a machine's provider; None if its pool is not known."""
-    row = control.instances().get(instance, {})
+    row = control.machines().get(machine, {})
     return control.pools().get(str(row.get("pool")), {}).get("provider")
 
 

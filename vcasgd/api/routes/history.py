@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request
 
 from vcasgd.api.access import READ, StillValidDep
-from vcasgd.api.convert import machine_view, staleness_view
+from vcasgd.api.convert import staleness_view, timeline_view
 from vcasgd.api.dependencies import CurvesDep, JobsDep, LedgerDep, SettingsDep
 from vcasgd.api.problems import documented
 from vcasgd.api.series import SPIKY, with_evaluations
@@ -17,10 +17,10 @@ from vcasgd.schemas.base import finite
 from vcasgd.schemas.history import (
     EventRow,
     LogRow,
-    MachineView,
     MetricRow,
     StalenessView,
     SubtasksView,
+    TimelineView,
 )
 from vcasgd.store.ledger.subtasks import read_subtasks
 
@@ -167,13 +167,13 @@ def get_staleness(jobs: JobsDep, job: str) -> StalenessView:
     return staleness_view(jobs.get(job))
 
 
-@router.get("/jobs/{job}/machines", dependencies=READ, responses=documented(404), tags=["insight"])
-def list_machines_of_job(jobs: JobsDep, job: str) -> list[MachineView]:
+@router.get("/jobs/{job}/timelines", dependencies=READ, responses=documented(404), tags=["insight"])
+def list_timelines(jobs: JobsDep, job: str) -> list[TimelineView]:
     """List the newest 1000 machines of a job with their states, in the order of their start."""
     record = jobs.get(job)
     lanes = jobs.timelines(record.id)
-    views = [machine_view(instance, lane, record) for instance, lane in lanes.items()]
-    return sorted(views, key=lambda each: (each.spans[0].since if each.spans else 0, each.instance))
+    views = [timeline_view(machine, lane, record) for machine, lane in lanes.items()]
+    return sorted(views, key=lambda each: (each.spans[0].since if each.spans else 0, each.machine))
 
 
 @router.get("/jobs/{job}/subtasks", dependencies=READ, responses=documented(404), tags=["insight"])

@@ -94,10 +94,10 @@ def join(
             field=MACHINE_SECRET,
             status=422,
         )
-    pool = _pool(control, caller, body.instance)
+    pool = _pool(control, caller, body.machine)
     facts = MachineFacts.model_validate(body.model_dump())
     machine = joined.join(
-        caller.name, caller.digest or "", secret, caller.max_machines, pool, facts, body.instance
+        caller.name, caller.digest or "", secret, caller.max_machines, pool, facts, body.machine
     )
     log.info("%s joins pool %s: %s", machine.name, pool, facts)
     response.headers["Location"] = f"/api/v1/machines/{machine.name}"
@@ -181,17 +181,17 @@ def leave(
     log.info("%s has left", machine)
 
 
-def _pool(control: Control, caller: Caller, instance: str | None) -> str:
+def _pool(control: Control, caller: Caller, machine: str | None) -> str:
     """Return the pool that a token is for.
 
-    ``instance``: the machine's name, if it was ordered. Raises :class:`Conflict` if no such machine
+    ``machine``: the machine's name, if it was ordered. Raises :class:`Conflict` if no such machine
     can join the pool.
     """
     pools = control.pools()
     row = pools.get(caller.pool or "", {})
     parse = _ORDERED.get(str(row.get("provider")))
     if caller.pool is not None and parse is not None:
-        name = parse(instance or "")
+        name = parse(machine or "")
         # A token of one pool must not take over what was ordered in another one.
         if name is None or name.pool != caller.pool:
             raise Conflict(
@@ -200,7 +200,7 @@ def _pool(control: Control, caller: Caller, instance: str | None) -> str:
                 status=409,
             )
         return caller.pool
-    if caller.pool is None or row.get("provider") != JOIN_PROVIDER or instance is not None:
+    if caller.pool is None or row.get("provider") != JOIN_PROVIDER or machine is not None:
         raise Conflict(
             f"no machine can join pool {caller.pool}: there is no such pool with provider "
             f"{JOIN_PROVIDER}",
@@ -208,10 +208,10 @@ def _pool(control: Control, caller: Caller, instance: str | None) -> str:
             status=409,
         )
     most = row.get("capacity")
-    if most is not None and int(row.get("instances") or 0) >= most:
+    if most is not None and int(row.get("machines") or 0) >= most:
         raise Conflict(
             f"pool {caller.pool} has {most} machines, which is its limit",
-            remedy="try again later, or ask the stack's administrator to raise max_instances",
+            remedy="try again later, or ask the stack's administrator to raise max_machines",
             status=409,
         )
     return caller.pool

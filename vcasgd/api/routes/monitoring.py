@@ -91,7 +91,7 @@ def get_metrics(
         jobs=list(_sources(jobs, costs, beats)),
         heartbeats=servers.all(),
         ledger=read_gauges(ledger),
-        instances=control.instances(),
+        machines=control.machines(),
     )
     return Response(exposition(sources), media_type=CONTENT_TYPE)
 

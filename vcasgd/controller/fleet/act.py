@@ -32,7 +32,7 @@ from vcasgd.fleet.plan import (
 )
 from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.pools import JOINING_PROVIDERS
-from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, Provider
+from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer, Provider
 from vcasgd.logging import bound, isolated
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
@@ -41,7 +41,7 @@ from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
 from vcasgd.worker import ENTRY
-from vcasgd.worker_names import instance_of, job_of, worker_name
+from vcasgd.worker_names import job_of, machine_of, worker_name
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class MachineActuator:
             self._boot(action.pool, offers),
             action.token,
             zones=None if action.zone is None else (action.zone,),
-            instance_types=action.instance_types,
+            machine_types=action.machine_types,
             spot=action.spot,
         )
         spot = self._pools.specs[action.pool].spot if action.spot is None else action.spot
@@ -130,11 +130,11 @@ class MachineActuator:
         reasons: defaultdict[Provider, dict[str, str]] = defaultdict(dict)
         for action in actions:
             try:
-                provider = self._provider_of(action.instance_id)
+                provider = self._provider_of(action.machine_id)
             except FleetError as error:
                 log.warning("%s: %s", action, error)
                 continue
-            reasons[provider][action.instance_id] = action.reason
+            reasons[provider][action.machine_id] = action.reason
         for provider, why in reasons.items():
             machines = list(why)
             for start in range(0, len(machines), provider.max_terminated):
@@ -158,19 +158,19 @@ class MachineActuator:
 
     def evict(self, request: Mapping[str, Any]) -> None:
         """Request the eviction or the end of a machine, for a user, and record the result."""
-        instance, kill = request["instance"], bool(request.get("kill"))
-        log.info("request: %s %s", "kill" if kill else "evict", instance)
+        machine, kill = request["machine"], bool(request.get("kill"))
+        log.info("request: %s %s", "kill" if kill else "evict", machine)
         try:
-            provider = self._provider_of(instance)
+            provider = self._provider_of(machine)
             call = (
-                partial(provider.kill, instance)
+                partial(provider.kill, machine)
                 if kill
-                else partial(provider.evict, instance, request.get("notice_seconds"))
+                else partial(provider.evict, machine, request.get("notice_seconds"))
             )
             take = partial(self._take_request, request)
-            if not self._calls.start(CallKind.REQUEST, provider, instance, call, take):
+            if not self._calls.start(CallKind.REQUEST, provider, machine, call, take):
                 raise FleetError(
-                    f"{instance}: too many requests, or one for it is under way",
+                    f"{machine}: too many requests, or one for it is under way",
                     remedy="try again in a minute",
                 )
         except FleetError as error:
@@ -181,12 +181,12 @@ class MachineActuator:
         if error is None or isinstance(error, FleetError):
             self._finish(request, error)
             return
-        self._finish(request, FleetError(f"{request['instance']}: {type(error).__name__}"))
+        self._finish(request, FleetError(f"{request['machine']}: {type(error).__name__}"))
         call.result()
 
     def _finish(self, request: Mapping[str, Any], error: FleetError | None) -> None:
         if error is not None:
-            log.warning("evict %s: %s", request["instance"], error)
+            log.warning("evict %s: %s", request["machine"], error)
         self._control.finish(request, error)
 
     def record_failed_boot(
@@ -194,10 +194,10 @@ class MachineActuator:
     ) -> None:
         """Block the market of a machine that never joined, and tell the job that pays for it."""
         self._launches.boot_failed(blame, steady_time(), waits)
-        job = self._costs.payer(blame.instance_id)
+        job = self._costs.payer(blame.machine_id)
         if job is not None:
-            text = f"{blame.instance_id} of pool {blame.pool} {blame.reason}"
-            details = {"instance": blame.instance_id, "pool": blame.pool, "why": blame.reason}
+            text = f"{blame.machine_id} of pool {blame.pool} {blame.reason}"
+            details = {"machine": blame.machine_id, "pool": blame.pool, "why": blame.reason}
             self._jobs.event(job, "boot-failed", text, **details)
 
     def _boot(self, pool: str, offers: list[Offer]) -> Boot:
@@ -214,13 +214,13 @@ class MachineActuator:
             gpus=min((each.gpus for each in offers), default=0),
         )
 
-    def _provider_of(self, instance: str) -> Provider:
+    def _provider_of(self, machine: str) -> Provider:
         """Return the provider of a machine. Raises :class:`FleetError`."""
-        pool = self._events.pool_of(instance)
-        provider = self._cloud.provider_of(instance) or self._pools.providers.get(pool or "")
+        pool = self._events.pool_of(machine)
+        provider = self._cloud.provider_of(machine) or self._pools.providers.get(pool or "")
         if provider is None:
             raise FleetError(
-                f"{instance}: the provider of its pool {pool} can't be reached: "
+                f"{machine}: the provider of its pool {pool} can't be reached: "
                 f"{self._pools.problems.get(pool or '', 'the pool is not known')}",
                 remedy="restore the access, or end the machine at its provider",
             )
@@ -251,8 +251,8 @@ class WorkerActuator:
 
     def start(self, actions: Sequence[StartWorker], state: Observed) -> None:
         """Start workers, except those that have to back off."""
-        pools = {one.id: one.pool for one in state.instances}
-        due = {worker_name(each.instance_id, each.job, each.learner): each for each in actions}
+        pools = {one.id: one.pool for one in state.machines}
+        due = {worker_name(each.machine_id, each.job, each.learner): each for each in actions}
         due = {name: each for name, each in due.items() if self._restarts.may_start(name)}
         by_job: defaultdict[str, list[str]] = defaultdict(list)
         for name, action in due.items():
@@ -263,27 +263,27 @@ class WorkerActuator:
         self._jobs.workers.remove_all(by_job)
         self._clearance.place(
             {
-                job: {name: pools[due[name].instance_id] for name in names}
+                job: {name: pools[due[name].machine_id] for name in names}
                 for job, names in by_job.items()
             }
         )
         for job, names in by_job.items():
             with isolated(job, requests[job]):
                 for name in names:
-                    pool = pools[due[name].instance_id]
+                    pool = pools[due[name].machine_id]
                     self._start(name, due[name], pool, requests[job])
 
     def _start(self, name: str, action: StartWorker, pool: str, request: str | None) -> None:
         with bound(job=action.job, worker=name, request=request):
             log.info("start %s", name)
-        arguments = {"job": action.job, "worker": name, "instance": action.instance_id}
+        arguments = {"job": action.job, "worker": name, "machine": action.machine_id}
         try:
-            if is_joined(action.instance_id):
+            if is_joined(action.machine_id):
                 volunteer = self._clearance.is_volunteer(pool)
                 env = joined_environment(self._settings, action.job, name, volunteer=volunteer)
             else:
                 env = worker_environment(self._settings, action.job, name)
-            self._ray.cluster.start_worker(action.instance_id, name, ENTRY, arguments, env)
+            self._ray.cluster.start_worker(action.machine_id, name, ENTRY, arguments, env)
         except (ClusterError, SpecError) as error:
             # The next round observes that the worker is missing.
             log.warning("%s: %s", action, error)
@@ -321,9 +321,9 @@ class WorkerActuator:
 
 def preemption_events(stop: StopWorker) -> list[NewEvent]:
     """Return the events of both jobs for a machine that one gives to the other one."""
-    donor, successor, machine = job_of(stop.name), stop.successor or "", instance_of(stop.name)
+    donor, successor, machine = job_of(stop.name), stop.successor or "", machine_of(stop.name)
     why = stop.reason.partition(", ")[2]
-    details = {"instance": machine, "from": donor, "to": successor}
+    details = {"machine": machine, "from": donor, "to": successor}
     given = f"{machine} goes to {successor}, {why}"
     received = f"{machine} comes from {donor}, because the job {why.removeprefix('which ')}"
     return [
@@ -346,17 +346,17 @@ def _matching_offers(action: Launch, state: Observed) -> list[Offer]:
         each
         for each in pool.offers or ()
         if action.zone in (None, each.zone)
-        and (action.instance_types is None or each.instance_type in action.instance_types)
+        and (action.machine_types is None or each.machine_type in action.machine_types)
     ]
 
 
-def _launched_machine(instance: str, action: Launch, offers: list[Offer]) -> Instance:
+def _launched_machine(machine: str, action: Launch, offers: list[Offer]) -> Machine:
     """Return a launched machine as far as it is known, at the highest price of its offers."""
     spot = action.spot is not False
-    return Instance(
-        id=instance,
+    return Machine(
+        id=machine,
         pool=action.pool,
-        state=InstanceState.BOOTING,
+        state=MachineState.BOOTING,
         launched_at=steady_time(),
         notice_at=None,
         host="",

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Collection
 
 from vcasgd.cluster import for_workers, node_command
-from vcasgd.fleet.providers.base import INSTANCE_ID, PYTHON, Boot
+from vcasgd.fleet.providers.base import MACHINE_ID, PYTHON, Boot
 from vcasgd.settings import Settings
 from vcasgd.worker import ENTRY
 
@@ -36,10 +36,10 @@ def node_boot(
     shared = settings.ray_dir if local else None
     command = node_command(
         address=settings.required("ray_address"),
-        instance_id=INSTANCE_ID,
+        machine_id=MACHINE_ID,
         cpus=cpus,
         gpus=gpus,
-        temp_dir=shared / INSTANCE_ID if shared else None,
+        temp_dir=shared / MACHINE_ID if shared else None,
         heartbeat=settings.heartbeat,
         labels={},
         preload=WORKER_MODULES,
@@ -66,7 +66,7 @@ def agent_boot(settings: Settings) -> Boot:
     The machine ends if the stack is gone for long. Raises :class:`~vcasgd.errors.SpecError` if
     there is no gateway.
     """
-    argv = ["vcasgd", "join", settings.required("join_url"), "--instance", INSTANCE_ID]
+    argv = ["vcasgd", "join", settings.required("join_url"), "--machine", MACHINE_ID]
     return Boot((*argv, "--give-up", f"{settings.orphan_seconds:g}s"))
 
 

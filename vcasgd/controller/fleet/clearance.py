@@ -14,7 +14,7 @@ from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.joined_machines import JoinedMachines
 from vcasgd.store.ledger.owners import Owners
-from vcasgd.worker_names import instance_of
+from vcasgd.worker_names import machine_of
 
 
 def missing_labels(spec: JobSpec, pool: PoolSpec) -> list[str]:
@@ -74,7 +74,7 @@ class ClearancePolicy:
         self._owners.place(
             {
                 job: {
-                    worker: self._machines.owner(instance_of(worker))
+                    worker: self._machines.owner(machine_of(worker))
                     for worker, pool in workers.items()
                     if self.is_volunteer(pool)
                 }

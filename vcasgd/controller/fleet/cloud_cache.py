@@ -13,7 +13,7 @@ from vcasgd.controller.fleet.cloud_calls import CallKind, CloudCalls
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.errors import FleetError, VcasgdError
 from vcasgd.fleet.plan import Blame
-from vcasgd.fleet.providers.base import Instance, InstanceState, Offer, Provider
+from vcasgd.fleet.providers.base import Machine, MachineState, Offer, Provider
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ ANSWER_SECONDS = 0.5
 class _Listing:
     """Machines of a provider. Times are those of the cache's clock, in seconds."""
 
-    machines: list[Instance]
+    machines: list[Machine]
     answered: bool = False
     """False if the machines are those of an earlier provider or process."""
     problem: str | None = None
@@ -67,7 +67,7 @@ class _Boot:
 class _Order:
     """Launch under way: the machines that it may get, and the jobs that will pay for them."""
 
-    machines: list[Instance]
+    machines: list[Machine]
     jobs: tuple[str, ...]
 
 
@@ -83,7 +83,7 @@ class CloudCache:
         self,
         pools: PoolRegistry,
         calls: CloudCalls,
-        known: Iterable[Instance] = (),
+        known: Iterable[Machine] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pools = pools
@@ -94,8 +94,8 @@ class CloudCache:
         self._orphans = list(known)
         #: When a machine of a removed pool was last seen, or the pool itself for the first time.
         self._occupied_at: dict[str, float] = {}
-        self._unlisted: dict[str, tuple[Instance, float]] = {}
-        self._lapsed: list[Instance] = []
+        self._unlisted: dict[str, tuple[Machine, float]] = {}
+        self._lapsed: list[Machine] = []
         self._offers: dict[str, _CachedOffers] = {}
         self._provider_of: dict[str, Provider] = {}
         self._boots: dict[str, _Boot] = {}
@@ -132,7 +132,7 @@ class CloudCache:
 
     # -- machines ------------------------------------------------------------------------------
 
-    def instances(self, now: float) -> list[Instance]:
+    def machines(self, now: float) -> list[Machine]:
         """Return the machines of all pools as of the last :meth:`refresh`."""
         listed = self._listed()
         names = {one.id for one in listed}
@@ -146,7 +146,7 @@ class CloudCache:
                 self._lapsed.append(one)
         return listed
 
-    def problem(self, one: Instance) -> str | None:
+    def problem(self, one: Machine) -> str | None:
         """Return why it is unknown whether a machine of a removed pool still runs, if it is."""
         if one.pool in self._pools.specs:
             return None
@@ -173,17 +173,17 @@ class CloudCache:
         listing = None if provider is None else self._listings.get(provider)
         return listing is not None and listing.answered and listing.problem is None
 
-    def provider_of(self, instance: str) -> Provider | None:
+    def provider_of(self, machine: str) -> Provider | None:
         """Return the provider that listed a machine, unless it is gone."""
-        provider = self._provider_of.get(instance)
+        provider = self._provider_of.get(machine)
         return provider if provider in self._listings else None
 
-    def launched(self, machines: Iterable[Instance], now: float) -> None:
+    def launched(self, machines: Iterable[Machine], now: float) -> None:
         """Add machines that a provider granted and may not list yet."""
         self._unlisted |= {one.id: (one, now) for one in machines}
         self._list_again()
 
-    def unlisted(self) -> list[Instance]:
+    def unlisted(self) -> list[Machine]:
         """Return the launched machines that no provider lists yet."""
         return [one for one, _ in self._unlisted.values()]
 
@@ -194,13 +194,13 @@ class CloudCache:
 
     def held(self, pool: str, *, spot: bool) -> int:
         """Return the number of a pool's machines of a kind, including those not listed yet."""
-        states = (InstanceState.BOOTING, InstanceState.RUNNING)
+        states = (MachineState.BOOTING, MachineState.RUNNING)
         return sum(
             (one.pool, one.spot) == (pool, spot) and one.state in states
             for one in (*self._listed(), *self.unlisted())
         )
 
-    def order(self, token: str, machines: Sequence[Instance], jobs: Sequence[str]) -> None:
+    def order(self, token: str, machines: Sequence[Machine], jobs: Sequence[str]) -> None:
         """Add the machines that a launch may get, until :meth:`forget_order`."""
         self._orders[token] = _Order(list(machines), tuple(jobs))
 
@@ -208,7 +208,7 @@ class CloudCache:
         """Remove a launch that was answered."""
         self._orders.pop(token, None)
 
-    def ordered(self, job: str | None = None) -> list[Instance]:
+    def ordered(self, job: str | None = None) -> list[Machine]:
         """Return the machines that launches under way may get, all or those for a job."""
         return [
             one
@@ -235,7 +235,7 @@ class CloudCache:
                 self._ending.pop(id_, None)
         self._list_again()
 
-    def boot_error(self, one: Instance) -> str | None:
+    def boot_error(self, one: Machine) -> str | None:
         """Return what a machine last reported about its failed boot, or None; request it if due."""
         provider, boot = self._provider_of.get(one.id), self._boots.setdefault(one.id, _Boot())
         if provider is not None and self._clock() >= boot.due:
@@ -255,18 +255,18 @@ class CloudCache:
 
     # -- requests and answers ------------------------------------------------------------------
 
-    def _listed(self) -> list[Instance]:
+    def _listed(self) -> list[Machine]:
         listed = [one for each in self._listings.values() for one in each.machines]
         return [*listed, *self._orphans]
 
-    def _adopt(self, provider: Provider) -> list[Instance]:
+    def _adopt(self, provider: Provider) -> list[Machine]:
         """Return machines of a new provider that an earlier one listed."""
         adopted = [one for one in self._orphans if self._is_of(one, provider)]
         self._orphans = [one for one in self._orphans if not self._is_of(one, provider)]
         self._provider_of |= dict.fromkeys((one.id for one in adopted), provider)
         return adopted
 
-    def _is_of(self, one: Instance, provider: Provider) -> bool:
+    def _is_of(self, one: Machine, provider: Provider) -> bool:
         pools, before = self._pools, self._provider_of.get(one.id)
         if one.pool in pools.providers or one.pool in pools.removed:
             return pools.providers.get(one.pool) is provider
@@ -282,9 +282,9 @@ class CloudCache:
         began = self._clock()
         if began >= self._listings[provider].due:
             take = partial(self._take_list, provider, began)
-            self._calls.start(CallKind.LIST, provider, "", provider.instances, take)
+            self._calls.start(CallKind.LIST, provider, "", provider.machines, take)
 
-    def _take_list(self, provider: Provider, began: float, call: Future[list[Instance]]) -> None:
+    def _take_list(self, provider: Provider, began: float, call: Future[list[Machine]]) -> None:
         if provider not in self._listings:
             return
         listing = self._listings[provider]

@@ -18,7 +18,7 @@ from vcasgd.fleet.costs import (
     opened,
     report,
 )
-from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Advance, Booking, Costs
 from vcasgd.store.ledger.worker_beats import read_beats
@@ -72,7 +72,7 @@ class CostLedger:
         meter = self._meters.get(machine)
         return meter is not None and meter.closed
 
-    def launched(self, machines: Iterable[Instance], jobs: Iterable[str]) -> None:
+    def launched(self, machines: Iterable[Machine], jobs: Iterable[str]) -> None:
         """Open the meters of launched machines, at the price of their offer, for these jobs.
 
         A machine may be listed before its launch is answered. Its meter has no payer yet, so the
@@ -88,7 +88,7 @@ class CostLedger:
 
     def record(
         self,
-        machines: Iterable[Instance],
+        machines: Iterable[Machine],
         *,
         joined: Collection[str],
         works_for: Mapping[str, str],
@@ -115,7 +115,7 @@ class CostLedger:
 
     def _charges(
         self,
-        machines: Mapping[str, Instance],
+        machines: Mapping[str, Machine],
         works_for: Mapping[str, str],
         joined: Collection[str],
         now: float,
@@ -184,7 +184,7 @@ class CostLedger:
         self._load_clocks({due.after.job for due in charges if due.after.job} - self._clocks.keys())
         bookings = [
             Booking(
-                due.instance,
+                due.machine,
                 due.before.to_json() if due.before else None,
                 due.after.to_json(),
                 due.job,
@@ -196,8 +196,8 @@ class CostLedger:
         booked = self._costs.book(bookings)
         for due, done in zip(charges, booked, strict=True):
             if done:
-                self._keep(due.instance, due.after)
-        others = [due.instance for due, done in zip(charges, booked, strict=True) if not done]
+                self._keep(due.machine, due.after)
+        others = [due.machine for due, done in zip(charges, booked, strict=True) if not done]
         if others:
             log.warning("%s: another controller advanced the meter", ", ".join(others))
             self._load()
@@ -224,7 +224,7 @@ class CostLedger:
             self._clocks |= {job: clocks.get(job) for job in jobs}
 
 
-def _doing(one: Instance, joined: Collection[str]) -> Doing:
+def _doing(one: Machine, joined: Collection[str]) -> Doing:
     """Return what a machine without a worker does."""
-    booting = one.id not in joined and one.state in (InstanceState.BOOTING, InstanceState.RUNNING)
+    booting = one.id not in joined and one.state in (MachineState.BOOTING, MachineState.RUNNING)
     return Doing.BOOTING if booting else Doing.IDLE

@@ -11,7 +11,7 @@ from vcasgd.errors import JobUnreadable, NotFound
 from vcasgd.fleet.costs import affordable, commitment, pause_reason
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan.prices import price_of
-from vcasgd.fleet.providers.base import Instance, Offer
+from vcasgd.fleet.providers.base import Machine, Offer
 from vcasgd.logging import isolated
 from vcasgd.spec.job import PRIORITIES
 from vcasgd.store.ledger.api_tokens import ApiToken
@@ -45,7 +45,7 @@ class Demands:
     def of(
         self,
         job: JobRecord,
-        own: Sequence[Instance],
+        own: Sequence[Machine],
         offers: Mapping[str, Sequence[Offer]],
         limits: Limits,
         now: float,
@@ -93,7 +93,7 @@ class Demands:
     def _budget(
         self,
         job: JobRecord,
-        own: Sequence[Instance],
+        own: Sequence[Machine],
         limits: Limits,
         least: float,
         now: float,

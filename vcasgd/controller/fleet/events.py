@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
@@ -36,7 +36,7 @@ class FleetRow:
     spot: bool
     price_per_hour: float
     zone: str = ""
-    instance_type: str = ""
+    machine_type: str = ""
     on_demand_price_per_hour: float = 0.0
     advised_at: float | None = None
     round_trip_ms: float | None = None
@@ -46,19 +46,19 @@ class FleetRow:
     pool_removed: bool = False
     problem: str | None = None
 
-    def instance(self, name: str) -> Instance:
+    def machine(self, name: str) -> Machine:
         """Return the machine with this name."""
-        return Instance(
+        return Machine(
             id=name,
             pool=self.pool,
-            state=InstanceState(self.state),
+            state=MachineState(self.state),
             launched_at=self.launched_at,
             notice_at=self.notice_at,
             host=self.host,
             price_per_hour=self.price_per_hour,
             spot=self.spot,
             zone=self.zone,
-            instance_type=self.instance_type,
+            machine_type=self.machine_type,
             on_demand_price_per_hour=self.on_demand_price_per_hour,
             advised_at=self.advised_at,
             round_trip_ms=self.round_trip_ms,
@@ -75,28 +75,28 @@ class FleetEvents:
     ) -> None:
         self._control = control
         self._jobs = jobs
-        self._rows = {name: FleetRow(**row) for name, row in control.instances().items()}
+        self._rows = {name: FleetRow(**row) for name, row in control.machines().items()}
         self._terminated: dict[str, str] = {}
         self._clock = clock
         self._written_at = float("-inf")
         self._pools: dict[str, Any] = {}
 
-    def pool_of(self, instance: str) -> str | None:
+    def pool_of(self, machine: str) -> str | None:
         """Return the pool of a machine in the previous observation."""
-        row = self._rows.get(instance)
+        row = self._rows.get(machine)
         return row.pool if row else None
 
-    def machines(self) -> list[Instance]:
+    def machines(self) -> list[Machine]:
         """Return the machines of the previous observation."""
-        return [row.instance(name) for name, row in self._rows.items()]
+        return [row.machine(name) for name, row in self._rows.items()]
 
     def unreachable(self) -> set[str]:
         """Return the machines that could not be ended at the previous observation."""
         return {name for name, row in self._rows.items() if row.problem is not None}
 
-    def mark_terminated(self, instance: str, why: str) -> None:
+    def mark_terminated(self, machine: str, why: str) -> None:
         """Record that the controller terminates a machine, so that its end counts as no loss."""
-        self._terminated[instance] = why
+        self._terminated[machine] = why
 
     def lost(self, present: Collection[str]) -> dict[str, str | None]:
         """Return the machines that disappeared since the previous observation.
@@ -185,7 +185,7 @@ class FleetEvents:
                 noticed = row.state == LEAVING
                 how = "evicted" if noticed else "killed"
                 text = f"{name} was lost {'after' if noticed else 'without'} a notice"
-                event = NewEvent(row.job, f"worker-{how}", text, {"instance": name})
+                event = NewEvent(row.job, f"worker-{how}", text, {"machine": name})
                 events.append(((row.job, name, how), event))
         recorded = self._jobs.workers.record_losses(loss for loss, _ in events)
         return [event for (_, event), new in zip(events, recorded, strict=True) if new]
@@ -197,11 +197,11 @@ def _changes(name: str, before: FleetRow | None, row: FleetRow) -> Iterator[NewE
         return
     if before is None or before.job != row.job:
         text = f"{name} works on the job"
-        yield NewEvent(row.job, "worker-started", text, {"instance": name})
+        yield NewEvent(row.job, "worker-started", text, {"machine": name})
     if row.state == LEAVING and (before is None or before.state != LEAVING):
         text = f"{name} received an eviction notice; a replacement is ordered"
-        details = {"instance": name, "at": row.notice_at}
+        details = {"machine": name, "at": row.notice_at}
         yield NewEvent(row.job, "eviction-notice", text, details)
     if row.advised_at is not None and (before is None or before.advised_at is None):
         text = f"the cloud advises replacing {name}; it trains until a replacement does"
-        yield NewEvent(row.job, "rebalance-advice", text, {"instance": name})
+        yield NewEvent(row.job, "rebalance-advice", text, {"machine": name})

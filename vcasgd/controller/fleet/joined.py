@@ -1,4 +1,4 @@
-"""Machines that joined by themselves, as the fleet loop sees them: instances and workplaces."""
+"""Machines that joined by themselves, as the fleet loop sees them: machines and workplaces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from vcasgd.cluster import ActorState, Cluster, Node, WorkerState
 from vcasgd.errors import CloudUnavailable, ClusterError, StoreError
 from vcasgd.fleet.machine.notices import Notice
-from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.store.ledger.joined_machines import (
     PREFIX,
     JoinedMachine,
@@ -18,7 +18,7 @@ from vcasgd.store.ledger.joined_machines import (
     MachineReport,
     WorkerOrder,
 )
-from vcasgd.worker_names import instance_of, job_of
+from vcasgd.worker_names import job_of, machine_of
 
 
 class Workplaces(Protocol):
@@ -35,7 +35,7 @@ class Workplaces(Protocol):
 
     def start_worker(
         self,
-        instance_id: str,
+        machine_id: str,
         name: str,
         entry: str,
         arguments: dict[str, Any],
@@ -45,23 +45,23 @@ class Workplaces(Protocol):
     def stop_worker(self, name: str) -> None: ...
 
 
-def is_joined(instance_id: str) -> bool:
+def is_joined(machine_id: str) -> bool:
     """Return True if a machine joined by itself."""
-    return instance_id.startswith(PREFIX)
+    return machine_id.startswith(PREFIX)
 
 
-class JoinedInstances:
-    """The machines that joined, as instances of a provider."""
+class PresentMachines:
+    """The machines that joined, as machines of a provider."""
 
     def __init__(self, machines: JoinedMachines) -> None:
         self._machines = machines
 
-    def instances(self) -> list[Instance]:
+    def machines(self) -> list[Machine]:
         """Return the machines that are present and that no provider ordered.
 
         Raises :class:`CloudUnavailable`.
         """
-        return [_instance(*each) for each in self._present() if not each[0].ordered]
+        return [_machine(*each) for each in self._present() if not each[0].ordered]
 
     def leaving(self) -> dict[str, float]:
         """Return when each ordered machine that leaves said so. Raises :class:`CloudUnavailable`.
@@ -80,34 +80,34 @@ class JoinedInstances:
         except StoreError as error:
             raise CloudUnavailable(str(error)) from error
 
-    def end(self, instance_id: str, reason: str, seconds: float | None = None) -> None:
+    def end(self, machine_id: str, reason: str, seconds: float | None = None) -> None:
         """Tell a machine to leave. Raises :class:`CloudUnavailable`."""
         try:
-            self._machines.end(instance_id, reason, seconds)
+            self._machines.end(machine_id, reason, seconds)
         except StoreError as error:
             raise CloudUnavailable(str(error)) from error
 
-    def remove(self, instance_id: str) -> None:
+    def remove(self, machine_id: str) -> None:
         """Remove a machine at once. Raises :class:`CloudUnavailable`."""
         try:
-            self._machines.remove(instance_id)
+            self._machines.remove(machine_id)
         except StoreError as error:
             raise CloudUnavailable(str(error)) from error
 
 
-def _instance(machine: JoinedMachine, report: MachineReport, end: MachineEnd | None) -> Instance:
+def _machine(machine: JoinedMachine, report: MachineReport, end: MachineEnd | None) -> Machine:
     leaves = report.leaving or end is not None
-    return Instance(
+    return Machine(
         id=machine.name,
         pool=machine.pool,
-        state=InstanceState.LEAVING if leaves else InstanceState.RUNNING,
+        state=MachineState.LEAVING if leaves else MachineState.RUNNING,
         launched_at=machine.joined_at,
         notice_at=end.by if end else report.at if leaves else None,
         host=machine.host,
         price_per_hour=0.0,
         spot=True,
         zone="anywhere",
-        instance_type=machine_type(machine),
+        machine_type=machine_type(machine),
         round_trip_ms=machine.round_trip_ms,
         download_mbps=machine.download_mbps,
         upload_mbps=machine.upload_mbps,
@@ -168,28 +168,28 @@ class MixedWorkplaces:
 
     def start_worker(
         self,
-        instance_id: str,
+        machine_id: str,
         name: str,
         entry: str,
         arguments: dict[str, Any],
         env: dict[str, str],
     ) -> None:
         """Start a worker; on a machine that joined, its agent does at its next report."""
-        if not is_joined(instance_id):
-            self._require_ray().start_worker(instance_id, name, entry, arguments, env)
+        if not is_joined(machine_id):
+            self._require_ray().start_worker(machine_id, name, entry, arguments, env)
             return
-        orders, report = self._machines.orders_of(instance_id), self._present.get(instance_id)
+        orders, report = self._machines.orders_of(machine_id), self._present.get(machine_id)
         if report is None:
-            raise ClusterError(f"machine {instance_id} is lost")
-        alive = [each for each in orders if _state(instance_id, each, report).state != _DEAD]
+            raise ClusterError(f"machine {machine_id} is lost")
+        alive = [each for each in orders if _state(machine_id, each, report).state != _DEAD]
         if any(each.worker == name for each in alive):
             return
         order = WorkerOrder(worker=name, job=job_of(name), start=secrets.token_hex(8), env=env)
-        self._machines.set_orders(instance_id, [*alive, order])
+        self._machines.set_orders(machine_id, [*alive, order])
 
     def stop_worker(self, name: str) -> None:
         """Kill a worker, if it exists."""
-        machine = instance_of(name)
+        machine = machine_of(name)
         if not is_joined(machine):
             self._require_ray().stop_worker(name)
             return

@@ -10,7 +10,7 @@ from vcasgd.backoff import backoff
 from vcasgd.errors import CloudUnavailable, FleetError, NoCapacity, QuotaExceeded, Throttled
 from vcasgd.fleet.observed import Market
 from vcasgd.fleet.plan import Blame, Launch, market_name
-from vcasgd.fleet.providers.base import Instance
+from vcasgd.fleet.providers.base import Machine
 from vcasgd.store.ledger.servers import Control, Pool
 
 log = logging.getLogger(__name__)
@@ -123,8 +123,8 @@ class LaunchHistory:
         row = self.pool(name)
         count = row.failed_boots + 1
         wait = backoff(count, *waits)
-        log.info("%s: %s %s; next attempt in %.0f s", name, blame.instance_id, blame.reason, wait)
-        why = f"{blame.instance_id} {blame.reason}"
+        log.info("%s: %s %s; next attempt in %.0f s", name, blame.machine_id, blame.reason, wait)
+        why = f"{blame.machine_id} {blame.reason}"
         self._set(
             name,
             replace(
@@ -137,7 +137,7 @@ class LaunchHistory:
             ),
         )
 
-    def joined(self, machines: Iterable[Instance]) -> None:
+    def joined(self, machines: Iterable[Machine]) -> None:
         """Unblock the markets of machines that joined."""
         for one in machines:
             name = market_name(one.pool, one.zone or None, one.spot)

@@ -19,7 +19,7 @@ from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.tuning import Tunings
 from vcasgd.store.ledger.worker_beats import WorkerBeats
-from vcasgd.worker_names import instance_of, job_of, learner_of, worker_name
+from vcasgd.worker_names import job_of, learner_of, machine_of, worker_name
 
 #: Heartbeats over which a number of learners is measured, once all of them train.
 MEASURE_BEATS = 20
@@ -82,7 +82,7 @@ class Learners:
         return [
             *(StopWorker(name, "surplus learner") for name in sorted(alive - target)),
             *(
-                StartWorker(instance_of(name), job_of(name), learner_of(name))
+                StartWorker(machine_of(name), job_of(name), learner_of(name))
                 for name in sorted(target - alive)
             ),
         ]
@@ -96,7 +96,7 @@ class Learners:
         before = tunings.read().learners
         learners = {}
         for name in self._first(state, job):
-            machine = instance_of(name)
+            machine = machine_of(name)
             self._trials.setdefault(name, Trial(max(1, before.get(machine, 1))))
             gpus = state.gpus.get(name, 1)
             self._use_gpus(name, gpus, now)
@@ -122,7 +122,7 @@ class Learners:
             for worker in state.workers
             if worker.job == job
             and worker.alive
-            and worker.instance_id in staying
+            and worker.machine_id in staying
             and worker.name not in leaving
         ]
 
@@ -143,7 +143,7 @@ class Learners:
     def _tune(
         self, first: str, most: int, gpus: int, beats: Beats, died: set[str], now: float
     ) -> None:
-        job, machine, trial = job_of(first), instance_of(first), self._trials[first]
+        job, machine, trial = job_of(first), machine_of(first), self._trials[first]
         rest = REST_BEATS * self._heartbeat
         names = [worker_name(machine, job, each) for each in range(1, trial.learners + 1)]
         crashed = [name for name in names if name in died and not _is_leaving(beats, name)]
@@ -167,12 +167,12 @@ class Learners:
         self._measured.pop(first, None)
         if after.learners == before.learners:
             return
-        machine, plural = instance_of(first), "" if after.learners == 1 else "s"
+        machine, plural = machine_of(first), "" if after.learners == 1 else "s"
         self._jobs.event(
             job_of(first),
             "tuned-learners",
             f"{machine} runs {after.learners} learner{plural} instead of {before.learners}; {why}",
-            instance=machine,
+            machine=machine,
             learners=after.learners,
             before=before.learners,
         )

@@ -148,7 +148,7 @@ class FleetLoop:
         state = self._observer.observe(now, self._workers.successors)
         failed_boots = [*self._status.failed_boots(state), *self._cloud.take_lapsed()]
         self._status.release(state)
-        self._pools.remember({one.pool for one in state.instances})
+        self._pools.remember({one.pool for one in state.machines})
         # First what other machines wait for, and then what people read.
         plan = make_plan(state, now)
         self._act_all(plan.actions, state)
@@ -214,7 +214,7 @@ def next_round(state: Observed, heartbeat: float, seconds: float) -> float:
 
     A round can cost much with many machines, so it is only repeated early if it took little time.
     """
-    if not state.jobs and not state.instances:
+    if not state.jobs and not state.machines:
         return heartbeat
     if state.nodes is not None and any(one.id not in state.nodes for one in state.staying()):
         # A machine that has joined gets its worker in the same round.

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vcasgd.fleet.observed import Observed
-from vcasgd.fleet.providers.base import Instance, InstanceState
+from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.logging import isolated
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
@@ -64,7 +64,7 @@ class MachineTimeline:
 
     pool: str
     zone: str
-    instance_type: str
+    machine_type: str
     spot: bool
     price_per_hour: float
     spans: tuple[Span, ...] = ()
@@ -98,14 +98,14 @@ class MachineTimeline:
 
 
 #: Fields that do not depend on time.
-_DESCRIPTION = ("pool", "zone", "instance_type", "spot", "price_per_hour")
+_DESCRIPTION = ("pool", "zone", "machine_type", "spot", "price_per_hour")
 
 
 @dataclass(frozen=True)
 class Sighting:
     """A machine of one job in one observation."""
 
-    instance: Instance
+    machine: Machine
     phase: MachinePhase
 
 
@@ -132,7 +132,7 @@ def advance(
         timeline = timelines[name]
         after[name] = _ended(timeline, ends[name], now) if name in ends else _closed(timeline, now)
     newcomers = sorted(
-        sightings.keys() - timelines.keys(), key=lambda name: sightings[name].instance.launched_at
+        sightings.keys() - timelines.keys(), key=lambda name: sightings[name].machine.launched_at
     )
     all_ = {**timelines, **after} if newcomers else {}
     # The machine that was lost first is replaced first.
@@ -144,7 +144,7 @@ def advance(
         )
     )
     for name in newcomers:
-        launched_at = sightings[name].instance.launched_at
+        launched_at = sightings[name].machine.launched_at
         while waiting and waiting[0][0] < launched_at - REPLACEMENT_SECONDS:
             waiting.popleft()
         first = 1 if waiting and waiting[0][1] == name else 0  # None replaces itself.
@@ -215,22 +215,22 @@ class TimelineRecorder:
         self, state: Observed, active: set[str], ends: Mapping[str, str | None]
     ) -> defaultdict[str, dict[str, Sighting]]:
         """Return, by job, the machines that work for it or that it pays for."""
-        works_for = {each.instance_id: each.job for each in state.workers if each.alive}
+        works_for = {each.machine_id: each.job for each in state.workers if each.alive}
         sightings: defaultdict[str, dict[str, Sighting]] = defaultdict(dict)
-        for one in state.instances:
+        for one in state.machines:
             job = works_for.get(one.id) or state.payers.get(one.id)
-            if job in active and one.state is not InstanceState.GONE and one.id not in ends:
+            if job in active and one.state is not MachineState.GONE and one.id not in ends:
                 leaving = bool(state.draining) and worker_name(one.id, job) in state.draining
                 phase = _phase(one, joined=_has_joined(one, state), draining=leaving)
                 known = self._settled[job].get(one.id) if job in self._settled else None
-                same = known is not None and known.instance is one and known.phase is phase
+                same = known is not None and known.machine is one and known.phase is phase
                 sightings[job][one.id] = known if same and known else Sighting(one, phase)
         return sightings
 
 
 def _seen(timeline: MachineTimeline | None, sighting: Sighting, now: float) -> MachineTimeline:
-    timeline = _updated(timeline, _described(sighting.instance))
-    launched_at = sighting.instance.launched_at
+    timeline = _updated(timeline, _described(sighting.machine))
+    launched_at = sighting.machine.launched_at
     if sighting.phase is MachinePhase.NOTICE:
         timeline = replace(timeline, reason="notice of eviction", lost=True)
     if timeline.phase is sighting.phase:
@@ -279,20 +279,20 @@ def _last(timeline: MachineTimeline) -> float:
     return timeline.spans[-1].since if timeline.spans else 0.0
 
 
-def _has_joined(one: Instance, state: Observed) -> bool:
+def _has_joined(one: Machine, state: Observed) -> bool:
     if state.nodes is None:
         # Ray is unavailable; a running machine must not seem to boot again.
-        return one.state is not InstanceState.BOOTING
+        return one.state is not MachineState.BOOTING
     return one.id in state.nodes or one.id in state.history.joined
 
 
-def _phase(one: Instance, *, joined: bool, draining: bool) -> MachinePhase:
-    if one.state is InstanceState.LEAVING:
+def _phase(one: Machine, *, joined: bool, draining: bool) -> MachinePhase:
+    if one.state is MachineState.LEAVING:
         return MachinePhase.NOTICE
     if draining:
         return MachinePhase.DRAINING
     return MachinePhase.RUNNING if joined else MachinePhase.BOOTING
 
 
-def _described(one: Instance) -> MachineTimeline:
-    return MachineTimeline(one.pool, one.zone, one.instance_type, one.spot, one.price_per_hour)
+def _described(one: Machine) -> MachineTimeline:
+    return MachineTimeline(one.pool, one.zone, one.machine_type, one.spot, one.price_per_hour)

@@ -25,7 +25,7 @@ from vcasgd.fleet.observed import (
 )
 from vcasgd.fleet.plan import within_limits
 from vcasgd.fleet.pools import JOIN
-from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
+from vcasgd.fleet.providers.base import Machine, MachineState, Offer
 from vcasgd.logging import isolated
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
@@ -34,10 +34,10 @@ from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.worker_beats import WorkerBeats
-from vcasgd.worker_names import instance_of, job_of
+from vcasgd.worker_names import job_of, machine_of
 
 #: States of machines that can still be used.
-STAYING = (InstanceState.BOOTING, InstanceState.RUNNING)
+STAYING = (MachineState.BOOTING, MachineState.RUNNING)
 #: Seconds that AWS and GCP bill at least; beyond that they bill by the second.
 BILLING_SECONDS = 60.0
 #: Most GPUs of a machine; a worker that reports more isn't believed.
@@ -108,7 +108,7 @@ class Observer:
         Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost.
         """
         self._cloud.refresh()
-        staying = {one.id for one in self._cloud.instances(steady_time()) if one.state in STAYING}
+        staying = {one.id for one in self._cloud.machines(steady_time()) if one.state in STAYING}
         return not self._staying <= staying | self._cloud.ending or self._ray.lost_nodes()
 
     def _observe(self, now: float, successors: Mapping[str, str]) -> Observed:
@@ -127,13 +127,13 @@ class Observer:
         views = tuple(self._pool(name, in_use[name], now) for name in self._pools.specs)
         offers: dict[str, Sequence[Offer]] = {view.name: view.offers or () for view in views}
         payers = self._costs.payers
-        paid: defaultdict[str, list[Instance]] = defaultdict(list)
+        paid: defaultdict[str, list[Machine]] = defaultdict(list)
         for one in (*machines, *self._cloud.unlisted()):
             if payer := payers.get(one.id):
                 paid[payer].append(one)
         return Observed(
             cluster=self._settings.cluster,
-            instances=machines,
+            machines=machines,
             nodes=self._ray.nodes,
             workers=self._ray.workers,
             jobs=tuple(self._job_demands(jobs, paid, offers, limits, now)),
@@ -141,7 +141,7 @@ class Observer:
             history=self._history,
             limits=limits,
             quarantined=frozenset(
-                instance_of(worker) for workers in quarantined.values() for worker in workers
+                machine_of(worker) for workers in quarantined.values() for worker in workers
             ),
             boot_errors=self._boot_errors(machines),
             payers=payers,
@@ -155,7 +155,7 @@ class Observer:
     def _job_demands(
         self,
         jobs: Sequence[JobRecord],
-        paid: Mapping[str, Sequence[Instance]],
+        paid: Mapping[str, Sequence[Machine]],
         offers: Mapping[str, Sequence[Offer]],
         limits: Limits,
         now: float,
@@ -184,27 +184,27 @@ class Observer:
 
     # -- machines ------------------------------------------------------------------------------
 
-    def _machines(self, beats: Beats, now: float) -> tuple[Instance, ...]:
+    def _machines(self, beats: Beats, now: float) -> tuple[Machine, ...]:
         """Return all listed machines, with the notices that only they themselves know of.
 
         Some clouds send a notice only to the machine itself. A worker can report one for its own
         machine only.
         """
-        instances = {worker.name: worker.instance_id for worker in self._ray.workers}
+        machines = {worker.name: worker.machine_id for worker in self._ray.workers}
         reports = {
             one: notice for one, notice in self._ray.notices.items() if notice.kind == "terminate"
         }
         for job, workers in beats.items():
             for name, beat in workers.items():
-                if name in instances and job_of(name) == job and (notice := _reported(beat)):
-                    reports.setdefault(instances[name], notice)
+                if name in machines and job_of(name) == job and (notice := _reported(beat)):
+                    reports.setdefault(machines[name], notice)
         # A machine may only have published the advice that came before.
         reports = {**self._ray.notices, **reports}
-        listed = self._cloud.instances(now)
+        listed = self._cloud.machines(now)
         return tuple(_with_notice(one, reports.get(one.id), now) for one in listed)
 
-    def _boot_errors(self, machines: Iterable[Instance]) -> dict[str, str]:
-        """Return the boot errors that machines report which never joined, by instance."""
+    def _boot_errors(self, machines: Iterable[Machine]) -> dict[str, str]:
+        """Return the boot errors that machines report which never joined, by machine."""
         joined = {*self._history.joined, *self._ray.nodes}
         reports = {
             one.id: self._cloud.boot_error(one)
@@ -217,7 +217,7 @@ class Observer:
         self,
         jobs: Iterable[JobRecord],
         beats: Beats,
-        machines: Sequence[Instance],
+        machines: Sequence[Machine],
         limits: Limits,
         now: float,
     ) -> None:
@@ -225,7 +225,7 @@ class Observer:
         self._costs.record(
             machines,
             joined={*self._history.joined, *self._ray.nodes},
-            works_for={w.instance_id: w.job for w in self._ray.workers if w.alive},
+            works_for={w.machine_id: w.job for w in self._ray.workers if w.alive},
             unlisted=[one.id for one in self._cloud.unlisted()],
             billing_seconds=limits.billing_seconds,
             now=now,
@@ -274,7 +274,7 @@ class Observer:
 
     def _capacity(self, pool: str) -> int | None:
         of_provider = self._pools.providers[pool].capacity(pool)
-        limits = (self._pools.specs[pool].max_instances, of_provider)
+        limits = (self._pools.specs[pool].max_machines, of_provider)
         return min((each for each in limits if each is not None), default=None)
 
 
@@ -288,11 +288,11 @@ def _reported(beat: Heartbeat) -> Notice | None:
     return None
 
 
-def _with_notice(one: Instance, notice: Notice | None, now: float) -> Instance:
+def _with_notice(one: Machine, notice: Notice | None, now: float) -> Machine:
     if notice is None:
         return one
-    if notice.kind == "terminate" and one.state is not InstanceState.LEAVING:
-        return replace(one, state=InstanceState.LEAVING, notice_at=notice.at)
+    if notice.kind == "terminate" and one.state is not MachineState.LEAVING:
+        return replace(one, state=MachineState.LEAVING, notice_at=notice.at)
     if notice.kind == "rebalance" and one.advised_at is None:
         return replace(one, advised_at=notice.at or now)
     return one

@@ -36,13 +36,13 @@ class RayView:
         self._dead: frozenset[str] = frozenset()
         self._cluster: Workplaces | None = None
         self._views: dict[str, WorkerView] = {}
-        #: Instances whose node is alive.
+        #: Machines whose node is alive.
         self.nodes: frozenset[str] = frozenset()
         #: The first worker of each machine, which the plan places.
         self.workers: tuple[WorkerView, ...] = ()
         #: The other workers of each machine, and whether each is alive.
         self.further: dict[str, bool] = {}
-        #: Eviction notices that machines received, by instance.
+        #: Eviction notices that machines received, by machine.
         self.notices: dict[str, Notice] = {}
 
     @property
@@ -80,7 +80,7 @@ class RayView:
         self.workers = tuple(view for view in views if view.name not in further)
         self.further = {name: self._views[name].alive for name in further}
         for worker in self.workers:
-            if not worker.alive and worker.name in before and worker.instance_id in nodes:
+            if not worker.alive and worker.name in before and worker.machine_id in nodes:
                 with isolated(worker.job):
                     self._restarts.record_end(worker.name, worker.job, states[worker.name].reason)
         self._restarts.confirm(self.nodes)
@@ -101,10 +101,10 @@ class RayView:
         """Return the views of all workers; most are those of the previous refresh."""
         before, self._views = self._views, {}
         for name, state in states.items():
-            view, instance = before.get(name), state.instance_id or ""
+            view, machine = before.get(name), state.machine_id or ""
             alive = state.state is not ActorState.DEAD
-            if view is None or (view.instance_id, view.alive) != (instance, alive):
-                view = WorkerView(name, job_of(name), instance, alive)
+            if view is None or (view.machine_id, view.alive) != (machine, alive):
+                view = WorkerView(name, job_of(name), machine, alive)
             self._views[name] = view
         return list(self._views.values())
 
@@ -116,13 +116,13 @@ class RayView:
         self._lost.report(by_job)
 
     def _alive_nodes(self) -> frozenset[str]:
-        """Return the instances whose node is alive.
+        """Return the machines whose node is alive.
 
         Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost.
         """
         if self._cluster is None:
             self._cluster = self._connect()
-        nodes = (node.instance_id for node in self._cluster.nodes() if node.alive)
+        nodes = (node.machine_id for node in self._cluster.nodes() if node.alive)
         return frozenset(node for node in nodes if node is not None)
 
 

@@ -11,7 +11,7 @@ from vcasgd.logging import bound, isolated
 from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.job import PROCESS, Failure
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.worker_names import instance_of
+from vcasgd.worker_names import machine_of
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class RestartBackoff:
         """
         for end in list(self._unconfirmed):
             worker, ended_at, job, reason = end
-            lost = instance_of(worker) not in machines
+            lost = machine_of(worker) not in machines
             if not lost and self._clock() - ended_at < self._confirm_seconds:
                 continue
             if not lost:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from statistics import median
 
 from vcasgd.fleet.observed import Rates
-from vcasgd.fleet.providers.base import Instance
+from vcasgd.fleet.providers.base import Machine
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Workload, Workloads
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
-from vcasgd.worker_names import instance_of
+from vcasgd.worker_names import machine_of
 
 #: Seconds over which a worker is measured at least; the first samples are slower.
 MEASURE_SECONDS = 10.0
@@ -24,7 +24,7 @@ WRITE_SECONDS = 10.0
 class Speeds:
     """Measures samples per second of each machine since its first ones.
 
-    The speed of a pool and instance type is the median of its machines, so that one worker with
+    The speed of a pool and machine type is the median of its machines, so that one worker with
     false reports does not decide which machines are bought.
     """
 
@@ -49,7 +49,7 @@ class Speeds:
         self,
         job: JobRecord,
         beats: Mapping[str, Heartbeat],
-        machines: Mapping[str, Instance],
+        machines: Mapping[str, Machine],
         now: float,
     ) -> None:
         """Measure a job's ``machines``, given by id; :meth:`write` writes what changed."""
@@ -59,11 +59,11 @@ class Speeds:
         of_machine: defaultdict[str, float] = defaultdict(float)
         for worker, beat in beats.items():
             # The learners of a machine add up.
-            of_machine[instance_of(worker)] += _rate(first, worker, beat) or 0.0
+            of_machine[machine_of(worker)] += _rate(first, worker, beat) or 0.0
         speeds: defaultdict[str, list[float]] = defaultdict(list)
         for name, rate in of_machine.items():
             if (one := machines.get(name)) and rate > 0:
-                speeds[f"{one.pool}|{one.instance_type}"].append(rate)
+                speeds[f"{one.pool}|{one.machine_type}"].append(rate)
         medians = {name: median(rates) for name, rates in speeds.items()}
         before = self._of(job)
         after = replace(before, rates={**before.rates, **medians})

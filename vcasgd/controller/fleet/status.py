@@ -15,12 +15,12 @@ from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame
 from vcasgd.fleet.pool_rows import to_row
-from vcasgd.fleet.providers.base import Instance
+from vcasgd.fleet.providers.base import Machine
 from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.lost_workers import LostWorkers
-from vcasgd.worker_names import instance_of, worker_name
+from vcasgd.worker_names import machine_of, worker_name
 
 
 class StatusPublisher:
@@ -58,7 +58,7 @@ class StatusPublisher:
 
     def failed_boots(self, state: Observed) -> list[Blame]:
         """Return the machines that disappeared before they joined; call it before publishing."""
-        present = {one.id for one in state.instances}
+        present = {one.id for one in state.machines}
         return [
             Blame(name, row.pool, row.zone, row.spot, "disappeared before it joined")
             for name, row in self._events.never_joined(present).items()
@@ -67,13 +67,13 @@ class StatusPublisher:
     def release(self, state: Observed) -> None:
         """Free the leases of workers whose machine disappeared."""
         of_job: defaultdict[str, set[str]] = defaultdict(set)
-        for instance, job in self._events.lost({one.id for one in state.instances}).items():
+        for machine, job in self._events.lost({one.id for one in state.machines}).items():
             if job is not None:
-                of_job[job].add(instance)
+                of_job[job].add(machine)
         self._gone = {}
         for job, names in self._jobs.workers.names_of(of_job).items() if of_job else ():
             # Learners beside the first report too.
-            reported = {name for name in names if instance_of(name) in of_job[job]}
+            reported = {name for name in names if machine_of(name) in of_job[job]}
             self._gone[job] = reported | {worker_name(one, job) for one in of_job[job]}
         self._lost.report(self._gone)
 
@@ -82,7 +82,7 @@ class StatusPublisher:
 
         Call :meth:`release` first.
         """
-        job_of = {worker.instance_id: worker.job for worker in state.workers if worker.alive}
+        job_of = {worker.machine_id: worker.job for worker in state.workers if worker.alive}
         rows = self._machine_rows(state, job_of)
         self._timeline.record(state, self._events.ends(rows.keys()), steady_time())
         self._jobs.add_events(limit_events(self._limited, state))
@@ -96,8 +96,8 @@ class StatusPublisher:
         if self._gone:
             self._jobs.workers.remove_all(self._gone)
         if self._ray_dir is not None:
-            for instance in lost:
-                shutil.rmtree(self._ray_dir / instance, ignore_errors=True)
+            for machine in lost:
+                shutil.rmtree(self._ray_dir / machine, ignore_errors=True)
 
     def publish_waiting(self, state: Observed, reasons: Mapping[str, str]) -> None:
         """Publish why jobs have fewer machines than they could use, as far as that has changed."""
@@ -111,7 +111,7 @@ class StatusPublisher:
         """Return the rows of all machines; those of unchanged ones are the previous ones."""
         nodes, joined = state.nodes or frozenset(), state.history.joined
         before, self._rows = self._rows, {}
-        for one in state.instances:
+        for one in state.machines:
             name = one.id
             removed = one.pool not in self._pools.specs
             problem = self._cloud.problem(one)
@@ -121,8 +121,8 @@ class StatusPublisher:
         return {name: row for name, (_, row) in self._rows.items()}
 
     def _pool_rows(self, state: Observed) -> dict[str, dict[str, object]]:
-        machines = Counter(one.pool for one in state.instances)
-        warm = Counter(one.pool for one in state.instances if _is_warm(one, state))
+        machines = Counter(one.pool for one in state.machines)
+        warm = Counter(one.pool for one in state.machines if _is_warm(one, state))
         return {
             view.name: to_row(
                 view,
@@ -130,7 +130,7 @@ class StatusPublisher:
                 provider=self._pools.specs[view.name].provider,
                 labels=self._pools.specs[view.name].labels,
                 trust=self._pools.specs[view.name].trust,
-                instances=machines[view.name],
+                machines=machines[view.name],
                 idle=warm[view.name],
             )
             for position, view in enumerate(state.pools)
@@ -164,21 +164,21 @@ def unreachable_events(
             "machine-unreachable",
             f"{name} may still run and cost money: its pool {row.pool} was removed, and it can't "
             f"be ended: {row.problem}; restore the access to its provider",
-            {"instance": name, "pool": row.pool, "why": row.problem},
+            {"machine": name, "pool": row.pool, "why": row.problem},
         )
         for name, row in machines.items()
         if (job := payers.get(name))
     ]
 
 
-def _is_warm(one: Instance, state: Observed) -> bool:
+def _is_warm(one: Machine, state: Observed) -> bool:
     """Return True if a job could get the machine at once."""
     leaving = one.notice_at is not None or one.advised_at is not None
     return one.id in state.history.idle and not leaving
 
 
 def _row(
-    one: Instance, joined: bool, job: str | None, was_up: bool, removed: bool, problem: str | None
+    one: Machine, joined: bool, job: str | None, was_up: bool, removed: bool, problem: str | None
 ) -> FleetRow:
     return FleetRow(
         pool=one.pool,
@@ -191,7 +191,7 @@ def _row(
         spot=one.spot,
         price_per_hour=one.price_per_hour,
         zone=one.zone,
-        instance_type=one.instance_type,
+        machine_type=one.machine_type,
         on_demand_price_per_hour=one.on_demand_price_per_hour,
         advised_at=one.advised_at,
         round_trip_ms=one.round_trip_ms,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from vcasgd.faults import Cause
 from vcasgd.store.ledger.job import PREPARE, PROCESS, Failure
-from vcasgd.worker_names import instance_of
+from vcasgd.worker_names import machine_of
 
 #: Failures of one work item after which the job fails, on as many machines if there are so many.
 ATTEMPTS = 3
@@ -94,8 +94,8 @@ def none_agree(
     """
     if not blamed:
         return None
-    machines = set(map(instance_of, blamed))
-    others = lost + len(set(map(instance_of, workers)) - machines)
+    machines = set(map(machine_of, blamed))
+    others = lost + len(set(map(machine_of, workers)) - machines)
     alone = not others and now - min(each.at for each in blamed.values()) >= ALONE_SECONDS
     if not alone and (len(machines) < ATTEMPTS or len(machines) <= others):
         return None

@@ -6,7 +6,7 @@ from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.joined_machines import PREFIX, JoinedMachines
 from vcasgd.store.ledger.worker_beats import WorkerBeats
-from vcasgd.worker_names import instance_of
+from vcasgd.worker_names import machine_of
 
 #: Seconds for one update below which no link is called slow, however short the training is.
 MIN_SECONDS = 10.0
@@ -35,11 +35,11 @@ class WorkerEvents:
         for worker, beat in self._beats.of(self._job).items():
             if beat.uncorrected and not self._uncorrected:
                 self._name_optimizer(beat.uncorrected)
-            if worker in self._judged or not instance_of(worker).startswith(PREFIX):
+            if worker in self._judged or not machine_of(worker).startswith(PREFIX):
                 continue
             if not beat.pushes or not beat.local_steps or beat.step_seconds is None:
                 continue
-            machine = self._machines.get(instance_of(worker))
+            machine = self._machines.get(machine_of(worker))
             if machine is not None and machine.upload_mbps and self._slow < MAX_EVENTS:
                 self._judge(worker, beat, machine.upload_mbps)
             self._judged.add(worker)

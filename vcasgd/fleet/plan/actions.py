@@ -17,7 +17,7 @@ class Launch:
     count: int
     token: str
     zone: str | None = None
-    instance_types: tuple[str, ...] | None = None
+    machine_types: tuple[str, ...] | None = None
     spot: bool | None = None
     jobs: tuple[str, ...] = field(default=(), compare=False)
     """Jobs that pay for the machines until a worker runs on them, one per machine; not part of the
@@ -28,7 +28,7 @@ class Launch:
 class StartWorker:
     """Start a worker for a job on a machine."""
 
-    instance_id: str
+    machine_id: str
     job: str
     learner: int = 1
     """Number of the learner. The plan starts the first; see
@@ -52,7 +52,7 @@ class StopWorker:
 class Terminate:
     """End a machine."""
 
-    instance_id: str
+    machine_id: str
     reason: str
 
 
@@ -63,7 +63,7 @@ class Blame:
     ``reason`` continues a sentence that starts with the machine's id.
     """
 
-    instance_id: str
+    machine_id: str
     pool: str
     zone: str
     spot: bool

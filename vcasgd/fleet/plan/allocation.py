@@ -19,7 +19,7 @@ from vcasgd.fleet.plan.preemption import (
 from vcasgd.fleet.plan.shares import Shares, by_minimum, fill_by_share, levels
 from vcasgd.fleet.plan.staff import Staff, divide
 from vcasgd.fleet.plan.stock import Stock
-from vcasgd.fleet.providers.base import Instance
+from vcasgd.fleet.providers.base import Machine
 
 
 class Allocation:
@@ -37,15 +37,15 @@ class Allocation:
         self._staff: dict[str, Staff]
         self._staff, spare = divide(state, self._machines, self._replaceable, now)
         self._spare = {worker.name: worker for worker in spare}
-        self._spare_stock = Stock((self._machines[one.instance_id], one.name) for one in spare)
+        self._spare_stock = Stock((self._machines[one.machine_id], one.name) for one in spare)
         self._idle = {one.id: one for one in self._idle_machines()}
         self._idle_stock = Stock((one, one.id) for one in self._idle.values())
         self._vacated_stock = Stock(
-            (self._machines[worker.instance_id], worker.instance_id)
+            (self._machines[worker.machine_id], worker.machine_id)
             for worker in state.workers
             if worker.alive
             and worker.name in state.draining
-            and worker.instance_id in self._machines
+            and worker.machine_id in self._machines
         )
         self._coming = self._coming_machines()
         self._shares = Shares(state.jobs)
@@ -114,7 +114,7 @@ class Allocation:
         """Return the launches of this round."""
         return self._markets.launches()
 
-    def _why_end(self, one: Instance) -> str | None:
+    def _why_end(self, one: Machine) -> str | None:
         pool = self._pools.get(one.pool)
         if pool is not None and pool.joined:
             return None
@@ -161,7 +161,7 @@ class Allocation:
             worker = staff.replaceable.popleft()
         self._shares.machines[job.job] += 1
         if worker is not None and number >= job.needed + self._lacking[job.job]:
-            self._donations.append(Donation(job, worker, self._machines[worker.instance_id]))
+            self._donations.append(Donation(job, worker, self._machines[worker.machine_id]))
         return True
 
     def _find(self, job: JobDemand, *, beyond: bool) -> bool:
@@ -232,7 +232,7 @@ class Allocation:
 
     # -- replacements --------------------------------------------------------------------------
 
-    def _replaceable(self, job: JobDemand, one: Instance) -> bool:
+    def _replaceable(self, job: JobDemand, one: Machine) -> bool:
         """Return True if another machine should replace it when one is available."""
         if one.advised_at is not None:
             return True
@@ -248,9 +248,9 @@ class Allocation:
     # -- machines without a worker -------------------------------------------------------------
 
     def _busy(self) -> set[str]:
-        return {worker.instance_id for worker in self._state.workers if worker.alive}
+        return {worker.machine_id for worker in self._state.workers if worker.alive}
 
-    def _idle_machines(self) -> list[Instance]:
+    def _idle_machines(self) -> list[Machine]:
         nodes = self._state.nodes or frozenset()
         free = nodes - self._busy()
         return [one for one in self._machines.values() if one.id in free]
@@ -271,7 +271,7 @@ class Allocation:
         self._coming_ids = {id_ for ids in coming.values() for id_ in ids if id_}
         return coming
 
-    def _unneeded_booting(self) -> list[Instance]:
+    def _unneeded_booting(self) -> list[Machine]:
         left = {id_ for ids in self._coming.values() for id_ in ids}
         return [one for one in self._machines.values() if one.id in left]
 

@@ -8,7 +8,7 @@ from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan.actions import Action, Blame, StopWorker, Terminate
 from vcasgd.fleet.plan.allocation import Allocation
 from vcasgd.fleet.plan.waiting import reasons
-from vcasgd.fleet.providers.base import Instance
+from vcasgd.fleet.providers.base import Machine
 
 #: Reason for ending a machine whose Ray node never appeared.
 NOT_JOINED = "did not join in time"
@@ -69,15 +69,15 @@ def _barred(state: Observed) -> dict[str, str]:
     """Return machines whose pool may no longer see the data that they hold, even if only cached."""
     barred = {job.job: job.barred for job in state.jobs}
     holds = dict(state.payers)
-    holds |= {worker.instance_id: worker.job for worker in state.workers if worker.alive}
+    holds |= {worker.machine_id: worker.job for worker in state.workers if worker.alive}
     return {
         one.id: f"pool {one.pool} may not see the data of {holds[one.id]}"
-        for one in state.instances
+        for one in state.machines
         if one.id not in state.ending and one.pool in barred.get(holds.get(one.id, ""), frozenset())
     }
 
 
-def _lost(state: Observed, one: Instance, boot_seconds: float | None, now: float) -> str | None:
+def _lost(state: Observed, one: Machine, boot_seconds: float | None, now: float) -> str | None:
     if state.nodes is None:
         return None
     history, limits = state.history, state.limits

@@ -62,7 +62,7 @@ class OwnerRooms:
         having = Counter(
             owners.get(worker.job)
             for worker in state.workers
-            if worker.alive and worker.instance_id in machines
+            if worker.alive and worker.machine_id in machines
         )
         self._left = {name: limit - having[name] for name, limit in state.owner_limits.items()}
 

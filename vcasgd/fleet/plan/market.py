@@ -217,7 +217,7 @@ def _zones(choices: Mapping[Offer, float], *, spot: bool) -> list[_Zone]:
         _Zone(
             score=min(choices[each] for each in offers),
             name=zone,
-            types=tuple(sorted({each.instance_type for each in offers})),
+            types=tuple(sorted({each.machine_type for each in offers})),
             price=max(price_of(each, spot=spot) for each in offers),
         )
         for zone, offers in by_zone.items()

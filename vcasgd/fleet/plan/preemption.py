@@ -12,7 +12,7 @@ from vcasgd.fleet.observed import JobDemand, WorkerView
 from vcasgd.fleet.plan.actions import StopWorker
 from vcasgd.fleet.plan.shares import Shares
 from vcasgd.fleet.plan.staff import worth
-from vcasgd.fleet.providers.base import Instance
+from vcasgd.fleet.providers.base import Machine
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Donation:
 
     job: JobDemand
     worker: WorkerView
-    machine: Instance
+    machine: Machine
 
 
 #: Returns True if a machine may be taken for a job.

@@ -39,5 +39,5 @@ def size(offer: Offer) -> float:
 
 
 def _rate(offer: Offer, rates: Rates) -> float | None:
-    rate = rates.get((offer.pool, offer.instance_type))
+    rate = rates.get((offer.pool, offer.machine_type))
     return rate if rate is not None and rate > 0 else None

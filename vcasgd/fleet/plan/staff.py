@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from vcasgd.fleet.observed import JobDemand, Observed, WorkerView
-from vcasgd.fleet.providers.base import Instance
+from vcasgd.fleet.providers.base import Machine
 
 
 @dataclass
@@ -26,8 +26,8 @@ class Staff:
 
 def divide(
     state: Observed,
-    machines: Mapping[str, Instance],
-    replaceable: Callable[[JobDemand, Instance], bool],
+    machines: Mapping[str, Machine],
+    replaceable: Callable[[JobDemand, Machine], bool],
     now: float,
 ) -> tuple[dict[str, Staff], list[WorkerView]]:
     """Return the staff of each running job, and the spare workers.
@@ -37,9 +37,9 @@ def divide(
     living = [
         worker
         for worker in state.workers
-        if worker.alive and worker.instance_id in machines and worker.name not in state.draining
+        if worker.alive and worker.machine_id in machines and worker.name not in state.draining
     ]
-    living.sort(key=lambda worker: worth(machines[worker.instance_id]))
+    living.sort(key=lambda worker: worth(machines[worker.machine_id]))
     of_job: defaultdict[str, list[WorkerView]] = defaultdict(list)
     for worker in living:
         of_job[worker.job].append(worker)
@@ -56,14 +56,14 @@ def _staff(
     job: JobDemand,
     own: list[WorkerView],
     state: Observed,
-    machines: Mapping[str, Instance],
-    replaceable: Callable[[JobDemand, Instance], bool],
+    machines: Mapping[str, Machine],
+    replaceable: Callable[[JobDemand, Machine], bool],
     now: float,
 ) -> Staff:
     staff, since, limit = Staff(), state.history.dear, state.limits.dear_seconds
     firm = []
     for worker in own:
-        one = machines[worker.instance_id]
+        one = machines[worker.machine_id]
         if now - since.get(one.id, now) >= limit:
             staff.dear.append(worker)
         elif replaceable(job, one):
@@ -76,6 +76,6 @@ def _staff(
     return staff
 
 
-def worth(instance: Instance) -> tuple[float, float, str]:
+def worth(machine: Machine) -> tuple[float, float, str]:
     """Return a sort key: cheap machines first, then old ones, which have survived so far."""
-    return instance.price_per_hour, instance.launched_at, instance.id
+    return machine.price_per_hour, machine.launched_at, machine.id

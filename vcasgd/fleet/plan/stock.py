@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from vcasgd.fleet.plan.staff import worth
-from vcasgd.fleet.providers.base import Instance
+from vcasgd.fleet.providers.base import Machine
 
 Item = TypeVar("Item")
 
@@ -18,9 +18,9 @@ class Stock(Generic[Item]):
     Machines that the cloud recommends leaving are not in stock.
     """
 
-    def __init__(self, items: Iterable[tuple[Instance, Item]]) -> None:
+    def __init__(self, items: Iterable[tuple[Machine, Item]]) -> None:
         """Sort the items by the worth of their machines; equal ones keep their order."""
-        self._queues: defaultdict[str, deque[tuple[Instance, Item]]] = defaultdict(deque)
+        self._queues: defaultdict[str, deque[tuple[Machine, Item]]] = defaultdict(deque)
         for one, item in sorted(items, key=lambda each: worth(each[0])):
             if one.advised_at is None:
                 self._queues[one.pool].append((one, item))

@@ -18,8 +18,8 @@ def reasons(state: Observed, missing: Mapping[str, int]) -> dict[str, str]:
     jobs = {job.job: job for job in state.jobs}
     holders: defaultdict[str, set[str]] = defaultdict(set)
     for worker in state.workers:
-        if worker.alive and worker.instance_id in pool_of and worker.job in jobs:
-            holders[pool_of[worker.instance_id]].add(worker.job)
+        if worker.alive and worker.machine_id in pool_of and worker.job in jobs:
+            holders[pool_of[worker.machine_id]].add(worker.job)
     return {
         name: _reason(jobs[name], max(0, missing.get(name, 0)), state, jobs, holders)
         for name in sorted(short)

@@ -1,8 +1,8 @@
 """Contract of all providers of machines.
 
 The cloud has the authoritative state of a fleet, not a process: a new provider in another process
-finds the same instances by their cluster tag. Each call returns soon and may be repeated. The
-results of slow operations appear in :meth:`Provider.instances`.
+finds the same machines by their cluster tag. Each call returns soon and may be repeated. The
+results of slow operations appear in :meth:`Provider.machines`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Protocol
 from vcasgd.errors import InvalidRequest
 from vcasgd.printable import printable
 
-#: Placeholder for the instance's id in a :class:`Boot`; the id is unknown before the launch.
-INSTANCE_ID = "{instance_id}"
+#: Placeholder for the machine's id in a :class:`Boot`; the id is unknown before the launch.
+MACHINE_ID = "{machine_id}"
 #: Maximum number of characters of a boot error; the image's scripts write no more.
 BOOT_ERROR_LENGTH = 250
 #: Calls to one provider that may be under way at the same time.
@@ -26,8 +26,8 @@ CONNECTIONS = 20
 PYTHON = "{python}"
 
 
-class InstanceState(StrEnum):
-    """State of an instance. ``LEAVING`` has a notice and still runs; ``GONE`` is final."""
+class MachineState(StrEnum):
+    """State of a machine. ``LEAVING`` has a notice and still runs; ``GONE`` is final."""
 
     BOOTING = "booting"
     RUNNING = "running"
@@ -36,12 +36,12 @@ class InstanceState(StrEnum):
 
 
 @dataclass(frozen=True)
-class Instance:
+class Machine:
     """Machine as its cloud reports it. Times are Unix seconds, prices USD per hour."""
 
     id: str
     pool: str
-    state: InstanceState
+    state: MachineState
     launched_at: float
     notice_at: float | None
     """When the cloud takes it; None without a notice."""
@@ -50,7 +50,7 @@ class Instance:
     """Current price; that of a spot machine changes while it runs."""
     spot: bool
     zone: str = ""
-    instance_type: str = ""
+    machine_type: str = ""
     on_demand_price_per_hour: float = 0.0
     """On-demand price of this type in this zone."""
     advised_at: float | None = None
@@ -67,7 +67,7 @@ class Offer:
 
     pool: str
     zone: str
-    instance_type: str
+    machine_type: str
     spot: bool
     price_per_hour: float
     on_demand_price_per_hour: float
@@ -83,7 +83,7 @@ class Offer:
 class Boot:
     """Command that a machine runs after its boot. The machine ends with it.
 
-    ``{instance_id}`` and ``{python}`` in arguments and values stand for the instance's id and the
+    ``{machine_id}`` and ``{python}`` in arguments and values stand for the machine's id and the
     machine's Python. Values of ``env`` may be passwords, so they aren't shown. A provider whose
     machines share a computer may import ``imports`` once for all of them.
     """
@@ -92,11 +92,11 @@ class Boot:
     env: dict[str, str] = field(default_factory=dict, repr=False)
     imports: tuple[str, ...] = ()
 
-    def on(self, instance_id: str) -> Boot:
+    def on(self, machine_id: str) -> Boot:
         """Return the command with all placeholders filled in. Call it on the machine itself."""
 
         def fill(text: str) -> str:
-            return text.replace(INSTANCE_ID, instance_id).replace(PYTHON, sys.executable)
+            return text.replace(MACHINE_ID, machine_id).replace(PYTHON, sys.executable)
 
         argv = tuple(fill(argument) for argument in self.argv)
         return Boot(argv, {name: fill(value) for name, value in self.env.items()})
@@ -141,16 +141,16 @@ class Provider(Protocol):
         token: str,
         *,
         zones: Sequence[str] | None = None,
-        instance_types: Sequence[str] | None = None,
+        machine_types: Sequence[str] | None = None,
         spot: bool | None = None,
     ) -> list[str]:
         """Launch up to ``count`` machines, and return the ids of those granted, at least one.
 
-        ``zones`` and ``instance_types`` restrict the pool's; ``spot`` overrides the pool's. A
+        ``zones`` and ``machine_types`` restrict the pool's; ``spot`` overrides the pool's. A
         launch is idempotent by ``token`` (at most 64 characters): the same token with any arguments
         starts nothing new and returns the ids of the first launch, even of machines that are gone,
         while the cloud still lists them (an hour). Returns within half a minute. The machines are
-        then ``BOOTING`` and may not be in :meth:`instances` yet, so the caller keeps the ids until
+        then ``BOOTING`` and may not be in :meth:`machines` yet, so the caller keeps the ids until
         they are.
 
         Raises :class:`~vcasgd.errors.NoCapacity` if the pool has no machine, and
@@ -164,7 +164,7 @@ class Provider(Protocol):
         """Return the pool's maximum number of machines; None if only a launch can determine it."""
         ...
 
-    def instances(self) -> list[Instance]:
+    def machines(self) -> list[Machine]:
         """Return all machines with the cluster's tag that are not ``GONE``.
 
         This includes machines whose pool was removed. New machines may be listed some seconds late,
@@ -172,7 +172,7 @@ class Provider(Protocol):
         """
         ...
 
-    def boot_error(self, instance_id: str) -> str | None:
+    def boot_error(self, machine_id: str) -> str | None:
         """Return the boot error that a machine reported, in one line; None without one.
 
         The text is untrusted: any process with the machine's rights can write it. Takes up to some
@@ -180,7 +180,7 @@ class Provider(Protocol):
         """
         ...
 
-    def terminate(self, *instance_ids: str) -> None:
+    def terminate(self, *machine_ids: str) -> None:
         """End machines that are no longer needed. Idempotent; ignores those that don't exist.
 
         Returns soon; the machines may be listed for a while longer. One that can't be ended keeps
@@ -188,7 +188,7 @@ class Provider(Protocol):
         """
         ...
 
-    def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:
+    def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:
         """Give a real notice, as the cloud would, and take the machine at its end.
 
         None means the cloud's usual notice time. Does nothing if the machine has a notice or
@@ -196,7 +196,7 @@ class Provider(Protocol):
         """
         ...
 
-    def kill(self, instance_id: str) -> None:
+    def kill(self, machine_id: str) -> None:
         """Take a machine without notice. Idempotent; does nothing if there is none."""
         ...
 

@@ -18,9 +18,9 @@ from vcasgd.errors import (
 Patterns = Mapping[type[FleetError], str]
 
 _REMEDIES: Mapping[type[FleetError], str] = {
-    QuotaExceeded: "request a higher quota from the cloud, or set the pool's max_instances",
+    QuotaExceeded: "request a higher quota from the cloud, or set the pool's max_machines",
     CloudDenied: "docs/security.md lists the permissions that the controller needs",
-    InvalidRequest: "check the pool's template, zones, and instance types",
+    InvalidRequest: "check the pool's template, zones, and machine types",
 }
 
 

@@ -112,7 +112,7 @@ def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:
 
     return LocalPool(
         spec.name,
-        settings.local_capacity if spec.max_instances is None else spec.max_instances,
+        settings.local_capacity if spec.max_machines is None else spec.max_machines,
         price_per_hour=default_to(template.price_per_hour, settings.local_price_per_hour),
         on_demand_price_per_hour=default_to(
             template.on_demand_price_per_hour, settings.local_on_demand_price_per_hour
@@ -121,7 +121,7 @@ def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:
         notice_seconds=default_to(template.notice_seconds, settings.local_notice_seconds),
         spot=spec.spot,
         zones=spec.zones,
-        instance_types=spec.instance_types,
+        machine_types=spec.machine_types,
         cpus=spec.cpus or 1.0,
         gpus=spec.gpus or 0,
     )

@@ -157,7 +157,7 @@ class Workload:
     """Measurements of jobs with the same name and task.
 
     ``samples``: samples of an epoch. ``batch_size``: samples in a local step. ``rates``:
-    ``pool|instance type`` → samples per second of one machine.
+    ``pool|machine type`` → samples per second of one machine.
     """
 
     samples: int | None = None

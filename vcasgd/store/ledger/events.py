@@ -140,12 +140,12 @@ class EventLog:
         return list(streams[0][1]) if streams else []
 
     def timelines(self, job: str) -> dict[str, dict[str, Any]]:
-        """Return what each instance did for a job.
+        """Return what each machine did for a job.
 
         A timeline is plain data of :mod:`vcasgd.controller.fleet.machine_timeline`.
         """
         rows = self._ledger.hgetall(LedgerKeys(job).machines)
-        return {instance.decode(): json.loads(row) for instance, row in rows.items()}
+        return {machine.decode(): json.loads(row) for machine, row in rows.items()}
 
     def update_timelines(
         self,

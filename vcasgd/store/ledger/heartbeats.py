@@ -71,7 +71,7 @@ class Heartbeat(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
     at: _Number = None
-    instance: _Name = None
+    machine: _Name = None
     host: _Name = None
     pid: _Count = None
     #: The current activity, for people.

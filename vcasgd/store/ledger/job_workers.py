@@ -115,6 +115,6 @@ class JobWorkers:
         That is ``evicted`` (with a notice) or ``killed``. Returns for each whether it is new.
         """
         with self._ledger.pipeline() as pipe:
-            for job, instance, how in losses:
-                pipe.hsetnx(LedgerKeys(job).vanished, instance, how)
+            for job, machine, how in losses:
+                pipe.hsetnx(LedgerKeys(job).vanished, machine, how)
             return [bool(new) for new in pipe.execute()]

@@ -141,23 +141,23 @@ class JoinedMachines:
         limit: int | None,
         pool: str,
         facts: MachineFacts,
-        instance: str | None = None,
+        ordered: str | None = None,
     ) -> JoinedMachine:
         """Add a machine of a token, which may have up to ``limit`` at a time.
 
-        ``secret``: its own. ``instance``: its name at the provider that ordered it, if one did; it
+        ``secret``: its own. ``ordered``: its name at the provider that ordered it, if one did; it
         may join again with the same secret, or after it was lost. Raises :class:`Conflict` if there
         are too many, or if another one has this name.
         """
         machine = JoinedMachine(
             **facts.model_dump(),
-            name=instance or f"{PREFIX}{token[:_NAME_LETTERS]}-{secrets.token_hex(_NAME_BYTES)}",
+            name=ordered or f"{PREFIX}{token[:_NAME_LETTERS]}-{secrets.token_hex(_NAME_BYTES)}",
             token=token,
             digest=digest,
             secret=_digest(secret),
             pool=pool,
             joined_at=self.now(),
-            ordered=instance is not None,
+            ordered=ordered is not None,
         )
         most = USUAL_LIMIT if limit is None else limit
         answer = self._join(

@@ -224,10 +224,10 @@ class Control:
         requests = self._ledger.lpop(names.COMMANDS, most)
         return [json.loads(each) for each in requests or []]
 
-    def publish(self, instances: Mapping[str, Any], pools: Mapping[str, Any]) -> None:
+    def publish(self, machines: Mapping[str, Any], pools: Mapping[str, Any]) -> None:
         """Replace the published view of the fleet."""
         with self._ledger.pipeline(transaction=True) as pipe:
-            for key, rows in ((names.INSTANCES, instances), (names.POOLS, pools)):
+            for key, rows in ((names.MACHINES, machines), (names.POOLS, pools)):
                 pipe.delete(key)
                 if rows:
                     pipe.hset(key, mapping={name: json.dumps(row) for name, row in rows.items()})
@@ -236,7 +236,7 @@ class Control:
     def update(
         self, changed: Mapping[str, Any], removed: Iterable[str], pools: Mapping[str, Any] | None
     ) -> None:
-        """Replace some instances of the published view, remove others, and replace all pools.
+        """Replace some machines of the published view, remove others, and replace all pools.
 
         None leaves the pools as they are.
         """
@@ -244,9 +244,9 @@ class Control:
         with self._ledger.pipeline(transaction=True) as pipe:
             if changed:
                 rows = {name: json.dumps(row) for name, row in changed.items()}
-                pipe.hset(names.INSTANCES, mapping=rows)
+                pipe.hset(names.MACHINES, mapping=rows)
             if gone:
-                pipe.hdel(names.INSTANCES, *gone)
+                pipe.hdel(names.MACHINES, *gone)
             if pools is not None:
                 pipe.delete(names.POOLS)
             if pools:
@@ -282,13 +282,13 @@ class Control:
         """Replace the launch history of a pool."""
         self._ledger.hset(names.LAUNCHES, name, pool.to_json())
 
-    def instances(self) -> dict[str, dict[str, Any]]:
-        """Return the published view of instances."""
-        return self._rows(names.INSTANCES)
+    def machines(self) -> dict[str, dict[str, Any]]:
+        """Return the published view of machines."""
+        return self._rows(names.MACHINES)
 
-    def instance_texts(self) -> dict[str, bytes]:
-        """Return the rows of :meth:`instances` as JSON, which a reader can compare."""
-        rows = self._ledger.hgetall(names.INSTANCES)
+    def machine_texts(self) -> dict[str, bytes]:
+        """Return the rows of :meth:`machines` as JSON, which a reader can compare."""
+        rows = self._ledger.hgetall(names.MACHINES)
         return {name.decode(): text for name, text in rows.items()}
 
     def pools(self) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ const FIRST = 20;
 type Offer = {
   pool: string;
   zone: string;
-  instance_type: string;
+  machine_type: string;
   spot: boolean;
   cpus: number;
   gpus: number;
@@ -42,7 +42,7 @@ export function Offers({ pools }: { pools: Pool[] }) {
         label="Offers"
         columns={COLUMNS}
         rows={all ? offers : offers.slice(0, FIRST)}
-        id={(row) => `${row.pool} ${row.zone} ${row.instance_type} ${row.spot}`}
+        id={(row) => `${row.pool} ${row.zone} ${row.machine_type} ${row.spot}`}
       />
       {!all && offers.length > FIRST && (
         <Button variant="subtle" size="xs" m="sm" onClick={() => setAll(true)}>
@@ -54,7 +54,7 @@ export function Offers({ pools }: { pools: Pool[] }) {
 }
 
 const COLUMNS: Column<Offer>[] = [
-  { name: "Type", key: (row) => row.instance_type, cell: (row) => row.instance_type || DASH },
+  { name: "Type", key: (row) => row.machine_type, cell: (row) => row.machine_type || DASH },
   { name: "Pool", key: (row) => row.pool, cell: (row) => row.pool },
   { name: "Zone", wide: true, key: (row) => row.zone, cell: (row) => row.zone || DASH },
   { name: "Kind", wide: true, cell: (row) => (row.spot ? "spot" : "on demand") },

@@ -37,9 +37,9 @@ function columns(now: number, spend: Spend | undefined): Column<Pool>[] {
     {
       name: "Machines",
       right: true,
-      key: (row) => row.instances,
+      key: (row) => row.machines,
       cell: (row) =>
-        `${count(row.instances ?? 0)}${row.capacity ? ` / ${count(row.capacity)}` : ""}`,
+        `${count(row.machines ?? 0)}${row.capacity ? ` / ${count(row.capacity)}` : ""}`,
     },
     {
       name: "Launches",

@@ -48,9 +48,9 @@ export function Curves({
   const most =
     against === "time" ? times.to - start : Math.max(0, ...[...loss, ...accuracy].map(([x]) => x));
   const domain = useMemo(() => ({ from: 0, to: most }), [most]);
-  const marks = losses.flatMap(({ at, instance, state }): Mark[] => {
+  const marks = losses.flatMap(({ at, machine, state }): Mark[] => {
     const x = positionOf(metrics, against, start, at);
-    return x === null ? [] : [{ x, instance, state }];
+    return x === null ? [] : [{ x, machine, state }];
   });
   const format = AXES.find((each) => each.value === against)?.format ?? duration;
   const shared = { domain, marks, format };

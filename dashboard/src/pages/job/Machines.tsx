@@ -1,6 +1,6 @@
-import { isOver, type useMachines } from "../../api/jobs";
+import { isOver, type useTimelines } from "../../api/jobs";
 import { useCaller } from "../../api/session";
-import type { Job, Machine } from "../../api/types";
+import type { Job, MachineTimeline } from "../../api/types";
 import { ErrorState } from "../../components/ErrorState";
 import { Panel } from "../../components/Panel";
 import { refusal } from "../../lib/access";
@@ -17,7 +17,7 @@ export function Machines({
   now,
 }: {
   job: Job;
-  query: ReturnType<typeof useMachines>;
+  query: ReturnType<typeof useTimelines>;
   times: Domain;
   now: number;
 }) {
@@ -46,7 +46,7 @@ function noMachines(job: Job): string {
     : "Machines start as soon as a pool has capacity.";
 }
 
-function noteOf(machines: Machine[], now: number): string {
+function noteOf(machines: MachineTimeline[], now: number): string {
   const lost = losses(machines);
   const evicted = lost.filter((each) => each.state === "evicted").length;
   const parts = [

@@ -1,6 +1,6 @@
 import { useMemo, useState } from "react";
-import { isOver, useMachines } from "../../api/jobs";
-import type { Job, Machine } from "../../api/types";
+import { isOver, useTimelines } from "../../api/jobs";
+import type { Job, MachineTimeline } from "../../api/types";
 import type { Against } from "../../lib/curves";
 import { extent, losses } from "../../lib/timeline";
 import { useNow } from "../../lib/useNow";
@@ -13,11 +13,11 @@ import { Subtasks } from "./Subtasks";
 import { Tuned } from "./Tuned";
 import { SharedPointer } from "./tracks/pointer";
 
-const NONE: Machine[] = [];
+const NONE: MachineTimeline[] = [];
 
 export function Overview({ job }: { job: Job }) {
   const [against, setAgainst] = useState<Against>("time");
-  const query = useMachines(job.id);
+  const query = useTimelines(job.id);
   const now = useNow(!isOver(job));
   const until = Math.min(now, job.ended_at ?? now);
   const machines = query.data ?? NONE;

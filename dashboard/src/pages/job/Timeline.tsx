@@ -6,7 +6,7 @@ import { memo, useEffect, useMemo, useRef, useState } from "react";
 import { flushSync } from "react-dom";
 import { ApiError } from "../../api/client";
 import { useEvict } from "../../api/jobs";
-import type { Machine } from "../../api/types";
+import type { MachineTimeline } from "../../api/types";
 import type { Domain } from "../../lib/axis";
 import { clock, duration, usd } from "../../lib/format";
 import { lookOf } from "../../lib/states";
@@ -35,7 +35,7 @@ export function Timeline({
   times,
   mayEvict,
 }: {
-  machines: Machine[];
+  machines: MachineTimeline[];
   now: number;
   times: Domain;
   mayEvict: boolean;
@@ -52,7 +52,7 @@ export function Timeline({
         <div className={classes.grid}>
           <ul className={classes.names}>
             {timeline.lanes.map((lane) => (
-              <Name key={lane.machine.instance} machine={lane.machine} mayEvict={mayEvict} />
+              <Name key={lane.timeline.machine} timeline={lane.timeline} mayEvict={mayEvict} />
             ))}
           </ul>
           <Track domain={times}>
@@ -75,8 +75,14 @@ export function Timeline({
 }
 
 /** Memoized, so that only changed machines are rendered again. */
-const Name = memo(function Name({ machine, mayEvict }: { machine: Machine; mayEvict: boolean }) {
-  const state = stateOf(machine);
+const Name = memo(function Name({
+  timeline,
+  mayEvict,
+}: {
+  timeline: MachineTimeline;
+  mayEvict: boolean;
+}) {
+  const state = stateOf(timeline);
   const alive = state === "running" || state === "booting";
   return (
     <li
@@ -84,16 +90,16 @@ const Name = memo(function Name({ machine, mayEvict }: { machine: Machine; mayEv
       style={{ height: LANE }}
       data-state={state}
       data-tone={lookOf(state).tone}
-      data-machine={machine.instance}
+      data-machine={timeline.machine}
     >
-      <span className={classes.texts} title={summaryOf(machine)}>
+      <span className={classes.texts} title={summaryOf(timeline)}>
         <span className={classes.first}>
-          <span className={classes.label}>{short(machine.instance)}</span>
+          <span className={classes.label}>{short(timeline.machine)}</span>
           <span className={classes.word}>{wordOf(state)}</span>
         </span>
-        <span className={classes.origin}>{originOf(machine)}</span>
+        <span className={classes.origin}>{originOf(timeline)}</span>
       </span>
-      {alive && mayEvict && <EvictButton instance={machine.instance} />}
+      {alive && mayEvict && <EvictButton machine={timeline.machine} />}
     </li>
   );
 });
@@ -103,34 +109,34 @@ function wordOf(state: Shown): string {
 }
 
 /** Returns the type, the zone, and the price. */
-function originOf({ instance_type, zone, spot, price_per_hour }: Machine): string {
+function originOf({ machine_type, zone, spot, price_per_hour }: MachineTimeline): string {
   const price = price_per_hour ? `${usd(price_per_hour)}/h` : null;
-  return [instance_type, zone, price, spot ? null : "on demand"].filter(Boolean).join(" · ");
+  return [machine_type, zone, price, spot ? null : "on demand"].filter(Boolean).join(" · ");
 }
 
 /** Shortens a name to its end, which distinguishes it from others. */
-function short(instance: string): string {
-  return instance.length > 14 ? `…${instance.slice(-12)}` : instance;
+function short(machine: string): string {
+  return machine.length > 14 ? `…${machine.slice(-12)}` : machine;
 }
 
-function summaryOf(machine: Machine): string {
-  const kind = machine.spot ? "spot" : "on demand";
-  const why = machine.reason ? `; ${machine.reason}` : "";
-  return `${machine.instance}: pool ${machine.pool}, ${kind}, ${originOf(machine)}${why}`;
+function summaryOf(timeline: MachineTimeline): string {
+  const kind = timeline.spot ? "spot" : "on demand";
+  const why = timeline.reason ? `; ${timeline.reason}` : "";
+  return `${timeline.machine}: pool ${timeline.pool}, ${kind}, ${originOf(timeline)}${why}`;
 }
 
 /** Input device that approached a button. */
 type Approach = "mouse" | "keyboard" | "click";
 
 /** Button for a machine; its menu is rendered only when the pointer or focus approaches. */
-function EvictButton({ instance }: { instance: string }) {
+function EvictButton({ machine }: { machine: string }) {
   const [approach, setApproach] = useState<Approach | null>(null);
-  if (approach) return <EvictMenu instance={instance} approach={approach} />;
+  if (approach) return <EvictMenu machine={machine} approach={approach} />;
   return (
     <button
       type="button"
       className={classes.take}
-      aria-label={`Evict ${instance}`}
+      aria-label={`Evict ${machine}`}
       aria-haspopup="menu"
       // At once: a press on a button that is replaced before the release is no click.
       onPointerEnter={(event) =>
@@ -144,7 +150,7 @@ function EvictButton({ instance }: { instance: string }) {
   );
 }
 
-function EvictMenu({ instance, approach }: { instance: string; approach: Approach }) {
+function EvictMenu({ machine, approach }: { machine: string; approach: Approach }) {
   const target = useRef<HTMLButtonElement>(null);
   useEffect(() => {
     // The menu replaces the focused button.
@@ -153,10 +159,10 @@ function EvictMenu({ instance, approach }: { instance: string; approach: Approac
   const evict = useEvict();
   const send = (kill: boolean) =>
     evict.mutate(
-      { instance, kill },
+      { machine, kill },
       {
         onSuccess: () =>
-          notifications.show({ message: `${instance} is ${kill ? "killed" : "evicted"}` }),
+          notifications.show({ message: `${machine} is ${kill ? "killed" : "evicted"}` }),
         onError: (error) => {
           const remedy = error instanceof ApiError && error.remedy ? `. ${error.remedy}` : "";
           notifications.show({ color: "red", message: `${error.message}${remedy}` });
@@ -166,12 +172,7 @@ function EvictMenu({ instance, approach }: { instance: string; approach: Approac
   return (
     <Menu position="bottom-start" width={210} defaultOpened={approach === "click"}>
       <Menu.Target>
-        <button
-          type="button"
-          ref={target}
-          className={classes.take}
-          aria-label={`Evict ${instance}`}
-        >
+        <button type="button" ref={target} className={classes.take} aria-label={`Evict ${machine}`}>
           <IconDots size={15} />
         </button>
       </Menu.Target>
@@ -223,7 +224,7 @@ function Drawing({ timeline, width }: { timeline: Layout; width: number }) {
         </rect>
       ))}
       {timeline.lanes.map((lane) => (
-        <g key={lane.machine.instance} data-lane={lane.machine.instance}>
+        <g key={lane.timeline.machine} data-lane={lane.timeline.machine}>
           <line
             x1={0}
             x2={width}

@@ -67,11 +67,11 @@ function Priced({ plan }: { plan: Plan }) {
         <DataTable
           label="Planned machines"
           rows={bought}
-          id={(row) => `${row.pool} ${row.zone} ${row.instance_type} ${row.spot}`}
+          id={(row) => `${row.pool} ${row.zone} ${row.machine_type} ${row.spot}`}
           columns={[
             {
               name: "Machines",
-              cell: (row) => `${row.machines} × ${row.instance_type || row.pool}`,
+              cell: (row) => `${row.machines} × ${row.machine_type || row.pool}`,
             },
             { name: "Location", cell: (row) => row.zone || row.pool },
             { name: "USD per hour", right: true, cell: (row) => usd(row.price_per_hour) },

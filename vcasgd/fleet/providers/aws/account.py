@@ -16,7 +16,7 @@ def missing_permission(pool: AwsPoolSpec, cluster: str) -> str | None:
         "DryRun": True,
         "MinCount": 1,
         "MaxCount": 1,
-        "InstanceType": pool.instance_types[0],
+        "InstanceType": pool.machine_types[0],
         "LaunchTemplate": template_of(pool),
         **({"SubnetId": subnet} if subnet else {"Placement": {"AvailabilityZone": zone}}),
         "TagSpecifications": [

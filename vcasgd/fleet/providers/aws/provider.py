@@ -36,8 +36,8 @@ from vcasgd.fleet.providers.aws.request import (
 from vcasgd.fleet.providers.base import (
     CONNECTIONS,
     Boot,
-    Instance,
-    InstanceState,
+    Machine,
+    MachineState,
     Offer,
     narrowed,
     one_line,
@@ -63,11 +63,11 @@ ABOUT_ONE_MACHINE = ("OperationNotPermitted", "IncorrectInstanceState", "Unsuppo
 
 #: States of machines that still exist.
 _STATES = {
-    "pending": InstanceState.BOOTING,
-    "running": InstanceState.RUNNING,
+    "pending": MachineState.BOOTING,
+    "running": MachineState.RUNNING,
     # A stopped machine is listed as running, so the plan gives it up as lost and ends it.
-    "stopping": InstanceState.RUNNING,
-    "stopped": InstanceState.RUNNING,
+    "stopping": MachineState.RUNNING,
+    "stopped": MachineState.RUNNING,
 }
 
 
@@ -99,7 +99,7 @@ class AwsProvider:
         self._region = pools[0].region
         self._table = table
         self._page = page
-        for kind in {kind for pool in pools for kind in pool.instance_types}:
+        for kind in {kind for pool in pools for kind in pool.machine_types}:
             table.price(self._region, kind)
         self._ec2 = client("ec2", self._region)
         self._spot = SpotPrices(self._price_history, price_seconds)
@@ -108,10 +108,10 @@ class AwsProvider:
     def offers(self, pool: str) -> list[Offer]:
         """See the contract. A type without a spot price in a zone isn't sold there."""
         spec = self._pool(pool)
-        places = [(kind, zone) for zone in spec.zones for kind in spec.instance_types]
+        places = [(kind, zone) for zone in spec.zones for kind in spec.machine_types]
         if not spec.spot:
             return [self._offer(spec, *place, None) for place in places]
-        spot = self._spot.of(spec.instance_types, spec.zones)
+        spot = self._spot.of(spec.machine_types, spec.zones)
         return [self._offer(spec, *place, spot[place]) for place in places if place in spot]
 
     def launch(
@@ -122,12 +122,12 @@ class AwsProvider:
         token: str,
         *,
         zones: Sequence[str] | None = None,
-        instance_types: Sequence[str] | None = None,
+        machine_types: Sequence[str] | None = None,
         spot: bool | None = None,
     ) -> list[str]:
         """See the contract. EC2 stops listing terminated machines after an hour."""
         spec = self._pool(pool)
-        kinds = narrowed(spec.instance_types, instance_types, pool, "instance type")
+        kinds = narrowed(spec.machine_types, machine_types, pool, "machine type")
         where = narrowed(spec.zones, zones, pool, "zone")
         if granted := self._granted(token):
             return granted
@@ -154,27 +154,27 @@ class AwsProvider:
 
     def capacity(self, pool: str) -> int | None:
         """See the contract."""
-        return self._pool(pool).max_instances
+        return self._pool(pool).max_machines
 
-    def instances(self) -> list[Instance]:
+    def machines(self) -> list[Machine]:
         """See the contract."""
         rows = list(self._described(filtered("instance-state-name", *sorted(_STATES))))
         spot = self._spot_prices([row for row in rows if _is_spot(row)])
         reported = {row["InstanceId"]: _tags(row).get(BOOT_ERROR_TAG, "") for row in rows}
         self._boot_errors = {machine: one_line(text) for machine, text in reported.items()}
-        return [self._instance(row, spot) for row in rows]
+        return [self._machine(row, spot) for row in rows]
 
-    def boot_error(self, instance_id: str) -> str | None:
+    def boot_error(self, machine_id: str) -> str | None:
         """See the contract. The error is a tag, as last listed."""
-        return self._boot_errors.get(instance_id)
+        return self._boot_errors.get(machine_id)
 
-    def terminate(self, *instance_ids: str) -> None:
+    def terminate(self, *machine_ids: str) -> None:
         """See the contract. Ignores machines without the cluster's tag."""
         own = [
             row["InstanceId"]
-            for start in range(0, len(instance_ids), FILTER_VALUES)
+            for start in range(0, len(machine_ids), FILTER_VALUES)
             for row in self._described(
-                filtered("instance-id", *instance_ids[start : start + FILTER_VALUES])
+                filtered("instance-id", *machine_ids[start : start + FILTER_VALUES])
             )
         ]
         errors = [
@@ -185,14 +185,14 @@ class AwsProvider:
         if errors:
             raise errors[0]
 
-    def kill(self, instance_id: str) -> None:
+    def kill(self, machine_id: str) -> None:
         """See the contract. EC2 shuts the system down first."""
-        self.terminate(instance_id)
+        self.terminate(machine_id)
 
-    def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
+    def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
         """See the contract. Unsupported: EC2 interrupts on request only in fault injection."""
         raise FleetError(
-            f"{instance_id}: EC2 gives no notice on request",
+            f"{machine_id}: EC2 gives no notice on request",
             remedy="end it without notice, or use AWS Fault Injection Service "
             "(aws:ec2:send-spot-instance-interruptions)",
         )
@@ -270,11 +270,11 @@ class AwsProvider:
             log.warning("spot prices: %s", error)
             return {}
 
-    def _instance(self, row: dict[str, Any], spot: Prices) -> Instance:
+    def _machine(self, row: dict[str, Any], spot: Prices) -> Machine:
         kind, zone = row["InstanceType"], row["Placement"]["AvailabilityZone"]
         on_demand = self._table.price_or_highest(self._region, kind)
         current = spot.get((kind, zone)) if _is_spot(row) else None
-        return Instance(
+        return Machine(
             id=row["InstanceId"],
             pool=_tags(row).get(POOL_TAG, ""),
             state=_STATES[row["State"]["Name"]],
@@ -284,7 +284,7 @@ class AwsProvider:
             price_per_hour=current.per_hour if current else on_demand,
             spot=_is_spot(row),
             zone=zone,
-            instance_type=kind,
+            machine_type=kind,
             on_demand_price_per_hour=on_demand,
         )
 
@@ -293,7 +293,7 @@ class AwsProvider:
         return Offer(
             pool=spec.name,
             zone=zone,
-            instance_type=kind,
+            machine_type=kind,
             spot=spec.spot,
             price_per_hour=spot.per_hour if spot else listed.on_demand,
             on_demand_price_per_hour=listed.on_demand,

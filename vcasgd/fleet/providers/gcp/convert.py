@@ -9,27 +9,27 @@ from typing import Any
 from vcasgd.errors import SpecError
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.prices import ListPrice, PriceTable
-from vcasgd.fleet.providers.base import Instance, InstanceState, Offer
+from vcasgd.fleet.providers.base import Machine, MachineState, Offer
 from vcasgd.fleet.providers.gcp.request import POOL_LABEL
 
 #: States of machines that still exist.
 STATES = {
-    "PROVISIONING": InstanceState.BOOTING,
-    "STAGING": InstanceState.BOOTING,
-    "RUNNING": InstanceState.RUNNING,
-    "REPAIRING": InstanceState.RUNNING,
+    "PROVISIONING": MachineState.BOOTING,
+    "STAGING": MachineState.BOOTING,
+    "RUNNING": MachineState.RUNNING,
+    "REPAIRING": MachineState.RUNNING,
     # Half a minute, in which a worker pushes its progress.
-    "PENDING_STOP": InstanceState.LEAVING,
-    "STOPPING": InstanceState.LEAVING,
+    "PENDING_STOP": MachineState.LEAVING,
+    "STOPPING": MachineState.LEAVING,
     # A stopped machine is listed as running, so the plan gives it up as lost and ends it.
-    "SUSPENDING": InstanceState.RUNNING,
-    "SUSPENDED": InstanceState.RUNNING,
-    "STOPPED": InstanceState.RUNNING,
-    "TERMINATED": InstanceState.RUNNING,
+    "SUSPENDING": MachineState.RUNNING,
+    "SUSPENDED": MachineState.RUNNING,
+    "STOPPED": MachineState.RUNNING,
+    "TERMINATED": MachineState.RUNNING,
 }
 
 
-def instance_of(machine: Any, table: PriceTable) -> Instance:
+def machine_of(machine: Any, table: PriceTable) -> Machine:
     """Convert a ``compute_v1.Instance`` in one of :data:`STATES`."""
     kind, zone = last(machine.machine_type), last(machine.zone)
     region = zone.rpartition("-")[0]
@@ -38,7 +38,7 @@ def instance_of(machine: Any, table: PriceTable) -> Instance:
     if is_spot(machine):
         with contextlib.suppress(SpecError):
             price = table.price(region, kind).spot or on_demand
-    return Instance(
+    return Machine(
         id=machine.name,
         pool=machine.labels.get(POOL_LABEL, ""),
         state=STATES[machine.status],
@@ -48,7 +48,7 @@ def instance_of(machine: Any, table: PriceTable) -> Instance:
         price_per_hour=price,
         spot=is_spot(machine),
         zone=zone,
-        instance_type=kind,
+        machine_type=kind,
         on_demand_price_per_hour=on_demand,
     )
 
@@ -59,7 +59,7 @@ def offer_of(spec: GcpPoolSpec, kind: str, zone: str, table: PriceTable) -> Offe
     return Offer(
         pool=spec.name,
         zone=zone,
-        instance_type=kind,
+        machine_type=kind,
         spot=spec.spot,
         price_per_hour=price,
         on_demand_price_per_hour=listed.on_demand,
@@ -78,7 +78,7 @@ def priced(spec: GcpPoolSpec, kind: str, table: PriceTable) -> tuple[ListPrice, 
         raise SpecError(
             f"no known spot price for {kind} in {spec.region}",
             remedy=f"add it under gcp.spot.{spec.region} to the file that VCASGD_PRICES names",
-            field="instance_types",
+            field="machine_types",
         )
     return listed, price
 

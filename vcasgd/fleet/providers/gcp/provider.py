@@ -30,8 +30,8 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers.base import Boot, Instance, Offer, narrowed, one_line
-from vcasgd.fleet.providers.gcp.convert import STATES, instance_of, is_spot, last, offer_of, priced
+from vcasgd.fleet.providers.base import Boot, Machine, Offer, narrowed, one_line
+from vcasgd.fleet.providers.gcp.convert import STATES, is_spot, last, machine_of, offer_of, priced
 from vcasgd.fleet.providers.gcp.errors import error_of
 from vcasgd.fleet.providers.gcp.request import (
     BOOT_ERROR_ATTRIBUTE,
@@ -90,7 +90,7 @@ class GcpProvider:
         self._table = table
         self._page = page
         for pool in pools:
-            for kind in pool.instance_types:
+            for kind in pool.machine_types:
                 priced(pool, kind, table)
         options = client_options(url)
         self._machines = attempt(lambda: compute_v1.InstancesClient(**options))
@@ -104,7 +104,7 @@ class GcpProvider:
         return [
             offer_of(spec, kind, zone, self._table)
             for zone in spec.zones
-            for kind in spec.instance_types
+            for kind in spec.machine_types
         ]
 
     def launch(
@@ -115,12 +115,12 @@ class GcpProvider:
         token: str,
         *,
         zones: Sequence[str] | None = None,
-        instance_types: Sequence[str] | None = None,
+        machine_types: Sequence[str] | None = None,
         spot: bool | None = None,
     ) -> list[str]:
         """See the contract. Repeat a launch with the same zones and types."""
         spec = self._pool(pool)
-        kinds = narrowed(spec.instance_types, instance_types, pool, "instance type")
+        kinds = narrowed(spec.machine_types, machine_types, pool, "machine type")
         where = narrowed(spec.zones, zones, pool, "zone")
         if granted := self._granted(token):
             return granted
@@ -149,24 +149,24 @@ class GcpProvider:
 
     def capacity(self, pool: str) -> int | None:
         """See the contract."""
-        return self._pool(pool).max_instances
+        return self._pool(pool).max_machines
 
-    def instances(self) -> list[Instance]:
+    def machines(self) -> list[Machine]:
         """See the contract."""
-        return [instance_of(machine, self._table) for machine in self._described()]
+        return [machine_of(machine, self._table) for machine in self._described()]
 
-    def boot_error(self, instance_id: str) -> str | None:
+    def boot_error(self, machine_id: str) -> str | None:
         """See the contract. The error is a guest attribute, which takes one call."""
-        for machine in self._find(instance_id):
+        for machine in self._find(machine_id):
             read = self._machines.get_guest_attributes
             attributes = self._act(read, machine, query_path=BOOT_ERROR_ATTRIBUTE)
             return attributes and one_line(attributes.query_value.items[0].value)
         return None
 
-    def terminate(self, *instance_ids: str) -> None:
+    def terminate(self, *machine_ids: str) -> None:
         """See the contract. Ignores machines without the cluster's label."""
         error: FleetError | None = None
-        for machine in self._find(*instance_ids):
+        for machine in self._find(*machine_ids):
             try:
                 self._act(self._machines.delete_unary, machine)
             except (CloudUnavailable, Throttled):
@@ -176,16 +176,16 @@ class GcpProvider:
         if error is not None:
             raise error
 
-    def kill(self, instance_id: str) -> None:
+    def kill(self, machine_id: str) -> None:
         """See the contract. Google shuts the system down first."""
-        self.terminate(instance_id)
+        self.terminate(machine_id)
 
-    def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
+    def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
         """See the contract. A simulated maintenance preempts a spot machine in half a minute."""
-        for machine in self._find(instance_id):
+        for machine in self._find(machine_id):
             if not is_spot(machine):
                 raise FleetError(
-                    f"{instance_id}: Google does not preempt on-demand machines",
+                    f"{machine_id}: Google does not preempt on-demand machines",
                     remedy="end it without notice",
                 )
             self._act(self._machines.simulate_maintenance_event_unary, machine)
@@ -273,9 +273,9 @@ class GcpProvider:
         machines = self._described(labelled(LAUNCH_LABEL, launch_label(token)))
         return sorted(machine.name for machine in machines)
 
-    def _find(self, *instance_ids: str) -> list[Any]:
+    def _find(self, *machine_ids: str) -> list[Any]:
         """Return the machines that exist, in one call."""
-        names = {each for each in instance_ids if re.fullmatch(r"[a-z0-9-]+", each)}
+        names = {each for each in machine_ids if re.fullmatch(r"[a-z0-9-]+", each)}
         if not names:
             return []
         only = [f'(name = "{next(iter(names))}")'] if len(names) == 1 else []

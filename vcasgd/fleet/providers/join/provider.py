@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from vcasgd.errors import NoCapacity
-from vcasgd.fleet.providers.base import Boot, Instance, Offer
+from vcasgd.fleet.providers.base import Boot, Machine, Offer
 
 #: Seconds that a machine has after an eviction without a time.
 NOTICE_SECONDS = 30.0
@@ -16,7 +16,7 @@ NOTICE_SECONDS = 30.0
 class JoinedFleet(Protocol):
     """Machines that joined. Calls raise :class:`~vcasgd.errors.CloudUnavailable`."""
 
-    def instances(self) -> list[Instance]:
+    def machines(self) -> list[Machine]:
         """Return the machines that are present and that no provider ordered."""
         ...
 
@@ -24,11 +24,11 @@ class JoinedFleet(Protocol):
         """Return when each ordered machine that leaves said so, in Unix seconds."""
         ...
 
-    def end(self, instance_id: str, reason: str, seconds: float | None = None) -> None:
+    def end(self, machine_id: str, reason: str, seconds: float | None = None) -> None:
         """Tell a machine to leave, within ``seconds`` or a usual time."""
         ...
 
-    def remove(self, instance_id: str) -> None:
+    def remove(self, machine_id: str) -> None:
         """Remove a machine at once."""
         ...
 
@@ -36,7 +36,7 @@ class JoinedFleet(Protocol):
 class NothingJoined:
     """For processes that don't know the ledger: they see no machines."""
 
-    def instances(self) -> list[Instance]:
+    def machines(self) -> list[Machine]:
         """Return nothing."""
         return []
 
@@ -44,10 +44,10 @@ class NothingJoined:
         """Return nothing."""
         return {}
 
-    def end(self, instance_id: str, reason: str, seconds: float | None = None) -> None:
+    def end(self, machine_id: str, reason: str, seconds: float | None = None) -> None:
         """Do nothing."""
 
-    def remove(self, instance_id: str) -> None:
+    def remove(self, machine_id: str) -> None:
         """Do nothing."""
 
 
@@ -75,7 +75,7 @@ class JoinProvider:
         token: str,
         *,
         zones: Sequence[str] | None = None,
-        instance_types: Sequence[str] | None = None,
+        machine_types: Sequence[str] | None = None,
         spot: bool | None = None,
     ) -> list[str]:
         """Raise :class:`~vcasgd.errors.NoCapacity`."""
@@ -85,27 +85,27 @@ class JoinProvider:
         """Return None: any number can join."""
         return None
 
-    def instances(self) -> list[Instance]:
+    def machines(self) -> list[Machine]:
         """See the contract."""
-        return self._joined.instances()
+        return self._joined.machines()
 
-    def boot_error(self, instance_id: str) -> str | None:
+    def boot_error(self, machine_id: str) -> str | None:
         """Return None: a machine that doesn't boot doesn't join."""
         return None
 
-    def terminate(self, *instance_ids: str) -> None:
+    def terminate(self, *machine_ids: str) -> None:
         """Tell machines to leave. They may join again."""
-        for one in instance_ids:
+        for one in machine_ids:
             self._joined.end(one, "the stack doesn't need this machine any more")
 
-    def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:
+    def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:
         """See the contract."""
         seconds = NOTICE_SECONDS if notice_seconds is None else notice_seconds
-        self._joined.end(instance_id, f"evicted at {time.strftime('%H:%M:%S')}", seconds)
+        self._joined.end(machine_id, f"evicted at {time.strftime('%H:%M:%S')}", seconds)
 
-    def kill(self, instance_id: str) -> None:
+    def kill(self, machine_id: str) -> None:
         """Remove a machine. Its agent kills the workers when it reports the next time."""
-        self._joined.remove(instance_id)
+        self._joined.remove(machine_id)
 
     def close(self) -> None:
         """Do nothing."""

@@ -143,7 +143,7 @@ def error_of(status: int, body: bytes | str | None, pool: str | None = None) -> 
 
 def _kind(status: int, reason: str, message: str) -> tuple[type[FleetError], str | None]:
     if status == 403 and "exceeded quota" in message:
-        return QuotaExceeded, "raise the namespace's ResourceQuota, or set max_instances"
+        return QuotaExceeded, "raise the namespace's ResourceQuota, or set max_machines"
     if status in (401, 403):
         return CloudDenied, "allow the stack to create, list, and delete pods in the namespace"
     if status == 409 and reason == "AlreadyExists":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vcasgd.fleet.pools import KubernetesPoolSpec
-from vcasgd.fleet.providers.base import INSTANCE_ID
+from vcasgd.fleet.providers.base import MACHINE_ID
 from vcasgd.fleet.providers.kubernetes.names import (
     CLUSTER_LABEL,
     LAUNCH_LABEL,
@@ -26,7 +26,7 @@ def pod(
     machine: PodName,
     argv: Sequence[str],
     zones: Sequence[str],
-    instance_types: Sequence[str],
+    machine_types: Sequence[str],
 ) -> dict[str, Any]:
     """Return the manifest of a machine that runs ``argv``, on one of the given nodes.
 
@@ -50,7 +50,7 @@ def pod(
         "spec": {
             "automountServiceAccountToken": False,
             **template.pod,
-            **_affinity(spec, zones, instance_types),
+            **_affinity(spec, zones, machine_types),
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": template.grace_seconds,
             "containers": [_container(spec, str(machine), argv)],
@@ -74,7 +74,7 @@ def _container(spec: KubernetesPoolSpec, machine: str, argv: Sequence[str]) -> d
         **template.container,
         "name": CONTAINER,
         "image": template.image,
-        "command": [each.replace(INSTANCE_ID, machine) for each in argv],
+        "command": [each.replace(MACHINE_ID, machine) for each in argv],
         "env": [
             *template.container.get("env", ()),
             {"name": "VCASGD_TOKEN", "valueFrom": {"secretKeyRef": token}},
@@ -83,13 +83,13 @@ def _container(spec: KubernetesPoolSpec, machine: str, argv: Sequence[str]) -> d
 
 
 def _affinity(
-    spec: KubernetesPoolSpec, zones: Sequence[str], instance_types: Sequence[str]
+    spec: KubernetesPoolSpec, zones: Sequence[str], machine_types: Sequence[str]
 ) -> dict[str, Any]:
     expressions = [
         {"key": key, "operator": "In", "values": list(values)}
         for key, values, given in (
             (_ZONE, zones, "zones" in spec.model_fields_set),
-            (_TYPE, instance_types, "instance_types" in spec.model_fields_set),
+            (_TYPE, machine_types, "machine_types" in spec.model_fields_set),
         )
         if given
     ]

@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from pydantic.alias_generators import to_camel
 
 from vcasgd.errors import CloudUnavailable
-from vcasgd.fleet.providers.base import InstanceState, one_line
+from vcasgd.fleet.providers.base import MachineState, one_line
 from vcasgd.fleet.providers.kubernetes.names import POOL_LABEL, ZONE_LABEL, PodName
 
 #: Reasons of a container that waits and won't start by itself.
@@ -81,7 +81,7 @@ class Pod:
     """One of a pool's pods. Times are Unix seconds."""
 
     machine: PodName
-    state: InstanceState
+    state: MachineState
     node: str
     zone: str | None
     """The zone that it was restricted to; None if it may be in any of the pool's."""
@@ -133,12 +133,12 @@ def _pod(pod: _Pod) -> Pod | None:
     )
 
 
-def _state(phase: str, deleted: datetime | None) -> InstanceState:
+def _state(phase: str, deleted: datetime | None) -> MachineState:
     if phase in _ENDED:
-        return InstanceState.GONE
+        return MachineState.GONE
     if deleted is not None:
-        return InstanceState.LEAVING
-    return InstanceState.BOOTING if phase == "Pending" else InstanceState.RUNNING
+        return MachineState.LEAVING
+    return MachineState.BOOTING if phase == "Pending" else MachineState.RUNNING
 
 
 def _problem(status: _Status, container: _State) -> str | None:

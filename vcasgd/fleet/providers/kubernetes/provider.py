@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from vcasgd.errors import FleetError, InvalidRequest, NoCapacity
 from vcasgd.fleet.pools import KubernetesPoolSpec
-from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, narrowed
+from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer, narrowed
 from vcasgd.fleet.providers.join.provider import JoinedFleet
 from vcasgd.fleet.providers.kubernetes.client import KubernetesClient
 from vcasgd.fleet.providers.kubernetes.manifest import pod
@@ -55,7 +55,7 @@ class KubernetesProvider:
             Offer(
                 pool=pool,
                 zone=zone,
-                instance_type=kind,
+                machine_type=kind,
                 spot=spec.spot,
                 price_per_hour=price,
                 on_demand_price_per_hour=price,
@@ -65,7 +65,7 @@ class KubernetesProvider:
                 source="the pools file",
             )
             for zone in spec.zones
-            for kind in spec.instance_types
+            for kind in spec.machine_types
         ]
 
     def launch(
@@ -76,7 +76,7 @@ class KubernetesProvider:
         token: str,
         *,
         zones: Sequence[str] | None = None,
-        instance_types: Sequence[str] | None = None,
+        machine_types: Sequence[str] | None = None,
         spot: bool | None = None,
     ) -> list[str]:
         """See the contract. The names of the pods derive from the token.
@@ -85,7 +85,7 @@ class KubernetesProvider:
         """
         spec = self._pool(pool)
         some_zones = narrowed(spec.zones, zones, pool, "zone")
-        some_types = narrowed(spec.instance_types, instance_types, pool, "instance type")
+        some_types = narrowed(spec.machine_types, machine_types, pool, "machine type")
         if spot is not None and spot is not spec.spot:
             kind = "spot" if spec.spot else "not spot"
             raise NoCapacity(f"{pool}: its nodes are {kind}", pool=pool)
@@ -107,32 +107,32 @@ class KubernetesProvider:
 
     def capacity(self, pool: str) -> int | None:
         """See the contract."""
-        return self._pool(pool).max_instances
+        return self._pool(pool).max_machines
 
-    def instances(self) -> list[Instance]:
+    def machines(self) -> list[Machine]:
         """See the contract. Deletes pods that ended some minutes ago."""
         pods = self._listed()
         self._problems = {str(each.machine): each.problem for each in pods}
         self._clean(each for each in pods if each.ended_at is not None)
         leaving = self._joined.leaving()
-        present = (each for each in pods if each.state is not InstanceState.GONE)
-        return [self._instance(each, leaving.get(str(each.machine))) for each in present]
+        present = (each for each in pods if each.state is not MachineState.GONE)
+        return [self._machine(each, leaving.get(str(each.machine))) for each in present]
 
-    def boot_error(self, instance_id: str) -> str | None:
+    def boot_error(self, machine_id: str) -> str | None:
         """Return why a container doesn't start or has failed, as last listed."""
-        return self._problems.get(instance_id)
+        return self._problems.get(machine_id)
 
-    def terminate(self, *instance_ids: str) -> None:
+    def terminate(self, *machine_ids: str) -> None:
         """See the contract. Ignores pods of others."""
-        self._delete(instance_ids)
+        self._delete(machine_ids)
 
-    def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:
+    def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:
         """Delete a pod, as a drain of its node does. The agent gets SIGTERM, and leaves."""
-        self._delete([instance_id], notice_seconds)
+        self._delete([machine_id], notice_seconds)
 
-    def kill(self, instance_id: str) -> None:
+    def kill(self, machine_id: str) -> None:
         """See the contract."""
-        self._delete([instance_id], 0)
+        self._delete([machine_id], 0)
 
     def close(self) -> None:
         """See the contract."""
@@ -151,7 +151,7 @@ class KubernetesProvider:
         wanted, failed = set(machines), None
         for each in self._listed():
             leaves = each.taken_at is not None and grace_seconds != 0
-            if str(each.machine) not in wanted or leaves or each.state is InstanceState.GONE:
+            if str(each.machine) not in wanted or leaves or each.state is MachineState.GONE:
                 continue
             try:
                 self._kubernetes.delete(str(each.machine), grace_seconds)
@@ -167,20 +167,20 @@ class KubernetesProvider:
             for each in old[:MAX_CLEANED]:
                 self._kubernetes.delete(str(each.machine))
 
-    def _instance(self, one: Pod, left_at: float | None) -> Instance:
+    def _machine(self, one: Pod, left_at: float | None) -> Machine:
         spec = self._pools.get(one.machine.pool)
         price = spec.template.price_per_hour if spec else 0.0
-        return Instance(
+        return Machine(
             id=str(one.machine),
             pool=one.machine.pool,
-            state=one.state if left_at is None else InstanceState.LEAVING,
+            state=one.state if left_at is None else MachineState.LEAVING,
             launched_at=one.created_at,
             notice_at=one.taken_at if left_at is None else left_at,
             host=one.node,
             price_per_hour=price,
             spot=spec.spot if spec else True,
             zone=_zone(spec, one.zone),
-            instance_type=spec.instance_types[0] if spec else "",
+            machine_type=spec.machine_types[0] if spec else "",
             on_demand_price_per_hour=price,
         )
 

@@ -1,17 +1,17 @@
-"""Directory of a local instance: the only place where its state is kept.
+"""Directory of a local machine: the only place where its state is kept.
 
 Each file has one kind of writer and is written completely or not at all, so neither a crash nor
 two concurrent processes leave a half-written state::
 
-    instance.json    written by the provider at the launch: pool, token, price, …
+    launch.json      written by the provider at the launch: pool, token, price, …
     boot.json        written by the provider at the launch: what to run; the machine deletes it
-    machine.json     written by the machine: its process
+    process.json     written by the machine: its process
     notice.json      written once by whichever process evicts: when the machine goes
     notice           written by the machine for its worker: the same time, as a notice file
-    condemned.json   written once by whichever process ends it: why; the instance is now GONE
+    condemned.json   written once by whichever process ends it: why; the machine is now GONE
     buried.json      written by the process that found nothing of it alive
     lock             held by the machine's process
-    instance.log     output of its processes
+    machine.log     output of its processes
 
 The state is derived from these files and from the process, so it is always current.
 """
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from vcasgd.errors import FleetError
-from vcasgd.fleet.providers.base import Boot, Instance, InstanceState
+from vcasgd.fleet.providers.base import Boot, Machine, MachineState
 from vcasgd.fleet.providers.local.processes import Process, kill_all
 
 #: Seconds after which a launch whose machine has not reported its process has failed.
@@ -57,43 +57,43 @@ class LaunchRequest:
     owner_grace_seconds: float | None
     spot: bool = True
     zone: str = ""
-    instance_type: str = ""
+    machine_type: str = ""
     on_demand_price_per_hour: float = 0.0
 
 
 @dataclass(frozen=True)
-class MachineRecord:
+class RunningProcess:
     """Record that a running machine writes about itself."""
 
     process: Process
     up: bool
 
 
-class InstanceDirectory:
-    """Reader and writer for the files of one local instance."""
+class MachineDirectory:
+    """Reader and writer for the files of one local machine."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.id = path.name
-        self.log = path / "instance.log"
+        self.log = path / "machine.log"
 
     @classmethod
-    def create(cls, instances: Path, launch: LaunchRequest, boot: Boot) -> InstanceDirectory:
+    def create(cls, machines: Path, launch: LaunchRequest, boot: Boot) -> MachineDirectory:
         """Create the directory atomically. Raises :class:`FileExistsError` if it exists."""
-        final = instances / launch.id
+        final = machines / launch.id
         if final.exists():
             raise FileExistsError(final)
-        unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=instances))
-        write_json(unfinished / "instance.json", asdict(launch))
+        unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=machines))
+        write_json(unfinished / "launch.json", asdict(launch))
         write_json(unfinished / "boot.json", {"argv": boot.argv, "env": boot.env})
         unfinished.rename(final)
         return cls(final)
 
     def launch(self) -> LaunchRequest:
         """Return the launch. Raises :class:`FleetError` if the directory is missing or damaged."""
-        value = read_json(self.path / "instance.json")
+        value = read_json(self.path / "launch.json")
         if value is None:
-            raise FleetError(f"{self.path}: is not an instance")
+            raise FleetError(f"{self.path}: is not a machine")
         return LaunchRequest(**value)
 
     def take_boot(self) -> Boot:
@@ -107,16 +107,16 @@ class InstanceDirectory:
         (self.path / "boot.json").unlink(missing_ok=True)
         return Boot(tuple(value["argv"]), dict(value["env"]))
 
-    def machine(self) -> MachineRecord | None:
+    def running(self) -> RunningProcess | None:
         """Return the record of the machine, or None if it has not started."""
-        value = read_json(self.path / "machine.json")
+        value = read_json(self.path / "process.json")
         if value is None:
             return None
-        return MachineRecord(Process(**value["process"]), value["up"])
+        return RunningProcess(Process(**value["process"]), value["up"])
 
-    def report(self, machine: MachineRecord) -> None:
+    def report(self, machine: RunningProcess) -> None:
         """Record the state of the machine."""
-        write_json(self.path / "machine.json", asdict(machine))
+        write_json(self.path / "process.json", asdict(machine))
 
     def notice_at(self) -> float | None:
         """Return when the machine goes (Unix seconds), or None without a notice."""
@@ -133,24 +133,24 @@ class InstanceDirectory:
         return self.path / "notice"
 
     def marked_terminated(self) -> bool:
-        """Return True if the instance was ended."""
+        """Return True if the machine was ended."""
         return (self.path / "condemned.json").exists()
 
     def mark_terminated(self, reason: str) -> None:
-        """Make the instance ``GONE``. The first reason is kept."""
+        """Make the machine ``GONE``. The first reason is kept."""
         write_once(self.path / "condemned.json", {"reason": reason, "at": time.time()})
 
     def reaped(self) -> bool:
-        """Return True if no process of the ended instance is left."""
+        """Return True if no process of the ended machine is left."""
         return (self.path / "buried.json").exists()
 
     def reap(self) -> bool:
-        """Kill the remaining processes of an ended instance. Returns False if some survive.
+        """Kill the remaining processes of an ended machine. Returns False if some survive.
 
         The machine's own process is killed last: while it lives it adopts orphans, so they can
         be found.
         """
-        machine = self.machine()
+        machine = self.running()
         process = machine.process if machine else None
         dead = all(
             kill_all(self.id, process, spare=spare, limit=REAP_LIMIT_SECONDS)
@@ -165,8 +165,8 @@ class InstanceDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def gone_reason(self, now: float) -> str | None:
-        """Return why the instance is ``GONE``, or None if it isn't."""
-        machine, notice_at = self.machine(), self.notice_at()
+        """Return why the machine is ``GONE``, or None if it isn't."""
+        machine, notice_at = self.running(), self.notice_at()
         if self.marked_terminated():
             return "terminated"
         if machine is None and now > self.launch().launched_at + START_LIMIT_SECONDS:
@@ -177,10 +177,10 @@ class InstanceDirectory:
             return "outlived its notice"
         return None
 
-    def instance(self, now: float) -> Instance:
+    def machine(self, now: float) -> Machine:
         """Return the provider's record. Raises :class:`FleetError` if the files are gone."""
         launch, notice_at = self.launch(), self.notice_at()
-        return Instance(
+        return Machine(
             id=self.id,
             pool=launch.pool,
             state=self._state(notice_at, now),
@@ -190,17 +190,17 @@ class InstanceDirectory:
             price_per_hour=launch.price_per_hour,
             spot=launch.spot,
             zone=launch.zone,
-            instance_type=launch.instance_type,
+            machine_type=launch.machine_type,
             on_demand_price_per_hour=launch.on_demand_price_per_hour,
         )
 
-    def _state(self, notice_at: float | None, now: float) -> InstanceState:
+    def _state(self, notice_at: float | None, now: float) -> MachineState:
         if self.gone_reason(now) is not None:
-            return InstanceState.GONE
+            return MachineState.GONE
         if notice_at is not None:
-            return InstanceState.LEAVING
-        machine = self.machine()
-        return InstanceState.RUNNING if machine and machine.up else InstanceState.BOOTING
+            return MachineState.LEAVING
+        machine = self.running()
+        return MachineState.RUNNING if machine and machine.up else MachineState.BOOTING
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

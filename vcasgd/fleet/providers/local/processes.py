@@ -1,8 +1,8 @@
-"""Finds and kills every process of a local instance.
+"""Finds and kills every process of a local machine.
 
 A real machine takes all its processes with it, so a simulated one must too, including processes
 that left the process group, started their own session, or lost their parent. Three marks lead to
-them, because each can be lost alone: the tree below the instance's process (which adopts orphans
+them, because each can be lost alone: the tree below the machine's process (which adopts orphans
 as a subreaper, but may itself be dead), its session (a daemon leaves it), and :data:`MARKER` in
 the environment (programs that rewrite their title overwrite it).
 """
@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-#: Names the instance in the environment of each of its processes.
-MARKER = "VCASGD_INSTANCE_ID"
+#: Names the machine in the environment of each of its processes.
+MARKER = "VCASGD_MACHINE_ID"
 #: Seconds between two rounds of killing; long enough for the kernel to remove dead processes.
 _ROUND_SECONDS = 0.02
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -60,13 +60,13 @@ class Process:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def processes_of(instance_id: str, root: Process | None) -> set[Process]:
-    """Return all living processes of an instance.
+def processes_of(machine_id: str, root: Process | None) -> set[Process]:
+    """Return all living processes of a machine.
 
-    ``root`` is the instance's own process, if known.
+    ``root`` is the machine's own process, if known.
     """
     table = {each.pid: each for each in psutil.process_iter(["ppid", "environ"])}
-    marked = {pid for pid, each in table.items() if _is_marked(each.info, instance_id)}
+    marked = {pid for pid, each in table.items() if _is_marked(each.info, machine_id)}
     if root is not None:
         marked |= _session_of(root, table)
     processes = set()
@@ -78,15 +78,15 @@ def processes_of(instance_id: str, root: Process | None) -> set[Process]:
 
 
 def kill_all(
-    instance_id: str, root: Process | None, *, spare: Process | None = None, limit: float = 10.0
+    machine_id: str, root: Process | None, *, spare: Process | None = None, limit: float = 10.0
 ) -> bool:
-    """Kill an instance's processes until only ``spare`` is left.
+    """Kill a machine's processes until only ``spare`` is left.
 
     Repeats, because processes may fork in the meantime. Returns False if some survive for
     ``limit`` seconds.
     """
     deadline = time.monotonic() + limit
-    while left := _living(instance_id, root) - {spare}:
+    while left := _living(machine_id, root) - {spare}:
         if time.monotonic() > deadline:
             return False
         for process in left:
@@ -95,8 +95,8 @@ def kill_all(
     return True
 
 
-def _living(instance_id: str, root: Process | None) -> set[Process]:
-    living = processes_of(instance_id, root)
+def _living(machine_id: str, root: Process | None) -> set[Process]:
+    living = processes_of(machine_id, root)
     # An exiting process loses its environment, and so its marker, before it is dead.
     return living | {root} if root is not None and root.alive() else living
 
@@ -112,8 +112,8 @@ def _is_zombie(process: psutil.Process) -> bool:
     return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
 
 
-def _is_marked(info: dict[str, Any], instance_id: str) -> bool:
-    return (info["environ"] or {}).get(MARKER) == instance_id
+def _is_marked(info: dict[str, Any], machine_id: str) -> bool:
+    return (info["environ"] or {}).get(MARKER) == machine_id
 
 
 def _session_of(root: Process, table: dict[int, psutil.Process]) -> set[int]:

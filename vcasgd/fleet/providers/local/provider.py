@@ -1,11 +1,11 @@
 """Provider whose machines are processes on this computer.
 
 It serves development, tests, and demos without a cloud. Machines boot, receive notices, and vanish
-as spot instances do. Files under ``home``::
+as spot machines do. Files under ``home``::
 
-    instances/<id>/        one directory for each machine; see ``local/directory.py``
+    machines/<id>/        one directory for each machine; see ``local/directory.py``
     pools/<pool>.json      optional: overrides fields of the pool while it exists
-    stack.lock             held by the owner of the machines; see ``local/instance.py``
+    stack.lock             held by the owner of the machines; see ``local/machine.py``
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vcasgd.errors import FleetError, InvalidRequest, NoCapacity, SpecError
-from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, narrowed
+from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer, narrowed
 from vcasgd.fleet.providers.local.directory import (
     UNFINISHED,
-    InstanceDirectory,
     LaunchRequest,
+    MachineDirectory,
     read_json,
     write_json,
 )
@@ -56,7 +56,7 @@ class LocalPool:
     notice_seconds: float = 5.0
     spot: bool = True
     zones: tuple[str, ...] = ("local",)
-    instance_types: tuple[str, ...] = ("process",)
+    machine_types: tuple[str, ...] = ("process",)
     cpus: float = 1.0
     gpus: int = 0
 
@@ -74,7 +74,7 @@ class _Selection:
     """Part of the pool that a launch requests."""
 
     zones: tuple[str, ...]
-    instance_type: str
+    machine_type: str
     spot: bool
 
 
@@ -97,7 +97,7 @@ class LocalProvider:
         owner_grace_seconds: float | None = OWNER_GRACE_SECONDS,
     ) -> None:
         self._home = home.resolve()
-        self._instances = self._home / "instances"
+        self._machines = self._home / "machines"
         self._cluster = cluster
         self._configured = pool
         self._owner_grace = owner_grace_seconds
@@ -131,7 +131,7 @@ class LocalProvider:
             Offer(
                 pool=now.name,
                 zone=zone,
-                instance_type=kind,
+                machine_type=kind,
                 spot=now.spot,
                 price_per_hour=now.price(spot=now.spot),
                 on_demand_price_per_hour=now.on_demand_price_per_hour,
@@ -141,7 +141,7 @@ class LocalProvider:
                 source="settings of the pool",
             )
             for zone in now.zones
-            for kind in now.instance_types
+            for kind in now.machine_types
         ]
 
     def launch(
@@ -152,7 +152,7 @@ class LocalProvider:
         token: str,
         *,
         zones: Sequence[str] | None = None,
-        instance_types: Sequence[str] | None = None,
+        machine_types: Sequence[str] | None = None,
         spot: bool | None = None,
     ) -> list[str]:
         """See the contract. A token is valid while a directory of its machines is kept.
@@ -163,7 +163,7 @@ class LocalProvider:
         now = self.pool
         selection = _Selection(
             zones=narrowed(now.zones, zones, pool, "zone"),
-            instance_type=narrowed(now.instance_types, instance_types, pool, "instance type")[0],
+            machine_type=narrowed(now.machine_types, machine_types, pool, "machine type")[0],
             spot=now.spot if spot is None else spot,
         )
         with self._exclusive():
@@ -177,47 +177,47 @@ class LocalProvider:
         """See the contract. A local pool always has a known capacity."""
         return self.pool.capacity if pool == self._configured.name else 0
 
-    def instances(self) -> list[Instance]:
+    def machines(self) -> list[Machine]:
         """See the contract. Also cleans up after dead machines."""
         now = time.time()
         alive = []
         for directory in self._unreaped():
             with contextlib.suppress(FleetError):  # Removed by another process in the meantime.
-                instance = directory.instance(now)
-                if instance.state is InstanceState.GONE:
+                machine = directory.machine(now)
+                if machine.state is MachineState.GONE:
                     self._end(directory, directory.gone_reason(now) or "gone")
                 else:
-                    alive.append(instance)
+                    alive.append(machine)
         if alive:
             self._used_at = time.monotonic()
         elif time.monotonic() - self._used_at > TEMPLATE_SECONDS:
             self._spawner.close()
         return alive
 
-    def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:
+    def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:
         """See the contract. The machine receives the notice within about 0.1 s."""
         notice = self.pool.notice_seconds if notice_seconds is None else notice_seconds
-        if (directory := self._find(instance_id)) is not None:
+        if (directory := self._find(machine_id)) is not None:
             directory.notify(time.time() + notice)
 
-    def boot_error(self, instance_id: str) -> str | None:  # noqa: ARG002
+    def boot_error(self, machine_id: str) -> str | None:  # noqa: ARG002
         """See the contract. Returns None: a process writes its errors to its log."""
         return None
 
-    def terminate(self, *instance_ids: str) -> None:
+    def terminate(self, *machine_ids: str) -> None:
         """See the contract. Usually nothing is alive when it returns."""
-        for instance_id in instance_ids:
-            self._end_by_id(instance_id, "terminated")
+        for machine_id in machine_ids:
+            self._end_by_id(machine_id, "terminated")
 
-    def kill(self, instance_id: str) -> None:
+    def kill(self, machine_id: str) -> None:
         """See the contract. Usually nothing is alive when it returns."""
-        self._end_by_id(instance_id, "killed")
+        self._end_by_id(machine_id, "killed")
 
-    def processes(self, instance_id: str) -> set[Process]:
+    def processes(self, machine_id: str) -> set[Process]:
         """Return all living processes of a machine, also of one that has ended."""
-        found = (one.machine() for one in self._directories() if one.id == instance_id)
+        found = (one.running() for one in self._directories() if one.id == machine_id)
         machine = next(found, None)
-        return processes_of(instance_id, machine.process if machine else None)
+        return processes_of(machine_id, machine.process if machine else None)
 
     def destroy_all(self) -> None:
         """End all machines of the pool. Raises :class:`FleetError` if some can't be killed."""
@@ -246,7 +246,7 @@ class LocalProvider:
 
     def _create(
         self, count: int, boot: Boot, token: str, selection: _Selection
-    ) -> list[InstanceDirectory]:
+    ) -> list[MachineDirectory]:
         """Return one directory for each granted machine, or those of the first launch."""
         self._remove_unfinished()
         pool, now = self.pool, time.time()
@@ -261,7 +261,7 @@ class LocalProvider:
             boot_seconds=pool.boot_seconds,
             owner_grace_seconds=self._owner_grace,
             spot=selection.spot,
-            instance_type=selection.instance_type,
+            machine_type=selection.machine_type,
             on_demand_price_per_hour=pool.on_demand_price_per_hour,
         )
         return [
@@ -276,16 +276,16 @@ class LocalProvider:
             for index in range(launch.count)
         ]
 
-    def _ensure(self, launch: LaunchRequest, boot: Boot) -> InstanceDirectory:
+    def _ensure(self, launch: LaunchRequest, boot: Boot) -> MachineDirectory:
         with contextlib.suppress(FileExistsError):
-            return InstanceDirectory.create(self._instances, launch, boot)
-        return InstanceDirectory(self._instances / launch.id)
+            return MachineDirectory.create(self._machines, launch, boot)
+        return MachineDirectory(self._machines / launch.id)
 
     def _granted(self, count: int, token: str) -> int:
-        first = InstanceDirectory(self._instances / self._id(token, 0))
+        first = MachineDirectory(self._machines / self._id(token, 0))
         if first.path.exists():
             return first.launch().count
-        occupied = [one for one in self.instances() if one.state is not InstanceState.LEAVING]
+        occupied = [one for one in self.machines() if one.state is not MachineState.LEAVING]
         capacity = self.pool.capacity
         if capacity <= len(occupied):
             raise NoCapacity(
@@ -302,38 +302,38 @@ class LocalProvider:
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
         """Hold the launch lock, which ends with its holder. Raises :class:`FleetError`."""
-        self._instances.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (self._instances / ".lock").open("wb") as lock:
+        self._machines.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (self._machines / ".lock").open("wb") as lock:
             deadline = time.monotonic() + LOCK_LIMIT_SECONDS
             while not _locked(lock):
                 if time.monotonic() > deadline:
-                    raise FleetError(f"{self._instances}: another launch does not finish")
+                    raise FleetError(f"{self._machines}: another launch does not finish")
                 time.sleep(LOCK_POLL_SECONDS)
             yield
 
     def _remove_unfinished(self) -> None:
-        for path in self._instances.glob(f"{UNFINISHED}*"):
-            InstanceDirectory(path).remove()
+        for path in self._machines.glob(f"{UNFINISHED}*"):
+            MachineDirectory(path).remove()
 
-    def _directories(self) -> Iterator[InstanceDirectory]:
-        for path in sorted(self._instances.glob(f"{self._configured.name}-*")):
+    def _directories(self) -> Iterator[MachineDirectory]:
+        for path in sorted(self._machines.glob(f"{self._configured.name}-*")):
             with contextlib.suppress(FleetError):
-                directory = InstanceDirectory(path)
+                directory = MachineDirectory(path)
                 launch = directory.launch()
                 if (launch.cluster, launch.pool) == (self._cluster, self._configured.name):
                     yield directory
 
-    def _unreaped(self) -> Iterator[InstanceDirectory]:
+    def _unreaped(self) -> Iterator[MachineDirectory]:
         return (directory for directory in self._directories() if not directory.reaped())
 
-    def _find(self, instance_id: str) -> InstanceDirectory | None:
-        return next((one for one in self._unreaped() if one.id == instance_id), None)
+    def _find(self, machine_id: str) -> MachineDirectory | None:
+        return next((one for one in self._unreaped() if one.id == machine_id), None)
 
-    def _end_by_id(self, instance_id: str, reason: str) -> None:
-        if (directory := self._find(instance_id)) is not None:
+    def _end_by_id(self, machine_id: str, reason: str) -> None:
+        if (directory := self._find(machine_id)) is not None:
             self._end(directory, reason)
 
-    def _end(self, directory: InstanceDirectory, reason: str) -> None:
+    def _end(self, directory: MachineDirectory, reason: str) -> None:
         directory.mark_terminated(reason)
         if directory.reap():
             self._remove_old()
@@ -354,5 +354,5 @@ def _locked(file: BinaryIO) -> bool:
     return True
 
 
-def _started(directory: InstanceDirectory) -> bool:
-    return directory.marked_terminated() or directory.machine() is not None
+def _started(directory: MachineDirectory) -> bool:
+    return directory.marked_terminated() or directory.running() is not None

@@ -1,4 +1,4 @@
-"""Starts the processes of local instances, detached and with a clean environment."""
+"""Starts the processes of local machines, detached and with a clean environment."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import vcasgd
 from vcasgd.child_process import kill
 from vcasgd.errors import FleetError
 from vcasgd.fleet.providers.base import Boot
-from vcasgd.fleet.providers.local import instance as local_instance
-from vcasgd.fleet.providers.local.directory import InstanceDirectory
+from vcasgd.fleet.providers.local import machine as local_machine
+from vcasgd.fleet.providers.local.directory import MachineDirectory
 from vcasgd.fleet.providers.local.processes import MARKER
 from vcasgd.fleet.providers.local.template import MachineTemplate
 from vcasgd.fork_client import exit_status
@@ -32,7 +32,7 @@ class Spawner:
         self._template: MachineTemplate | None = None
         self._lock = threading.Lock()
 
-    def spawn(self, directories: Sequence[InstanceDirectory], boot: Boot) -> None:
+    def spawn(self, directories: Sequence[MachineDirectory], boot: Boot) -> None:
         """Start the machines' processes. Raises :class:`FleetError` if one fails to start."""
         starting = [(directory, self._start(directory, boot)) for directory in directories]
         failed = [str(directory.log) for directory, one in starting if not _up(directory, one)]
@@ -46,8 +46,8 @@ class Spawner:
         if template is not None:
             template.close()
 
-    def _start(self, directory: InstanceDirectory, boot: Boot) -> subprocess.Popen[bytes] | socket:
-        argv = ["-m", local_instance.__name__, "--directory", str(directory.path)]
+    def _start(self, directory: MachineDirectory, boot: Boot) -> subprocess.Popen[bytes] | socket:
+        argv = ["-m", local_machine.__name__, "--directory", str(directory.path)]
         env = _base_environment(os.environ)
         own = {**env, MARKER: directory.id}
         with directory.log.open("ab") as output:
@@ -74,7 +74,7 @@ class Spawner:
             return self._template
 
 
-def _up(directory: InstanceDirectory, starting: subprocess.Popen[bytes] | socket) -> bool:
+def _up(directory: MachineDirectory, starting: subprocess.Popen[bytes] | socket) -> bool:
     """Wait until the process has forked the machine as a daemon, and return True on success."""
     status = _status(starting)
     if status == 0 or directory.marked_terminated():  # Ended right after its launch: not an error.

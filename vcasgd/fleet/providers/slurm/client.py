@@ -38,7 +38,7 @@ _MESSAGES: dict[type[FleetError], str] = {
     "|more processors|(cpu|node) count",
 }
 _REMEDIES: dict[type[FleetError], str] = {
-    QuotaExceeded: "ask the cluster's administrator for a higher limit, or set max_instances",
+    QuotaExceeded: "ask the cluster's administrator for a higher limit, or set max_machines",
     NoCapacity: "see sinfo; other partitions (zones) or pools may have machines",
     CloudDenied: "check the pool's account and zones with scontrol show partition",
     InvalidRequest: "check the pool's zones and template against sinfo and sbatch",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from vcasgd.errors import CloudUnavailable, InvalidRequest, NoCapacity
 from vcasgd.fleet.pools import SlurmPoolSpec
-from vcasgd.fleet.providers.base import Boot, Instance, InstanceState, Offer, narrowed
+from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer, narrowed
 from vcasgd.fleet.providers.join.provider import JoinedFleet
 from vcasgd.fleet.providers.slurm.client import SlurmClient
 from vcasgd.fleet.providers.slurm.names import Label, MachineName
@@ -44,7 +44,7 @@ class SlurmProvider:
             Offer(
                 pool=pool,
                 zone=partition,
-                instance_type=spec.instance_types[0],
+                machine_type=spec.machine_types[0],
                 spot=spec.spot,
                 price_per_hour=price,
                 on_demand_price_per_hour=price,
@@ -64,7 +64,7 @@ class SlurmProvider:
         token: str,
         *,
         zones: Sequence[str] | None = None,
-        instance_types: Sequence[str] | None = None,
+        machine_types: Sequence[str] | None = None,
         spot: bool | None = None,
     ) -> list[str]:
         """See the contract. Submits one array; Slurm starts its jobs when it has room.
@@ -74,7 +74,7 @@ class SlurmProvider:
         first machine, which never appears.
         """
         spec = self._pool(pool)
-        narrowed(spec.instance_types, instance_types, pool, "instance type")
+        narrowed(spec.machine_types, machine_types, pool, "machine type")
         partition = ",".join(narrowed(spec.zones, zones, pool, "zone"))
         if spot is not None and spot is not spec.spot:
             kind = "preemptible" if spec.spot else "not preemptible"
@@ -93,32 +93,32 @@ class SlurmProvider:
 
     def capacity(self, pool: str) -> int | None:
         """See the contract."""
-        return self._pool(pool).max_instances
+        return self._pool(pool).max_machines
 
-    def instances(self) -> list[Instance]:
+    def machines(self) -> list[Machine]:
         """See the contract."""
-        present = [job for job in self._jobs() if job.instance_state is not InstanceState.GONE]
+        present = [job for job in self._jobs() if job.machine_state is not MachineState.GONE]
         self._stuck = {str(job.machine): job.stuck for job in present}
         leaving = self._joined.leaving()
-        return [self._instance(job, leaving.get(str(job.machine))) for job in present]
+        return [self._machine(job, leaving.get(str(job.machine))) for job in present]
 
-    def boot_error(self, instance_id: str) -> str | None:
+    def boot_error(self, machine_id: str) -> str | None:
         """Return why Slurm doesn't start a job, as last listed; None if it may start by itself."""
-        return self._stuck.get(instance_id)
+        return self._stuck.get(machine_id)
 
-    def terminate(self, *instance_ids: str) -> None:
+    def terminate(self, *machine_ids: str) -> None:
         """See the contract. Ignores jobs of others."""
-        if own := self._own(instance_ids):
+        if own := self._own(machine_ids):
             self._slurm.cancel([each.job for each in own])
 
-    def evict(self, instance_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
+    def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
         """Send the signal that Slurm sends at a preemption. The agent then leaves in its time."""
-        for each in self._own([instance_id]):
+        for each in self._own([machine_id]):
             self._slurm.signal(each.job, "TERM")
 
-    def kill(self, instance_id: str) -> None:
+    def kill(self, machine_id: str) -> None:
         """See the contract."""
-        for each in self._own([instance_id]):
+        for each in self._own([machine_id]):
             self._slurm.kill(each.job)
 
     def close(self) -> None:
@@ -133,24 +133,24 @@ class SlurmProvider:
         return [
             job.machine
             for job in self._jobs()
-            if str(job.machine) in wanted and job.instance_state is not InstanceState.GONE
+            if str(job.machine) in wanted and job.machine_state is not MachineState.GONE
         ]
 
-    def _instance(self, job: QueuedJob, left_at: float | None) -> Instance:
+    def _machine(self, job: QueuedJob, left_at: float | None) -> Machine:
         spec = self._pools.get(job.label.pool)
         price = spec.template.price_per_hour if spec else 0.0
         leaves = left_at is not None
-        return Instance(
+        return Machine(
             id=str(job.machine),
             pool=job.label.pool,
-            state=InstanceState.LEAVING if leaves else job.instance_state,
+            state=MachineState.LEAVING if leaves else job.machine_state,
             launched_at=job.started_at or job.submitted_at,
             notice_at=left_at if leaves else job.preempted_at,
             host=job.node,
             price_per_hour=price,
             spot=spec.spot if spec else True,
             zone=job.partition,
-            instance_type=spec.instance_types[0] if spec else "",
+            machine_type=spec.machine_types[0] if spec else "",
             on_demand_price_per_hour=price,
         )
 

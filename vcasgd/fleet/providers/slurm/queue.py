@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vcasgd.errors import CloudUnavailable
-from vcasgd.fleet.providers.base import InstanceState
+from vcasgd.fleet.providers.base import MachineState
 from vcasgd.fleet.providers.slurm.names import Label, MachineName
 
 #: Fields, each with its width. The name, which may contain anything, is the last one.
@@ -66,13 +66,13 @@ class QueuedJob:
     """When Slurm selected it for preemption."""
 
     @property
-    def instance_state(self) -> InstanceState:
+    def machine_state(self) -> MachineState:
         """The state as one of a machine. Unknown states are those of machines that may run."""
         if self.state in _ENDED:
-            return InstanceState.GONE
+            return MachineState.GONE
         if self.preempted_at is not None or self.state in _LEAVING:
-            return InstanceState.LEAVING
-        return InstanceState.BOOTING if self.state in _WAITING else InstanceState.RUNNING
+            return MachineState.LEAVING
+        return MachineState.BOOTING if self.state in _WAITING else MachineState.RUNNING
 
     @property
     def stuck(self) -> str | None:

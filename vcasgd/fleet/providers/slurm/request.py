@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from vcasgd.fleet.pools import SlurmPoolSpec
-from vcasgd.fleet.providers.base import INSTANCE_ID
+from vcasgd.fleet.providers.base import MACHINE_ID
 from vcasgd.fleet.providers.slurm.names import Label, machine_name
 
 #: Machines of one launch; sites limit arrays to 1,001 elements by default.
@@ -76,7 +76,7 @@ def script(spec: SlurmPoolSpec, argv: Sequence[str]) -> str:
 
 
 def _argument(text: str, machine: str) -> str:
-    return f'"{machine}"' if text == INSTANCE_ID else shlex.quote(text)
+    return f'"{machine}"' if text == MACHINE_ID else shlex.quote(text)
 
 
 def submitted(output: str) -> int:

@@ -11,7 +11,7 @@ const TICK_PIXELS = 100;
 const LAST_TICK = 0.94;
 
 /** Position of a lost machine on the horizontal axis. */
-export type Mark = { x: number; instance: string; state: "evicted" | "dead" };
+export type Mark = { x: number; machine: string; state: "evicted" | "dead" };
 
 /** Drawing along the horizontal axis that all tracks share, with its losses and the crosshair. */
 export function Track({
@@ -26,16 +26,16 @@ export function Track({
   return (
     <div className={classes.track} {...usePointerEvents()}>
       {children}
-      {marks.map(({ x, instance, state }) => {
+      {marks.map(({ x, machine, state }) => {
         const { word, tone } = lookOf(state);
         return (
           <span
-            key={instance}
+            key={machine}
             className={classes.mark}
             style={{ left: percentOf(fractionOf(domain, x)) }}
-            title={`${instance}: ${word}`}
+            title={`${machine}: ${word}`}
             data-tone={tone}
-            data-loss={instance}
+            data-loss={machine}
           />
         );
       })}

@@ -1,5 +1,5 @@
 import { Link } from "react-router";
-import type { Instance } from "../../api/types";
+import type { Machine } from "../../api/types";
 import { type Column, DataTable } from "../../components/DataTable";
 import { Panel } from "../../components/Panel";
 import { StateBadge } from "../../components/StateBadge";
@@ -7,31 +7,31 @@ import { DASH, duration, usd } from "../../lib/format";
 import { useNow } from "../../lib/useNow";
 
 /** Current machines. */
-export function Instances({ instances }: { instances: Instance[] }) {
-  const now = useNow(instances.length > 0);
+export function Machines({ machines }: { machines: Machine[] }) {
+  const now = useNow(machines.length > 0);
   return (
     <Panel
       title="Machines"
       empty={
-        instances.length
+        machines.length
           ? undefined
           : "None: machines are launched when a job needs them, and released afterwards."
       }
       flush
     >
-      <DataTable label="Machines" columns={columns(now)} rows={instances} id={(row) => row.id} />
+      <DataTable label="Machines" columns={columns(now)} rows={machines} id={(row) => row.id} />
     </Panel>
   );
 }
 
 /** Speeds of a link; only machines that joined by themselves measure them. */
-function link({ download_mbps, upload_mbps }: Instance): string {
+function link({ download_mbps, upload_mbps }: Machine): string {
   if (download_mbps == null || upload_mbps == null) return DASH;
   return `${Number(download_mbps.toPrecision(3))}, ${Number(upload_mbps.toPrecision(3))}`;
 }
 
-function columns(now: number): Column<Instance>[] {
-  const age = (row: Instance) => (row.launched_at ? now - row.launched_at : null);
+function columns(now: number): Column<Machine>[] {
+  const age = (row: Machine) => (row.launched_at ? now - row.launched_at : null);
   return [
     {
       name: "Machine",
@@ -54,7 +54,7 @@ function columns(now: number): Column<Instance>[] {
       cell: (row) => `${row.pool ?? DASH}${row.pool_removed ? " (removed)" : ""}`,
     },
     { name: "Zone", wide: true, key: (row) => row.zone, cell: (row) => row.zone || DASH },
-    { name: "Type", wide: true, cell: (row) => row.instance_type || DASH },
+    { name: "Type", wide: true, cell: (row) => row.machine_type || DASH },
     {
       name: "Mbit/s down, up",
       right: true,

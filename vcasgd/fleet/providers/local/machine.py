@@ -1,10 +1,10 @@
-"""Local instance: a process that simulates a machine.
+"""Local machine: a process that simulates a machine.
 
 It runs the boot command and delivers notices to it through a notice file. It takes everything it
 started with it when it goes: at the end of a notice, when it is terminated, when the boot command
 ends, or when its owner is gone.
 
-    python -m vcasgd.fleet.providers.local.instance --directory DIRECTORY
+    python -m vcasgd.fleet.providers.local.machine --directory DIRECTORY
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from vcasgd import fork_server
 from vcasgd.errors import FleetError
 from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
-from vcasgd.fleet.providers.local.directory import InstanceDirectory, LaunchRequest, MachineRecord
+from vcasgd.fleet.providers.local.directory import LaunchRequest, MachineDirectory, RunningProcess
 from vcasgd.fleet.providers.local.processes import MARKER, Process, kill_all
 
 #: Seconds between two polls for orders; each looks up a file, which takes microseconds.
@@ -83,7 +83,7 @@ def is_locked(path: Path) -> bool:
 class LocalMachine:
     """Machine from power-on to power-off; runs in its own process."""
 
-    def __init__(self, directory: InstanceDirectory, launch: LaunchRequest, owner: Owner) -> None:
+    def __init__(self, directory: MachineDirectory, launch: LaunchRequest, owner: Owner) -> None:
         self._directory = directory
         self._launch = launch
         self._owner = owner
@@ -106,7 +106,7 @@ class LocalMachine:
         return reason
 
     def _live(self) -> str:
-        machine = MachineRecord(self._self, up=False)
+        machine = RunningProcess(self._self, up=False)
         self._directory.report(machine)
         boot_at = self._launch.launched_at + self._launch.boot_seconds
         while (reason := self._end_reason()) is None:
@@ -165,13 +165,13 @@ def _become_subreaper() -> None:
         log.warning("not a subreaper: %s", os.strerror(ctypes.get_errno()))
 
 
-def _power_on(directory: InstanceDirectory) -> None:
+def _power_on(directory: MachineDirectory) -> None:
     with (directory.path / "lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return  # Repeated launch: the machine is already running.
-        if directory.marked_terminated() or directory.machine() is not None:
+        if directory.marked_terminated() or directory.running() is not None:
             return
         launch = directory.launch()
         owner = Owner(directory.path.parent.parent / "stack.lock", launch.owner_grace_seconds)
@@ -182,8 +182,8 @@ def _power_on(directory: InstanceDirectory) -> None:
 def main() -> None:
     """Start the machine as a daemon in its own session, and return at once."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--directory", type=Path, required=True, help="directory of the instance")
-    directory = InstanceDirectory(parser.parse_args().directory)
+    parser.add_argument("--directory", type=Path, required=True, help="directory of the machine")
+    directory = MachineDirectory(parser.parse_args().directory)
     if os.fork():
         os._exit(0)  # Skips the interpreter's cleanup, which may outlast the machine.
     os.setsid()
