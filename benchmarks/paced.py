@@ -1,0 +1,206 @@
+"""Share of their pace that workers with large vectors reach, with the defaults.
+
+    python benchmarks/paced.py [--rows 31x1 31x2 …] [--seconds 60]
+
+A step takes its time without using the processor, as on a GPU, so what is missing is what the
+exchange costs. Writes ``benchmarks/results/paced.md`` after each row. The row with slow links needs
+root. Stop other programs before you run it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+import machine
+from markdown import table
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "race"), str(HERE / "race" / "workers"), str(HERE.parent)]
+
+from faults import SLOW  # noqa: E402
+from links import Links  # noqa: E402
+from ours_joined import POOL, Agents  # noqa: E402
+from vcasgd.client import Client, Job  # noqa: E402
+from vcasgd.settings import Settings  # noqa: E402
+from vcasgd.spec.access import Scope  # noqa: E402
+from vcasgd.spec.job import JobSpec  # noqa: E402
+from vcasgd.stack import StackHome, running  # noqa: E402
+from vcasgd.stack.layout import GATEWAY  # noqa: E402
+
+BATCH = 32
+READY_SECONDS = 300.0
+POLL_SECONDS = 0.25
+#: Copies of the vector in all processes together, for one worker and for each further one.
+COPIES, COPIES_OF_WORKER = 9, 6
+
+
+@dataclass(frozen=True)
+class Row:
+    """A job on a stack of its own."""
+
+    name: str
+    millions: float
+    step_ms: float
+    workers: int
+    target: float
+    slow_links: bool = False
+    nodes: int = 1
+
+    @property
+    def pace(self) -> float:
+        """Samples per second of workers that exchange nothing."""
+        return self.workers * BATCH / self.step_ms * 1000
+
+    @property
+    def needs_gb(self) -> float:
+        return self.millions * 4e-3 * (COPIES + COPIES_OF_WORKER * (self.workers - 1))
+
+
+ROWS = (
+    Row("31x1", 31, 53, 1, 0.98),
+    Row("31x2", 31, 53, 2, 0.95),
+    Row("31x4-slow-links", 31, 53, 4, 0.90, slow_links=True),
+    Row("124x1", 124, 53, 1, 0.97),
+    Row("124x2", 124, 53, 2, 0.90),
+    Row("1000x1", 1000, 1000, 1, 0.95, nodes=2),
+)
+
+PAGE = """\
+# Large vectors at a given pace
+
+    {command}
+
+Each row is a job with the default settings on a stack of its own: a model whose state has so many
+millions of float32 numbers, and steps of a batch of {batch} that take their time without using the
+processor, as a GPU's do. *Of the pace* are the samples per second that came into the model over
+those of workers that exchange nothing, in {seconds:g} s after as many seconds of training.
+
+{machine}
+
+{table}
+"""
+HEADS = ("million", "step, ms", "workers", "links", "of the pace", "target", "steps in a push")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """``steps`` are the local steps of a worker in an update."""
+
+    of_pace: float
+    steps: float
+
+
+def measure(row: Row, seconds: float) -> Measured:
+    """Train a job on a stack of its own.
+
+    Raises:
+        MemoryError: The row needs more memory than there is.
+        TimeoutError: Not all workers pushed in time.
+    """
+    free = psutil.virtual_memory().available / 1e9
+    if free < row.needs_gb:
+        raise MemoryError(f"needs {row.needs_gb:.0f} GB, {free:.0f} GB are free")
+    with ExitStack() as resources:
+        folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="vcasgd-paced-")))
+        links = Links(SLOW) if row.slow_links else None
+        if links is not None:
+            resources.callback(links.close)
+        settings = _settings(row, folder, links)
+        state = resources.enter_context(running(settings))
+        client = Client(state.api_url, StackHome(settings.home_path).token() or "")
+        resources.callback(client.close)
+        if links is not None:
+            token = client.create_token("paced", Scope.JOIN, pool=POOL).token
+            url = f"https://{links.hub}:{state.ports[GATEWAY]}"
+            agents = Agents(url, token, folder / "agents")
+            resources.callback(agents.close)
+            for _ in range(row.workers):
+                agents.start(links.place())
+        job = client.submit_directory(_spec(row))
+        _await_pushes(job, row.workers)
+        time.sleep(seconds)
+        before, since = job.refreshed(), time.monotonic()
+        time.sleep(seconds)
+        after, until = job.refreshed(), time.monotonic()
+    samples = after.progress.samples_applied - before.progress.samples_applied
+    updates = after.totals.updates - before.totals.updates
+    return Measured(
+        samples / (until - since) / row.pace, samples * row.workers / max(1, updates) / BATCH
+    )
+
+
+def _settings(row: Row, folder: Path, links: Links | None) -> Settings:
+    home = folder / "home"
+    if links is None:
+        return Settings(home=home, api_port=0, local_capacity=row.workers, store_nodes=row.nodes)
+    pools = folder / "pools.yaml"
+    pools.write_text(f"pools: [{{name: {POOL}, provider: join}}]\n")
+    return Settings(home=home, api_port=0, pools=pools, join_port=0, join_host=links.hub)
+
+
+def _spec(row: Row) -> JobSpec:
+    return JobSpec.parse(
+        {
+            "name": "paced",
+            "task": "large_vector:PacedVector",
+            "working_dir": str(HERE / "race" / "workers"),
+            "args": {"millions": row.millions, "step_ms": row.step_ms, "batch_size": BATCH},
+            # More than it makes.
+            "epochs": 10_000,
+            "workers": {"min": row.workers, "max": row.workers},
+            "checkpoint": {"every": "1h", "keep": 1},
+        }
+    )
+
+
+def _await_pushes(job: Job, workers: int) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while sum(bool(worker.pushes) for worker in job.workers()) < workers:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all workers pushed within {READY_SECONDS:g} s")
+        time.sleep(POLL_SECONDS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    names = [row.name for row in ROWS]
+    parser.add_argument("--rows", nargs="+", choices=names, default=names)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "paced.md")
+    given = parser.parse_args()
+    command = (
+        f"python benchmarks/paced.py --rows {' '.join(given.rows)} --seconds {given.seconds:g}"
+    )
+    rows = []
+    for row in ROWS:
+        if row.name not in given.rows:
+            continue
+        try:
+            measured = measure(row, given.seconds)
+            shown, steps = f"{measured.of_pace:.2f}", f"{measured.steps:.0f}"
+        except MemoryError as error:
+            shown, steps = str(error), ""
+        links = f"{SLOW.mbit:g} Mbit/s, {2 * SLOW.delay_ms:g} ms" if row.slow_links else "loopback"
+        size, step = f"{row.millions:g}", f"{row.step_ms:g}"
+        rows.append([size, step, str(row.workers), links, shown, f"{row.target:.2f}", steps])
+        print(row.name, shown, steps, flush=True)
+        page = PAGE.format(
+            command=command,
+            batch=BATCH,
+            seconds=given.seconds,
+            machine=table(("", ""), machine.describe().items()),
+            table=table(HEADS, rows),
+        )
+        given.out.write_text(page)
+
+
+if __name__ == "__main__":
+    main()

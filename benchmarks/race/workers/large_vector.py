@@ -1,0 +1,74 @@
+"""A vector of any size behind steps of a given pace: the exchange of a large model, without its
+arithmetic."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.utils.data import Dataset, TensorDataset
+
+import vcasgd
+
+Batch = tuple[Tensor, Tensor]  # float32 [n, FEATURES], labels int64 [n]
+FEATURES, TENSORS = 8, 24
+VALIDATION_SAMPLES = 1_000
+
+
+class LargeVector(nn.Module):
+    """``millions`` of parameters in equal tensors without a gradient's use, and a small head."""
+
+    def __init__(self, millions: float) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        length = int(millions * 1e6) // TENSORS
+        self.rest = nn.ParameterList(
+            nn.Parameter(torch.randn(length, generator=generator) * 0.02) for _ in range(TENSORS)
+        )
+        self.head = nn.Linear(FEATURES, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.head(features)
+        return scores
+
+
+class PacedVector(vcasgd.Task):
+    """Steps of ``batch_size`` samples take ``step_ms`` without using the processor, as a GPU's."""
+
+    evaluation_batch_size = VALIDATION_SAMPLES
+
+    def __init__(
+        self, millions: float, step_ms: float, batch_size: int = 32, samples: int = 200_000
+    ) -> None:
+        self.millions, self.step_seconds = millions, step_ms / 1000
+        self.batch_size, self.samples = batch_size, samples
+
+    def model(self) -> nn.Module:
+        return LargeVector(self.millions)
+
+    def dataset(self, split: str) -> Dataset[Batch]:
+        count = self.samples if split == "train" else VALIDATION_SAMPLES
+        features = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(1))
+        return TensorDataset(features, (features.sum(1) > 0).long())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        features, labels = batch
+        end = time.perf_counter() + self.step_seconds * len(labels) / self.batch_size
+        loss = functional.cross_entropy(model(features), labels)
+        time.sleep(max(0.0, end - time.perf_counter()))
+        return loss
+
+    def optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=0.01)
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        features, labels = batch
+        scores = model(features)
+        return {
+            "loss": functional.cross_entropy(scores, labels, reduction="sum"),
+            "accuracy": (scores.argmax(1) == labels).sum(),
+            "count": torch.tensor(len(labels)),
+        }
