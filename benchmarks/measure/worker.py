@@ -95,13 +95,14 @@ class SyntheticLearner(Learner):
         should_stop: Callable[[], bool],  # noqa: ARG002 - returns at once
         on_step: Callable[[], None],
         asynchrony: float = 0.0,  # noqa: ARG002
+        memory: Callable[[], Tensor] | None = None,
     ) -> Trained:
         self._on_push()
         on_step()
         update = self._synthetic
         if update is None:
-            assert base.update_memory is not None
-            update = base.update_memory().fill_(UPDATE_SCALE)
+            assert memory is not None
+            update = memory().fill_(UPDATE_SCALE)
         return Trained(stop, 1, 0.0, update, base.integers)
 
 
@@ -124,12 +125,12 @@ class SyntheticWorker(Worker):
 
     def _count(self, floats: int) -> None:
         """Count what each shard fetched and applied since the last push."""
-        for client in self.shards:
-            if client.base != self._versions.get(client.part.shard):
-                self._versions[client.part.shard] = client.base
-                self._tally.note_fetched(client.part.floats / floats)
-            for seconds in client.updates.take_delays():
-                self._tally.note_applied(seconds)
+        for link in self.exchange:
+            if link.version != self._versions.get(link.part.shard):
+                self._versions[link.part.shard] = link.version
+                self._tally.note_fetched(link.part.floats / floats)
+            while link.updates.delays:
+                self._tally.note_applied(link.updates.delays.popleft())
 
 
 def main() -> int:

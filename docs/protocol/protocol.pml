@@ -26,7 +26,7 @@
 #define WORKERS  2
 #define SERVERS  2
 #define BATCH    2          /* updates in one publication */
-#define UNAPPLIED 2         /* unapplied updates of a worker, pending_updates.MAX_UNAPPLIED */
+#define UNAPPLIED 2         /* unapplied updates of a worker, update_queue.MAX_UNAPPLIED */
 
 #define SAMPLES  (SUBTASKS * SIZE)
 #define UPDATES  (WORKERS * INTERVALS)
@@ -321,7 +321,7 @@ inline commit_lua(token, answer) {
     }
 }
 
-/* --- a worker: worker/trainer.py and worker/pending_updates.py --------------------------- */
+/* --- a worker: worker/trainer.py and worker/update_queue.py ------------------------------ */
 
 #define NONE     0          /* never trained, or forgotten */
 #define TO_SEND  1

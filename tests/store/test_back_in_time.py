@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.shard_clients import client_of, flush, settle, submit
+from support.shard_links import flush, link_of, settle, submit
 from support.world import HonestWorker, World, run_to_end
 
 from vcasgd.errors import Fenced, StoreUnavailable
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.connection import RedisClient
-from vcasgd.worker.shard_client import ShardClient
+from vcasgd.worker.shard_link import ShardLink
 
 MakeWorld = Callable[..., World]
 Past = dict[bytes, bytes]
@@ -37,13 +37,13 @@ def go_back(server: RedisClient, past: Past) -> None:
 
 
 @pytest.fixture
-def client(world: World) -> Iterator[ShardClient]:
-    client = client_of(world)
+def client(world: World) -> Iterator[ShardLink]:
+    client = link_of(world)
     yield client
     client.close()
 
 
-def push(world: World, client: ShardClient, subtask: int, start: int, stop: int) -> None:
+def push(world: World, client: ShardLink, subtask: int, start: int, stop: int) -> None:
     submit(world, client, subtask, start, stop)
     flush(client)
 
@@ -211,7 +211,7 @@ class TestInTheMiddleOfATurn:
 
 class TestTheWorkerPushesBeforeItKnows:
     def test_what_continues_a_forgotten_update_waits_for_it(
-        self, world: World, client: ShardClient
+        self, world: World, client: ShardLink
     ) -> None:
         """It is refused, because what it continues is gone; neither is trained again."""
         shard = world.shard()
@@ -224,7 +224,7 @@ class TestTheWorkerPushesBeforeItKnows:
         push(world, client, 0, 3, 4)
         shard.turn()
         assert settle(client).rework == frozenset()
-        counts = client.updates.counts()
+        counts = client.counts()
         assert (counts["unapplied"], counts["discarded"], counts["pushed_again"]) == (0, 0, 2)
         assert world.positions() == {0: 4}
         world.assert_exact()
@@ -285,7 +285,7 @@ class TestFences:
 
 
 class TestAWorkerKeepsAnUpdateUntilItIsSafe:
-    def test_not_only_until_it_is_applied(self, world: World, client: ShardClient) -> None:
+    def test_not_only_until_it_is_applied(self, world: World, client: ShardLink) -> None:
         shard = world.shard()
         shard.turn()
         push(world, client, 0, 0, 2)
@@ -300,7 +300,7 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         assert client.updates.unapplied == 0
 
     def test_both_servers_went_and_the_new_one_begins_from_the_older_state(
-        self, world: World, client: ShardClient
+        self, world: World, client: ShardLink
     ) -> None:
         shard = world.shard()
         shard.turn()
@@ -321,12 +321,12 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         settle(client)
 
         assert client.updates.unapplied == 0
-        assert client.updates.counts()["pushed_again"] == 2
+        assert client.counts()["pushed_again"] == 2
         assert world.positions() == {0: 2, 1: 2}
         world.assert_exact()
 
     def test_what_it_saw_in_a_lost_history_counts_for_nothing(
-        self, world: World, client: ShardClient
+        self, world: World, client: ShardLink
     ) -> None:
         """Version 2 of another writer is another version 2."""
         shard = world.shard(token=1)

@@ -1,4 +1,4 @@
-"""A worker's clients for shards on real servers, with real parameter servers' shards."""
+"""A worker's exchange with shards on real servers, with real parameter servers' shards."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ import torch
 from support.harness import RedisServer
 from support.servers import Fault, through_proxy
 from support.world import World
-from vcasgd.learning.encodings import Float32
-from vcasgd.learning.encodings.encoder import step_format
 from vcasgd.learning.shards import Cut
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.leases import Lease
-from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import Meta, Record
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import checksum
-from vcasgd.worker.pending_updates import MAX_UNAPPLIED
-from vcasgd.worker.shard_group import ShardGroup
+from vcasgd.worker.exchange import Exchange
+from vcasgd.worker.update_queue import MAX_UNAPPLIED
 
 #: Updates whose steps are smaller than the model.
 COARSE = {"rule": "async-local-sgd", "eta": 1.0, "codec": "int2"}
@@ -54,14 +50,13 @@ class ShardPair:
         assert self.world.leases("first").report_facts(lease, facts)
         for shard in range(len(nodes)):
             self.install(shard)
-        self.group = self.group_with(patience=10)
+        self.exchange = self.exchange_with(patience=10)
         self._named = itertools.count(1)
 
-    def group_with(self, patience: float) -> ShardGroup:
-        group = ShardGroup(self.nodes, self.world.job, patience)
-        update, layout = self.world.spec.update, self.world.layout
-        group.open(self.cut, self.max_unapplied, lambda part: step_format(update, layout, part))
-        return group
+    def exchange_with(self, patience: float) -> Exchange:
+        exchange = Exchange(self.nodes, self.world.job, patience)
+        exchange.open(self.cut, self.world.spec.update, self.world.layout, self.max_unapplied)
+        return exchange
 
     def snapshots(self, shard: int) -> SnapshotStore:
         return SnapshotStore(self.nodes[shard], TensorKeys(self.world.job, shard))
@@ -84,7 +79,7 @@ class ShardPair:
         flush(self)
         for shard in shards:
             self.shard(shard).turn()
-        self.group.settle()
+        self.exchange.settle()
 
     def submit(
         self,
@@ -93,19 +88,17 @@ class ShardPair:
         start: int,
         stop: int,
         update: torch.Tensor | None = None,
+        *,
+        keep: bool = False,
     ) -> None:
-        """Submit the update of an honest worker, which may be in its memory already."""
+        """Push the update of an honest worker, which may be in lent memory already."""
+        if any(link.version is None for link in self.exchange):
+            self.exchange.refresh(again=False)
+        fields = {"update": f"u{next(self._named)}", "worker": "w", "subtask": subtask,
+                  "start": start, "stop": stop, "token": 1, "loss_sum": 1.0,
+                  "layout": self.world.layout.digest()}  # fmt: skip
         whole = self.world.delta(subtask, start, stop) if update is None else update
-        name = f"u{next(self._named)}"
-        for shard in shards:
-            own = self.group.keep_part(whole, self.group[shard])
-            payload = Float32().encode(self.cut.parts[shard].of(own))
-            header = Header(
-                update=name, worker="w", shard=shard, subtask=subtask, start=start, stop=stop,
-                base=0, token=1, codec="float32", size=len(payload), checksum=checksum(payload),
-                layout=self.world.layout.digest(), loss_sum=1.0,
-            )  # fmt: skip
-            self.group[shard].updates.submit(header, 0, payload)
+        self.exchange.push(fields, 0, whole, shards, last=True, keep=keep)
 
     def published(self) -> torch.Tensor:
         """Return what a new worker would fetch."""
@@ -134,9 +127,9 @@ def pair_of(
             nodes.append(node)
             clients.append(client)
         pair = ShardPair(ledger, nodes, tmp_path / "storage", clients, **fields)
-        stack.callback(lambda: pair.group.close())
+        stack.callback(lambda: pair.exchange.close())
         yield pair
 
 
 def flush(pair: ShardPair) -> None:
-    assert pair.group.flush(10), "not everything came into the streams"
+    assert pair.exchange.flush(10), "not everything came into the streams"

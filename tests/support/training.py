@@ -20,7 +20,7 @@ from vcasgd.learning.length import default_subtasks
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord, JobState
-from vcasgd.worker.pending_updates import MAX_UNAPPLIED
+from vcasgd.worker.update_queue import MAX_UNAPPLIED
 
 TASKS = Path(__file__).parent / "tasks"
 #: Samples in a local step of the task.

@@ -270,7 +270,7 @@ class World:
     def fate(self, header: Header) -> str:
         epoch = self.plan.epoch_of(header.subtask)
         asked = (header.subtask, epoch, header.stop, header.update)
-        return self.sender.status([asked]).fates[0]
+        return self.sender.status([asked]).outcomes[0]
 
     # -- results -----------------------------------------------------------------------------
 
@@ -436,7 +436,7 @@ class HonestWorker:
              each.header.update)
             for each in self.unapplied
         ]  # fmt: skip
-        fates = world.sender.status(asked).fates
+        fates = world.sender.status(asked).outcomes
         unsettled, self.unapplied = self.unapplied, []
         for sent, fate in zip(unsettled, fates, strict=True):
             if fate == "pending" or (fate == "lost" and self._send(sent)):

@@ -17,7 +17,7 @@ from support.waiting import await_truth
 
 from vcasgd.errors import SnapshotMissing
 from vcasgd.store.keys import TensorKeys
-from vcasgd.worker.pending_updates import MAX_UNAPPLIED
+from vcasgd.worker.update_queue import MAX_UNAPPLIED
 
 Eventually = Callable[..., Any]
 SHARDS = range(3)

@@ -1,4 +1,4 @@
-"""When a worker leaves, and which leases it keeps until then."""
+"""When a worker leaves."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from vcasgd.steady_time import steady_time
-from vcasgd.store.ledger.leases import Lease, Renewal, WorkKind
+from vcasgd.store.ledger.leases import Renewal
 from vcasgd.worker.departure import Departure, last_moment
-from vcasgd.worker.held_leases import HeldLeases
 
 
 @dataclass(frozen=True)
@@ -119,84 +118,3 @@ def test_an_advised_worker_does_not_finish_for_ever() -> None:
         departure.on_renewal(renewal(leave="drain"))
 
     assert departure.reason == "drain"
-
-
-def train(number: int, token: int = 1) -> Lease:
-    return Lease(WorkKind.TRAIN, number, token)
-
-
-def held(*leases: Lease) -> HeldLeases:
-    result = HeldLeases()
-    for lease in leases:
-        result.add(lease)
-    return result
-
-
-def test_applied_subtasks_are_dropped_and_rework_is_postponed() -> None:
-    evaluation = Lease(WorkKind.EVALUATE, 1, 1)
-    leases = held(train(0), train(1), train(2), train(3), evaluation)
-    leases.current = train(3)
-
-    leases.settle(rework={0}, unsettled={1})
-
-    assert leases.all() == [train(0), train(1), train(3), evaluation]
-    assert leases.is_postponed(train(0))
-    leases.settle(rework=set(), unsettled={1})
-    assert leases.has(train(0)), "it isn't trained again yet"
-
-
-def test_a_postponed_lease_is_resumed_once_and_only_while_it_is_held() -> None:
-    first = Lease(WorkKind.INITIALISE, 0, 1)
-    leases = held(train(0), train(1), first)
-    for lease in (train(0), train(1), first):
-        leases.postpone(lease)
-    leases.drop(train(0))
-
-    assert leases.take_postponed(WorkKind.INITIALISE) == first
-    assert leases.take_postponed() == train(1)
-    assert leases.take_postponed() is None
-
-
-def test_a_newer_lease_of_the_same_work_replaces_the_older_one() -> None:
-    leases = held(train(0))
-    leases.add(train(0, token=2))
-
-    assert not leases.has(train(0))
-
-
-@pytest.mark.parametrize(
-    ("steps", "remaining"),
-    [
-        ([("add", 1), ("drop", 1)], []),
-        ([("add", 1), ("drop", 2)], [1]),
-        ([("add", 1), ("add", 2), ("drop", 1)], [2]),
-        ([("add", 1), ("drop", 1), ("add", 2), ("drop", 1)], [2]),
-        ([("add", 1), ("postpone", 1), ("add", 2), ("drop", 1)], [2]),
-        ([("add", 1), ("postpone", 1), ("add", 2), ("settle", 2)], []),
-        ([("add", 1), ("postpone", 1), ("settle", 1)], [1]),
-        ([("drop", 1)], []),
-    ],
-)
-def test_a_late_answer_about_a_lease_leaves_a_newer_one_of_its_work(
-    steps: list[tuple[str, int]], remaining: list[int]
-) -> None:
-    leases = HeldLeases()
-    for step, token in steps:
-        if step == "settle":
-            leases.settle(rework=(), unsettled=())
-        else:
-            getattr(leases, step)(train(0, token))
-
-    assert leases.all() == [train(0, token) for token in remaining]
-
-
-def test_unfinished_are_the_current_and_the_postponed_leases() -> None:
-    leases = held(train(0), train(1), train(2))
-    leases.current = train(0)
-    leases.postpone(train(1))
-    assert leases.unfinished() == [train(0), train(1)]
-
-    assert leases.drop_current() == train(0)
-
-    assert leases.unfinished() == [train(1)]
-    assert leases.current is None

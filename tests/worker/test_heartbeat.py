@@ -14,7 +14,7 @@ from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Lease, Leases, Renewal, WorkKind
 from vcasgd.worker.heartbeat import HeartbeatSender, capacity
-from vcasgd.worker.held_leases import HeldLeases
+from vcasgd.worker.lease_book import LeaseBook
 from vcasgd.worker.log_capture import LINES_KEPT, MAX_LINE_LENGTH, LineCapture
 from vcasgd.worker.notices import NoticeLike, NoticeWatch
 
@@ -54,12 +54,12 @@ class Sender:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self.held = HeldLeases()
+        self.book = LeaseBook()
         self.alive = True
         self.errors: list[Exception] = []
         self.thread = HeartbeatSender(
             cast("Leases", self.ledger),
-            self.held,
+            self.book,
             period=0.01,
             describe=self.describe,
             alive=lambda: self.alive,
@@ -67,7 +67,7 @@ class Sender:
             flush_logs=lambda: None,
         )
         for lease in SUBTASKS:
-            self.held.add(lease)
+            self.book.start(lease)
 
     def describe(self) -> Heartbeat:
         if self.errors:
@@ -88,7 +88,7 @@ def test_a_heartbeat_renews_the_leases_and_drops_the_lost_ones(
     sender.ledger.lost = frozenset({SUBTASKS[1].piece})
     sender.thread.start()
 
-    eventually(lambda: sender.held.all() == SUBTASKS[:1])
+    eventually(lambda: sender.book.held() == SUBTASKS[:1])
     assert sender.ledger.heartbeats[0]["at"] == 1.0
 
 
@@ -100,7 +100,7 @@ def test_a_late_answer_keeps_a_lease_that_was_acquired_meanwhile(
 
     def acquire_again() -> None:
         if sender.ledger.lost:
-            sender.held.add(again)
+            sender.book.start(again)
 
     sender.ledger.before_answer = acquire_again
 
@@ -108,7 +108,7 @@ def test_a_late_answer_keeps_a_lease_that_was_acquired_meanwhile(
 
     eventually(lambda: not sender.ledger.lost)
     sender.thread.stop()
-    assert sender.held.all() == [SUBTASKS[0], again]
+    assert sender.book.held() == [SUBTASKS[0], again]
 
 
 def test_a_worker_without_progress_renews_no_lease(sender: Sender, eventually: Eventually) -> None:

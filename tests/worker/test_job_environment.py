@@ -15,8 +15,8 @@ from vcasgd.errors import SetupFailed
 from vcasgd.file_lock import hold_lock
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker import job_environment
-from vcasgd.worker.held_leases import WorkInterrupted
 from vcasgd.worker.job_environment import COMPLETE, JobEnvironment
+from vcasgd.worker.lease_book import WorkInterrupted
 from vcasgd.worker.shell import run_command
 
 PACKAGE = "0" * 64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.shards import ShardRange
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.snapshot import RoundFacts
-from vcasgd.worker.interval import Base, Trained
+from vcasgd.worker.interval import Base, Trained, continued
 from vcasgd.worker.learner import Learner
 
 
@@ -79,90 +78,53 @@ def test_differences_are_those_to_the_snapshot() -> None:
     assert interval(learner, 10.0).update.item() == -2
 
 
-#: Facts of a round whose exchanges are shorter than its steps.
-SHORT = RoundFacts(workers=2, batch=2, step_seconds=1.0, exchange_seconds=0.1)
-#: A subtask in the second half of the job.
-LATE = 2
-
-
-def test_an_interval_goes_on_from_an_update_that_its_base_lacks() -> None:
+@pytest.mark.parametrize(("subtask", "overlaps"), [(0, False), (2, True)])
+def test_steps_overlap_with_exchanges_in_the_second_half_of_a_job(
+    subtask: int, overlaps: bool
+) -> None:
     learner = learner_of(update={"rule": "rounds"})
     assert learner.member is not None
-    part = ShardRange(0, 0, 1, 1)
-    update, starts = [], []
-    for lacks in ((), (part,), (part,), ()):
-        base = Base(torch.tensor([10.0]), torch.empty(0, dtype=torch.int64), round=SHORT)
-        learner.member.follow(base)
-        trained = learner.train(
-            replace(base, lacks=lacks), LATE, 0, 4, should_stop=lambda: False, on_step=lambda: None
-        )
-        update.append(trained.update.item())
-        starts.append(next(learner._model.module.parameters()).item() - update[-1])
-
-    assert starts == [10, 8, 8, 10], "one update ahead at most, and of the present base"
-    assert update == [-2, -2, -2, -2], "an update is never pushed twice"
-    assert learner.max_unapplied == 2
-
-
-def test_running_statistics_go_on_from_their_values() -> None:
-    learner = learner_of(Normalized(), update={"rule": "rounds"})
-    assert learner.member is not None
-    floats, integers = learner.initial()
-    part = learner.cut(1).parts[0]
-    base = Base(floats, integers, round=SHORT)
-    learner.member.follow(base)
-    first = learner.train(base, LATE, 0, 2, should_stop=lambda: False, on_step=lambda: None)
-    statistics = first.update[part.parameters :].clone()
-
-    learner.train(
-        replace(base, lacks=(part,)), LATE, 2, 2, should_stop=lambda: False, on_step=lambda: None
-    )
-
-    assert torch.equal(learner._model.read()[0][part.parameters :], statistics)
-    assert not torch.equal(statistics, floats[part.parameters :])
-
-
-def test_a_step_early_in_a_job_waits_for_the_exchange() -> None:
-    learner = learner_of(update={"rule": "rounds"})
-    assert learner.member is not None
-    base = Base(torch.tensor([10.0]), torch.empty(0, dtype=torch.int64), round=SHORT)
+    # Exchanges are shorter than steps.
+    short = RoundFacts(workers=2, batch=2, step_seconds=1.0, exchange_seconds=0.1)
+    base = Base(torch.tensor([10.0]), torch.empty(0, dtype=torch.int64), round=short)
     learner.member.follow(base)
 
-    learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+    learner.train(base, subtask, 0, 4, should_stop=lambda: False, on_step=lambda: None)
 
-    assert learner._last is None
-    assert learner.max_unapplied == 1
+    assert learner.member.overlaps is overlaps
+    assert learner.max_unapplied == 1 + overlaps
 
 
-def test_an_update_of_an_interval_that_waits_is_not_kept() -> None:
-    learner = learner_of(update={"rule": "rounds"})
+def test_a_base_with_an_own_update_has_its_sums_and_its_statistics() -> None:
+    base = Base(torch.tensor([1.0, 2, 3, 4]), torch.empty(0, dtype=torch.int64), version=7)
+    update, second = torch.full((4,), 10.0), ShardRange(1, 2, 4, parameters=1)
 
-    interval(learner, 10.0)
+    ahead = continued(base, update, [second], out=torch.empty(4))
 
-    assert learner._last is None
-    assert learner.max_unapplied == 1
+    assert ahead.floats.tolist() == [1, 2, 13, 10]
+    assert (base.floats.tolist(), ahead.version) == ([1, 2, 3, 4], 7)
+
+
+@pytest.mark.parametrize("rule", ["async-local-sgd", "vc-asgd", "sma"])
+def test_an_update_is_written_into_given_memory(rule: str) -> None:
+    learner = learner_of(Normalized(), update={"rule": rule})
+    base, memory = Base(*learner.initial()), torch.empty(learner.layout.floats)
+
+    def train(**options: Any) -> Tensor:
+        return learner.train(
+            base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None, **options
+        ).update
+
+    first = train(memory=lambda: memory).clone()
+
+    learner = learner_of(Normalized(), update={"rule": rule})
+    assert torch.equal(train(), first)
+    assert torch.equal(memory, first)
 
 
 class Normalized(Slope):
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-
-
-@pytest.mark.parametrize("rule", ["async-local-sgd", "vc-asgd"])
-def test_an_update_in_the_memory_of_its_base_is_the_same(rule: str) -> None:
-    learner = learner_of(Normalized(), update={"rule": rule})
-    floats, integers = learner.initial()
-
-    def train(base: Base) -> Trained:
-        return learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
-
-    apart = train(Base(floats.clone(), integers))
-    inside = train(base := Base(own := floats.clone(), integers, update_memory=lambda: own))
-
-    assert inside.update is base.floats
-    assert torch.equal(inside.update, apart.update)
-    assert torch.equal(inside.integers, apart.integers)
-    assert apart.update.data_ptr() != floats.data_ptr()
 
 
 def test_under_an_elastic_rule_a_worker_continues_from_its_own_copy() -> None:
@@ -239,17 +201,6 @@ def test_a_rollback_drops_the_own_copy_of_an_elastic_rule() -> None:
     assert interval(learner, 20.0, rollbacks=1).update.item() == 19
 
 
-def test_a_rollback_drops_what_the_encoding_kept_back() -> None:
-    learner = learner_of(update={"rule": "async-local-sgd", "codec": "int8"})
-    part = ShardRange(0, 0, 1, 1)
-    learner.encoded(part, torch.tensor([0.3]))
-    assert learner.has_residual(part)
-
-    interval(learner, 10.0, rollbacks=1)
-
-    assert not learner.has_residual(part)
-
-
 def test_an_update_that_is_far_too_large_is_an_error_of_the_learning_rate() -> None:
     class Steep(Slope):
         def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -263,13 +214,11 @@ def test_an_update_that_is_far_too_large_is_an_error_of_the_learning_rate() -> N
 @pytest.mark.parametrize("rule", ["vc-asgd", "async-local-sgd"])
 def test_frozen_parameters_are_in_no_vector(rule: str) -> None:
     learner = learner_of(Tuned(), update={"rule": rule})
-    (part,) = learner.cut(1).parts
     base = Base(torch.zeros(3), torch.empty(0, dtype=torch.int64))
 
     trained = learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
 
-    payload = _bytes(learner, part, trained.update)
-    assert payload == struct.pack("<3f", -2, -2, -2)
+    assert trained.update.tolist() == [-2, -2, -2]
 
 
 def test_an_unfrozen_parameter_is_refused() -> None:
@@ -338,22 +287,6 @@ def test_the_first_snapshot_needs_no_second_model() -> None:
     learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
     assert torch.equal(learner.initial()[0], first)
     assert Counting.built == 2
-
-
-def test_each_shard_gets_what_its_encoding_lost_with_its_own_next_push() -> None:
-    learner = learner_of(update={"rule": "async-local-sgd", "codec": "int8"})
-    first, second = ShardRange(0, 0, 2, 2), ShardRange(1, 2, 4, 2)
-    update = torch.tensor([127.0, 0.4, 127.0, 0.4])
-
-    rounds = [[first, second], [first], [first, second]]
-    sent = [[_bytes(learner, part, update)[5] for part in parts] for parts in rounds]
-
-    # 0.4 is sent as 0, then 0.8 as 1, then 0.4 less the excess.
-    assert sent == [[0, 0], [1], [0, 1]]
-
-
-def _bytes(learner: Learner, part: ShardRange, update: Tensor) -> bytes:
-    return b"".join(learner.encoded(part, update).chunks(1024))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from vcasgd.task.task import Task
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.member import SHARING_SECONDS, Member
-from vcasgd.worker.shard_client import FETCH_MARGIN
+from vcasgd.worker.shard_link import FETCH_MARGIN
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from vcasgd.fleet.presence import Life
+from vcasgd.learning.encodings.encoder import Encoder
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import encode_integers
-from vcasgd.worker.interval import Base
+from vcasgd.worker.interval import Base, continued
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.pending_updates import MAX_UNAPPLIED
+from vcasgd.worker.update_queue import MAX_UNAPPLIED
 
 CHUNK_BYTES = 1 << 20
 
@@ -55,6 +59,9 @@ class SimulatedWorker:
         self._jitter = jitter
         self._rng = rng
         self.learner: Learner | None = None
+        self._encoder: Encoder | None = None
+        #: The last update, float32 [floats], if the next interval continues from it.
+        self._own: Tensor | None = None
         self.subtask: int | None = None
         #: End of the samples of the subtask that are trained.
         self.position = 0
@@ -93,9 +100,11 @@ class SimulatedWorker:
         """Return the next interval; its duration is drawn."""
         assert self.fetched is not None
         assert self.learner is not None
-        base = self.fetched.base
-        if self.pushed > self.contained:
-            base = replace(base, lacks=self.learner.cut(1).parts)
+        base, own = self.fetched.base, self._own
+        self._own = None
+        if self.pushed > self.contained and own is not None:
+            parts = self.learner.cut(1).parts
+            base = continued(base, own, parts, out=torch.empty_like(base.floats))
         # The shift gives the factor a mean of 1.
         factor = math.exp(self._rng.gauss(-self._jitter * self._jitter / 2, self._jitter))
         seconds = (stop - self.position) * seconds_per_sample * factor / self._speed
@@ -126,7 +135,10 @@ class SimulatedWorker:
             member.measure(interval.seconds / max(trained.steps, 1))
         (part,) = learner.cut(1).parts
         last = learner.is_last(subtask, trained.stop)
-        encoded = learner.encoded(part, trained.update, last=last)
+        if self._encoder is None:
+            self._encoder = Encoder(learner.spec.update, learner.layout, part)
+        encoded = self._encoder.encode(trained.update, last=last)
+        self._own = trained.update if member is not None and member.overlaps else None
         payload = b"".join(encoded.chunks(CHUNK_BYTES))
         header = Header(
             update=name,

@@ -20,9 +20,9 @@ from vcasgd.store.ledger.job import PREPARE, Failure
 from vcasgd.store.ledger.leases import WorkKind
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import Departure
+from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.heartbeat import WorkerStatus
-from vcasgd.worker.held_leases import HeldLeases
-from vcasgd.worker.shard_group import ShardGroup
+from vcasgd.worker.lease_book import LeaseBook
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +36,14 @@ class ErrorHandler:
     def __init__(
         self,
         context: WorkerContext,
-        shards: ShardGroup,
-        held: HeldLeases,
+        exchange: Exchange,
+        book: LeaseBook,
         departure: Departure,
         status: WorkerStatus,
     ) -> None:
         self._context = context
-        self._shards = shards
-        self._held = held
+        self._exchange = exchange
+        self._book = book
         self._departure = departure
         self._status = status
         #: Start of the time in which a server refused this worker and nothing else went wrong.
@@ -80,7 +80,8 @@ class ErrorHandler:
         if silent > patience:
             self._departure.leave(f"the ledger did not answer for {silent:.0f} s: {error}")
         self._check_denial(error, patience)
-        self._held.postpone_current()
+        if (lease := self._book.working) is not None:
+            self._book.postpone(lease)
         self._status.note_progress()
         self._departure.wait()
 
@@ -116,7 +117,7 @@ class ErrorHandler:
 
     def _report(self, error: VcasgdError, traceback: str) -> None:
         """Report the failure to the controller, which decides whether the job fails."""
-        context, lease = self._context, self._held.current
+        context, lease = self._context, self._book.working
         failure = Failure(
             worker=context.name,
             piece=lease.piece if lease else PREPARE,
@@ -124,7 +125,7 @@ class ErrorHandler:
             traceback=masked(traceback),
             fault=fault_of(error),
             diverged=isinstance(error, NonFiniteLoss),
-            rollbacks=self._shards.rollbacks,
+            rollbacks=self._exchange.rollbacks,
         )
         try:
             patiently(
@@ -138,6 +139,9 @@ class ErrorHandler:
             log.warning("could not report a failure: %s", outage)
 
     def _drop_current(self) -> None:
-        lease = self._held.drop_current()
-        if lease is not None and lease.kind is WorkKind.TRAIN:
-            self._shards.forget(lease.number)
+        lease = self._book.working
+        if lease is None:
+            return
+        self._book.drop(lease)
+        if lease.kind is WorkKind.TRAIN:
+            self._exchange.forget(lease.number)

@@ -18,8 +18,8 @@ from vcasgd.store.tensors.snapshot import Record
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import IDLE_SECONDS
 from vcasgd.worker.heartbeat import WorkerStatus
-from vcasgd.worker.held_leases import WorkInterrupted
 from vcasgd.worker.learner import Learner
+from vcasgd.worker.lease_book import WorkInterrupted
 
 
 class Evaluator:

@@ -20,7 +20,7 @@ from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.leases import Leases, Renewal
 from vcasgd.threads import EssentialThread
-from vcasgd.worker.held_leases import HeldLeases
+from vcasgd.worker.lease_book import LeaseBook
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class HeartbeatSender(EssentialThread):
     def __init__(
         self,
         leases: Leases,
-        held: HeldLeases,
+        book: LeaseBook,
         *,
         period: float,
         describe: Callable[[], Heartbeat],
@@ -82,7 +82,7 @@ class HeartbeatSender(EssentialThread):
     ) -> None:
         super().__init__("heartbeat")
         self._leases = leases
-        self._held = held
+        self._book = book
         self._period = period
         self._describe = describe
         self._alive = alive
@@ -112,13 +112,13 @@ class HeartbeatSender(EssentialThread):
         self._beat()
 
     def _beat(self) -> None:
-        held = self._held.all() if self._alive() else []
+        held = self._book.held() if self._alive() else []
         try:
             renewal = self._leases.renew(self._description().to_json(), held)
             self.last_answer = time.monotonic()
             for lease in held:
                 if lease.piece in renewal.lost:
-                    self._held.drop(lease)
+                    self._book.drop(lease)
             self._on_renewal(renewal)
             self._flush_logs()
         except (StoreUnavailable, StoreDenied, StoreFull) as error:

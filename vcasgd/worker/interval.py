@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -21,9 +21,7 @@ class Base:
 
     ``rollbacks`` is the number of times that training went back before it, of which
     ``restorations`` don't lower the learning rate, and ``round`` describes the round that made
-    the version. ``lacks`` are the shards that don't have this worker's last update yet, from whose
-    end it continues. ``update_memory`` returns memory for the update, float32 [floats]; it may be
-    ``floats`` itself.
+    the version.
     """
 
     floats: Tensor
@@ -32,8 +30,19 @@ class Base:
     restorations: int = 0
     version: int = 0
     round: RoundFacts = field(default_factory=RoundFacts)
-    lacks: tuple[ShardRange, ...] = ()
-    update_memory: Callable[[], Tensor] | None = None
+
+
+def continued(base: Base, update: Tensor, parts: Iterable[ShardRange], out: Tensor) -> Base:
+    """Return a base that also contains the ``parts`` of an own update, float32 [floats].
+
+    Its vector is ``out``, float32 [floats]. Parameters are added, and statistics replaced.
+    """
+    out.copy_(base.floats)
+    for part in parts:
+        mine, own = part.of(out), part.of(update)
+        mine[: part.parameters] += own[: part.parameters]
+        mine[part.parameters :] = own[part.parameters :]
+    return replace(base, floats=out)
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,15 @@ from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError, V
 from vcasgd.learning.adapter import adapter_of
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.divergence import learning_rate_factor
-from vcasgd.learning.encodings.encoder import Encoder, codec_of, step_format
-from vcasgd.learning.encodings.payload import EncodedVector
-from vcasgd.learning.encodings.steps import StepFormat
+from vcasgd.learning.encodings.encoder import codec_of
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.local_model import LocalModel, check_same
 from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rates import Rates
-from vcasgd.learning.rules import Payload, interval_start, make_rule, payload_of
+from vcasgd.learning.rules import Payload, interval_start, make_rule
 from vcasgd.learning.sample_content import SampleContent
-from vcasgd.learning.shards import Cut, ShardRange, shards_for
+from vcasgd.learning.shards import Cut, shards_for
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.learning.training import (
     batch_size_of,
@@ -35,14 +33,14 @@ from vcasgd.learning.training import (
     train,
 )
 from vcasgd.learning.tuning import Momenta, local_steps
-from vcasgd.learning.vector import is_sound, new_vector
+from vcasgd.learning.vector import is_sound
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.tuning import Tuning
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import Task, calling_user_code
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.member import Member
-from vcasgd.worker.pending_updates import MAX_UNAPPLIED
+from vcasgd.worker.update_queue import MAX_UNAPPLIED
 
 #: Subtasks at the end of a job, for each of its workers, whose last update carries everything that
 #: the encoding has kept back. A worker gets one of them even if it is that many times slower than
@@ -61,12 +59,8 @@ class Learner:
         self.layout = self._model.layout
         self.layout_digest = self.layout.digest()
         self._rule = make_rule(spec.update)
-        #: Encoders of the shards that were pushed to.
-        self._encoders: dict[ShardRange, Encoder] = {}
         #: This worker's own copy, float32 [floats], if the rule keeps one.
         self._local: Tensor | None = None
-        #: The last update, float32 [floats], if the next interval continues from its end.
-        self._last: Tensor | None = None
         self._plan: EpochPlan | None = None
         self._recorded_batch: int | None = None
         self._validation_samples: int | None = None
@@ -216,8 +210,7 @@ class Learner:
         """Keep nothing of the training that went back; make smaller steps if it diverged."""
         self.rollbacks = base.rollbacks
         self._divergences = base.rollbacks - base.restorations
-        self._local = self._last = self.optimizer = None
-        self._encoders.clear()
+        self._local = self.optimizer = None
         self.start_subtask()
 
     def interval_stop(self, subtask: int, position: int, share: float = 1.0) -> int:
@@ -263,11 +256,13 @@ class Learner:
         should_stop: Callable[[], bool],
         on_step: Callable[[], None],
         asynchrony: float = 0.0,
+        memory: Callable[[], Tensor] | None = None,
     ) -> Trained:
         """Train samples ``[start, stop)`` of a subtask, or fewer once ``should_stop`` is True.
 
         ``asynchrony`` in [0, 1) is the momentum that asynchrony adds, by which the optimizer's is
-        lowered if the job tunes it. Raises :class:`NonFiniteLoss` and other
+        lowered if the job tunes it. ``memory()`` is called at the end, and returns memory for the
+        update, float32 [floats]. Raises :class:`NonFiniteLoss` and other
         :class:`~vcasgd.errors.UserCodeError`.
         """
         if base.rollbacks != self.rollbacks:
@@ -277,7 +272,7 @@ class Learner:
         rates, plan = self._rates, self.plan
         momentum = self._momenta.follow(asynchrony) if self._momenta is not None else None
         self._source.announce(plan, subtask, start)
-        start_from = interval_start(self._rule, self._local, self._ahead(base))
+        start_from = interval_start(self._rule, self._local, base.floats)
         self._model.load(start_from, base.integers)
         set_seed(seed_for(self.spec.seed, subtask, start), self._device)
         interval, member, clip_factor = SampleRange(subtask, start, stop), self.member, 1.0
@@ -297,8 +292,8 @@ class Learner:
             clip_factor=clip_factor,
             precision=self._precision,
         )
-        update, integers = self._update(base, start_from)
-        self._last = update if member is not None and member.overlaps else None
+        update = memory() if memory is not None else torch.empty_like(base.floats)
+        integers = self._read_update(update, start_from)
         stop = start + trained.samples
         return Trained(stop, trained.steps, trained.loss_sum, update, integers, momentum)
 
@@ -332,30 +327,10 @@ class Learner:
         source = self.__dict__.get("_source")
         return source.reading() if source else {}
 
-    def _ahead(self, base: Base) -> Tensor:
-        """Return the base with what it lacks of this worker's last update, float32 [floats]."""
-        last, self._last = self._last, None
-        if last is None or not base.lacks:
-            return base.floats
-        start = new_vector(self.layout.floats).copy_(base.floats)
-        for part in base.lacks:
-            mine, update = part.of(start), part.of(last)
-            mine[: part.parameters] += update[: part.parameters]
-            mine[part.parameters :] = update[part.parameters :]
-        return start
-
-    def _update(self, base: Base, start_from: Tensor) -> tuple[Tensor, Tensor]:
-        # Pending updates refer to their vectors until they are applied.
-        payload, local = self._rule.payload, None
-        if self._rule.pull < 1:
-            local, integers = self._model.read()
-            out = torch.empty_like(local) if payload is Payload.DELTA else local
-            update = payload_of(payload, self.layout.parameters, local, base.floats, out)
-        else:
-            memory = base.update_memory
-            update = memory() if memory is not None else torch.empty_like(base.floats)
-            origin = start_from if payload is Payload.DELTA else None
-            integers = self._model.read_into(update, origin)
+    def _read_update(self, update: Tensor, start_from: Tensor) -> Tensor:
+        """Fill an update, float32 [floats], after an interval; return int64 [k]."""
+        origin = start_from if self._rule.payload is Payload.DELTA else None
+        integers = self._model.read_into(update, origin)
         self._local = None
         # The parameter server would refuse it, and blame this worker.
         if not is_sound(update):
@@ -363,37 +338,21 @@ class Learner:
                 "the model's parameters are no longer finite after a push interval",
                 remedy="lower the learning rate or clip gradients",
             )
-        self._local = local
-        return update, integers
+        if self._rule.pull < 1:
+            # An elastic rule sends the worker's copy.
+            self._local = update.clone()
+        return integers
 
     @property
     def halves(self) -> bool:
         """True if workers fetch bfloat16 instead of float32."""
         return codec_of(self.spec.update).bfloat16_fetch
 
-    def steps(self, part: ShardRange) -> StepFormat | None:
-        """Return the format in which workers fetch a shard's steps; None if they fetch it whole."""
-        return step_format(self.spec.update, self.layout, part)
-
-    def has_residual(self, part: ShardRange) -> bool:
-        """Return True if the encoding kept back a part of the updates of a shard."""
-        return part in self._encoders and self._encoders[part].has_residual
-
     def is_last(self, subtask: int, stop: int) -> bool:
         """Return True if an interval may be this worker's last one, because the job ends."""
         plan = self.plan
         ending = LAST_SUBTASKS * self.spec.workers.max
         return subtask >= plan.total_subtasks - ending and stop == plan.size(subtask)
-
-    def encoded(self, part: ShardRange, update: Tensor, *, last: bool = False) -> EncodedVector:
-        """Encode one shard's part of an update, float32 [floats], for the push.
-
-        Call this once for each update, because the residual that the encoding keeps back is added
-        to the next one. The ``last`` update keeps nothing back.
-        """
-        if part not in self._encoders:
-            self._encoders[part] = Encoder(self.spec.update, self.layout, part)
-        return self._encoders[part].encode(update, last=last)
 
     def evaluate(
         self,

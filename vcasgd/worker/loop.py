@@ -23,10 +23,11 @@ from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import GONE, Departure
 from vcasgd.worker.error_handler import ErrorHandler
 from vcasgd.worker.evaluate import Evaluator
+from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.gpus import OwnGpu
 from vcasgd.worker.heartbeat import HeartbeatSender, WorkerStatus, capacity
-from vcasgd.worker.held_leases import HeldLeases, WorkInterrupted
 from vcasgd.worker.learner import Learner
+from vcasgd.worker.lease_book import LeaseBook, LeaseState, WorkInterrupted
 from vcasgd.worker.log_capture import LineCapture
 from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.notices import NoticeLike, NoticePoll, NoticeWatch
@@ -34,7 +35,6 @@ from vcasgd.worker.repetition.duty import RepetitionDuty
 from vcasgd.worker.repetition.recorder import StateRecorder
 from vcasgd.worker.repetition.verifier import Verifier
 from vcasgd.worker.setup import Setup
-from vcasgd.worker.shard_group import ShardGroup
 from vcasgd.worker.trainer import Trainer, TunedSettings
 
 log = logging.getLogger(__name__)
@@ -67,22 +67,26 @@ class Worker:
         self._machine = machine
         self._gpu = gpu or OwnGpu()
         self._status = WorkerStatus()
-        self._held = HeldLeases()
+        self._book = LeaseBook()
         self._departure = Departure(settings.lease_seconds, self._push_seconds)
-        self.shards = ShardGroup(context.nodes, job, settings.patience_seconds, context.key)
+        self.exchange = Exchange(context.nodes, job, settings.patience_seconds, context.key)
         self._tuned = TunedSettings(context.ledger, job, name)
-        self._setup = Setup(context, self.shards, self._status, self._departure.leave_if_due, build)
+        self._setup = Setup(
+            context, self.exchange, self._status, self._departure.leave_if_due, build
+        )
         self._moments = MomentsExchange(context.nodes, job, name)
         self._trainer = Trainer(
-            *(name, self.shards, self._held, self._departure, self._status, self._tuned),
+            *(name, self.exchange, self._book, self._departure, self._status, self._tuned),
             *(self._moments, self._repetition_duty()),
         )
         self._evaluator = Evaluator(context, self._status)
-        self._errors = ErrorHandler(context, self.shards, self._held, self._departure, self._status)
+        self._errors = ErrorHandler(
+            context, self.exchange, self._book, self._departure, self._status
+        )
         self._capture = LineCapture(context.jobs, job, name)
         self._heartbeat = HeartbeatSender(
             context.leases,
-            self._held,
+            self._book,
             period=settings.heartbeat,
             describe=self._describe,
             alive=lambda: self._status.makes_progress(settings.stall_seconds),
@@ -121,7 +125,7 @@ class Worker:
                 self._hand_over()
         except (StoreUnavailable, StoreDenied, StoreFull):
             log.warning("could not return the leases; they will expire")
-        self.shards.close()
+        self.exchange.close()
         self._moments.close()
         self._setup.close()
         self._status.doing = f"left: {self._departure.reason}"
@@ -132,10 +136,10 @@ class Worker:
 
         In this order, so that the next worker finds the pushed part.
         """
-        self.shards.flush(self._departure.seconds_left())
-        for lease in self._held.unfinished():
+        self.exchange.flush(self._departure.seconds_left())
+        for lease in self._book.held(LeaseState.WORKING, LeaseState.POSTPONED):
             self._context.leases.release(lease)
-            self._held.drop(lease)
+            self._book.drop(lease)
 
     def _repetition_duty(self) -> RepetitionDuty:
         context = self._context
@@ -158,7 +162,7 @@ class Worker:
             self._status.unpushed_since = None
 
     def _work_once(self) -> None:
-        if self._departure.finishing and not self._held.any_postponed:
+        if self._departure.finishing and not self._book.held(LeaseState.POSTPONED):
             self._departure.leave("drain")
             return
         # The job's state arrives with a heartbeat, after the ledger has checked that this machine
@@ -169,19 +173,18 @@ class Worker:
         lease = self._next_lease()
         if lease is None:
             return
-        self._held.current = lease
         match lease.kind:
             case WorkKind.INITIALISE:
                 self._setup.initialise(lease)
-                self._held.drop(lease)
+                self._book.drop(lease)
             case WorkKind.EVALUATE:
                 self._evaluator.evaluate(
                     lease, self._learner(), lambda: self._trainer.may_continue(lease)
                 )
-                self._held.drop(lease)
+                self._book.drop(lease)
             case WorkKind.TRAIN:
                 self._trainer.train(lease, self._learner())
-        self._held.current = None
+                self._book.finish(lease)
 
     def _learner(self) -> Learner:
         learner = self._setup.learner()
@@ -197,23 +200,23 @@ class Worker:
             # Usually the parameter server publishes the model again. If the model is lost for
             # good, a worker has to make the first snapshot again before any other work.
             only = WorkKind.INITIALISE
-            return self._held.take_postponed(only) or self._acquire_or_idle(only)
-        if self.shards.missing:
+            return self._book.resume(only) or self._acquire_or_idle(only)
+        if self.exchange.missing:
             # A shard has lost its model. The others can go on unless all wait for this one.
             answer = self._acquire(WorkKind.INITIALISE)
             if isinstance(answer, Lease):
                 return answer
-        if lease := self._held.take_postponed():
+        if lease := self._book.resume():
             return lease
-        if len(self.shards.subtasks()) >= MAX_UNSETTLED_SUBTASKS:
+        if len(self.exchange.subtasks()) >= MAX_UNSETTLED_SUBTASKS:
             self._idle("waiting for the parameter server")
             return None
         return self._acquire_or_idle()
 
     def _acquire(self, only: WorkKind | None = None) -> Lease | Wait:
-        answer = self._context.leases.acquire(only, idle=not self.shards.subtasks())
+        answer = self._context.leases.acquire(only, idle=not self.exchange.subtasks())
         if isinstance(answer, Lease):
-            self._held.add(answer)
+            self._book.start(answer)
         return answer
 
     def _acquire_or_idle(self, only: WorkKind | None = None) -> Lease | None:
@@ -235,7 +238,7 @@ class Worker:
     def _push_seconds(self) -> float:
         """Return the seconds until a last update would be pushed: after the local step in progress,
         and one more for what encodings have kept back."""
-        return 2 * (self._status.step_seconds or 0.0) + self.shards.push_seconds
+        return 2 * (self._status.step_seconds or 0.0) + self.exchange.push_seconds
 
     def _on_renewal(self, renewal: Renewal) -> None:
         self._departure.on_renewal(renewal)
@@ -261,7 +264,7 @@ class Worker:
             momentum=status.momentum,
             uncorrected=status.uncorrected,
             unpushed_since=status.unpushed_since,
-            **self.shards.counts(),
+            **self.exchange.counts(),
             **capacity(),
             device=self._gpu.device,
             gpus=self._gpu.count,

@@ -24,11 +24,11 @@ from vcasgd.store.tensors.snapshot import Meta, Record, encode_integers
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.task.package import unpack
 from vcasgd.worker.context import WorkerContext
+from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.heartbeat import WorkerStatus
-from vcasgd.worker.held_leases import WorkInterrupted
 from vcasgd.worker.job_environment import set_variables, use_packages
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.shard_group import ShardGroup
+from vcasgd.worker.lease_book import WorkInterrupted
 
 
 class Setup:
@@ -45,14 +45,14 @@ class Setup:
     def __init__(
         self,
         context: WorkerContext,
-        shards: ShardGroup,
+        exchange: Exchange,
         status: WorkerStatus,
         leaving: Callable[[], bool],
         build: Callable[[JobRecord], Learner] | None = None,
     ) -> None:
         self._context = context
         self._leaving = leaving
-        self._shards = shards
+        self._exchange = exchange
         self._status = status
         self._build = build or self._build_from_package
         self._learner: Learner | None = None
@@ -71,7 +71,7 @@ class Setup:
         if self._script is not None and self._script.ended and self._learner is not None:
             self._learner.close()
             self._learner = None
-        if self._learner is None or not self._shards.is_open:
+        if self._learner is None or not self._exchange.is_open:
             self._status.doing = "preparing"
             job = self._context.jobs.get(self._context.job)
             # A worker is a process of its own.
@@ -79,7 +79,8 @@ class Setup:
             learner = self._prepare(job)
             if job.facts is not None:
                 cut = learner.cut(job.facts.shards)
-                self._shards.open(cut, learner.max_unapplied, learner.steps)
+                update, layout = job.spec.update, learner.layout
+                self._exchange.open(cut, update, layout, learner.max_unapplied)
             self._learner = learner
         return self._learner
 

@@ -10,9 +10,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -25,17 +23,16 @@ from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.tuning import Tunings
-from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import encode_integers
 from vcasgd.worker.departure import Departure
+from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.heartbeat import WorkerStatus
-from vcasgd.worker.held_leases import HeldLeases, WorkInterrupted
-from vcasgd.worker.interval import Base, Trained, is_late
+from vcasgd.worker.interval import Trained, is_late
 from vcasgd.worker.learner import Learner
+from vcasgd.worker.lease_book import LeaseBook, LeaseState, WorkInterrupted
 from vcasgd.worker.moments_exchange import MomentsExchange
-from vcasgd.worker.pending_updates import Settled
 from vcasgd.worker.repetition.duty import RepetitionDuty
-from vcasgd.worker.shard_group import ShardGroup
+from vcasgd.worker.update_queue import Settled
 
 log = logging.getLogger(__name__)
 
@@ -86,13 +83,13 @@ class Trainer:
     """Raises :class:`~vcasgd.errors.SnapshotMissing` while there is no model,
     :class:`~vcasgd.errors.StoreUnavailable` while a server is unavailable,
     :class:`~vcasgd.errors.Fenced` if the lease was lost, and
-    :class:`~vcasgd.worker.held_leases.WorkInterrupted`; errors of the user's code pass through."""
+    :class:`~vcasgd.worker.lease_book.WorkInterrupted`; errors of the user's code pass through."""
 
     def __init__(
         self,
         name: str,
-        shards: ShardGroup,
-        held: HeldLeases,
+        exchange: Exchange,
+        book: LeaseBook,
         departure: Departure,
         status: WorkerStatus,
         tuned: TunedSettings,
@@ -100,8 +97,8 @@ class Trainer:
         duty: RepetitionDuty,
     ) -> None:
         self._name = name
-        self._shards = shards
-        self._held = held
+        self._exchange = exchange
+        self._book = book
         self._departure = departure
         self._status = status
         self._tuned = tuned
@@ -111,8 +108,6 @@ class Trainer:
         #: Measured in the last interval; None before the first one.
         self._seconds_per_sample: float | None = None
         self._seconds_per_step: deque[float] = deque(maxlen=SPEED_INTERVALS)
-        #: Shards of the last interval.
-        self._last: Collection[int] = ()
 
     def train(self, lease: Lease, learner: Learner) -> None:
         """Train a subtask from each shard's position to its end.
@@ -121,7 +116,7 @@ class Trainer:
         """
         subtask, plan = lease.number, learner.plan
         work = _Work(lease, learner, plan.epoch_of(subtask), plan.size(subtask))
-        positions = self._shards.begin(subtask, work.epoch, work.size, lease.token)
+        positions = self._exchange.begin(subtask, work.epoch, work.size, lease.token)
         self._watch_complete(work, positions)
         if len(positions) > 1:
             # There are no repetitions in jobs with several shards.
@@ -136,46 +131,43 @@ class Trainer:
         while (step := next_step(positions, work.size, reach)) is not None:
             self._prepare_interval(work, step)
             if learner.member is not None:
-                learner.member.measure_exchange(self._shards[0].settled, time.monotonic())
-                learner.member.follow(self._base(step))
+                learner.member.measure_exchange(self._exchange[0].settled, time.monotonic())
+                learner.member.follow(self._exchange.base)
                 self._moments.open(len(positions))
                 if self._duty.overlaps:
-                    self._shards.limit_unapplied(learner.max_unapplied)
+                    self._exchange.limit_unapplied(learner.max_unapplied)
                 if self._duty.adopts:
-                    self._moments.adopt(learner.member, self._shards.rollbacks)
+                    self._moments.adopt(learner.member, self._exchange.rollbacks)
                 # The local batch may have changed.
                 step = next_step(positions, work.size, reach) or step
             stop = self._train_interval(work, step)
             if learner.member is not None:
-                self._moments.share(learner.member, self._shards.rollbacks)
+                self._moments.share(learner.member, self._exchange.rollbacks)
             for shard in step.shards:
                 positions[shard] = stop
 
     def settle(self) -> None:
         """Find out what became of the pushed updates, and drop the leases that are done; see
-        :meth:`~vcasgd.worker.shard_group.ShardGroup.settle`."""
+        `Exchange.settle`."""
         # Waiting for the parameter server is no standstill of the user's code.
         self._status.note_progress()
-        self._apply(self._shards.settle())
+        self._apply(self._exchange.settle())
 
     def may_continue(self, lease: Lease) -> bool:
         """Return True while the lease is held and the worker doesn't have to leave."""
-        return self._held.has(lease) and not self._departure.leave_if_due()
+        return self._book.state(lease) is not None and not self._departure.leave_if_due()
 
     def _watch_complete(self, work: _Work, positions: list[int]) -> None:
         """Keep the lease until the shards that have the whole subtask have applied it."""
         for shard, position in enumerate(positions):
             if position >= work.size:
-                self._shards[shard].updates.watch(work.lease.number, work.epoch, work.size)
+                self._exchange[shard].updates.watch(work.lease.number, work.epoch, work.size)
 
     def _apply(self, settled: Settled) -> None:
         for subtask, reason in settled.rejected:
             log.warning("an update of subtask %d was rejected: %s", subtask, reason)
             self._duty.rejected(reason)
-        if settled.rework:
-            # The last update may never be in any base.
-            self._last = ()
-        self._held.settle(settled.rework, self._shards.subtasks())
+        self._book.settle(settled.rework, self._exchange.subtasks())
 
     # -- before an interval ------------------------------------------------------------------------
 
@@ -188,15 +180,15 @@ class Trainer:
         self._status.note_progress()
         waited = self._duty.serve(work.learner) or waited
         # Without an interval, a fetch would take memory for nothing.
-        self._check_lease(work, step)
+        self._check_lease(work.lease, step)
         # What was fetched before a wait is too old.
-        self._apply(self._shards.refresh(again=waited))
-        self._check_lease(work, step)
+        self._apply(self._exchange.refresh(again=waited))
+        self._check_lease(work.lease, step)
 
     def _wait_for_room(self, lease: Lease, step: Step) -> bool:
         """Wait until no shard of the interval is full; return True if any was."""
         waited = False
-        for settled in self._shards.wait_for_room(step.shards):
+        for settled in self._exchange.wait_for_room(step.shards):
             waited = True
             self._status.note_progress()
             self._apply(settled)
@@ -204,18 +196,16 @@ class Trainer:
                 break
         return waited
 
-    def _check_lease(self, work: _Work, step: Step) -> None:
-        lease = work.lease
-        if self._held.is_postponed(lease):
-            # A part was rejected or lost, so the positions have to be read again.
-            raise WorkInterrupted
-        if not self._held.has(lease):
-            raise Fenced(f"the lease of subtask {lease.number} was lost")
-        if self._departure.leave_if_due():
-            parts = (self._shards[shard].part for shard in step.shards)
-            if not any(work.learner.has_residual(part) for part in parts):
+    def _check_lease(self, lease: Lease, step: Step) -> None:
+        match self._book.state(lease):
+            case LeaseState.POSTPONED:
+                # A part was rejected or lost, so the positions have to be read again.
                 raise WorkInterrupted
-            # One more local step, to push what encodings have kept back.
+            case None:
+                raise Fenced(f"the lease of subtask {lease.number} was lost")
+        # With a residual, one more local step, to push what encodings have kept back.
+        if self._departure.leave_if_due() and not self._exchange.has_residual(step.shards):
+            raise WorkInterrupted
 
     # -- an interval -------------------------------------------------------------------------------
 
@@ -223,9 +213,9 @@ class Trainer:
         """Train and push one interval; return where it ends."""
         status, member, started = self._status, work.learner.member, time.monotonic()
         if self._seconds_per_sample is not None:
-            self._shards.prefetch(self._seconds_per_sample * (step.stop - step.start))
+            self._exchange.prefetch(self._seconds_per_sample * (step.stop - step.start))
         status.unpushed_since = steady_time()
-        base = self._base(step)
+        base = self._exchange.start_interval()
         steps_before = status.steps
 
         def should_stop() -> bool:
@@ -246,6 +236,7 @@ class Trainer:
             should_stop=should_stop,
             on_step=status.on_step,
             asynchrony=self._tuned.asynchrony,
+            memory=self._exchange.lend,
         )
         ended = time.monotonic()
         seconds = ended - started
@@ -256,26 +247,10 @@ class Trainer:
         unchanged = torch.equal(trained.integers, base.integers)
         integers = "" if unchanged else encode_integers(trained.integers)
         self._push(work, step, trained, integers, self._duty.end(work.learner, step.stop))
-        self._last = step.shards
         if member is not None:
-            member.end(self._shards[0].updates.submitted, ended)
+            member.end(self._exchange[0].updates.added, ended)
         status.unpushed_since = None
         return trained.stop
-
-    def _base(self, step: Step) -> Base:
-        shards = self._shards
-        version = shards[0].base
-        assert version is not None
-        return Base(
-            shards.base,
-            shards.base_integers,
-            rollbacks=shards.rollbacks,
-            restorations=shards.restorations,
-            version=version[0],
-            round=shards.base_round,
-            lacks=tuple(shards[each].part for each in self._last if shards[each].lacks_last),
-            update_memory=partial(shards.update_memory, step.shards),
-        )
 
     def _measure(self, samples: int, trained: Trained, seconds: float) -> None:
         status = self._status
@@ -289,38 +264,27 @@ class Trainer:
     def _push(
         self, work: _Work, step: Step, trained: Trained, integers: str, states: dict[str, Any]
     ) -> None:
-        """Submit each shard's part to its own store node. Only shard 0 carries ``integers``.
-
-        ``states`` are fields of the headers.
-        """
+        """Hand an update over to the exchange; ``states`` are fields of its headers."""
         self._pushes += 1
         lease, learner = work.lease, work.learner
         member = learner.member
         last = learner.is_last(lease.number, trained.stop) or self._departure.leave_if_due()
-        for shard in step.shards:
-            client = self._shards[shard]
-            assert client.base is not None
-            update = self._shards.keep_part(trained.update, client)
-            payload = learner.encoded(client.part, update, last=last)
-            header = Header(
-                update=f"{self._name}.{os.getpid()}.{self._pushes}",
-                worker=self._name,
-                shard=shard,
-                subtask=lease.number,
-                start=step.start,
-                stop=trained.stop,
-                base=client.base[0],
-                rollbacks=self._shards.rollbacks,
-                token=lease.token,
-                codec=payload.codec,
-                size=len(payload),
-                layout=learner.layout_digest,
-                integers=integers if shard == 0 else "",
-                loss_sum=trained.loss_sum,
-                batch=member.batch if member else 0.0,
-                step_seconds=member.step_seconds if member else 0.0,
-                exchange_seconds=member.exchange_seconds if member else 0.0,
-                **states,
-            )
-            self._duty.submitted(header.update)
-            client.updates.submit(header, work.epoch, payload)
+        name = f"{self._name}.{os.getpid()}.{self._pushes}"
+        self._duty.submitted(name)
+        fields = {
+            "update": name,
+            "worker": self._name,
+            "subtask": lease.number,
+            "start": step.start,
+            "stop": trained.stop,
+            "token": lease.token,
+            "layout": learner.layout_digest,
+            "integers": integers,
+            "loss_sum": trained.loss_sum,
+            "batch": member.batch if member else 0.0,
+            "step_seconds": member.step_seconds if member else 0.0,
+            "exchange_seconds": member.exchange_seconds if member else 0.0,
+            **states,
+        }
+        keep = member is not None and member.overlaps
+        self._exchange.push(fields, work.epoch, trained.update, step.shards, last=last, keep=keep)

@@ -159,7 +159,7 @@ class LightWorker:
         if self._pushed is not None:
             status = self._sender.status([self._pushed])
             self._version = status.version[0]
-            if status.fates[0] == "pending":
+            if status.outcomes[0] == "pending":
                 return False
         header = Header(
             update=f"{self.name}.{next(self._numbers)}",

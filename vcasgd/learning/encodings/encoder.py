@@ -76,8 +76,12 @@ class Encoder:
         tables = tables_of(layout, part)
         self._rows = RowsFormat(part.floats, tables) if update.codec == ROWS else None
         blocks = BlockFormat(codec_of(update), part.floats, part.parameters)
-        self._wire = as_sent(blocks)
+        self._blocks, self._wire = blocks, as_sent(blocks)
         self._feedback = ErrorFeedback(blocks)
+
+    def reset(self) -> None:
+        """Forget the residual."""
+        self._feedback = ErrorFeedback(self._blocks)
 
     @property
     def has_residual(self) -> bool:

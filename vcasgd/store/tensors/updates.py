@@ -73,16 +73,16 @@ class PushResult:
 class UpdateStatus:
     """Status of several updates.
 
-    ``version`` is that of the present snapshot, with the token of its writer. Each of ``fates`` is
-    ``applied``, ``pending``, ``lost`` or ``rejected:<reason>``. Up to the version ``safe``,
-    everything is on the replicas, if there are any. ``meta`` describes the snapshot if it was asked
-    for and is not the one that the worker has; ``content`` is its only chunk if that was asked for,
-    too, or empty.
+    ``version`` is that of the present snapshot, with the token of its writer. Each of
+    ``outcomes`` is ``applied``, ``pending``, ``lost`` or ``rejected:<reason>``. Up to the version
+    ``safe``, everything is on the replicas, if there are any. ``meta`` describes the snapshot if it
+    was asked for and is not the one that the worker has; ``content`` is its only chunk if that was
+    asked for, too, or empty.
     """
 
     version: tuple[int, int]
     safe: int
-    fates: list[str]
+    outcomes: list[str]
     meta: Meta | None = None
     content: bytes = b""
 
@@ -245,7 +245,7 @@ class UpdateSender:
         newer_than: tuple[int, int] | None = None,
         chunk: str = "",
     ) -> UpdateStatus:
-        """Return the present version and the fates of updates.
+        """Return the present version and the outcomes of updates.
 
         ``newer_than``, a version and its writer, asks for the description of any other snapshot,
         and ``chunk`` for the content of its chunk of this name.
@@ -304,11 +304,11 @@ def _last_seen(streams: Any, seen: bytes) -> bytes:
 
 
 def _status_of(answer: Sequence[Any]) -> UpdateStatus:
-    version, token, safe, meta, content, *fates = answer
+    version, token, safe, meta, content, *outcomes = answer
     return UpdateStatus(
         (int(version), int(token)),
         int(safe),
-        [fate.decode() for fate in fates],
+        [outcome.decode() for outcome in outcomes],
         Meta.from_json(meta) if meta else None,
         content,
     )

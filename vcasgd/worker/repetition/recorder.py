@@ -14,7 +14,6 @@ from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.repetitions import WRONG_STATE, RepetitionExchange
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.pending_updates import MAX_UNAPPLIED
 from vcasgd.worker.repetition.duty import RepetitionDuty
 from vcasgd.worker.repetition.repeater import (
     check_repeatable,
@@ -23,6 +22,7 @@ from vcasgd.worker.repetition.repeater import (
     state_of,
 )
 from vcasgd.worker.repetition.state import LearnerState, NotRepeatable
+from vcasgd.worker.update_queue import MAX_UNAPPLIED
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class StateRecorder(RepetitionDuty):
     """Keeps the states of the intervals that the parameter server may still ask for.
 
     It asks at the latest when it has applied the update, and this worker looks before each
-    interval. So the last :data:`~vcasgd.worker.pending_updates.MAX_UNAPPLIED` are enough.
+    interval. So the last :data:`~vcasgd.worker.update_queue.MAX_UNAPPLIED` are enough.
     """
 
     #: A repetition starts from a version, and from nothing else.

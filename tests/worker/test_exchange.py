@@ -1,4 +1,4 @@
-"""A worker's clients for two shards on two servers, with real parameter servers' shards."""
+"""A worker's exchange with two shards on two servers, with real parameter servers' shards."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from support.shard_pair import ShardPair, flush
 
 from vcasgd.errors import Fenced, SnapshotMissing, StoreUnavailable
-from vcasgd.worker.pending_updates import MAX_UNAPPLIED
-from vcasgd.worker.shard_group import LATE_SECONDS
+from vcasgd.worker.exchange import LATE_SECONDS
+from vcasgd.worker.update_queue import MAX_UNAPPLIED
 
 
 class TestBegin:
@@ -19,52 +19,53 @@ class TestBegin:
         pair.submit((1,), 0, 1, 3)
         flush(pair)
 
-        assert pair.group.begin(0, 0, 4, 1) == [1, 3]
+        assert pair.exchange.begin(0, 0, 4, 1) == [1, 3]
 
     def test_pending_updates_are_not_trained_again(self, pair: ShardPair) -> None:
+        pair.exchange.refresh(again=False)
         pair.servers[1].kill()
         pair.submit((0, 1), 0, 0, 2)
-        pair.group[0].updates.flush(10)
+        pair.exchange[0].flush(10)
 
-        assert pair.group.begin(0, 0, 4, 1) == [2, 2]
+        assert pair.exchange.begin(0, 0, 4, 1) == [2, 2]
 
     def test_a_silent_shard_is_assumed_to_be_at_the_last_position(self, pair: ShardPair) -> None:
         pair.submit((0,), 0, 0, 3)
-        pair.group[0].updates.flush(10)
+        pair.exchange[0].flush(10)
         pair.servers[1].kill()
 
-        assert pair.group.begin(0, 0, 4, 1) == [3, 3]
+        assert pair.exchange.begin(0, 0, 4, 1) == [3, 3]
 
     def test_no_position_is_known_if_no_shard_answers(self, pair: ShardPair) -> None:
         for server in pair.servers:
             server.kill()
 
         with pytest.raises(StoreUnavailable):
-            pair.group.begin(0, 0, 4, 1)
+            pair.exchange.begin(0, 0, 4, 1)
 
     def test_a_newer_lease_in_any_shard_ends_the_older_one(self, pair: ShardPair) -> None:
-        pair.group[1].begin(0, 0, 4, 2).result()
+        pair.exchange[1].begin(0, 0, 4, 2).result()
 
         with pytest.raises(Fenced):
-            pair.group.begin(0, 0, 4, 1)
+            pair.exchange.begin(0, 0, 4, 1)
 
 
 class TestSlow:
     def test_a_late_node_delays_only_one_wait(self, pair: ShardPair) -> None:
-        pair.group.refresh(again=False)
+        pair.exchange.refresh(again=False)
         pair.servers[1].process.freeze()
         started = time.monotonic()
-        pair.group.settle()
+        pair.exchange.settle()
         assert time.monotonic() - started >= LATE_SECONDS
-        assert pair.group[1].late
+        assert pair.exchange[1].late
 
-        pair.group.refresh(again=False)
-        assert pair.group.begin(0, 0, 4, 1) == [0, 0]
-        assert pair.group[1].late, "it got another request"
+        pair.exchange.refresh(again=False)
+        assert pair.exchange.begin(0, 0, 4, 1) == [0, 0]
+        assert pair.exchange[1].late, "it got another request"
 
         pair.servers[1].process.thaw()
-        pair.group[1].settle().result(10)
-        assert not pair.group[1].late
+        pair.exchange[1].poll().result(10)
+        assert not pair.exchange[1].late
 
 
 class TestRoom:
@@ -72,13 +73,13 @@ class TestRoom:
         assert MAX_UNAPPLIED == 2
         pair.submit((0, 1), 0, 0, 1)
 
-        assert not list(pair.group.wait_for_room((0, 1)))
+        assert not list(pair.exchange.wait_for_room((0, 1)))
 
     def test_only_the_shards_of_the_interval_count(self, pair: ShardPair) -> None:
         for start in range(2):
             pair.submit((0,), 0, start, start + 1)
 
-        assert not list(pair.group.wait_for_room((1,)))
+        assert not list(pair.exchange.wait_for_room((1,)))
 
     def test_waits_until_something_is_applied_in_each(self, pair: ShardPair) -> None:
         for start in range(2):
@@ -86,34 +87,34 @@ class TestRoom:
         flush(pair)
         shards = iter([pair.shard(0), pair.shard(1)])
 
-        for _ in pair.group.wait_for_room((0, 1)):
+        for _ in pair.exchange.wait_for_room((0, 1)):
             if shard := next(shards, None):
                 shard.turn()
 
-        assert [pair.group[shard].updates.unapplied for shard in range(2)] == [0, 0]
+        assert [pair.exchange[shard].updates.unapplied for shard in range(2)] == [0, 0]
 
     def test_gives_up_if_nothing_is_applied(self, pair: ShardPair) -> None:
-        pair.group.close()
-        pair.group = pair.group_with(patience=0.1)
+        pair.exchange.close()
+        pair.exchange = pair.exchange_with(patience=0.1)
         for start in range(2):
             pair.submit((0, 1), 0, start, start + 1)
         flush(pair)
 
         with pytest.raises(StoreUnavailable, match="applies no updates"):
-            list(pair.group.wait_for_room((0, 1)))
+            list(pair.exchange.wait_for_room((0, 1)))
 
-        assert pair.group[1].updates.unapplied == 2, "they are still kept"
+        assert pair.exchange[1].updates.unapplied == 2, "they are still kept"
 
     def test_the_caller_can_end_the_wait(self, pair: ShardPair) -> None:
         for start in range(2):
             pair.submit((0, 1), 0, start, start + 1)
         flush(pair)
 
-        for rounds, _ in enumerate(pair.group.wait_for_room((0, 1)), start=1):
+        for rounds, _ in enumerate(pair.exchange.wait_for_room((0, 1)), start=1):
             if rounds == 3:
                 break
 
-        assert pair.group[0].updates.unapplied == 2
+        assert pair.exchange[0].updates.unapplied == 2
 
     def test_does_not_wait_for_a_shard_without_a_model(self, pair: ShardPair) -> None:
         """A worker has to make the first snapshot again, and it may be this one."""
@@ -123,9 +124,9 @@ class TestRoom:
         pair.nodes[1].flushall()
 
         with pytest.raises(SnapshotMissing):
-            list(pair.group.wait_for_room((0, 1)))
+            list(pair.exchange.wait_for_room((0, 1)))
 
-        assert pair.group.missing
+        assert pair.exchange.missing
 
 
 class TestSettled:
@@ -133,30 +134,30 @@ class TestSettled:
         pair.submit((1,), 0, 2, 4)
         flush(pair)
 
-        assert pair.group.subtasks() == {0}
-        assert pair.group.settle().rework == {0}
-        assert pair.group.settle().rework == frozenset()
+        assert pair.exchange.subtasks() == {0}
+        assert pair.exchange.settle().rework == {0}
+        assert pair.exchange.settle().rework == frozenset()
 
     def test_counts_are_of_whole_updates(self, pair: ShardPair) -> None:
-        pair.group.refresh(again=False)
+        pair.exchange.refresh(again=False)
         pair.submit((0, 1), 0, 0, 4)
         flush(pair)
 
-        counts = pair.group.counts()
+        counts = pair.exchange.counts()
         assert (counts["version"], counts["pushes"], counts["unapplied"]) == (0, 1, 1)
         assert counts["pushed_bytes"] == counts["fetched_bytes"] == 4 * pair.cut.floats
 
     def test_fetched_bytes_include_prefetches_and_what_others_fetch(self, pair: ShardPair) -> None:
-        pair.group.refresh(again=False)
+        pair.exchange.refresh(again=False)
         pair.submit((1,), 0, 0, 4)
         flush(pair)
         pair.shard(1).turn()
         # The parameter server of this test reads over the same client.
-        before = pair.group.counts()["fetched_bytes"] or 0
+        before = pair.exchange.counts()["fetched_bytes"] or 0
 
-        pair.group.prefetch(0.0)
-        pair.group.refresh(again=False)
+        pair.exchange.prefetch(0.0)
+        pair.exchange.refresh(again=False)
         pair.snapshots(0).fetch(pair.cut.parts[0].of(torch.empty(pair.cut.floats)))
 
         # The first shard's was fetched by another reader, the second shard's is the prefetched one.
-        assert pair.group.counts()["fetched_bytes"] == before + 4 * pair.cut.floats
+        assert pair.exchange.counts()["fetched_bytes"] == before + 4 * pair.cut.floats

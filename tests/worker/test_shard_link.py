@@ -1,0 +1,314 @@
+"""A worker's link to a shard, on real servers and with a real parameter server's shard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import RedisServer
+from support.servers import KINDS, Fault, running_server, through_proxy, url_of
+from support.shard_links import flush, link_of, settle, submit, version_of
+from support.world import World
+
+from vcasgd.errors import SnapshotMissing, StoreDenied
+from vcasgd.store.connection import connect
+from vcasgd.store.tensors.header import Header
+from vcasgd.worker import shard_link as module
+from vcasgd.worker.shard_link import ShardLink
+
+Eventually = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RedisServer]:
+    with running_server(request.param, tmp_path_factory.mktemp(request.param)) as server:
+        yield server
+
+
+@pytest.fixture
+def world(server: RedisServer, tmp_path: Path) -> Iterator[World]:
+    ledger, tensors = connect(url_of(server, 0)), connect(url_of(server, 1))
+    yield World(ledger, tensors, tmp_path / "storage")
+    for client in (ledger, tensors):
+        client.close()
+
+
+@pytest.fixture
+def link(world: World) -> Iterator[ShardLink]:
+    link = link_of(world)
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+def counts(link: ShardLink, *names: str) -> tuple[int, ...]:
+    return tuple(link.counts()[name] for name in names)
+
+
+class TestSending:
+    def test_a_large_update_waits_in_the_worker_for_the_one_before(
+        self,
+        world: World,
+        link: ShardLink,
+        eventually: Eventually,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(module, "PIPELINED_BYTES", 0)
+        headers = [submit(world, link, 0, start, start + 1) for start in range(3)]
+        shard = world.shard()
+
+        for header in headers[:2]:
+            eventually(world.reader.waiting)
+            (entry,) = world.reader.read(10)
+            assert Header.parse(entry.header).update == header.update
+            assert shard.turn() == 1
+        eventually(world.reader.waiting)
+        submit(world, link, 0, 3, 4)
+        flush(link)
+
+        assert world.reader.waiting() == 2, "a worker that leaves waits for nothing"
+
+    def test_updates_are_pushed_in_the_background_and_in_order(
+        self, world: World, link: ShardLink
+    ) -> None:
+        headers = [submit(world, link, 0, start, start + 1) for start in range(4)]
+
+        flush(link)
+
+        sent = [Header.parse(entry.header) for entry in world.reader.read(10)]
+        assert sent == headers
+        assert counts(link, "pushes", "pushed_again", "discarded") == (4, 0, 0)
+        assert link.counts()["pushed_bytes"] == sum(header.size for header in headers)
+        assert link.updates.unapplied == 4
+        assert link.updates.subtasks() == {0}
+
+    def test_applied_updates_are_dropped(self, world: World, link: ShardLink) -> None:
+        submit(world, link, 0, 0, 2)
+        submit(world, link, 1, 0, 4)
+        flush(link)
+        assert settle(link).rework == frozenset()
+        assert link.updates.unapplied == 2
+
+        world.shard(token=5).turn()
+
+        assert version_of(link) == (2, 5)
+        assert (link.updates.unapplied, link.updates.subtasks()) == (0, frozenset())
+
+    def test_a_flush_is_bounded(self, world: World, link: ShardLink) -> None:
+        world.lose_tensors()
+        submit(world, link, 0, 0, 2)
+
+        assert not link.flush(0.05)
+        assert link.updates.unapplied == 1, "it is kept"
+
+    def test_close_ends_the_push_thread(self, world: World) -> None:
+        link = link_of(world)
+        world.lose_tensors()
+        submit(world, link, 0, 0, 2)
+
+        link.close()
+
+        assert not link._push_thread.is_alive()
+
+
+class TestBugs:
+    """An unexpected error in a thread reaches the training thread."""
+
+    def test_an_error_of_the_push_thread_is_raised(
+        self, world: World, link: ShardLink, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(link._sender, "push", raising(TypeError("a bug")))
+        submit(world, link, 0, 0, 2)
+
+        assert not link.flush(10), "it returns at once"
+        with pytest.raises(TypeError, match="a bug"):
+            settle(link)
+
+    def test_an_error_of_the_request_thread_is_raised(
+        self, link: ShardLink, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(link._sender, "status", raising(TypeError("a bug")))
+        with pytest.raises(TypeError, match="a bug"):
+            link.poll().result(10)
+
+        monkeypatch.undo()
+        assert version_of(link) == (0, 0), "the thread is still running"
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*_args: Any) -> Any:
+        raise error
+
+    return fail
+
+
+class TestDenied:
+    @pytest.fixture
+    def reader(self, world: World, server: RedisServer) -> Iterator[ShardLink]:
+        """A link whose pushes are refused."""
+        rules = ["on", ">secret", "~*", "&*", "+@all", "-evalsha"]
+        world.tensors.execute_command("ACL", "SETUSER", "reader", *rules)
+        node = connect(f"redis://reader:secret@127.0.0.1:{server.files.port}/1")
+        link = link_of(world, node)
+        yield link
+        link.close()
+        node.close()
+        world.tensors.execute_command("ACL", "DELUSER", "reader")
+
+    def test_refused_pushes_are_counted_and_an_error_until_they_are_accepted(
+        self,
+        world: World,
+        reader: ShardLink,
+        eventually: Eventually,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        # Given pushes that the server refuses for more than a moment
+        began = time.monotonic()
+        submit(world, reader, 0, 0, 4)
+
+        def is_refused() -> bool:
+            try:
+                reader.check_access()
+            except StoreDenied:
+                return True
+            return False
+
+        eventually(is_refused)
+
+        # Then they are retried at growing intervals, and named once
+        (denied,) = counts(reader, "denied")
+        assert 3 <= denied <= 6 + 2 * (time.monotonic() - began)
+        assert sum("refuses pushes" in each for each in caplog.messages) == 1
+
+        # When the server accepts them
+        world.tensors.execute_command("ACL", "SETUSER", "reader", "+evalsha")
+
+        # Then nothing is lost
+        flush(reader)
+        assert not is_refused()
+        assert counts(reader, "pushes") == (1,)
+
+
+class TestLost:
+    def test_updates_are_pushed_again_to_a_server_that_came_back_empty(
+        self, world: World, link: ShardLink
+    ) -> None:
+        shard = world.shard()
+        shard.turn()
+        submit(world, link, 0, 0, 2)
+        submit(world, link, 0, 2, 4)
+        flush(link)
+        world.lose_tensors()
+        with pytest.raises(SnapshotMissing):
+            version_of(link)
+        assert link.updates.unapplied == 2, "they are kept"
+        shard.turn()
+
+        assert settle(link).rework == frozenset()
+        flush(link)
+        shard.turn()
+
+        assert settle(link).rework == frozenset()
+        assert counts(link, "pushed_again", "unapplied") == (2, 0)
+        assert world.positions() == {0: 4}
+        world.assert_exact()
+
+    def test_waits_for_a_snapshot_to_come_back(
+        self, world: World, link: ShardLink, eventually: Eventually
+    ) -> None:
+        shard = world.shard()
+        shard.turn()
+        world.lose_tensors()
+        submit(world, link, 0, 0, 4)
+        assert not link.flush(0.05)
+
+        shard.turn()
+
+        flush(link)
+        shard.turn()
+        world.assert_exact()
+        assert world.snapshots.version() == 1
+
+    @pytest.mark.parametrize("moment", ["before", "after"])
+    def test_a_cut_connection_loses_and_repeats_nothing(
+        self, world: World, server: RedisServer, moment: Any
+    ) -> None:
+        """The connection is cut at each command of a push: login, payload, script."""
+        fired = []
+        for at in range(1, 20):
+            subtask, position = divmod(at - 1, world.plan.size(0))
+            fault = Fault(at, moment)
+            with through_proxy(server, 1, fault) as connection:
+                link = link_of(world, connection)
+                try:
+                    fault.arm()
+                    submit(world, link, subtask, position, position + 1, token=at)
+                    flush(link)
+                finally:
+                    link.close()
+            fired.append(fault.fired)
+            assert world.reader.waiting() == 1
+            world.shard().turn()
+            world.assert_exact()
+        assert fired[0]
+        assert not fired[-1], "a push has more commands"
+        assert world.snapshots.version() == len(fired)
+        assert world.rejected() == {}
+
+
+class TestRefused:
+    def test_a_rejected_one_is_trained_again(self, world: World, link: ShardLink) -> None:
+        submit(world, link, 0, 0, 2, checksum=1)
+        flush(link)
+        world.shard().turn()
+
+        settled = settle(link)
+
+        assert settled.rejected == ((0, "checksum"),)
+        assert settled.rework == {0}
+        assert link.updates.unapplied == 0
+        assert settle(link).rework == frozenset(), "reported once"
+
+    def test_updates_after_a_rejected_one_are_trained_again(
+        self, world: World, link: ShardLink
+    ) -> None:
+        shard = world.shard()
+        submit(world, link, 0, 0, 2, checksum=1)
+        submit(world, link, 0, 2, 4)
+        flush(link)
+        shard.turn()
+
+        assert settle(link).rework == {0}
+        assert world.sender.begin(0, 0, 4, 1) == 0
+
+        submit(world, link, 0, 0, 4)
+        flush(link)
+        shard.turn()
+        assert settle(link).rework == frozenset()
+        assert world.positions() == {0: 4}
+        world.assert_exact()
+
+    def test_work_of_another_worker_is_not_repeated(self, world: World, link: ShardLink) -> None:
+        world.push(0, 0, 4)
+
+        submit(world, link, 0, 0, 2)
+        flush(link)
+
+        assert settle(link).rework == frozenset()
+        assert counts(link, "discarded", "unapplied") == (1, 0)
+
+    def test_updates_under_a_lost_lease_are_dropped(self, world: World, link: ShardLink) -> None:
+        world.sender.begin(0, 0, 4, token=2)
+
+        submit(world, link, 0, 0, 2, token=1)
+        flush(link)
+
+        assert settle(link).rework == frozenset()
+        assert counts(link, "discarded", "unapplied") == (1, 0)
+        assert world.reader.waiting() == 0

@@ -1,0 +1,58 @@
+"""Memory of a worker's vectors, and the updates that hold it."""
+
+from __future__ import annotations
+
+from vcasgd.learning.encodings import Float32
+from vcasgd.store.tensors.header import Header
+from vcasgd.store.tensors.updates import UpdateStatus
+from vcasgd.worker.update_queue import UpdateQueue
+from vcasgd.worker.vectors import Vector, VectorPool
+
+
+def test_a_vector_is_used_again_once_all_holders_have_released_it() -> None:
+    pool = VectorPool(3)
+    vector = pool.take().hold()
+    assert pool.take() is not vector
+
+    vector.release()
+    assert pool.take() is not vector
+
+    vector.release()
+    assert pool.take() is vector
+
+
+def add(queue: UpdateQueue, vector: Vector) -> None:
+    payload = Float32().encode(vector.tensor)
+    header = Header(update="w.1.1", worker="w", subtask=0, start=0, stop=2, base=0, token=1,
+                    codec="float32", size=len(payload), layout="l")  # fmt: skip
+    queue.add(header, 0, payload, vector)
+    vector.release()
+
+
+def test_an_update_holds_its_vector_until_it_is_applied() -> None:
+    pool, queue = VectorPool(3), UpdateQueue()
+    add(queue, pool.take())
+
+    for outcome, free in (("pending", 0), ("lost", 0), ("applied", 1)):
+        update = queue.take_unsent() if queue.subtasks() and not queue.pushed() else None
+        if update is not None:
+            assert update.vector is not None
+            queue.on_accepted(update)
+            update.vector.release()
+        queue.on_status(queue.pushed(), UpdateStatus((1, 1), 1, [outcome]))
+        assert len(pool.free) == free
+
+
+def test_an_update_that_is_dropped_while_it_is_sent_keeps_its_vector_until_then() -> None:
+    pool, queue = VectorPool(3), UpdateQueue()
+    add(queue, pool.take())
+    update = queue.take_unsent()
+    assert update is not None
+    assert update.vector is not None
+
+    queue.forget(0)
+    queue.discard(update, rework=False)
+    assert not pool.free, "the push thread still reads it"
+
+    update.vector.release()
+    assert len(pool.free) == 1

@@ -1,0 +1,431 @@
+"""A worker's exchange of updates and snapshots with all shards of its job, beside the training.
+
+The exchange owns all vectors. The training borrows them, from one hand-over to the next:
+
+- :meth:`Exchange.refresh` makes the base as new as possible.
+- :meth:`Exchange.start_interval` lends the vector from which an interval starts.
+- :meth:`Exchange.lend` lends memory for the interval's update.
+- :meth:`Exchange.push` takes the update back, and returns at once.
+
+The parts of the base may have different versions: each shard is as new as its own store node
+could make it. The next base is fetched into other memory, from all nodes at the same time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vcasgd.errors import SnapshotMissing, StoreError, StoreUnavailable
+from vcasgd.learning.encodings.encoder import Encoder, step_format
+from vcasgd.learning.layout import Layout
+from vcasgd.learning.shards import Cut
+from vcasgd.spec.update import Update
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.tensors.header import Header
+from vcasgd.store.tensors.model_pins import check_nodes
+from vcasgd.store.tensors.snapshot import RoundFacts
+from vcasgd.worker.interval import Base, continued
+from vcasgd.worker.shard_link import LinkState, ShardLink
+from vcasgd.worker.update_queue import MAX_UNAPPLIED, Settled
+from vcasgd.worker.vectors import Vector, VectorPool
+
+#: Seconds to wait for a node, in addition to twice the time of the fastest one.
+LATE_SECONDS = 0.5
+#: Seconds between two polls while a server that the worker waits for doesn't answer.
+RETRY_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class OwnUpdate:
+    """Last update of this worker, from whose end the next interval continues."""
+
+    vector: Vector
+    shards: Collection[int]
+
+
+class Exchange:
+    """Owned by the training thread, which must call :meth:`close`; the heartbeat thread calls
+    :meth:`counts`.
+
+    Methods that ask the servers raise :class:`StoreUnavailable` or :class:`SnapshotMissing` if no
+    shard answers; otherwise they proceed with the shards that do.
+    """
+
+    def __init__(
+        self, nodes: Sequence[RedisClient], job: str, patience: float, key: str | None = None
+    ) -> None:
+        """``patience`` bounds each wait for room, in seconds; ``key`` signs headers of updates."""
+        self._nodes = nodes
+        self._job = job
+        self._patience = patience
+        self._key = key
+        self._links: tuple[ShardLink, ...] = ()
+        self._encoders: list[Encoder] = []
+        self._pool = VectorPool(0)
+        #: The base, and the next one while parts of it are fetched.
+        self._base = self._pool.take()
+        self._next: Vector | None = None
+        self._integers = torch.empty(0, dtype=torch.int64)
+        self._round = RoundFacts()
+        #: Start of the interval in progress if it isn't the base, and memory for its update.
+        self._start: Vector | None = None
+        self._lent: Vector | None = None
+        self._own: OwnUpdate | None = None
+        #: Rollbacks before the last interval.
+        self._rollbacks = 0
+
+    def open(
+        self, cut: Cut, update: Update, layout: Layout, max_unapplied: int = MAX_UNAPPLIED
+    ) -> None:
+        """Connect to the shards of the job, once their number is known; later calls do nothing.
+
+        ``update`` and ``layout`` determine the encodings. The worker waits while ``max_unapplied``
+        of its updates are unapplied, until :meth:`limit_unapplied`.
+
+        Raises :class:`StoreUnavailable` if a shard's store node is missing from the settings.
+        """
+        if self._links:
+            return
+        check_nodes(self._nodes, cut.shards, self._job)
+        self._pool = VectorPool(cut.floats)
+        self._base = self._pool.take()
+        self._encoders = [Encoder(update, layout, part) for part in cut.parts]
+        self._links = tuple(
+            ShardLink(
+                self._nodes[part.shard],
+                self._job,
+                part,
+                self._key,
+                max_unapplied=max_unapplied,
+                steps=step_format(update, layout, part),
+            )
+            for part in cut.parts
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """True once the number of shards is known."""
+        return bool(self._links)
+
+    def __getitem__(self, shard: int) -> ShardLink:
+        return self._links[shard]
+
+    def __iter__(self) -> Iterator[ShardLink]:
+        return iter(self._links)
+
+    def close(self) -> None:
+        """End the threads of all links."""
+        for link in self._links:
+            link.close()
+
+    # -- position of a subtask ---------------------------------------------------------------------
+
+    def begin(self, subtask: int, epoch: int, size: int, token: int) -> list[int]:
+        """Return the sample from which each shard lacks a subtask, and end its older leases.
+
+        Samples in updates that aren't pushed yet count as present. A shard that doesn't answer is
+        assumed to be where the last one of the others is; if it isn't, it refuses the update.
+        Raises :class:`~vcasgd.errors.Fenced` if a newer lease exists.
+        """
+        calls = {link: link.begin(subtask, epoch, size, token) for link in self._responsive()}
+        _wait_for(calls)
+        answers = {link: call.result() for link, call in calls.items() if call.done()}
+        reached = {link: link.updates.reached(subtask, token) for link in self._links}
+        positions = {
+            link: max(position, reached[link])
+            for link, position in answers.items()
+            if position is not None
+        }
+        if not positions:
+            raise self._last_error()
+        least = min(positions.values())
+        return [positions.get(link, reached[link] or least) for link in self._links]
+
+    # -- updates -----------------------------------------------------------------------------------
+
+    def lend(self) -> Tensor:
+        """Return memory for the update of an interval, float32 [floats], until :meth:`push`."""
+        if self._lent is None:
+            self._lent = self._pool.take()
+        return self._lent.tensor
+
+    def push(
+        self,
+        fields: Mapping[str, Any],
+        epoch: int,
+        update: Tensor,
+        shards: Collection[int],
+        *,
+        last: bool = False,
+        keep: bool = False,
+    ) -> None:
+        """Push an interval's update, float32 [floats], to some shards. Returns at once.
+
+        ``fields`` are those of its headers that all shards have in common, and ``integers``, which
+        only shard 0 gets. The ``last`` update carries what encodings have kept back. ``keep``: the
+        next interval continues from it.
+        """
+        vector = self._lent.hold() if self._lent else None
+        for shard in shards:
+            link = self._links[shard]
+            payload = self._encoders[shard].encode(update, last=last)
+            assert link.version is not None
+            own = {"shard": shard, "base": link.version[0], "rollbacks": self.rollbacks,
+                   "codec": payload.codec, "size": len(payload)}  # fmt: skip
+            if shard:
+                own["integers"] = ""
+            link.push(Header(**{**fields, **own}), epoch, payload, vector)
+        self._end_interval()
+        if vector is not None:
+            if keep:
+                self._own = OwnUpdate(vector.hold(), shards)
+            vector.release()
+
+    def has_residual(self, shards: Collection[int]) -> bool:
+        """Return True if an encoding kept back a part of the updates of one of the shards."""
+        return any(self._encoders[shard].has_residual for shard in shards)
+
+    def settle(self) -> Settled:
+        """Ask what became of the updates; return the outcomes since the last call."""
+        return self._settle({link: link.poll() for link in self._responsive()})
+
+    def _settle(self, polls: Mapping[ShardLink, Future[Any]]) -> Settled:
+        _wait_for(polls)
+        if self._links and all(link.late or link.last_error for link in self._links):
+            raise self._last_error()
+        return self._take_settled()
+
+    def wait_for_room(self, shards: Collection[int]) -> Iterator[Settled]:
+        """Settle updates until none of the shards is full; yield the outcomes of each poll.
+
+        Yields nothing if there is room already. Each poll is bounded, so the caller can stop
+        between two. Raises :class:`StoreUnavailable` after ``patience`` seconds without a change,
+        and :class:`SnapshotMissing` if one of the full shards has no model.
+        """
+        links = [self._links[shard] for shard in shards]
+        unapplied = sum(link.updates.unapplied for link in links)
+        deadline = time.monotonic() + self._patience
+        while any(link.updates.full for link in links):
+            yield self._settle({link: link.poll(wait=True) for link in self._responsive()})
+            now = sum(link.updates.unapplied for link in links)
+            if now < unapplied:
+                unapplied, deadline = now, time.monotonic() + self._patience
+            for link in links:
+                if link.updates.full and isinstance(link.last_error, SnapshotMissing):
+                    raise link.last_error
+            if any(link.late or link.last_error for link in links):
+                # A server that doesn't answer doesn't wait for a commit either.
+                time.sleep(RETRY_SECONDS)
+            if time.monotonic() > deadline:
+                raise StoreUnavailable("the parameter server applies no updates")
+
+    @property
+    def missing(self) -> bool:
+        """True if a shard is known to have no model."""
+        return any(isinstance(link.last_error, SnapshotMissing) for link in self._links)
+
+    def subtasks(self) -> frozenset[int]:
+        """Return the subtasks that aren't completely applied in every shard."""
+        return frozenset(subtask for link in self._links for subtask in link.updates.subtasks())
+
+    def forget(self, subtask: int) -> None:
+        """Drop a subtask, because its lease was lost or is no longer needed."""
+        for link in self._links:
+            link.updates.forget(subtask)
+
+    @property
+    def push_seconds(self) -> float:
+        """Seconds that a push of a whole vector takes at most, by the last ones."""
+        return max((link.push_seconds for link in self._links), default=0.0)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until all updates are in the streams; False if it takes longer than ``seconds``."""
+        deadline = time.monotonic() + seconds
+        return all(link.flush(deadline - time.monotonic()) for link in self._links)
+
+    def limit_unapplied(self, most: int) -> None:
+        """Let the worker wait from now on while ``most`` of its updates are unapplied."""
+        for link in self._links:
+            link.updates.max_unapplied = most
+
+    def _take_settled(self) -> Settled:
+        for link in self._links:
+            # Before outcomes are taken, which would be lost.
+            link.check_access()
+        outcomes = [link.updates.take_settled() for link in self._links]
+        settled = Settled(
+            frozenset(subtask for outcome in outcomes for subtask in outcome.rework),
+            tuple(rejected for outcome in outcomes for rejected in outcome.rejected),
+        )
+        if settled.rework:
+            # The last update may never be in any base.
+            self._drop_own()
+        return settled
+
+    # -- the base ----------------------------------------------------------------------------------
+
+    @property
+    def base(self) -> Base:
+        """The base as it is here, without this worker's own updates that it lacks."""
+        version = self._links[0].version
+        assert version is not None
+        return Base(
+            self._base.tensor,
+            self._integers,
+            rollbacks=self.rollbacks,
+            restorations=min(link.restorations for link in self._links),
+            version=version[0],
+            round=self._round,
+        )
+
+    @property
+    def rollbacks(self) -> int:
+        """The rollbacks before the base, the lowest of all shards; 0 before the first base."""
+        return min((link.rollbacks for link in self._links), default=0)
+
+    def start_interval(self) -> Base:
+        """Return the base with this worker's last update, as far as the base lacks a kept one.
+
+        Its vector may be read until :meth:`push`.
+        """
+        self._end_interval()
+        base, own = self.base, self._own
+        if base.rollbacks != self._rollbacks:
+            # Nothing of the training that went back is kept.
+            self._rollbacks, own = base.rollbacks, None
+            for encoder in self._encoders:
+                encoder.reset()
+        if own is not None:
+            lacking = [self._links[shard] for shard in own.shards]
+            parts = [link.part for link in lacking if link.lacks_last]
+            if parts:
+                self._start = self._pool.take()
+                base = continued(base, own.vector.tensor, parts, out=self._start.tensor)
+        self._drop_own()
+        return base
+
+    def refresh(self, *, again: bool) -> Settled:
+        """Make the base as new as possible; return the outcomes of updates since the last call.
+
+        A shard that doesn't answer keeps its part of the base. A prefetched snapshot is new enough
+        unless ``again`` is True; one that :meth:`wait_for_room` found is. Raises
+        :class:`StoreUnavailable` and :class:`SnapshotMissing` if a shard has no part yet.
+        """
+        polls = {}
+        for link in self._responsive():
+            waited, link.has_waited = link.has_waited, False
+            if not waited and (again or link.state is not LinkState.FETCHED):
+                polls[link] = link.poll(newer=True)
+        _wait_for(polls)
+        _wait_for(self._fetch(self._links))
+        self._take_over()
+        for link in self._links:
+            while link.version is None and link.state is not LinkState.FETCHED:
+                link.poll(newer=True).result()
+                for call in self._fetch([link]).values():
+                    call.result()
+                if link.last_error:
+                    raise link.last_error
+        self._take_over()
+        return self._take_settled()
+
+    def prefetch(self, seconds: float) -> None:
+        """Start to fetch the base that is needed in so many seconds.
+
+        Does nothing while one update makes a shard full: its snapshot of before would be too old.
+        """
+        needed_at = time.monotonic() + seconds
+        for link in self._links:
+            if link.state is LinkState.IDLE and link.updates.max_unapplied > 1:
+                link.fetch(*self._memory_of(link), needed_at=needed_at)
+
+    def _fetch(self, links: Iterable[ShardLink]) -> dict[ShardLink, Future[Any]]:
+        return {link: link.fetch(*self._memory_of(link)) for link in links if link.sees_newer}
+
+    def _memory_of(self, link: ShardLink) -> tuple[Tensor, Tensor]:
+        """Return a shard's parts of the next and of the present base."""
+        if self._next is None:
+            self._next = self._pool.take()
+        return link.part.of(self._next.tensor), link.part.of(self._base.tensor)
+
+    def _take_over(self) -> None:
+        """Make the base of what was fetched."""
+        ready = [link for link in self._links if link.state is LinkState.FETCHED]
+        if self._next is None:
+            return
+        if len(ready) == len(self._links):
+            self._base, self._next = self._next, self._base
+        for link in ready:
+            if len(ready) < len(self._links):
+                link.part.of(self._base.tensor).copy_(link.part.of(self._next.tensor))
+            meta = link.take()
+            if link.part.shard == 0:
+                self._integers, self._round = meta.integer_vector(), meta.round
+        # A late link may still write its part.
+        if all(link.state is LinkState.IDLE for link in self._links):
+            self._next.release()
+            self._next = None
+
+    def _end_interval(self) -> None:
+        """Release what the last interval borrowed."""
+        for vector in (self._start, self._lent):
+            if vector is not None:
+                vector.release()
+        self._start = self._lent = None
+
+    def _drop_own(self) -> None:
+        if self._own is not None:
+            self._own.vector.release()
+            self._own = None
+
+    # -- status ------------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int | None]:
+        """Return the counters of the heartbeat. An update in several shards counts once.
+
+        ``fetched_bytes`` contains all snapshots, also those that a newer one replaced while they
+        were read, and those of evaluations.
+        """
+        counts = [link.counts() for link in self._links]
+        version = self._links[0].version if self._links else None
+        summed = ("pushed_bytes", "pushed_again", "discarded", "denied")
+        return {
+            "version": version[0] if version else None,
+            "pushes": max((count["pushes"] for count in counts), default=0),
+            "unapplied": max((count["unapplied"] for count in counts), default=0),
+            "fetched_bytes": sum(node.bulk_received for node in self._nodes),
+            **{name: sum(count[name] for count in counts) for name in summed},
+        }
+
+    def _responsive(self) -> list[ShardLink]:
+        return [link for link in self._links if not link.late]
+
+    def _last_error(self) -> StoreError:
+        errors = (link.last_error for link in self._links if link.last_error is not None)
+        return next(errors, StoreUnavailable("no store node answers"))
+
+
+def _wait_for(calls: Mapping[ShardLink, Future[Any]]) -> None:
+    """Wait until the fastest node has answered, and about as long again for the others.
+
+    The wait is bounded by the time limit of each connection. Raises an error of an answer that
+    doesn't pass by itself.
+    """
+    started, waiting = time.monotonic(), set(calls.values())
+    while waiting and not any(
+        link.last_error is None for link, call in calls.items() if call.done()
+    ):
+        waiting = wait(waiting, return_when=FIRST_COMPLETED).not_done
+    wait(waiting, timeout=time.monotonic() - started + LATE_SECONDS)
+    for link, call in calls.items():
+        if call.done():
+            call.result()
+        else:
+            link.mark_late()

@@ -1,0 +1,318 @@
+"""The updates of one shard that a worker keeps until they are applied; no network.
+
+A worker keeps an update until a snapshot contains it, and until the replicas have that snapshot
+if there are replicas. It pushes the update again if the tensors server came back empty, or older
+after a failover.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from itertools import takewhile
+
+from vcasgd.store.tensors.header import Header
+from vcasgd.store.tensors.updates import Payload, UpdateStatus
+from vcasgd.worker.vectors import Vector
+
+#: Most unapplied updates of a shard. With a third one, a worker would train further and further
+#: away from a model that it hasn't fetched.
+MAX_UNAPPLIED = 2
+#: Most delays kept in :attr:`UpdateQueue.delays`; the oldest are dropped first.
+DELAYS_KEPT = 1000
+
+
+class UpdateState(Enum):
+    """State of an update, as far as this worker knows."""
+
+    #: It has to be pushed.
+    UNSENT = auto()
+    #: It is in the stream.
+    SENT = auto()
+    #: A snapshot contains it, which the replicas may lack.
+    APPLIED = auto()
+
+
+@dataclass
+class QueuedUpdate:
+    """An update that isn't applied for good yet.
+
+    ``header`` and ``payload`` are None if another worker pushed it and this worker only watches
+    whether it is applied. ``vector`` is the memory that the payload refers to, which this update
+    holds; None if that is not the worker's to use again.
+    """
+
+    subtask: int
+    epoch: int
+    stop: int
+    header: Header | None = None
+    payload: Payload | None = None
+    vector: Vector | None = None
+    state: UpdateState = UpdateState.UNSENT
+    submitted_at: float = field(default_factory=time.monotonic)
+    #: Version and writer of the snapshot that was first seen to contain it, once it is applied.
+    applied_in: tuple[int, int] = (-1, -1)
+
+    @property
+    def name(self) -> str:
+        return self.header.update if self.header else "-"
+
+    @property
+    def start(self) -> int:
+        return self.header.start if self.header else 0
+
+    def apply(self, version: tuple[int, int], safe: int) -> bool:
+        """Record that the present snapshot contains it; return True if it can't be lost any more.
+
+        ``version`` is that snapshot with its writer; the replicas have all versions up to ``safe``.
+        """
+        # Another writer or an older version: a failover went back, so it was applied again.
+        is_other = self.applied_in[1] != version[1] or self.applied_in > version
+        if self.state is not UpdateState.APPLIED or is_other:
+            self.applied_in = version
+        self.state = UpdateState.APPLIED
+        return safe >= self.applied_in[0]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Outcome of pushed updates.
+
+    ``rework`` are subtasks that must be trained again from their current position; ``rejected``
+    are subtasks with the reason why an update of them was rejected.
+    """
+
+    rework: frozenset[int]
+    rejected: tuple[tuple[int, str], ...]
+
+
+class UpdateQueue:
+    """The updates of one shard in the order of submission. Thread-safe.
+
+    ``max_unapplied`` updates make it :attr:`full`.
+    """
+
+    def __init__(self, max_unapplied: int = MAX_UNAPPLIED) -> None:
+        self.max_unapplied = max_unapplied
+        #: Guards everything below, and is notified when it changes.
+        self._changed = threading.Condition(threading.RLock())
+        self._updates: list[QueuedUpdate] = []
+        self._rework: set[int] = set()
+        self._rejected: list[tuple[int, str]] = []
+        self._closed = False
+        #: What ended the thread that pushes.
+        self._error: Exception | None = None
+        #: Seconds from the submission of an applied update until this worker saw that.
+        self.delays: deque[float] = deque(maxlen=DELAYS_KEPT)
+        #: Updates that were added, accepted with their bytes, pushed again, and given up.
+        self.added = self.sent = self.sent_bytes = self.sent_again = self.discarded = 0
+
+    def add(
+        self, header: Header, epoch: int, payload: Payload, vector: Vector | None = None
+    ) -> QueuedUpdate:
+        """Add an update to push, which holds ``vector`` from now on."""
+        update = QueuedUpdate(header.subtask, epoch, header.stop, header, payload, vector)
+        if vector is not None:
+            vector.hold()
+        with self._changed:
+            self.added += 1
+            self._updates.append(update)
+            self._changed.notify_all()
+        return update
+
+    def watch(self, subtask: int, epoch: int, size: int) -> None:
+        """Watch a subtask that other workers pushed completely, until it is applied."""
+        with self._changed:
+            if not any(update.subtask == subtask for update in self._updates):
+                self._updates.append(QueuedUpdate(subtask, epoch, size, state=UpdateState.SENT))
+
+    def forget(self, subtask: int) -> None:
+        """Drop a subtask, because its lease was lost or is no longer needed."""
+        with self._changed:
+            for update in [update for update in self._updates if update.subtask == subtask]:
+                self._drop(update)
+            self._rework.discard(subtask)
+
+    def close(self, error: Exception | None = None) -> None:
+        """End the waits; ``error`` ended the thread that pushes."""
+        with self._changed:
+            self._closed, self._error = True, error or self._error
+            self._changed.notify_all()
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def take_unsent(self) -> QueuedUpdate | None:
+        """Wait for an update to push, and hold its vector; None once the queue is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._next_unsent() is not None)
+            update = None if self._closed else self._next_unsent()
+            if update is not None and update.vector is not None:
+                update.vector.hold()
+            return update
+
+    def await_accepted(self, seconds: float) -> bool:
+        """Wait until all updates are in the stream; False if that takes longer."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._next_unsent() is None or self._error is not None, timeout=seconds
+            )
+            return self._next_unsent() is None
+
+    def pause(self, seconds: float) -> None:
+        """Wait, at most until the queue is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed, timeout=seconds)
+
+    def pushed(self) -> list[QueuedUpdate]:
+        """Return the updates whose outcome can be asked for."""
+        with self._changed:
+            return [update for update in self._updates if update.state is not UpdateState.UNSENT]
+
+    def names_before(self, update: QueuedUpdate) -> list[str]:
+        """Return the names of own updates that were submitted before one and aren't applied."""
+        with self._changed:
+            before = takewhile(lambda earlier: earlier is not update, self._updates)
+            return [earlier.name for earlier in before if earlier.payload is not None]
+
+    def reached(self, subtask: int, token: int) -> int:
+        """Return the end of the updates made under a lease, in samples; 0 if there are none."""
+        with self._changed:
+            stops = (
+                update.stop
+                for update in self._updates
+                if update.header is not None
+                and (update.header.subtask, update.header.token) == (subtask, token)
+            )
+            return max(stops, default=0)
+
+    @property
+    def unapplied(self) -> int:
+        """Number of own updates that aren't applied for good."""
+        with self._changed:
+            return sum(update.payload is not None for update in self._updates)
+
+    @property
+    def full(self) -> bool:
+        """True if the queue takes no further update until one is applied."""
+        return self.unapplied >= self.max_unapplied
+
+    @property
+    def settled(self) -> int:
+        """Number of added updates that the present version contains, or will never contain."""
+        with self._changed:
+            return self.added - sum(
+                update.payload is not None and update.state is not UpdateState.APPLIED
+                for update in self._updates
+            )
+
+    def subtasks(self) -> frozenset[int]:
+        """Return the subtasks that aren't completely applied, or whose outcome isn't taken yet."""
+        with self._changed:
+            return frozenset(update.subtask for update in self._updates) | self._rework
+
+    def take_settled(self) -> Settled:
+        """Return the outcomes since the last call. Raises the error of the thread that pushes."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            settled = Settled(frozenset(self._rework), tuple(self._rejected))
+            self._rework.clear()
+            self._rejected.clear()
+            return settled
+
+    # -- outcome of a push -------------------------------------------------------------------------
+
+    def on_accepted(self, update: QueuedUpdate) -> None:
+        """Record that the update is in the stream."""
+        assert update.payload is not None
+        with self._changed:
+            update.state = UpdateState.SENT
+            self.sent += 1
+            self.sent_bytes += len(update.payload)
+            self._changed.notify_all()
+
+    def on_refused(self, update: QueuedUpdate, position: int) -> None:
+        """Record that the update doesn't continue its subtask, which is at sample ``position``;
+        −1 if the whole subtask is applied."""
+        with self._changed:
+            if position < 0:
+                # This update may be a part of that, so it is kept until the replicas have it.
+                update.state = UpdateState.SENT
+            elif not self._resend_before(update, position):
+                # Beyond this update: another worker did the work. Before it: a part was lost.
+                self.discard(update, rework=position < update.stop)
+            self._changed.notify_all()
+
+    def discard(self, update: QueuedUpdate, *, rework: bool) -> None:
+        """Drop an update that can't be pushed. ``rework``: its samples must be trained again."""
+        with self._changed:
+            self._drop(update)
+            self.discarded += 1
+            if rework:
+                self._rework.add(update.subtask)
+
+    def _resend_before(self, update: QueuedUpdate, position: int) -> bool:
+        """Push earlier updates again if the server lost them and they are still here.
+
+        Returns False if they don't reach from ``position`` up to the update.
+        """
+        lost = [
+            earlier
+            for earlier in self._updates
+            if earlier.subtask == update.subtask
+            and earlier.header is not None
+            and earlier.start >= position
+            and earlier.stop <= update.start
+        ]
+        if not lost or lost[0].start != position:
+            return False
+        for earlier in lost:
+            if earlier.state is not UpdateState.UNSENT:
+                self._on_lost(earlier)
+        return True
+
+    # -- outcome of sent updates -------------------------------------------------------------------
+
+    def on_status(self, updates: Sequence[QueuedUpdate], status: UpdateStatus) -> None:
+        """Record what the server reports about ``updates``, in the same order."""
+        with self._changed:
+            for update, outcome in zip(updates, status.outcomes, strict=True):
+                if outcome == "applied":
+                    if update.apply(status.version, status.safe):
+                        if update.payload is not None:
+                            self.delays.append(time.monotonic() - update.submitted_at)
+                        self._drop(update)
+                elif outcome == "lost":
+                    self._on_lost(update)
+                elif outcome.startswith("rejected:"):
+                    self._rejected.append((update.subtask, outcome.removeprefix("rejected:")))
+                    self._drop(update)
+                    self._rework.add(update.subtask)
+                else:
+                    update.state = UpdateState.SENT
+            self._changed.notify_all()
+
+    def _on_lost(self, update: QueuedUpdate) -> None:
+        if update.payload is None:
+            self._drop(update)
+            self._rework.add(update.subtask)
+        else:
+            update.state = UpdateState.UNSENT
+            self.sent_again += 1
+
+    def _next_unsent(self) -> QueuedUpdate | None:
+        unsent = (update for update in self._updates if update.state is UpdateState.UNSENT)
+        return next(unsent, None)
+
+    def _drop(self, update: QueuedUpdate) -> None:
+        """Drop an update, unless that was done before, and release its vector."""
+        remaining = [other for other in self._updates if other is not update]
+        if len(remaining) < len(self._updates):
+            self._updates = remaining
+            if update.vector is not None:
+                update.vector.release()
+        self._changed.notify_all()
