@@ -56,9 +56,6 @@ def _run_audit(
     share = ("--share", str(folder))
     with volunteers.machine(token, *share, place=place) as first:
         eventually(lambda: job.updates() > 3)
-        assert first.said("Mbit/s down")
-        (machine,) = volunteers.client.machines()
-        assert (machine.upload_mbps or 0) > 0
         workers = first.workers()
         assert workers
 

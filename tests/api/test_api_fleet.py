@@ -16,9 +16,7 @@ MACHINE = {
     "id": "i-1", "pool": "local", "state": "running", "joined": True, "job": None,
     "launched_at": 5.0, "notice_at": None, "host": "127.0.0.1", "price_per_hour": 0.1,
     "spot": True, "zone": "local", "machine_type": "process", "advised_at": None,
-    "pool_removed": None, "problem": None, "round_trip_ms": 16.0,
-    "download_mbps": 94.0, "upload_mbps": 12.0,
-    "on_demand_price_per_hour": 0.4,
+    "pool_removed": None, "problem": None, "on_demand_price_per_hour": 0.4,
 }  # fmt: skip
 
 

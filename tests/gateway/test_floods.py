@@ -183,7 +183,7 @@ def test_a_flood_keeps_nobody_else_out(
     with gateway.connection("ledger", text) as (_, answer):
         assert answer == ACCEPTED
     served = time.monotonic()
-    gateway.machine(text).join(MACHINE, 1.0)
+    gateway.machine(text).join(MACHINE)
     joined = time.monotonic()
     with httpx.Client(verify=gateway.address().api_tls, trust_env=False) as visitor:
         assert visitor.get(f"{gateway.url}/healthz").status_code == 200

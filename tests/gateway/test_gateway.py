@@ -107,7 +107,7 @@ def test_an_expired_token_reaches_nothing(gateway: RunningGateway) -> None:
 
     await_truth(lambda: answer_of_the_ledger() == b"-the token has expired\n")
     with pytest.raises(Unauthorized, match="token ann has expired"):
-        gateway.machine(text).join(MACHINE, 1.0)
+        gateway.machine(text).join(MACHINE)
 
 
 def test_revoking_a_token_closes_its_connections(gateway: RunningGateway) -> None:
@@ -168,7 +168,7 @@ def test_another_certificate_is_refused_before_the_token_is_sent(gateway: Runnin
     unknown = AgentConnection(GatewayAddress.of(gateway.url, None), JoinToken("x"), "s")
     gateway.opened.append(unknown)
     with pytest.raises(ApiError, match="is not trusted"):
-        unknown.round_trip_ms()
+        unknown.join(MACHINE)
 
 
 # -- joining ---------------------------------------------------------------------------------------
@@ -191,28 +191,28 @@ def test_too_many_machines_are_refused_until_one_leaves(gateway: RunningGateway)
     text = token(gateway, "ann", max_machines=2)
     token(gateway, "ann-2")
     first, second, third = (gateway.machine(text) for _ in range(3))
-    first.join(MACHINE, 1.0)
-    second.join(MACHINE, 1.0)
+    first.join(MACHINE)
+    second.join(MACHINE)
     with pytest.raises(Conflict, match="2 machines have joined with the token ann"):
-        third.join(MACHINE, 1.0)
+        third.join(MACHINE)
     # another user's limit is another one
-    gateway.machine(token(gateway, "bob", max_machines=1)).join(MACHINE, 1.0)
+    gateway.machine(token(gateway, "bob", max_machines=1)).join(MACHINE)
     second.leave()
-    third.join(MACHINE, 1.0)
+    third.join(MACHINE)
 
 
 def test_a_pool_without_room_refuses(gateway: RunningGateway) -> None:
     row = {"position": 0, "provider": "join", "capacity": 1, "machines": 1}
     gateway.api.control.publish({}, {"volunteers": row})
     with pytest.raises(Conflict, match="pool volunteers has 1 machines, which is its limit"):
-        gateway.machine(token(gateway, "ann")).join(MACHINE, 1.0)
+        gateway.machine(token(gateway, "ann")).join(MACHINE)
 
 
 @pytest.mark.parametrize("pool", ["gone", "cloud"])
 def test_a_pool_that_takes_no_machines_is_refused(gateway: RunningGateway, pool: str) -> None:
     gateway.api.control.publish({}, {"cloud": {"position": 0, "provider": "aws"}})
     with pytest.raises(Conflict, match=f"no machine can join pool {pool}"):
-        gateway.machine(token(gateway, "ann", pool=pool)).join(MACHINE, 1.0)
+        gateway.machine(token(gateway, "ann", pool=pool)).join(MACHINE)
 
 
 def test_ordered_machines_join_under_their_name_and_in_their_pool_only(
@@ -230,7 +230,7 @@ def test_ordered_machines_join_under_their_name_and_in_their_pool_only(
         (hpc, replace(MACHINE, machine="join-ann-1a2b3c4d")),
     ):
         with pytest.raises(Conflict):
-            gateway.machine(text).join(machine, 1.0)
+            gateway.machine(text).join(machine)
 
     for _ in range(2):
         # an agent that lost the stack joins again, and is within the limit
@@ -251,7 +251,7 @@ def test_a_token_needs_a_pool_to_join_and_no_other_one_has_it(gateway: RunningGa
 
 def test_machines_of_others_are_out_of_reach(gateway: RunningGateway) -> None:
     ann, eve = gateway.machine(token(gateway, "ann")), token(gateway, "eve")
-    machine = ann.join(MACHINE, 1.0).machine
+    machine = ann.join(MACHINE).machine
     transport = gateway.transport(eve)
     for method, path in (
         ("POST", f"machines/{machine}/report"),
@@ -272,7 +272,7 @@ def test_a_token_alone_does_not_act_for_its_machines(gateway: RunningGateway) ->
     """The machines of a pool share the token, which the code of a job may find."""
     text = token(gateway, "ann")
     machine = gateway.machine(text, SECRET)
-    name = machine.join(MACHINE, 1.0).machine
+    name = machine.join(MACHINE).machine
     order = WorkerOrder(worker=f"job.{name}", job="job", start="1", env={"VCASGD_LEDGER_URL": "s"})
     machines = JoinedMachines(gateway.api.connection, 8.0)
     machines.set_orders(name, [order])
@@ -294,7 +294,7 @@ def test_a_token_alone_does_not_act_for_its_machines(gateway: RunningGateway) ->
 
 def test_a_machine_needs_a_secret_that_can_not_be_guessed(gateway: RunningGateway) -> None:
     with pytest.raises(SpecError, match="X-Vcasgd-Machine: shorter than 32 characters"):
-        gateway.machine(token(gateway, "ann"), "short").join(MACHINE, 1.0)
+        gateway.machine(token(gateway, "ann"), "short").join(MACHINE)
 
 
 def test_a_machine_gets_the_code_and_the_orders_of_its_own_jobs_only(
@@ -304,8 +304,8 @@ def test_a_machine_gets_the_code_and_the_orders_of_its_own_jobs_only(
     with gateway.api.client() as client:
         job, foreign = client.submit(spec(), package), client.submit(spec(name="other"), other)
     ann, bob = (gateway.machine(token(gateway, name)) for name in ("ann", "bob"))
-    machine = ann.join(MACHINE, 1.0).machine
-    bob.join(MACHINE, 1.0)
+    machine = ann.join(MACHINE).machine
+    bob.join(MACHINE)
     machines = JoinedMachines(gateway.api.connection, 8.0)
     order = WorkerOrder(
         worker=f"{job.id}.{machine}", job=job.id, start="1", env={"VCASGD_LEDGER_URL": "s"}

@@ -21,7 +21,6 @@ import vcasgd
 from vcasgd.agent.availability import Availability, StackSilence
 from vcasgd.agent.connection import AgentConnection
 from vcasgd.agent.display import Display, describe
-from vcasgd.agent.link import UNMEASURED, LinkSpeed, measure_link
 from vcasgd.agent.machine import ThisMachine, usable_processors
 from vcasgd.agent.owner_input import OwnerInput
 from vcasgd.agent.sandbox import Sandbox
@@ -142,14 +141,9 @@ class Agent:
         """Join, work, and leave. Return False if the stack wanted that."""
         connection = AgentConnection(self._gateway, self._token, self._secret)
         try:
-            round_trip = connection.round_trip_ms()
-            link = self._measure_link()
-            view = connection.join(self._machine, round_trip, link)
+            view = connection.join(self._machine)
             self._silence.broken()
-            self._display.event(
-                f"joined as {view.machine}, pool {view.pool}: {self._machine}, "
-                f"{round_trip:.0f} ms to the stack, {link}"
-            )
+            self._display.event(f"joined as {view.machine}, pool {view.pool}: {self._machine}")
             with temporary_folder() as folder:
                 sockets = folder / "servers"
                 sockets.mkdir()
@@ -170,13 +164,6 @@ class Agent:
                 ).run()
         finally:
             connection.close()
-
-    def _measure_link(self) -> LinkSpeed:
-        try:
-            return measure_link(self._gateway, self._token.text)
-        except ApiError as error:
-            self._display.event(f"the link can't be measured: {error.message}")
-            return UNMEASURED
 
 
 @contextlib.contextmanager

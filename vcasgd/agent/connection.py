@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import vcasgd
-from vcasgd.agent.link import UNMEASURED, LinkSpeed
 from vcasgd.agent.machine import ThisMachine
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.background import DaemonThreads
@@ -81,20 +79,9 @@ class AgentConnection:
         """Close all connections."""
         self._api.close()
 
-    def round_trip_ms(self) -> float:
-        """Return the time of a short request, without the connection."""
-        self._limited(lambda api: api.call("HEAD", "openapi.json"))
-        began = time.perf_counter()
-        self._limited(lambda api: api.call("HEAD", "openapi.json"))
-        return (time.perf_counter() - began) * 1000
-
-    def join(
-        self, machine: ThisMachine, round_trip_ms: float, link: LinkSpeed = UNMEASURED
-    ) -> JoinView:
+    def join(self, machine: ThisMachine) -> JoinView:
         """Join. Raises :class:`~vcasgd.errors.Conflict` with the reason if that isn't possible."""
-        body = JoinRequest(
-            version=vcasgd.__version__, round_trip_ms=round_trip_ms, **vars(machine), **vars(link)
-        )
+        body = JoinRequest(version=vcasgd.__version__, **vars(machine))
         # Fields without a value are left out, so that an older stack can answer that it is older.
         with _clear_refusals():
             fields = body.model_dump(exclude_none=True)

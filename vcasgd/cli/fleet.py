@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -37,7 +36,6 @@ _MACHINES: Columns = {
     "LAUNCHED": lambda row: ago(row.get("launched_at")),
     "ZONE": lambda row: row.get("zone"),
     "TYPE": lambda row: row.get("machine_type"),
-    "MBIT/S DOWN, UP": lambda row: _link(row),
     "USD/H": lambda row: row.get("price_per_hour"),
 }
 _POOLS: Columns = {
@@ -53,11 +51,6 @@ _POOLS: Columns = {
 def register(app: typer.Typer) -> None:
     for command in (top, workers, machines, pools, evict):
         app.command(rich_help_panel="Fleet")(command)
-
-
-def _link(row: Mapping[str, Any]) -> str | None:
-    down, up = row.get("download_mbps"), row.get("upload_mbps")
-    return None if down is None or up is None else f"{down:.3g}, {up:.3g}"
 
 
 def workers(

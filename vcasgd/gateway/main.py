@@ -18,8 +18,7 @@ from vcasgd import limits
 from vcasgd.errors import PortInUse, SpecError, StoreError, Unauthorized, VcasgdError
 from vcasgd.gateway.crowd import Crowd, address_key
 from vcasgd.gateway.guests import Guests
-from vcasgd.gateway.link import LinkMeasurements
-from vcasgd.gateway.protocol import ACCEPTED, LINK, MAX_LINE_LENGTH, PROTOCOL, parse, refusal
+from vcasgd.gateway.protocol import ACCEPTED, MAX_LINE_LENGTH, PROTOCOL, parse, refusal
 from vcasgd.gateway.relay import Stream, close, relay
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
@@ -71,7 +70,6 @@ class Gateway:
         self._tls = tls
         self._services = services
         self._api_socket = api_socket
-        self._links = LinkMeasurements()
 
     async def watch(self) -> None:
         """Follow the tokens, and report closed connections, until the task is cancelled."""
@@ -122,32 +120,25 @@ class Gateway:
             async with asyncio.timeout(limits.GATEWAY_CLOSE_TIMEOUT):
                 await writer.wait_closed()
 
-    async def _admit(self, guest: Stream) -> tuple[str, Stream | None]:
-        """Return the digest of a guest's token, and the server; None for a measurement."""
+    async def _admit(self, guest: Stream) -> tuple[str, Stream]:
+        """Return the digest of a guest's token, and the server."""
         try:
             known = parse(await _first_line(guest[0]))
-            if known is None or known[0] not in (LINK, *self._services):
+            if known is None or known[0] not in self._services:
                 raise Unauthorized("there is no such service")
             token = await self._guests.check(known[1])
-            if known[0] != LINK:
-                return token.digest, await self._connect(self._services[known[0]])
-            self._links.admit(token.digest)
-            return token.digest, None
         except Unauthorized as error:
             guest[1].write(refusal(error.message))
             raise
+        return token.digest, await self._connect(self._services[known[0]])
 
-    async def _serve_guest(self, guest: Stream, digest: str, server: Stream | None) -> None:
+    async def _serve_guest(self, guest: Stream, digest: str, server: Stream) -> None:
         try:
             with self._guests.crowd.member(digest) as heard:
                 guest[1].write(ACCEPTED)
-                if server is None:
-                    await self._links.serve(guest)
-                else:
-                    await relay(guest, server, heard, heard)
+                await relay(guest, server, heard, heard)
         finally:
-            if server is not None:
-                close(server[1])
+            close(server[1])
 
     async def _serve_request(self, client: Stream, address: str, head: bytes) -> None:
         """Pass a connection on to the API, from the head of its first request on."""

@@ -84,15 +84,6 @@ class MachineRow(Row):
         description="Reason why it can't be ended, of a machine whose pool was removed. It may "
         "still run and cost money.",
     )
-    round_trip_ms: float | None = Field(
-        default=None, description="Time of a short request, of a machine that joined by itself."
-    )
-    download_mbps: float | None = Field(
-        default=None, description="Speed of its link from the gateway, in Mbit/s."
-    )
-    upload_mbps: float | None = Field(
-        default=None, description="Speed of its link to the gateway, in Mbit/s."
-    )
 
 
 class PoolRow(Row):

@@ -40,15 +40,6 @@ class JoinRequest(RequestBody):
         max_length=100,
         description="Name of the machine, if the stack ordered it.",
     )
-    round_trip_ms: float | None = Field(
-        default=None, ge=0, le=1e6, description="Time of a short request to this API."
-    )
-    download_mbps: float | None = Field(
-        default=None, ge=0, le=1e6, description="Speed from the gateway, in Mbit/s."
-    )
-    upload_mbps: float | None = Field(
-        default=None, ge=0, le=1e6, description="Speed to the gateway, in Mbit/s."
-    )
 
 
 class JoinView(Schema):

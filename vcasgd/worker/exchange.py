@@ -245,6 +245,11 @@ class Exchange:
         """Seconds that a push of a whole vector takes at most, by the last ones."""
         return max((link.push_seconds for link in self._links), default=0.0)
 
+    @property
+    def last_push_seconds(self) -> float:
+        """Seconds that the last update was on its way, to the slowest shard; 0 before the first."""
+        return max((link.last_push_seconds for link in self._links), default=0.0)
+
     def flush(self, seconds: float) -> bool:
         """Wait until all updates are in the streams; False if it takes longer than ``seconds``."""
         deadline = time.monotonic() + seconds

@@ -265,6 +265,7 @@ class Worker:
             uncorrected=status.uncorrected,
             unpushed_since=status.unpushed_since,
             **self.exchange.counts(),
+            push_seconds=self.exchange.last_push_seconds or None,
             **capacity(),
             device=self._gpu.device,
             gpus=self._gpu.count,

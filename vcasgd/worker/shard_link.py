@@ -126,6 +126,8 @@ class ShardLink:
         #: Seconds from the submission of an update until the server had accepted it, for one in
         #: float32, as a worker's last update is. The longest of the last ones.
         self.push_seconds = 0.0
+        #: The same seconds of the last update, as it was encoded.
+        self.last_push_seconds = 0.0
         #: True once the worker is about to leave, so that no update waits for another one.
         self._flushing = False
         #: Pushes in a row that failed, and all that the server refused.
@@ -408,7 +410,7 @@ class ShardLink:
             self.updates.discard(update, rework=True)
         else:
             if pushed.accepted:
-                seconds = time.monotonic() - update.submitted_at - held
+                self.last_push_seconds = seconds = time.monotonic() - update.submitted_at - held
                 whole = FLOAT32_BYTES * self.part.floats / max(len(update.payload), 1)
                 self.push_seconds = max(seconds * max(1.0, whole), PUSH_DECAY * self.push_seconds)
                 self.updates.on_accepted(update)

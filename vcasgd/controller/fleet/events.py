@@ -39,9 +39,6 @@ class FleetRow:
     machine_type: str = ""
     on_demand_price_per_hour: float = 0.0
     advised_at: float | None = None
-    round_trip_ms: float | None = None
-    download_mbps: float | None = None
-    upload_mbps: float | None = None
     was_up: bool = False
     pool_removed: bool = False
     problem: str | None = None
@@ -61,9 +58,6 @@ class FleetRow:
             machine_type=self.machine_type,
             on_demand_price_per_hour=self.on_demand_price_per_hour,
             advised_at=self.advised_at,
-            round_trip_ms=self.round_trip_ms,
-            download_mbps=self.download_mbps,
-            upload_mbps=self.upload_mbps,
         )
 
 

@@ -108,9 +108,6 @@ def _machine(machine: JoinedMachine, report: MachineReport, end: MachineEnd | No
         spot=True,
         zone="anywhere",
         machine_type=machine_type(machine),
-        round_trip_ms=machine.round_trip_ms,
-        download_mbps=machine.download_mbps,
-        upload_mbps=machine.upload_mbps,
     )
 
 

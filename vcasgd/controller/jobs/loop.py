@@ -31,7 +31,6 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.job_secrets import SecretDelivery
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.joined_machines import JoinedMachines
 from vcasgd.store.ledger.quota import Quota
 from vcasgd.store.ledger.retention import Retention
 from vcasgd.store.ledger.worker_beats import WorkerBeats
@@ -158,8 +157,7 @@ class JobLoop(EssentialThread):
     def _begin(self, job: str) -> None:
         heartbeat = self._settings.heartbeat
         self._tuners[job] = Tuner(job, self._ledger, self._beats, heartbeat)
-        machines = JoinedMachines(self._ledger, self._settings.lease_seconds)
-        self._worker_events[job] = WorkerEvents(job, self._jobs, self._beats, machines)
+        self._worker_events[job] = WorkerEvents(job, self._jobs, self._beats)
         self._quotas[job] = Quota(self._ledger, job, heartbeat)
         pass_of = partial(worker_lease_pass, self._settings, job)
         self._deliveries[job] = SecretDelivery(self._ledger, job, self._cipher, pass_of)

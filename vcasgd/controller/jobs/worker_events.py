@@ -4,45 +4,36 @@ from __future__ import annotations
 
 from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.joined_machines import PREFIX, JoinedMachines
 from vcasgd.store.ledger.worker_beats import WorkerBeats
-from vcasgd.worker_names import machine_of
 
-#: Seconds for one update below which no link is called slow, however short the training is.
+#: Seconds of a push below which no link is called slow, however short the training is.
 MIN_SECONDS = 10.0
 #: Most events of a job: names of workers are many in a long one.
 MAX_EVENTS = 100
 
 
 class WorkerEvents:
-    """Names optimizers that aren't corrected, and links of machines that joined which are too slow
-    for the updates.
+    """Names optimizers that aren't corrected, and links that are too slow for the updates.
 
     Calls raise :class:`~vcasgd.errors.StoreUnavailable` and can be repeated.
     """
 
-    def __init__(self, job: str, jobs: Jobs, beats: WorkerBeats, machines: JoinedMachines) -> None:
+    def __init__(self, job: str, jobs: Jobs, beats: WorkerBeats) -> None:
         self._job = job
         self._jobs = jobs
         self._beats = beats
-        self._machines = machines
-        self._judged: set[str] = set()
-        self._slow = 0
+        #: Pushes of a worker when one of them was slow; an outage delays only one.
+        self._slow: dict[str, int] = {}
+        self._named: set[str] = set()
         self._uncorrected = False
 
     def step(self) -> None:
-        """Judge the links of the workers that have sent a first update, and name an optimizer."""
+        """Judge the links of the workers that have pushed, and name an optimizer."""
         for worker, beat in self._beats.of(self._job).items():
             if beat.uncorrected and not self._uncorrected:
                 self._name_optimizer(beat.uncorrected)
-            if worker in self._judged or not machine_of(worker).startswith(PREFIX):
-                continue
-            if not beat.pushes or not beat.local_steps or beat.step_seconds is None:
-                continue
-            machine = self._machines.get(machine_of(worker))
-            if machine is not None and machine.upload_mbps and self._slow < MAX_EVENTS:
-                self._judge(worker, beat, machine.upload_mbps)
-            self._judged.add(worker)
+            if worker not in self._named and len(self._named) < MAX_EVENTS:
+                self._judge(worker, beat)
 
     def _name_optimizer(self, name: str) -> None:
         self._uncorrected = True
@@ -56,22 +47,24 @@ class WorkerEvents:
             optimizer=name,
         )
 
-    def _judge(self, worker: str, beat: Heartbeat, mbps: float) -> None:
-        size = (beat.pushed_bytes or 0) / (beat.pushes or 1)
-        sends = size * 8e-6 / mbps
+    def _judge(self, worker: str, beat: Heartbeat) -> None:
+        sends = beat.push_seconds or 0.0
         trains = (beat.local_steps or 0) * (beat.step_seconds or 0.0)
-        if sends <= max(trains, MIN_SECONDS):
+        pushes = beat.pushes or 0
+        if not trains or not pushes or sends <= max(trains, MIN_SECONDS):
             return
-        self._slow += 1
+        if self._slow.setdefault(worker, pushes) == pushes:
+            return
+        self._named.add(worker)
+        size = (beat.pushed_bytes or 0) / pushes
         self._jobs.announce(
             self._job,
             f"slow link of {worker}",
             "slow-link",
-            f"{worker} needs {sends:.0f} s to send an update of {size / 1e6:.3g} MB over its link "
-            f"of {mbps:.3g} Mbit/s, and {trains:.3g} s to train for it; choose a smaller "
-            "update.codec, or a longer push_every",
+            f"{worker} needs {sends:.0f} s to push an update of {size / 1e6:.3g} MB, and "
+            f"{trains:.3g} s to train for it; choose a smaller update.codec, or a longer "
+            "push_every",
             worker=worker,
-            upload_mbps=mbps,
             update_bytes=size,
             seconds=sends,
         )

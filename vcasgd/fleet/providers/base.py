@@ -55,10 +55,6 @@ class Machine:
     """On-demand price of this type in this zone."""
     advised_at: float | None = None
     """Since when the cloud has recommended leaving it; it may still run for long."""
-    round_trip_ms: float | None = None
-    """Time of a short request to the stack, and speeds in Mbit/s; None if nobody measured them."""
-    download_mbps: float | None = None
-    upload_mbps: float | None = None
 
 
 @dataclass(frozen=True)

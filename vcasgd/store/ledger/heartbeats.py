@@ -92,6 +92,8 @@ class Heartbeat(BaseModel):
     #: Version of the model's first shard in the current base.
     version: _Count = None
     pushes: _Count = None
+    #: Seconds of the last push.
+    push_seconds: _Number = None
     #: Bytes of pushed updates and of fetched snapshots, as they are encoded on the network, since
     #: the process started. Older workers don't report ``fetched_bytes``.
     pushed_bytes: _Count = None

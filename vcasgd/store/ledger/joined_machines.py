@@ -53,9 +53,6 @@ class MachineFacts(_JoinEntry):
     memory_mb: int
     gpus: int = 0
     gpu: str = ""
-    round_trip_ms: float | None = None
-    download_mbps: float | None = None
-    upload_mbps: float | None = None
 
 
 class JoinedMachine(MachineFacts):

@@ -24,12 +24,6 @@ export function Machines({ machines }: { machines: Machine[] }) {
   );
 }
 
-/** Speeds of a link; only machines that joined by themselves measure them. */
-function link({ download_mbps, upload_mbps }: Machine): string {
-  if (download_mbps == null || upload_mbps == null) return DASH;
-  return `${Number(download_mbps.toPrecision(3))}, ${Number(upload_mbps.toPrecision(3))}`;
-}
-
 function columns(now: number): Column<Machine>[] {
   const age = (row: Machine) => (row.launched_at ? now - row.launched_at : null);
   return [
@@ -55,13 +49,6 @@ function columns(now: number): Column<Machine>[] {
     },
     { name: "Zone", wide: true, key: (row) => row.zone, cell: (row) => row.zone || DASH },
     { name: "Type", wide: true, cell: (row) => row.machine_type || DASH },
-    {
-      name: "Mbit/s down, up",
-      right: true,
-      wide: true,
-      key: (row) => row.upload_mbps,
-      cell: link,
-    },
     {
       name: "Job",
       key: (row) => row.job,
