@@ -28,17 +28,12 @@ def copy_sources(folder: Path) -> None:
         (pages / "assets" / "index.js").write_text("")
 
 
-def build_own_wheel(folder: Path, version: str, index: Path, start: str = "") -> None:
-    """Build a wheel of vcasgd as another version into ``index``.
-
-    ``start``: code that the command line of this version begins with.
-    """
+def build_own_wheel(folder: Path, version: str, index: Path) -> None:
+    """Build a wheel of vcasgd as another version into ``index``."""
     folder.mkdir()
     copy_sources(folder)
     source = folder / "vcasgd/__init__.py"
     source.write_text(source.read_text().replace(vcasgd.__version__, version))
-    command = folder / "vcasgd/cli/__init__.py"
-    command.write_text(start + command.read_text())
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(index)],
         cwd=folder,

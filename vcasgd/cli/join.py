@@ -202,12 +202,8 @@ def _take_part(terms: _Terms, ca_file: Path | None) -> None:
             ).run()
             return
         except VersionDiffers as differs:
-            update_to(
-                differs.version,
-                allowed=terms.updates,
-                stopped=lambda: interrupts.count > 0,
-                show=display.event,
-            )
+            update_to(differs.version, allowed=terms.updates, show=display.event)
+            version = differs.version
         finally:
             display.close()
     schedule = terms.schedule
@@ -215,7 +211,7 @@ def _take_part(terms: _Terms, ca_file: Path | None) -> None:
         # A duration would begin again.
         more = ["--until", schedule.until.isoformat()] if schedule.until else []
         token = ".".join(filter(None, (terms.token.text, terms.token.pin)))
-        restart(more, {**os.environ, _TOKEN: token})
+        restart(more, {**os.environ, _TOKEN: token}, version)
 
 
 def _options(
