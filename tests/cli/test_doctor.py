@@ -8,21 +8,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 from support.ports import free_port
 from typer.testing import CliRunner
 
-from vcasgd import __version__
+from vcasgd import __version__, doctor
 from vcasgd.cli import app
-from vcasgd.doctor import Facts, findings
-from vcasgd.doctor.checks import Severity
-from vcasgd.doctor.facts import ApiFact, PoolFact, PriceFact
+from vcasgd.doctor import Severity
 
 Run = Callable[..., dict[str, dict[str, str]]]
 
@@ -182,44 +180,36 @@ def test_api_of_a_broken_cluster(
     assert text in run(0)[check]["message"]
 
 
-SOUND = Facts(
-    version="1.0", python=(3, 11), home="/home", disk_free=10**11, memory=10**11,
-    shared_memory=10**10, open_files=65_536, port=8700, port_taken=False, dashboard=True,
-    api=ApiFact("http://api", version="1.0", controller=True, clock_ahead=0.5),
-)  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("broken", "check", "severity"),
+    ("found", "check", "severity"),
     [
-        (replace(SOUND, python=(3, 10)), "python", Severity.ERROR),
-        (replace(SOUND, unmet={"ray<3": "3.1"}), "packages", Severity.ERROR),
-        (replace(SOUND, unmet={"ray<3": None}), "packages", Severity.ERROR),
-        (replace(SOUND, missing=("ray",)), "stack", Severity.WARNING),
-        (replace(SOUND, dashboard=False), "dashboard", Severity.WARNING),
-        (replace(SOUND, memory=10**9), "memory", Severity.ERROR),
-        (replace(SOUND, disk_free=10**8), "disk", Severity.ERROR),
-        (replace(SOUND, shared_memory=64 * 10**6), "shared-memory", Severity.WARNING),
-        (replace(SOUND, open_files=256), "open-files", Severity.ERROR),
-        (replace(SOUND, home_problem="is not writable"), "home", Severity.ERROR),
-        (replace(SOUND, prices=(PriceFact("p", "t", 600),)), "prices", Severity.WARNING),
-        (
-            replace(SOUND, api=ApiFact("u", pools=(PoolFact("p", "why", 3),))),
-            "quota",
-            Severity.WARNING,
-        ),
+        (doctor.python((3, 10)), "python", Severity.ERROR),
+        (doctor.package(Requirement("ray<3"), "3.1"), "packages", Severity.ERROR),
+        (doctor.package(Requirement("ray<3"), None), "packages", Severity.ERROR),
+        (doctor.libraries(["ray"]), "stack", Severity.WARNING),
+        (doctor.dashboard(Path("/nowhere")), "dashboard", Severity.WARNING),
+        (doctor.memory(10**9), "memory", Severity.ERROR),
+        (doctor.disk(Path("/home"), 10**8), "disk", Severity.ERROR),
+        (doctor.shared_memory(64 * 10**6), "shared-memory", Severity.WARNING),
+        (doctor.open_files(256), "open-files", Severity.ERROR),
+        (doctor.prices({"t": 600.0, "new": 6.0}), "prices", Severity.WARNING),
     ],
 )
-def test_broken_fact_is_one_finding(broken: Facts, check: str, severity: Severity) -> None:
-    (found,) = findings(broken)
-    assert (found.check, found.severity) == (check, severity)
+def test_broken_machine_is_one_finding(
+    found: Iterator[doctor.Finding], check: str, severity: Severity
+) -> None:
+    (finding,) = found
+    assert (finding.check, finding.severity) == (check, severity)
 
 
-def test_sound_and_unknown_facts_are_no_findings() -> None:
-    assert findings(SOUND) == []
-    assert findings(Facts(version="1.0", python=(3, 12))) == []
+def test_sound_and_unknown_values_are_no_findings() -> None:
+    checks = [doctor.python((3, 12)), doctor.memory(10**11), doctor.memory(None),
+              doctor.disk(Path("/home"), 10**11), doctor.disk(Path("/home"), None),
+              doctor.shared_memory(None), doctor.open_files(None)]  # fmt: skip
+    assert [finding for check in checks for finding in check] == []
 
 
-def test_errors_come_first() -> None:
-    found = findings(replace(SOUND, dashboard=False, memory=1))
-    assert [each.check for each in found] == ["memory", "dashboard"]
+def test_errors_come_first(run: Run, home: Path) -> None:
+    home.write_text("")
+    severities = [finding.severity for finding in doctor.findings()]
+    assert severities == sorted(severities)

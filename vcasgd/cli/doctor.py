@@ -8,8 +8,7 @@ import typer
 
 from vcasgd.cli.connection import Token, Url
 from vcasgd.cli.output import Json, out, show_json
-from vcasgd.doctor import collect, findings
-from vcasgd.doctor.checks import Severity
+from vcasgd.doctor import Severity, findings
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +21,7 @@ def doctor(as_json: Json = False, url: Url = None, token: Token = None) -> None:
     It checks versions, settings, ports, memory, disk, clocks, permissions, prices, quotas, and
     whether the API and its controller work. It changes nothing.
     """
-    found = findings(collect(url, token))
+    found = findings(url, token)
     if as_json:
         show_json([asdict(finding) for finding in found])
     else:
