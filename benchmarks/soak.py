@@ -25,16 +25,18 @@ from typing import Any
 
 import psutil
 
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
 import machine
 from markdown import table
+from scenarios.run import ScenarioReport, run_scenario
+from scenarios.scenario import Scenario
 from vcasgd.chaos.audited_job import AuditedJob
-from vcasgd.chaos.scenario import Scenario
-from vcasgd.chaos.scenario_run import ScenarioReport, run_scenario
 from vcasgd.errors import StackError, StoreError
 from vcasgd.stack import StackState
 from vcasgd.store.connection import connect
 
-HERE = Path(__file__).resolve().parent
 OUT = HERE / "results" / "soak.md"
 TRACE = HERE / "cifar10" / "traces" / "aws-v100-4node-us-east-2a-2023-08-03.json"
 MB = 1e6

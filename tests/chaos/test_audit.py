@@ -16,10 +16,9 @@ from pydantic import SecretStr
 from support.fuzzer import Fuzzer
 from support.hostile import Hostile
 
-from vcasgd.chaos.audit import AuditOptions, AuditReport, audit, describe
+from vcasgd.chaos.audit import UNREPLICATED, AuditOptions, AuditReport, audit, describe
 from vcasgd.chaos.audited_job import AuditedJob, counting_spec
 from vcasgd.chaos.killers import Target
-from vcasgd.chaos.plan import UNREPLICATED
 from vcasgd.errors import VcasgdError
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobState

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vcasgd.chaos.audit import UNREPLICATED, plan_kills
 from vcasgd.chaos.killers import Target
-from vcasgd.chaos.plan import UNREPLICATED, plan_kills
 from vcasgd.errors import SpecError
 
 WORKERS = {Target.WORKER, Target.WORKER_NOTICE}

@@ -17,19 +17,17 @@ import pytest
 from support.harness import Process as Program
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.chaos import clock, network
-from vcasgd.chaos.capacity import LimitedCapacity
-from vcasgd.chaos.clock import Clocks, StepClock
-from vcasgd.chaos.disk import FullDisk, small_disk
-from vcasgd.chaos.lasting import Freeze, SlowFsync
-from vcasgd.chaos.network import ControlGroup, OneWay, PacketFilter, PacketLoss
-from vcasgd.chaos.scenario import Counts, Expectations, Scenario, max_gap, schedule, shortfalls
+from scenarios import clock, network
+from scenarios.clock import Clocks, StepClock
+from scenarios.faults import Freeze, FullDisk, LimitedCapacity, SlowFsync, small_disk
+from scenarios.network import ControlGroup, PacketFilter, PacketLoss
+from scenarios.scenario import Counts, Expectations, OneWay, Scenario, max_gap, schedule, shortfalls
 from vcasgd.errors import NoCapacity, SpecError, StackError
 from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 
-SCENARIOS = Path(__file__).parents[2] / "chaos" / "scenarios"
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
 #: Scenarios that take less than a minute.
 QUICK = ("no-capacity",)
 WORKERS = 3
@@ -420,8 +418,10 @@ def test_full_disk_has_no_space_until_its_end(tmp_path: Path) -> None:
     ],
 )
 def test_scenario_costs_no_more_than_expected(path: Path) -> None:
-    argv = [sys.executable, "-m", "vcasgd.cli", "chaos", "run", str(path), "--json"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=1100, check=False)
+    argv = [sys.executable, "-m", "scenarios", str(path), "--json"]
+    done = subprocess.run(
+        argv, cwd=SCENARIOS.parent, capture_output=True, text=True, timeout=1100, check=False
+    )
 
     for reason in ("slow-fsync needs strace", "strace did not delay", "drop needs the right",
                    "full-disk needs the right", "step-clock needs a C compiler"):  # fmt: skip

@@ -235,12 +235,12 @@ def test_ordered_machines_join_under_their_name_and_in_their_pool_only(
     for _ in range(2):
         # an agent that lost the stack joins again, and is within the limit
         again = gateway.machine(hpc, SECRET)
-        assert again.join(ordered, 1.0).machine == "join-hpc-17-0"
+        assert again.join(ordered).machine == "join-hpc-17-0"
     with pytest.raises(Conflict, match="join-hpc-17-0 has joined already"):
-        gateway.machine(hpc).join(ordered, 1.0)
+        gateway.machine(hpc).join(ordered)
     assert again.report(ReportBody()).orders == []
     with pytest.raises(Conflict, match="1 machines have joined"):
-        gateway.machine(hpc).join(replace(MACHINE, machine="join-hpc-17-1"), 1.0)
+        gateway.machine(hpc).join(replace(MACHINE, machine="join-hpc-17-1"))
 
 
 def test_a_token_needs_a_pool_to_join_and_no_other_one_has_it(gateway: RunningGateway) -> None:

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vcasgd.chaos.evidence import Evidence, as_lines, collect, copy_ray_logs
-from vcasgd.chaos.killers import audit_task
 from vcasgd.client import Client
 from vcasgd.errors import StackError, VcasgdError
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
@@ -122,7 +121,7 @@ def counting_spec(epochs: int, hold: Path | None = None, copies: int = 1) -> Job
         {
             "name": "audit",
             "task": "audit:Audit",
-            "working_dir": str(audit_task()),
+            "working_dir": str(Path(__file__).parent / "task"),
             "args": {
                 "samples": SAMPLES,
                 "batch_size": BATCH_SIZE,

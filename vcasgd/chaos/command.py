@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from vcasgd.chaos.audited_job import CountReport
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 
@@ -48,29 +43,6 @@ def audit_command(
         AuditOptions(kills=kills, seed=seed, store_nodes=store_nodes, replicas=replicas),
         log=lambda text: typer.echo(text, err=as_json_),
     )
-    _print_report(report, describe(report), as_json=as_json_)
-
-
-@app.command("run")
-def run_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Scenario.")],
-    as_json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Inject the faults of a scenario during a job, and compare their cost with the expected one.
-
-    Starts a stack in a temporary folder. Exits with status 0 only if every fault fired and cost no
-    more than the scenario expects.
-    """
-    from vcasgd.chaos.scenario import Scenario
-
-    scenario = Scenario.load(file)
-    from vcasgd.chaos.scenario_run import describe_scenario, run_scenario
-
-    report = run_scenario(scenario, log=lambda text: typer.echo(text, err=as_json_))
-    _print_report(report, describe_scenario(report), as_json=as_json_)
-
-
-def _print_report(report: CountReport, lines: Iterable[str], *, as_json: bool) -> NoReturn:
-    for line in [json.dumps(report.as_json())] if as_json else lines:
+    for line in [json.dumps(report.as_json())] if as_json_ else describe(report):
         typer.echo(line)
     raise typer.Exit(0 if report.passed else 1)

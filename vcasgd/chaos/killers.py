@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TypeVar
 
 from vcasgd.errors import StackError, StoreError
@@ -206,11 +205,6 @@ class Killer:
             for one in self._provider.machines()
             if one.id in training and one.state is MachineState.RUNNING
         ]
-
-
-def audit_task() -> Path:
-    """Return the working directory of the task that counts samples."""
-    return Path(__file__).parent / "task"
 
 
 def await_result(poll: Callable[[], T | None], what: str) -> T:

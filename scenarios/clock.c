@@ -1,4 +1,4 @@
-// Preloaded library: a wall clock of its own for each process, which vcasgd/chaos/clock.py sets.
+// Preloaded library: a wall clock of its own for each process, which clock.py sets.
 // The monotonic clock stays right, as it does when an administrator or NTP sets the real one, or when
 // the machine was suspended, which the clock since the boot counts.
 #define _GNU_SOURCE

@@ -11,7 +11,6 @@ from typing import Literal, get_args
 
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from vcasgd.chaos.network import Direction
 from vcasgd.errors import SpecError
 from vcasgd.fleet.presence import read_counts
 from vcasgd.spec.duration import Duration
@@ -32,6 +31,9 @@ FaultKind = Literal[
 Place = Literal[
     "ledger", "tensors", "server", "controller", "api", "head", "worker", "pool", "storage"
 ]
+OneWay = Literal["to-server", "to-worker"]
+#: Direction in which packets are lost, seen from the machine.
+Direction = Literal[OneWay, "both"]
 _PARTS: frozenset[Place] = frozenset(get_args(Place)[:6])
 #: Places that each kind of fault can hit.
 _PLACES: dict[FaultKind, frozenset[Place]] = {

@@ -16,14 +16,10 @@ import struct
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
 
-from vcasgd.chaos.lasting import FIRE_SECONDS, POLL_SECONDS, LastingFault
+from scenarios.faults import FIRE_SECONDS, POLL_SECONDS, LastingFault
+from scenarios.scenario import Direction, OneWay
 from vcasgd.errors import StackError
-
-OneWay = Literal["to-server", "to-worker"]
-#: Direction in which packets are lost, seen from the machine.
-Direction = Literal[OneWay, "both"]
 
 # Numbers of bpf(2), by architecture, and of its commands and types; see linux/bpf.h.
 _SYSTEM_CALLS = {"x86_64": 321, "aarch64": 280}

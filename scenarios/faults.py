@@ -1,26 +1,33 @@
-"""Faults that last: processes that are frozen, and a disk that is slow."""
+"""Faults that last: frozen processes, slow and full disks, and a pool with fewer machines."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 
-from vcasgd.errors import StackError
+from scenarios.scenario import Counts
+from vcasgd.errors import FleetError, StackError
 from vcasgd.fleet.providers.local.processes import Process
+from vcasgd.fleet.providers.local.provider import LocalProvider
 
 #: Seconds for a fault to take effect.
 FIRE_SECONDS = 30.0
 POLL_SECONDS = 0.01
+#: Size of the disk of checkpoints in bytes; the audited job's have a few kilobytes.
+DISK_BYTES = 16 * 2**20
+_BLOCK = bytes(2**16)
 
 
 class LastingFault:
@@ -123,3 +130,110 @@ class SlowFsync(LastingFault):
         self._strace.terminate()
         self._strace.communicate()
         self._log.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Mount a small file system in memory on a folder.
+
+    Raises :class:`~vcasgd.errors.StackError` without the right to mount.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    argv = [
+        "mount",
+        "-t",
+        "tmpfs",
+        "-o",
+        f"size={DISK_BYTES},mode=700",
+        "vcasgd-chaos",
+        str(folder),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StackError(
+            f"full-disk needs the right to mount a file system: {done.stderr.strip()}",
+            remedy="run as root",
+        )
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=False)
+
+
+class FullDisk(LastingFault):
+    """File that takes all the space that is left on a disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "full-disk"
+
+    def begin(self) -> None:
+        with self._file.open("wb", buffering=0) as file:
+            try:
+                while file.tell() <= DISK_BYTES:
+                    file.write(_BLOCK)
+            except OSError as error:
+                if error.errno == errno.ENOSPC:
+                    return
+                raise
+        raise StackError("the fault did not fire: the disk is larger than expected")
+
+    def end(self) -> None:
+        lasted = self._file.exists()
+        self._file.unlink(missing_ok=True)
+        if not lasted:
+            raise StackError("the fault did not last: the file that filled the disk is gone")
+
+
+class LimitedCapacity(LastingFault):
+    """Capacity of a local pool that follows a list of numbers.
+
+    Machines beyond the capacity are killed, the youngest first, and no new ones start.
+    """
+
+    def __init__(self, provider: LocalProvider, counts: Counts) -> None:
+        self._provider = provider
+        self._counts = counts
+        self._stopped = threading.Event()
+        self._failure: FleetError | StackError | None = None
+        self._thread = threading.Thread(target=self._follow, name="capacity", daemon=True)
+        #: Machines that were taken, when the fault has ended.
+        self.taken = 0
+
+    def begin(self) -> None:
+        self._limit(self._counts.machines[0])
+        self._thread.start()
+
+    def end(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._provider.override()
+        if self._failure is not None:
+            raise self._failure
+        if not self.taken:
+            raise StackError("the fault did not fire: the pool had no machine to take")
+
+    def _follow(self) -> None:
+        try:
+            for count in self._counts.machines[1:]:
+                if self._stopped.wait(self._counts.seconds):
+                    return
+                self._limit(count)
+        except (FleetError, StackError) as error:
+            self._failure = error
+
+    def _limit(self, count: int) -> None:
+        """Set the capacity, and return when no more machines are left."""
+        self._provider.override(capacity=count)
+        deadline = time.monotonic() + FIRE_SECONDS
+        taken: set[str] = set()
+        while True:
+            present = sorted(self._provider.machines(), key=lambda one: one.launched_at)
+            if len(present) <= count:
+                break
+            if time.monotonic() > deadline:
+                raise StackError(f"the fault did not fire: {len(present)} machines are left")
+            for one in present[count:]:
+                self._provider.kill(one.id)
+                taken.add(one.id)
+            time.sleep(POLL_SECONDS)
+        self.taken += len(taken)
