@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,47 +18,17 @@ from xdist.scheduler import LoadFileScheduling
 pytest_plugins = ["support.api_fixtures", "support.process_fixtures", "support.store_fixtures"]
 
 TESTS = Path(__file__).parent
-#: Each of these starts a stack with Ray and machines. One process runs them one after the other,
-#: because many stacks at a time would keep two cores so busy that leases expire.
+#: Files and folders that start a stack with Ray and machines. One process runs them one after the
+#: other, because many stacks at a time would keep two cores so busy that leases expire.
 WHOLE_STACKS = (
-    "chaos/test_whole_stack.py",
-    "chaos/test_money_and_labels.py",
-    "chaos/test_private_jobs.py",
-    "chaos/test_audit.py",
-    "chaos/test_priorities.py",
-    "chaos/test_learners_on_machines.py",
-    "chaos/test_evidence.py",
-    "chaos/test_scenarios.py",
-    "chaos/test_two_controllers.py",
-    "chaos/test_mnist.py",
+    "chaos",
     "bench/test_goodput.py",
     "cli/test_demo.py",
     "terraform/test_terraform_local.py",
 )
-#: The longest files, longest first. Each of several processes takes the next file that is left,
-#: so a long file that started last would run alone.
-LONGEST_FIRST = (
-    *WHOLE_STACKS,
-    "browser/test_dashboard.py",
-    "unit/test_protocol.py",
-    "fleet/test_cloud_in_a_box.py",
-    "terraform/test_terraform_aws.py",
-    "cluster/test_cluster.py",
-    "agent/test_joined_machines.py",
-    "agent/test_slurm_machines.py",
-    "stack/test_stack.py",
-    "store/test_sentinel.py",
-    "system/test_failover.py",
-    "controller/test_lifecycle.py",
-    "system/test_faults.py",
-    "system/test_worker_faults.py",
-    "system/test_repetitions.py",
-    "system/test_sharded.py",
-    "store/test_any_history.py",
-    "system/test_script.py",
-    "system/test_tuning_end_to_end.py",
-    "cli/test_cli.py",
-)
+#: Folders with the longest files. Each of several processes takes the next file that is left, so a
+#: long file that started last would run alone.
+LONG = ("browser", "cluster", "terraform", "agent", "stack", "system", "infra", "fleet", "store")
 
 # The time that an example takes depends on the load of the machine.
 settings.register_profile(
@@ -77,7 +48,11 @@ class FileScheduling(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
-        return WHOLE_STACKS[0] if file.endswith(WHOLE_STACKS) else file
+        return "stacks" if _is_whole_stack(TESTS.parent / file) else file
+
+
+def _is_whole_stack(path: Path) -> bool:
+    return any(path.is_relative_to(TESTS / place) for place in WHOLE_STACKS)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -94,7 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the long tests unless ``--extended`` is given, and sort the longest files first.
+    """Deselect the long tests unless ``--extended`` is given, and sort long files first.
 
     ``make test`` tells xdist to keep this order.
     """
@@ -102,8 +77,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         extended = [item for item in items if _is_extended(item)]
         config.hook.pytest_deselected(items=extended)
         items[:] = [item for item in items if item not in set(extended)]
-    ranks = {TESTS / path: rank for rank, path in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+
+    def rank(item: pytest.Item) -> tuple[int, int]:
+        folder = item.path.relative_to(TESTS).parts[0]
+        place = LONG.index(folder) if folder in LONG else len(LONG)
+        return (-1 if _is_whole_stack(item.path) else place), -slow[item.path]
+
+    items.sort(key=rank)
 
 
 def _is_extended(item: pytest.Item) -> bool:

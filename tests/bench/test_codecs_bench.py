@@ -35,10 +35,3 @@ def test_bench_codecs_measures_every_codec() -> None:
     assert 0 < figures["bfloat16"]["relative_error"] < figures["int8"]["relative_error"] < 0.01
     assert 0.5 < figures["partition"]["relative_error"] < figures["topk"]["relative_error"] < 1
     assert all(each["encode_gb_s"] > 0 and each["decode_gb_s"] > 0 for each in figures.values())
-
-
-def test_bench_codecs_prints_a_table() -> None:
-    result = CliRunner().invoke(app, ["codecs", "--size-mb", "1", "--seconds", "0.01"])
-
-    assert result.exit_code == 0
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["codec", *CODECS, "rows"]

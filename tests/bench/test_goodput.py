@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -41,45 +40,6 @@ def test_goodput_compares_with_the_same_machine_seconds_without_faults() -> None
     assert figures.share_of_pace == pytest.approx(0.8)
     assert (figures.losses, figures.replaced_s, figures.longest_pause_s) == (1, [5.0], 3.0)
     assert figures.wasted_s == {"booting": 3.0}
-
-
-@pytest.mark.parametrize(
-    ("rates", "settled"),
-    [
-        ([20, 20, 20], True),
-        ([8, 20, 20, 20], True),
-        ([8, 20, 20], False),
-        ([20, 20, 18], False),
-        ([20.0, 20.5, 20.0], True),
-        ([20, 20], False),
-        ([0, 0, 0], False),
-    ],
-)
-def test_progress_settles_when_three_spans_are_alike(rates: list[float], settled: bool) -> None:
-    totals = [5 * sum(rates[:number]) for number in range(len(rates) + 1)]
-    progress = [(100.0 + 5 * number, int(total)) for number, total in enumerate(totals)]
-
-    seen = Observations(progress=progress)
-
-    assert seen.is_settled(since=100.0, now=progress[-1][0]) == settled
-
-
-def test_a_loss_without_a_replacement() -> None:
-    seen = run_with_a_loss()
-    del seen.machines["c"]
-
-    assert seen.replacements(since=110.0) == []
-    assert seen.machine_seconds(110.0, 130.0) == 30.0
-
-
-def test_losses_follow_the_options_or_a_trace(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.json"
-    trace.write_text(json.dumps({"metadata": {"gap_seconds": 20}, "data": [4, 2, 4, 3]}))
-
-    assert GoodputOptions(seconds=60.0).losses() == [15.0, 30.0, 45.0]
-    assert GoodputOptions(seconds=31.0, at_once=2).losses() == [15.0, 15.0, 30.0, 30.0]
-    assert GoodputOptions(evict_every=0.0).losses() == []
-    assert GoodputOptions(trace=trace, faster=2.0, seconds=35.0).losses() == [10.0, 10.0, 30.0]
 
 
 @pytest.mark.extended

@@ -51,15 +51,6 @@ def row(value: float | None, metric: str = "loss", **fields: Any) -> dict[str, A
 # -- digest and rows ---------------------------------------------------------------------------
 
 
-def test_comments_and_docstrings_do_not_change_the_code(modules: Any) -> None:
-    before = 'class A:\n    """One."""\n    def f(self):\n        """Two."""\n        return 1\n'
-    same = "class A:\n    # three\n    def f(self):\n        return  1\n"
-    other = "class A:\n    def f(self):\n        return 2\n"
-
-    assert modules.rows.stripped(before) == modules.rows.stripped(same)
-    assert modules.rows.stripped(before) != modules.rows.stripped(other)
-
-
 def test_digest_depends_on_what_decides_the_outcome(modules: Any) -> None:
     run = modules.columns.Run
     runs = [
@@ -174,109 +165,6 @@ def test_accuracy_is_compared_in_points(modules: Any) -> None:
         "workers-4": ["0.40 points worse than plain, ≤ 0.5 ✓"],
         "workers-8": ["1.10 points worse than plain, ≤ 1 ✗"],
     }
-
-
-def test_trace_is_compared_with_the_same_workers(modules: Any) -> None:
-    columns = {"plain": [9.0], "workers-4": [1.0, 2.0, 3.0], "trace-4": [2.0, 2.0, 2.0]}
-    equal = cells_of(modules, "text", columns)
-    better = cells_of(modules, "text", {**columns, "trace-4": [1.9, 1.9, 1.9]})
-
-    assert [each.met for each in modules.report.verdicts(equal, "text", "trace-4")] == [True]
-    assert [each.met for each in modules.report.verdicts(better, "text", "trace-4")] == [False]
-
-
-def test_workers_must_not_be_worse_than_data_parallelism(modules: Any) -> None:
-    for parallel, met in ((1.001, True), (0.999, False)):
-        measured = cells_of(modules, "lstm", {"workers-2": [1.0], "parallel-2": [parallel]})
-
-        (verdict,) = modules.report.verdicts(measured, "lstm", "workers-2")
-
-        assert verdict.met is met
-
-
-def test_diverged_training_misses_its_target(modules: Any) -> None:
-    for task in ("lstm", "mnist"):
-        measured = cells_of(modules, task, {"plain": [0.5], "workers-2": [None]})
-
-        (verdict,) = modules.report.verdicts(measured, task, "workers-2")
-
-        assert not verdict.met
-        assert any("diverged" in line for line in modules.report.details(measured))
-
-
-def test_tables_show_every_seed_and_mark_targets(modules: Any) -> None:
-    measured = cells_of(modules, "lstm", {"plain": [1.0, 2.0, 3.0], "workers-2": [2.0, 2.0, 2.3]})
-
-    overview = list(modules.report.overview(measured))
-    details = list(modules.report.details(measured))
-
-    assert overview[2].startswith("| `lstm`, loss | 2.0000 | – | 2.1000 ✗ | – |")
-    assert "0 of 1 targets are met." in overview
-    found = next(line for line in details if line.startswith("| 2 workers"))
-    assert found.split(" | ")[1:] == [
-        "**2.1000**",
-        "2.0000, 2.0000, 2.3000",
-        "1.0",
-        "5.00 % worse than plain, ≤ 0.5 ✗ |",
-    ]
-    assert any("2.0" in line for line in modules.report.costs(measured))
-
-
-def test_cells_of_older_code_are_marked(modules: Any) -> None:
-    rows = {modules.columns.Run("lstm", "plain", 0): row(1.0)}
-
-    for digest, mark in (("d", "1.0000 |"), ("e", "1.0000† |")):
-        measured = modules.report.cells(rows, lambda _, value=digest: value)
-        assert mark in list(modules.report.overview(measured))[2]
-
-
-def test_sections_are_replaced_between_their_markers(modules: Any) -> None:
-    text = (
-        "a\n<!-- learning: overview -->\nold\n<!-- end -->\nb\n<!-- learning: x -->\n<!-- end -->"
-    )
-
-    filled = modules.report.fill(text, {"overview": "new"})
-
-    assert filled == text.replace("old", "new")
-
-
-def test_unstable_combinations_are_counted(modules: Any) -> None:
-    combination = modules.stability.Combination
-    rows = {
-        combination("svm", "plain"): {"loss": 2.0},
-        combination("svm", "sma", "float32", 1, 1): {"loss": 2.0},
-        combination("svm", "sma", "float32", 2, 1): {"loss": 2.4},
-        combination("svm", "sma", "float32", 4, 1): {"loss": None},
-    }
-
-    first, *_, last = modules.stability.table(rows)
-
-    assert first.startswith("2 of 3 combinations")
-    assert last == (
-        "| `sma` | `float32` | `svm` | 1.00, **1.20**, **∞**, – "
-        "| –, –, –, – | –, –, –, – | –, –, –, – |"
-    )
-
-
-@pytest.mark.parametrize(
-    ("metric", "values", "target", "seconds"),
-    [
-        ("loss", [4.0, 2.0, 1.0], 3.0, 15.0),
-        ("loss", [4.0, 2.0, 1.0], 1.0, 30.0),
-        ("loss", [4.0, 2.0, 3.0], 1.9, None),
-        ("loss", [4.0], 5.0, 10.0),
-        ("accuracy", [0.5, 0.4, 0.8], 0.6, 25.0),
-        ("accuracy", [0.5, 0.4, 0.8], 0.9, None),
-    ],
-)
-def test_seconds_to_a_target_are_interpolated(
-    modules: Any, metric: str, values: list[float], target: float, seconds: float | None
-) -> None:
-    points = [
-        {"seconds": 10.0 * nth, "metrics": {metric: value}} for nth, value in enumerate(values, 1)
-    ]
-
-    assert modules.real.seconds_to(points, metric, target) == pytest.approx(seconds)
 
 
 # -- the plain loop ----------------------------------------------------------------------------

@@ -61,27 +61,6 @@ def test_faults_happen_at_fixed_times(
     assert {event.machines for event in events} == ({at_once} if times else set())
 
 
-def test_a_trace_loses_machines_within_the_run(race: Any) -> None:
-    events = race.faults.schedule(race.faults.COLUMNS["trace"], 60.0, 4, 0)
-
-    assert events
-    assert all(0 < event.at < 60 and event.machines == 1 for event in events)
-
-
-def test_runs_continue_the_cycle_of_parts(race: Any) -> None:
-    column = race.faults.COLUMNS["coordinator"]
-
-    turns = [event.turn for run in range(3) for event in race.faults.schedule(column, 90, 4, run)]
-
-    assert turns == [0, 1, 2, 3, 4, 5]
-
-
-def test_no_more_machines_are_lost_than_there_are(race: Any) -> None:
-    (event,) = race.faults.schedule(race.faults.COLUMNS["bulk"], 60.0, 1, 0)
-
-    assert event.machines == 1
-
-
 # -- figures of a run --------------------------------------------------------------------------
 
 
@@ -142,19 +121,6 @@ def test_a_model_that_goes_back_to_a_checkpoint_loses_samples(race: Any) -> None
 
     assert observations.samples(1.0, 4.0) == 200
     assert observations.samples(2.0, 3.0) == -100
-
-
-def test_machines_report_the_same_change_once(race: Any) -> None:
-    observations = race.outcomes.observe(
-        {"a": 0.0, "b": 0.0}, {}, {"a": lines(0.0, (1.0, 5)), "b": lines(0.0, (1.1, 5), (2.0, 9))}
-    )
-
-    assert observations.progress == [(1.0, 5), (2.0, 9)]
-
-
-def test_an_incomplete_last_line_is_left_out(race: Any) -> None:
-    assert race.outcomes.parse_lines('{"at": 1}\n{"at"') == [{"at": 1}]
-    assert race.outcomes.parse_lines('{"at"') == []
 
 
 # -- machines ----------------------------------------------------------------------------------
@@ -248,59 +214,3 @@ def test_an_interrupted_race_continues(race: Any, tmp_path: Path) -> None:
     ]  # fmt: skip
     longer = race.outcomes.Workload(seconds=90.0)
     assert len(list(race.outcomes.missing(["ours"], ["kill"], 2, longer, rows))) == 2
-
-
-@pytest.mark.parametrize(
-    ("contents", "shown", "time"),
-    [
-        ([], "not measured", "not measured"),
-        ([{}], "2,000 (0.80), 1 run", "30.0"),
-        ([{}, {"samples_per_s": 1000.0}, {"target_s": 34.0}], "2,000 (0.80)", "30.0"),
-        (
-            [{}, {"ended": "hung", "target_s": None}, {"target_s": None, "accuracy": 0.9}],
-            "2,000 (0.80), 1 of 3 hung or failed",
-            "none (0.990)",
-        ),
-        ([{"ended": "did not start: no port"}], "did not start: no port", "–"),
-    ],
-)
-def test_cells_show_medians_and_failures(
-    race: Any, contents: list[dict[str, Any]], shown: str, time: str
-) -> None:
-    group = [make_row(race, "ours", "kill", nth, **each) for nth, each in enumerate(contents)]
-
-    assert race.race_report.throughput_cell(group, 3) == shown
-    assert race.race_report.time_cell(group) == time
-
-
-def test_report_says_where_a_peer_is_ahead_and_what_is_missing(race: Any) -> None:
-    rows = [
-        make_row(race, "ours", "kill", samples_per_s=1500.0, target_s=None),
-        make_row(race, "torchft-localsgd", "kill", samples_per_s=3000.0),
-        make_row(race, "torchft-localsgd", "quiet"),
-    ]
-
-    workloads = race.outcomes.WORKLOADS
-    page = race.race_report.page({"cnn": rows, "transformer": []}, workloads, {"cores": "2"}, 3)
-
-    ahead, missing = page.partition("## Where a peer is ahead")[2].split("## Not measured")
-    assert "torchft LocalSGD counts 2.00 × the samples" in ahead
-    assert "reaches the target after 30.0 s, which vcasgd doesn't" in ahead
-    assert "- cnn: no faults: 0 of 3 runs of vcasgd; " in missing
-    assert "- transformer: no faults: 0 of 3 runs of vcasgd; vcasgd, rounds as by def" in missing
-
-
-@pytest.mark.parametrize(
-    ("used", "warned"), [([None], False), ([0.0, 0.04], False), ([0.01, 0.6, 0.7], True)]
-)
-def test_report_warns_of_a_busy_computer(race: Any, used: list[float], warned: bool) -> None:
-    rows = [make_row(race, "ours", "kill", nth, others=each) for nth, each in enumerate(used)]
-
-    assert ("mean little" in race.race_report.noise(rows)) == warned
-
-
-def test_every_entrant_has_its_files(race: Any) -> None:
-    for entrant in race.entrants.ENTRANTS.values():
-        if entrant.script:
-            assert (race.entrants.WORKERS / entrant.script).is_file()
-            assert entrant.requirements.is_file()

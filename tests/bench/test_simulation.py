@@ -151,26 +151,6 @@ def test_exchanges_that_are_shorter_than_a_step_cost_no_time() -> None:
     assert run(4.0, push_every=None).staleness_mean < 1
 
 
-def test_latency_delays_updates() -> None:
-    prompt, late = (
-        simulate(always(1), conditions={"latency": seconds, "spread": 0.0})
-        for seconds in (0.0, 5.0)
-    )
-
-    # With an update of the previous interval unapplied, a worker waits for it, then fetches.
-    assert late.staleness == prompt.staleness
-    intervals = EPOCHS * SAMPLES / Downhill.batch_size
-    assert late.seconds == pytest.approx(prompt.seconds + 0.5 * (intervals - 2) + 5.0, abs=1.0)
-
-
-def test_long_fetches_make_updates_staler() -> None:
-    quick, slow = (
-        simulate(always(4), conditions={"fetch_seconds": seconds}) for seconds in (0.0, 2.0)
-    )
-
-    assert slow.staleness_mean > quick.staleness_mean + 1
-
-
 def test_machines_differ_in_speed() -> None:
     conditions = Conditions(always(1), speed_range=4.0, seed=1)
     speeds = [conditions.speed(nth) for nth in range(200)]
@@ -185,24 +165,6 @@ def test_machines_differ_in_speed() -> None:
     )
     speed = Conditions(always(1), speed_range=4.0, seed=3).speed(0)
     assert unlike.seconds == pytest.approx(alike.seconds / speed)
-
-
-def test_workers_that_fetch_bfloat16_fetch_half_the_bytes() -> None:
-    outcome = simulate(always(1), update={"rule": "async-local-sgd", "codec": "bfloat16"})
-
-    assert outcome.bytes_fetched == 2 * outcome.updates
-
-
-def test_lead_of_epochs_is_bounded() -> None:
-    # Given epochs of one subtask each
-    alone = simulate(always(1), subtasks_per_epoch=1)
-    bounded, free = (
-        simulate(always(3), subtasks_per_epoch=1, max_epoch_lead=lead) for lead in (0, 2)
-    )
-
-    # Then only one of several workers trains at a time, unless it may work ahead
-    assert bounded.seconds == pytest.approx(alone.seconds, rel=0.2)
-    assert free.seconds < 0.5 * alone.seconds
 
 
 def test_divergence_is_an_outcome() -> None:

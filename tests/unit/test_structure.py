@@ -46,13 +46,6 @@ def test_no_two_files_of_tests_have_one_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_files_in_the_order_of_the_tests_exist(pytestconfig: pytest.Config) -> None:
-    plugins = pytestconfig.pluginmanager.get_plugins()
-    (order,) = [each.LONGEST_FIRST for each in plugins if hasattr(each, "LONGEST_FIRST")]
-
-    assert [path for path in order if not (TESTS / path).is_file()] == []
-
-
 @pytest.mark.parametrize(
     ("process", "unused"),
     [
