@@ -1781,21 +1781,6 @@ export interface components {
              * @description Name of the machine, if the stack ordered it.
              */
             machine?: string | null;
-            /**
-             * Round Trip Ms
-             * @description Time of a short request to this API.
-             */
-            round_trip_ms?: number | null;
-            /**
-             * Download Mbps
-             * @description Speed from the gateway, in Mbit/s.
-             */
-            download_mbps?: number | null;
-            /**
-             * Upload Mbps
-             * @description Speed to the gateway, in Mbit/s.
-             */
-            upload_mbps?: number | null;
         };
         /**
          * JoinView
@@ -1894,21 +1879,6 @@ export interface components {
              * @description Reason why it can't be ended, of a machine whose pool was removed. It may still run and cost money.
              */
             problem: string | null;
-            /**
-             * Round Trip Ms
-             * @description Time of a short request, of a machine that joined by itself.
-             */
-            round_trip_ms: number | null;
-            /**
-             * Download Mbps
-             * @description Speed of its link from the gateway, in Mbit/s.
-             */
-            download_mbps: number | null;
-            /**
-             * Upload Mbps
-             * @description Speed of its link to the gateway, in Mbit/s.
-             */
-            upload_mbps: number | null;
         } & {
             [key: string]: unknown;
         };
