@@ -247,7 +247,7 @@ class Exchange:
 
     @property
     def last_push_seconds(self) -> float:
-        """Seconds that the last update was on its way, to the slowest shard; 0 before the first."""
+        """Seconds that the last push to the slowest shard took; 0 before the first one."""
         return max((link.last_push_seconds for link in self._links), default=0.0)
 
     def flush(self, seconds: float) -> bool:
