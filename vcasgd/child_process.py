@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
+from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
@@ -11,7 +12,17 @@ log = logging.getLogger(__name__)
 KILL_SECONDS = 5.0
 
 
-def kill(process: subprocess.Popen[bytes], seconds: float = KILL_SECONDS) -> int | None:
+class Process(Protocol):
+    """The methods of :class:`subprocess.Popen` that are used."""
+
+    args: Any
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = ..., /) -> int: ...
+
+
+def kill(process: Process, seconds: float = KILL_SECONDS) -> int | None:
     """Kill a process, and return its exit status, or None if it hasn't ended after ``seconds``.
 
     A process that waits for a device or a network drive ends only when that answers.
@@ -20,5 +31,5 @@ def kill(process: subprocess.Popen[bytes], seconds: float = KILL_SECONDS) -> int
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
-        log.error("process %d can't be killed: it waits for a device", process.pid)
+        log.error("%s can't be killed: it waits for a device", process.args)
         return None

@@ -1,7 +1,7 @@
 """Process that has imported modules and runs Python commands in forks of itself.
 
 A fork starts in milliseconds, because it imports nothing again, and it shares the memory of the
-modules with all others. For a request, see :mod:`vcasgd.fork_client`.
+modules with all others. :class:`ForkedCommand` is a client.
 
 A command differs from one in a new interpreter as follows: it can't change settings that its
 libraries read when they were imported, and ``/proc/PID/environ`` shows the environment of the
@@ -21,16 +21,19 @@ import runpy
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
-from vcasgd.fork_client import CANNOT_FORK, NUMBER_BYTES
-
+#: Bytes of the length in front of a request, and of the exit status in the response.
+NUMBER_BYTES = 4
+#: Answer of a server that can't fork; larger than any command's exit status.
+CANNOT_FORK = 256
 #: Seconds in which a client has to send its request; it does so at once.
 REQUEST_SECONDS = 10.0
 #: Seconds until the next connection is accepted after that failed, as it does without descriptors.
@@ -237,7 +240,7 @@ class ForkServer:
         """Serve until the other end of the pair is closed; without a pair, forever.
 
         A command is killed when its client ends, and its client gets its exit status:
-        :data:`~vcasgd.fork_client.CANNOT_FORK` without memory or process numbers for a fork.
+        :data:`CANNOT_FORK` without memory or process numbers for a fork.
         """
         os.set_blocking(self._ended, False)
         os.set_blocking(self._wakeup, False)
@@ -374,3 +377,75 @@ def _answer(client: socket.socket, status: int) -> None:
     """Send the exit status, for which an empty buffer always has room, and end the connection."""
     with contextlib.suppress(OSError), client:
         client.sendall(status.to_bytes(NUMBER_BYTES, "little"))
+
+
+class ForkedCommand:
+    """A command in a fork of a server, with the methods of :class:`subprocess.Popen`.
+
+    It is killed when this process ends.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        output: IO[bytes],
+    ) -> None:
+        """Request the command over a connection.
+
+        ``argv`` are the arguments of the interpreter: ``-m module …`` or ``file …``. Raises
+        :class:`OSError`.
+        """
+        self.args = list(argv)
+        self.returncode: int | None = None
+        self._connection = connection
+        request = json.dumps({"argv": self.args, "env": dict(env), "cwd": str(cwd)}).encode()
+        size = len(request).to_bytes(NUMBER_BYTES, "little")
+        with Path(os.devnull).open("rb") as nothing:
+            streams = [nothing.fileno(), output.fileno(), output.fileno()]
+            socket.send_fds(connection, [size], streams)
+        connection.sendall(request)
+
+    @classmethod
+    def at(
+        cls, path: Path, argv: Sequence[str], env: Mapping[str, str], cwd: Path, output: IO[bytes]
+    ) -> ForkedCommand:
+        """Request the command from the server at a socket. Raises :class:`OSError`."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(path))
+            return cls(connection, argv, env, cwd, output)
+        except OSError:
+            connection.close()
+            raise
+
+    def poll(self) -> int | None:
+        """Return the exit status, 1 if the server ended, or None while the command runs.
+
+        :data:`CANNOT_FORK`: the command did not start.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, seconds: float | None = None) -> int:
+        """Return the exit status. Raises :class:`subprocess.TimeoutExpired`."""
+        if self.returncode is None:
+            self._connection.settimeout(seconds)
+            try:
+                # So few bytes arrive at once.
+                answer = self._connection.recv(NUMBER_BYTES)
+            except (BlockingIOError, TimeoutError):
+                raise subprocess.TimeoutExpired(self.args, seconds or 0.0) from None
+            except OSError:
+                answer = b""
+            self.returncode = int.from_bytes(answer, "little") if answer else 1
+            self._connection.close()
+        return self.returncode
+
+    def kill(self) -> None:
+        """Kill the command."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)

@@ -151,12 +151,6 @@ class Settings(BaseSettings):
         ge=1,
         description="Seconds without a controller after which a cloud's machine ends itself.",
     )
-    metadata_url: str | None = Field(
-        default=None, description="URL of the cloud's metadata server on a worker's machine."
-    )
-    metadata_kind: str | None = Field(
-        default=None, description="Kind of the metadata server: aws, gcp, or local."
-    )
     notice_file: Path | None = Field(
         default=None, description="File that announces an eviction when it appears."
     )
@@ -310,16 +304,6 @@ class Settings(BaseSettings):
         if value is None:
             raise SettingError(f"VCASGD_{name.upper()} is not set", field=f"VCASGD_{name.upper()}")
         return str(value)
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """Environment of :func:`vcasgd.fleet.machine.notices.notices_from_environment`."""
-        values = {
-            "VCASGD_METADATA_URL": self.metadata_url,
-            "VCASGD_METADATA_KIND": self.metadata_kind,
-            "VCASGD_NOTICE_FILE": self.notice_file,
-        }
-        return {name: str(value) for name, value in values.items() if value is not None}
 
     @property
     def lease_seconds(self) -> float:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from vcasgd.agent.worker_process import WorkerProcess
+from vcasgd.agent.worker_process import JoinedWorker
 from vcasgd.environment import visible
 from vcasgd.errors import PackageError
+from vcasgd.machine.workers import Workers
 from vcasgd.schemas.machines import MAX_REASON_LENGTH, OrderView, ReportBody
 
 Eventually = Callable[..., Any]
@@ -30,9 +32,9 @@ def no_code(_order: OrderView, _into: Path) -> None:
     """Fetch nothing."""
 
 
-def started(folder: Path, fetch: Callable[[OrderView, Path], None] = no_code) -> WorkerProcess:
+def started(folder: Path, fetch: Callable[[OrderView, Path], None] = no_code) -> JoinedWorker:
     processors = sorted(os.sched_getaffinity(0))
-    return WorkerProcess(ORDER, folder, folder, processors, 1.0, visible(os.environ), fetch)
+    return JoinedWorker(ORDER, folder, folder, processors, 1.0, visible(os.environ), fetch)
 
 
 def test_a_worker_that_fails_says_why(tmp_path: Path, eventually: Eventually) -> None:
@@ -46,10 +48,10 @@ def test_a_worker_that_fails_says_why(tmp_path: Path, eventually: Eventually) ->
 
     eventually(ended)
     assert worker.failed
-    assert "status 1: " in str(worker.report.ended)
-    assert "VCASGD_LEDGER_URL: is not of the form redis://" in str(worker.report.ended)
-    assert "secret" not in str(worker.report.ended)
-    assert len(str(worker.report.ended)) <= MAX_REASON_LENGTH
+    assert "status 1: " in str(worker.ended)
+    assert "VCASGD_LEDGER_URL: is not of the form redis://" in str(worker.ended)
+    assert "secret" not in str(worker.ended)
+    assert len(str(worker.ended)) <= MAX_REASON_LENGTH
 
 
 def test_code_that_can_not_be_fetched_ends_its_worker(
@@ -63,13 +65,13 @@ def test_code_that_can_not_be_fetched_ends_its_worker(
     eventually(lambda: worker.ended is not None)
     worker.update()
     assert worker.failed
-    assert worker.report.ended == "its code can't be fetched: package 00 is damaged"
+    assert worker.ended == "its code can't be fetched: package 00 is damaged"
 
 
 def test_a_worker_that_has_not_started_leaves_and_dies_at_once(tmp_path: Path) -> None:
     leaving, killed = started(tmp_path), started(tmp_path)
 
-    leaving.leave(None)
+    leaving.leave()
     killed.kill()
 
     assert (leaving.ended, killed.ended) == ("the machine leaves", "it was killed")
@@ -93,21 +95,31 @@ def test_a_key_with_the_beginning_of_a_librarys_name_is_not_seen(name: str) -> N
 
 
 def test_variables_reach_the_process_of_a_worker(tmp_path: Path, eventually: Eventually) -> None:
-    worker = started(tmp_path)
-    eventually(lambda: worker.update() or worker._process)
-    assert worker._process is not None
-    names = Path(f"/proc/{worker._process.pid}/environ")
-    # Empty for a moment, until the new program is there.
-    text = eventually(names.read_bytes)
-    found = {each.partition(b"=")[0].decode() for each in text.split(b"\0") if each}
+    workers = Workers(lambda _order: started(tmp_path))
+    workers.follow([ORDER])
+
+    def process() -> psutil.Process | None:
+        workers.update()
+        children = psutil.Process().children()
+        return next((c for c in children if "vcasgd.worker.main" in c.cmdline()), None)
+
+    found = set(eventually(process).environ())
     assert {"PATH", "VCASGD_LEDGER_URL"} <= found
     assert not [name for name in found if name.startswith("PYTEST")]
-    worker._process.kill()
-    eventually(lambda: worker.ended is not None)
+    workers.kill()
+    assert not workers.running
 
 
 def test_a_machine_reports_its_workers(tmp_path: Path) -> None:
-    worker = started(tmp_path)
-    body = ReportBody(workers={ORDER.worker: worker.report})
-    assert body.model_dump()["workers"][ORDER.worker] == {"start": "1", "ended": None}
-    worker.kill()
+    workers = Workers(lambda _order: started(tmp_path))
+    assert workers.follow([ORDER]) == [ORDER]
+    assert workers.follow([ORDER]) == []
+    rows = workers.report(MAX_REASON_LENGTH)
+    assert ReportBody.model_validate({"workers": rows}).model_dump()["workers"] == rows
+    assert rows == {ORDER.worker: {"start": "1", "ended": None}}
+    workers.kill()
+    assert workers.report(6)[ORDER.worker]["ended"] == "it was"
+    assert [worker.order for worker in workers.update()] == [ORDER]
+    assert workers.update() == []
+    workers.follow([])
+    assert workers.report(6) == {}

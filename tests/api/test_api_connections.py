@@ -31,7 +31,7 @@ from vcasgd.limits import (
     MAX_REQUESTS_PER_TOKEN,
     MAX_STREAMS_PER_TOKEN,
 )
-from vcasgd.store.ledger.joined_machines import JoinedMachines, WorkerOrder
+from vcasgd.store.ledger.worker_orders import WorkerOrder, WorkerOrders
 
 #: Seconds in which each answer arrives.
 SECONDS = 30
@@ -267,7 +267,7 @@ def test_machines_that_do_not_read_their_packages_take_little_memory(own_api: Ap
         job = own_api.jobs.submit(spec(), "large").id
         machine = joined.json()["machine"]
         order = WorkerOrder(worker=f"{job}.{machine}", job=job, start="1", env={})
-        JoinedMachines(own_api.connection, 8.0).set_orders(machine, [order])
+        WorkerOrders(own_api.connection).set({machine: [order]})
         path = f"{location}/packages/large"
         assert http.get(f"{own_api.url}{path}").content == package
         before = own_api.process.peak_bytes()

@@ -8,37 +8,34 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from support.metadata import Metadata, MetadataServer
 from support.ports import free_port
 from support.ray_rig import (
-    COUNT,
     HEARTBEAT,
     HOST,
     NAMESPACE,
     PASSWORD,
-    PRELOADED,
     TOKEN,
-    WRITE_MODULES,
     Driver,
     Rig,
     alive,
-    assert_counts_on,
+    assert_works,
     session,
-    start_counting,
+    start_worker,
 )
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.cluster import ActorState, Cluster, Command, head_command, node_command
+from vcasgd.cluster import Cluster, Command, head_command, node_command
 from vcasgd.errors import ClusterError
+from vcasgd.fleet.notices import Notice, NoticeKind, write_notice
 
 #: Ids are used once, because the cluster remembers dead machines.
 MACHINES = itertools.count()
-CALL = PATIENCE
 
 
 # --- without Ray -------------------------------------------------------------------------
@@ -61,7 +58,6 @@ def commands(temp_dir: str = "/tmp/v") -> list[Command]:
         cpus=1.5,
         temp_dir=Path(temp_dir),
         heartbeat=HEARTBEAT,
-        labels={"pool": "p"},
         token=TOKEN,
     )
     return [head, node]
@@ -90,11 +86,6 @@ def test_node_without_gpus_hides_those_of_the_host() -> None:
     assert commands()[1].env["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_arguments_must_be_json() -> None:
-    with pytest.raises(ClusterError, match="JSON"):
-        Cluster(NAMESPACE, CALL, "head").start_worker("i", "w", "m:f", {"x": object()}, {})
-
-
 def test_connecting_to_a_closed_port_fails_in_time() -> None:
     with pytest.raises(ClusterError, match="no process listens"):
         Cluster.connect(f"{HOST}:{free_port()}", NAMESPACE, timeout=0.5)
@@ -108,6 +99,7 @@ def rig() -> Iterator[Rig]:
     rig = Rig(Path(tempfile.mkdtemp(prefix="v", dir="/tmp")))
     try:
         rig.start_ledger()
+        rig.submit()
         rig.start_head()
         yield rig
     finally:
@@ -142,25 +134,6 @@ def start_node(rig: Rig) -> Iterator[Callable[[], str]]:
     rig.kill(*(name for name in names if name in rig.processes))
 
 
-@pytest.mark.extended
-@pytest.mark.slow
-def test_node_has_no_agents_and_its_workers_find_modules_imported(
-    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
-) -> None:
-    driver, machine = connect(), start_node()
-    await_truth(lambda: machine in driver.living_machines())
-    path = rig.folder / "modules"
-    driver.start_worker(machine, "m", WRITE_MODULES, {"path": str(path)}, {})
-    await_truth(path.exists)
-
-    assert PRELOADED in path.read_text().split()
-    for name in (machine, "head"):
-        found = [" ".join(each.cmdline()) for each in session(rig.processes[name].pid)]
-        assert any("raylet/raylet" in command.partition(" ")[0] for command in found)
-        assert not any("Agent" in command or "/dashboard/" in command.partition(" --")[0]
-                       for command in found)  # fmt: skip
-
-
 def listening(leader: int) -> list[tuple[str, int]]:
     """Return the addresses and ports on which the processes of a session listen."""
     return [
@@ -175,68 +148,81 @@ def listening(leader: int) -> list[tuple[str, int]]:
 def test_worker_starts_once_and_stops(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
-    driver, first, second = connect(), start_node(), start_node()
+    driver, machine = connect(), start_node()
+    pid = start_worker(rig, driver, machine)
 
-    start_counting(rig, driver, first, "once")
-    pid, _ = rig.counter("once") or (0, 0)
-    assert driver.workers()["once"].machine_id == first
+    # A second request has no effect
+    driver.start(machine)
+    assert_works(rig, machine, pid)
 
-    await_truth(lambda: second in driver.living_machines())
-    # A second request has no effect, whatever its arguments.
-    driver.start_worker(second, "once", COUNT, {"path": "elsewhere"}, {})
-    assert driver.workers()["once"].machine_id == first
-    assert_counts_on(rig, "once", pid, (rig.counter("once") or (0, 0))[1])
-
-    # The Ray of a single machine listens on its loopback only.
-    for name in (first, "head"):
+    # The Ray of a single machine listens on its loopback only, and has no agents
+    for name in (machine, "head"):
         ports = listening(rig.processes[name].pid)
         assert ports
         assert all(address.endswith("127.0.0.1") for address, _ in ports), ports
+        commands = [" ".join(each.cmdline()) for each in session(rig.processes[name].pid)]
+        assert any("raylet/raylet" in command.partition(" ")[0] for command in commands)
+        assert not any("Agent" in command or "/dashboard/" in command.partition(" --")[0]
+                       for command in commands)  # fmt: skip
 
-    driver.stop_worker("once")
+    driver.stop(machine)
     await_truth(lambda: not alive(pid))
-    await_truth(lambda: driver.state("once") is ActorState.DEAD)
-    driver.stop_worker("once")
-    driver.stop_worker("never-started")
+    assert driver.state(machine) is None
+    driver.stop(machine)
 
-    # Its name can be used again, on any machine.
-    start_counting(rig, driver, second, "once", until=3)
-    await_truth(lambda: driver.state("once") is ActorState.DEAD)
-
-    with pytest.raises(ClusterError, match="no node that is alive"):
-        driver.start_worker("unknown", "w", COUNT, {}, {})
+    # Its name can be used again
+    assert start_worker(rig, driver, machine) != pid
 
 
 @pytest.mark.slow
-def test_a_machine_without_a_worker_publishes_its_notices(
-    rig: Rig, connect: Callable[[], Driver]
+def test_workers_that_end_are_reported_and_start_again(
+    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
-    # Given a machine of AWS that runs no worker
-    driver, metadata = connect(), MetadataServer(Metadata("i-spare"))
-    metadata.start()
-    rig.start_node("i-spare", metadata=metadata.url)
-    try:
-        await_truth(lambda: "i-spare" in driver.living_machines())
-        assert driver.notices() == {}
+    driver, machine = connect(), start_node()
+    pid = start_worker(rig, driver, machine)
 
-        # When the cloud recommends leaving it, and then announces its end
-        metadata.metadata.recommend_rebalance()
-        await_truth(lambda: driver.notices())
-        advice = driver.notices()["i-spare"]
-        metadata.metadata.notify(4_000_000_000.0)
-        await_truth(lambda: driver.notices()["i-spare"].kind == "terminate")
+    # When its process is killed
+    os.kill(pid, signal.SIGKILL)
 
-        # Then the driver sees both
-        assert (advice.kind, advice.at) == ("rebalance", None)
-        assert driver.notices()["i-spare"].at == 4_000_000_000.0
-    finally:
-        rig.kill("i-spare")
-        metadata.stop()
+    # Then its end is reported, and it can be started again
+    await_truth(lambda: not driver.state(machine))
+    again = start_worker(rig, driver, machine)
+    assert again != pid
+
+    # Nor does it survive the process that runs the workers of its machine
+    os.kill(runner(rig, machine), signal.SIGKILL)
+    await_truth(lambda: not alive(again))
+    await_truth(lambda: not driver.state(machine))
+    assert start_worker(rig, driver, machine) != again
+
+
+def runner(rig: Rig, machine: str) -> int:
+    """Return the process of Ray that runs the workers of a machine."""
+    processes = session(rig.processes[machine].pid)
+    (found,) = (each.pid for each in processes if each.name().startswith("ray::Runner"))
+    return found
+
+
+@pytest.mark.slow
+def test_a_machine_without_a_worker_reports_its_notices(
+    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
+) -> None:
+    driver, machine = connect(), start_node()
+    await_truth(lambda: driver.has(machine))
+    assert driver.see().notices == {}
+
+    write_notice(rig.notice_file(machine), NoticeKind.REBALANCE, None)
+    await_truth(lambda: driver.see().notices)
+    assert driver.see().notices == {machine: Notice(NoticeKind.REBALANCE, None)}
+
+    write_notice(rig.notice_file(machine), NoticeKind.TERMINATE, 100.0)
+    await_truth(lambda: driver.see().notices[machine].kind is NoticeKind.TERMINATE)
+    assert driver.see().notices[machine].at == pytest.approx(time.time() + 100, abs=PATIENCE)
 
 
 @pytest.mark.slow
 def test_no_secret_on_any_command_line(rig: Rig, connect: Callable[[], Driver]) -> None:
-    connect().nodes()
+    connect().see()
     for process in session(rig.processes["head"].pid):
         line = " ".join(process.cmdline())
         assert PASSWORD not in line
@@ -245,7 +231,7 @@ def test_no_secret_on_any_command_line(rig: Rig, connect: Callable[[], Driver]) 
 
 @pytest.mark.slow
 def test_client_without_the_token_is_rejected(rig: Rig, connect: Callable[[], Driver]) -> None:
-    connect().nodes()
+    connect().see()
     stranger = f"""
 from vcasgd.cluster import Cluster
 Cluster.connect("{rig.address}", "{NAMESPACE}", timeout=5)
@@ -261,50 +247,44 @@ Cluster.connect("{rig.address}", "{NAMESPACE}", timeout=5)
 def test_workers_survive_their_head_and_are_found_again(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
-    driver, nodes = connect(), [start_node(), start_node()]
-    for node, worker in zip(nodes, ("left", "right"), strict=True):
-        start_counting(rig, driver, node, worker)
-    before = {worker: rig.counter(worker) or (0, 0) for worker in ("left", "right")}
-    assert driver.finds_head()
+    driver, machines = connect(), [start_node(), start_node()]
+    pids = {machine: start_worker(rig, driver, machine) for machine in machines}
 
     rig.kill("head")
 
     await_truth(lambda: not driver.finds_head())
-    for worker, (pid, number) in before.items():
-        assert_counts_on(rig, worker, pid, number + 30)
+    for machine, pid in pids.items():
+        assert_works(rig, machine, pid, seconds=3 * HEARTBEAT)
 
     rig.start_head()
     successor = connect()
-    assert successor.living_machines() >= set(nodes)
+    assert successor.see().machines >= set(machines)
     assert not driver.finds_head(), "a driver belongs to one life of the head"
-    for worker, (pid, _) in before.items():
-        assert successor.state(worker) is ActorState.ALIVE
-        assert_counts_on(rig, worker, pid, (rig.counter(worker) or (0, 0))[1])
-    start_counting(rig, successor, nodes[0], "new")
-    successor.stop_worker("left")
-    await_truth(lambda: not alive(before["left"][0]))
+    for machine, pid in pids.items():
+        assert successor.state(machine)
+        assert_works(rig, machine, pid)
+    successor.stop(machines[0])
+    await_truth(lambda: not alive(pids[machines[0]]))
+    start_worker(rig, successor, machines[0])
 
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_killed_instance_is_reported_and_replaced(
+def test_killed_machine_and_its_worker_are_reported(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
-    driver, victim, replacement = connect(), start_node(), start_node()
-    start_counting(rig, driver, victim, "doomed")
-    await_truth(lambda: replacement in driver.living_machines())
-    pid, _ = rig.counter("doomed") or (0, 0)
+    driver, victim = connect(), start_node()
+    pid = start_worker(rig, driver, victim)
     leader = rig.processes[victim].pid
 
     rig.kill(victim)
 
     assert not alive(pid)
     assert not session(leader)
-    await_truth(lambda: victim not in driver.living_machines())
-    await_truth(lambda: driver.state("doomed") is ActorState.DEAD)
-    with pytest.raises(ClusterError, match="no node that is alive"):
-        driver.start_worker(victim, "doomed", COUNT, {}, {})
-    start_counting(rig, driver, replacement, "doomed")
+    await_truth(lambda: not driver.has(victim))
+    assert driver.state(victim) is None
+    driver.start(victim)
+    assert driver.state(victim) is None
 
 
 @pytest.mark.extended
@@ -313,8 +293,7 @@ def test_worker_ends_with_its_node(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
     node = start_node()
-    start_counting(rig, connect(), node, "orphan")
-    pid, _ = rig.counter("orphan") or (0, 0)
+    pid = start_worker(rig, connect(), node)
 
     os.kill(rig.processes[node].pid, signal.SIGKILL)
 
@@ -323,13 +302,12 @@ def test_worker_ends_with_its_node(
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_ledger_head_and_an_instance_can_die_at_once(
+def test_ledger_head_and_a_machine_can_die_at_once(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
     driver, survivor, victim = connect(), start_node(), start_node()
-    start_counting(rig, driver, survivor, "survivor")
-    start_counting(rig, driver, victim, "victim")
-    pid, number = rig.counter("survivor") or (0, 0)
+    pid = start_worker(rig, driver, survivor)
+    start_worker(rig, driver, victim)
 
     rig.kill("ledger", "head", victim)
     driver.end()
@@ -337,11 +315,10 @@ def test_ledger_head_and_an_instance_can_die_at_once(
     rig.start_head()
 
     driver = connect()
-    await_truth(lambda: victim not in driver.living_machines())
-    await_truth(lambda: driver.state("victim") is ActorState.DEAD)
-    assert survivor in driver.living_machines()
-    assert driver.state("survivor") is ActorState.ALIVE
-    assert_counts_on(rig, "survivor", pid, number + 10)
+    await_truth(lambda: not driver.has(victim))
+    assert driver.state(victim) is None
+    assert driver.state(survivor)
+    assert_works(rig, survivor, pid)
 
 
 @pytest.mark.extended
@@ -350,8 +327,7 @@ def test_only_the_head_ends_with_its_ledger(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
     driver, node = connect(), start_node()
-    start_counting(rig, driver, node, "calm")
-    pid, number = rig.counter("calm") or (0, 0)
+    pid = start_worker(rig, driver, node)
     head = rig.processes["head"]
 
     rig.kill("ledger")
@@ -362,14 +338,14 @@ def test_only_the_head_ends_with_its_ledger(
     rig.start_ledger()
     rig.start_head()
     driver = connect()
-    assert node in driver.living_machines()
-    assert driver.state("calm") is ActorState.ALIVE
-    assert_counts_on(rig, "calm", pid, number + 10)
+    assert driver.has(node)
+    assert driver.state(node)
+    assert_works(rig, node, pid)
 
 
 @pytest.mark.slow
 def test_files_of_ray_stay_in_its_folder(rig: Rig, connect: Callable[[], Driver]) -> None:
-    connect().nodes()
+    connect().see()
     head = session(rig.processes["head"].pid)
     used = {Path(file.path) for process in head for file in process.open_files()}
     assert not {path for path in used if not path.is_relative_to(rig.folder)}

@@ -24,7 +24,6 @@ def test_killed_node_without_a_folder_leaves_no_files(tmp_path: Path) -> None:
         cpus=1,
         temp_dir=None,
         heartbeat=1.0,
-        labels={},
         preload=("json",),
         token="a-token-that-is-long-enough",
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from support.ray_rig import HOST, TOKEN, Driver, Rig, start_counting
+from support.ray_rig import HOST, TOKEN, Driver, Rig, start_worker
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.certificates import Authority
@@ -66,6 +66,7 @@ def running(encrypted: bool) -> Iterator[Rig]:
     rig = Rig(Path(tempfile.mkdtemp(prefix="v", dir="/tmp")), tls=encrypted)
     try:
         rig.start_ledger()
+        rig.submit()
         rig.start_head()
         yield rig
     finally:
@@ -96,7 +97,7 @@ def test_token_is_on_the_wire_only_without_tls(encrypted: bool, tmp_path: Path) 
         driver = Driver(rig)
         try:
             rig.start_node("tapped", wire.address)
-            start_counting(rig, driver, "tapped", "counter")
+            start_worker(rig, driver, "tapped")
             await_truth(lambda: len(wire.recorded) > 1000)
         finally:
             driver.end()

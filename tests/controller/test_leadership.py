@@ -13,17 +13,22 @@ import pytest
 from support.clocks import SteppingServer
 from support.harness import Process, RedisServer
 
-from vcasgd.controller.fleet.joined import MixedWorkplaces
+from vcasgd.controller.fleet.restart_backoff import RestartBackoff
+from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.controller.leadership import Leadership
 from vcasgd.errors import Fenced, StoreError
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import CONTROLLER
-from vcasgd.store.ledger.joined_machines import JoinedMachines, WorkerOrder
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.joined_machines import JoinedMachines, MachineFacts
+from vcasgd.store.ledger.lost_workers import LostWorkers
 from vcasgd.store.ledger.servers import Control, Pool
+from vcasgd.store.ledger.worker_orders import WorkerOrder, WorkerOrders
 
 Eventually = Callable[..., Any]
 
+FACTS = MachineFacts(host="h", cpus=1, memory_mb=1)
 HOUR = 3600
 
 
@@ -115,35 +120,33 @@ def test_a_controller_deposed_between_read_and_write_changes_nothing(
     first, second = (leadership(stepping.connection) for _ in range(2))
     first.renew()
     fenced, of_successor = (connect(stepping.url, fence=each.fence) for each in (first, second))
-    machines = JoinedMachines(fenced, 8.0)
-    machines.set_orders("join-p-1", orders("a.join-p-1", "b.join-p-1"))
+    machine, stored = "join-p-1", WorkerOrders(fenced)
+    JoinedMachines(fenced, 8.0).join("p", "0" * 64, "s", None, "p", FACTS, machine)
+    JoinedMachines(fenced, 8.0).report(machine, {}, leaving=False)
+    stored.set({machine: orders("a.join-p-1", "b.join-p-1")})
     rows, in_pipeline = fenced.client_list(), fenced.pipeline(transaction=True)
     in_pipeline.hset("key", "field", "of the first")
-    places = MixedWorkplaces(machines, lambda: pytest.fail("no Ray"), lambda: False)
-    read = machines.orders_of
+    restarts = RestartBackoff(Jobs(fenced), 1.0)
+    joined, lost = JoinedMachines(fenced, 8.0), LostWorkers(fenced)
+    places = Workplaces(lambda: None, joined, stored, restarts, lost)
+    places.refresh()
 
     def taken_over() -> bool:
         second.renew()
         return stepping.connection.hget(CONTROLLER, "token") == b"2"
 
-    def read_and_lose_the_lease(machine: str) -> list[WorkerOrder]:
-        known = read(machine)
-        stepping.set_clock(HOUR)
-        eventually(taken_over)
-        successor.set_orders(machine, orders("c.join-p-1"))
-        return known
-
-    successor = JoinedMachines(of_successor, 8.0)
-    machines.orders_of = read_and_lose_the_lease  # type: ignore[method-assign]
+    stepping.set_clock(HOUR)
+    eventually(taken_over)
+    WorkerOrders(of_successor).set({machine: orders("c.join-p-1")})
 
     # When it goes on after another controller took over and wrote
     with pytest.raises(StoreError):
-        places.stop_worker("a.join-p-1")
+        places.stop("a.join-p-1")
 
     # Then its write is refused, and so is each later one, in whatever way it is sent
-    assert [each.worker for each in successor.orders_of("join-p-1")] == ["c.join-p-1"]
+    assert [each.worker for each in WorkerOrders(of_successor).all()[machine]] == ["c.join-p-1"]
     for write in (
-        lambda: machines.set_orders("join-p-1", []),
+        lambda: stored.set({machine: []}),
         lambda: Control(fenced).set_pool("east", Pool(launches=1)),
         lambda: Control(fenced).publish({"m": {}}, {}),
         in_pipeline.execute,

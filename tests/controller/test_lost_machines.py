@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from support.waiting import await_truth
 from support.world import World
 
 from benchmarks.measure.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
-from vcasgd.cluster import ActorState
 from vcasgd.controller.fleet.loop import LOOK_SECONDS, FleetLoop
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.leases import Lease
@@ -29,9 +28,22 @@ MakeLoop = Callable[[World], FleetLoop]
 class Cloud(SimulatedCloud):
     """Simulated machines, on which single workers can crash."""
 
+    def __init__(self) -> None:
+        super().__init__(4, [StringIO()])
+        self.crashed: set[str] = set()
+
+    def workers(self) -> list[str]:
+        return sorted(name for names in self._on_machine.values() for name in names)
+
     def crash(self, worker: str) -> None:
-        """End a worker's process, of which its machine's node tells."""
-        self._workers[worker] = replace(self._workers[worker], state=ActorState.DEAD)
+        """End a worker's process, which its machine reports."""
+        self.crashed.add(worker)
+
+    def report(self, machine: str) -> str:
+        rows = {row["worker"]: row for row in json.loads(self._orders[machine])}
+        ends = {name: "it was killed" if name in self.crashed else None for name in rows}
+        workers = {n: {"start": row["start"], "ended": ends[n]} for n, row in rows.items()}
+        return json.dumps({"at": 0.0, "workers": workers})
 
     def take(self, machine: str) -> None:
         """Take a machine of which the provider tells, and its worker stays listed."""
@@ -40,7 +52,7 @@ class Cloud(SimulatedCloud):
 
 @pytest.fixture
 def cloud() -> Cloud:
-    return Cloud(4, [StringIO()])
+    return Cloud()
 
 
 @pytest.fixture
@@ -73,7 +85,7 @@ def test_leases_are_free_after_one_round(
     fleet = make_loop(world)
     await_truth(lambda: (fleet.round(), len(cloud.workers()) == 2)[1])
     fleet.round()
-    first, second = sorted(cloud.workers())
+    first, second = cloud.workers()
     lease = world.leases(first, HOUR).acquire()
     assert isinstance(lease, Lease)
     machine = first.partition(".")[2]

@@ -6,7 +6,7 @@ from support.fleet_records import PACKAGE, job_spec
 from support.provider_backends import AwsBackend
 from support.two_clouds import TwoClouds
 
-from vcasgd.fleet.machine.notices import Notice
+from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.store.ledger.jobs import Jobs
 
 AT = 4_000_000_000.0
@@ -23,7 +23,7 @@ def test_a_machine_that_publishes_a_notice_is_replaced_at_once(
     (machine,) = clouds.joined()
 
     # When the machine publishes a notice
-    clouds.notices[machine] = Notice("terminate", AT, "aws instance-action")
+    clouds.notices[machine] = Notice(NoticeKind.TERMINATE, AT)
     clouds.run(loop, lambda: len(aws.alive()) == 2)
 
     # Then another one is bought although the cloud lists the first as running

@@ -9,35 +9,36 @@ from typing import Any
 from pydantic import SecretStr
 from support.fleet_records import PACKAGE, events_of, job_spec
 
-from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.act import WorkerActuator, drain_seconds
 from vcasgd.controller.fleet.clearance import ClearancePolicy
-from vcasgd.controller.fleet.joined import MixedWorkplaces
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
+from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.fleet.plan import StartWorker, StopWorker
 from vcasgd.fleet.pools import parse_pools
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.joined_machines import JoinedMachines, MachineFacts
+from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.worker_orders import WorkerOrders
 from vcasgd.worker_names import worker_name
 
 
 class Workers:
-    """Workers of which Ray says that they are alive; records those that are killed."""
+    """Workers that are alive; records those that are killed."""
 
     def __init__(self, *alive: str) -> None:
         self.alive = set(alive)
         self.killed: list[str] = []
-        self.cluster = SimpleNamespace(stop_worker=self.killed.append)
+        self.stop = self.killed.append
 
 
-def actuator(ledger: RedisClient, ray: Any, **fields: Any) -> WorkerActuator:
+def actuator(ledger: RedisClient, workplaces: Any, **fields: Any) -> WorkerActuator:
     settings, jobs = Settings(home=Path("/nowhere"), **fields), Jobs(ledger)
     return WorkerActuator(
         settings,
         jobs=jobs,
-        ray=ray,
+        workplaces=workplaces,
         clearance=ClearancePolicy(settings, ledger),
         restarts=RestartBackoff(jobs, 1.0),
     )
@@ -64,16 +65,16 @@ def test_both_jobs_have_one_event_of_a_preemption(ledger: RedisClient, jobs: Job
 def test_worker_that_an_earlier_controller_stopped_is_killed_in_time(
     ledger: RedisClient, jobs: Jobs
 ) -> None:
-    ray = Workers("A.m-1", "A.m-2")
-    patient = actuator(ledger, ray)
+    workers = Workers("A.m-1", "A.m-2")
+    patient = actuator(ledger, workers)
     assert drain_seconds(Settings(home=Path("/nowhere"))) > 0
     patient.kill_lingering({"A.m-1"})
-    assert not ray.killed
+    assert not workers.killed
 
-    hasty = actuator(ledger, ray, heartbeat=1e-9)
+    hasty = actuator(ledger, workers, heartbeat=1e-9)
     hasty.kill_lingering({"A.m-1"})
     hasty.kill_lingering({"A.m-1"})
-    assert set(ray.killed) == {"A.m-1"}
+    assert set(workers.killed) == {"A.m-1"}
 
 
 def test_only_workers_of_volunteers_learn_that_they_are(ledger: RedisClient, jobs: Jobs) -> None:
@@ -94,17 +95,20 @@ def test_only_workers_of_volunteers_learn_that_they_are(ledger: RedisClient, job
     joined = {name: machines.join("ann", "0" * 64, "s", None, name, facts).name for name in trusted}
     for name in joined.values():
         machines.report(name, {}, leaving=False)
-    workplaces = MixedWorkplaces(machines, Cluster, lambda: False)
-    workplaces.nodes()
+    restarts = RestartBackoff(jobs, 1.0)
+    workplaces = Workplaces(
+        lambda: None, machines, WorkerOrders(ledger), restarts, LostWorkers(ledger)
+    )
+    workplaces.refresh()
 
     # When workers are started there
     job = jobs.submit(job_spec(), PACKAGE).id
     starter = WorkerActuator(
         settings,
         jobs=jobs,
-        ray=SimpleNamespace(cluster=workplaces),  # type: ignore[arg-type]
+        workplaces=workplaces,
         clearance=clearance,
-        restarts=RestartBackoff(jobs, 1.0),
+        restarts=restarts,
     )
     machines = [SimpleNamespace(id=name, pool=pool) for pool, name in joined.items()]
     starter.start(

@@ -19,7 +19,7 @@ import pytest
 from support.local_machines import POOL, LocalCluster
 from support.waiting import PATIENCE
 
-from vcasgd.fleet.machine.notices import FileNotices, Notice
+from vcasgd.fleet.notices import FileNotices, Notice
 from vcasgd.fleet.providers.base import Boot, MachineState
 from vcasgd.fleet.providers.local.machine import Owner, is_locked
 from vcasgd.fleet.providers.local.processes import Process, processes_of

@@ -23,15 +23,14 @@ from support.provider_backends import AwsBackend, GcpBackend, aws_backend, boot_
 from support.waiting import PATIENCE
 
 from vcasgd.errors import CloudDenied, CloudUnavailable, InvalidRequest, SpecError
-from vcasgd.fleet.machine import main as machine
-from vcasgd.fleet.machine.metadata import Response
-from vcasgd.fleet.machine.secrets import gcp_secret
+from vcasgd.fleet.metadata import Response, gcp_secret
 from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.user_data import (
     boot_environment,
     combined,
     worker_script,
 )
+from vcasgd.machine import main as machine
 from vcasgd.steady_time import boot_time
 
 Eventually = Callable[..., Any]
@@ -137,7 +136,7 @@ def test_a_shutdown_becomes_a_notice_and_then_the_end(
         "VCASGD_METADATA_URL": metadata.url,
     }
     code = (
-        "import sys\nfrom vcasgd.fleet.machine import main as machine\n"
+        "import sys\nfrom vcasgd.machine import main as machine\n"
         "machine.BootProcess.__init__.__defaults__ = (1.0,)\nsys.exit(machine.main())"
     )
     with subprocess.Popen(
@@ -149,7 +148,9 @@ def test_a_shutdown_becomes_a_notice_and_then_the_end(
             began, noticed_at = time.time(), boot_time()
             process.send_signal(signal.SIGTERM)
             eventually(notice.exists)
-            assert noticed_at <= float(notice.read_text()) - 1.0 <= boot_time()
+            row = json.loads(notice.read_text())
+            assert row["kind"] == "terminate"
+            assert noticed_at <= row["at"] - 1.0 <= boot_time()
             assert process.wait(timeout=PATIENCE) != 0
             assert time.time() - began >= 1.0
         finally:
@@ -163,7 +164,7 @@ def test_the_end_of_the_command_is_the_end(metadata: MetadataServer) -> None:
         **boot_environment(boot, "aws", "us-east-1", {}),
         "VCASGD_METADATA_URL": metadata.url,
     }
-    argv = [sys.executable, "-m", "vcasgd.fleet.machine.main"]
+    argv = [sys.executable, "-m", "vcasgd.machine.main"]
     assert subprocess.run(argv, env=env, timeout=PATIENCE, check=False).returncode == 7
 
 

@@ -12,15 +12,14 @@ from support.metadata import Metadata, MetadataServer
 from support.waiting import PATIENCE
 
 from vcasgd.errors import CloudUnavailable, SpecError
-from vcasgd.fleet.machine.metadata import Response, identity, request
-from vcasgd.fleet.machine.notices import (
-    AnyNotices,
+from vcasgd.fleet.metadata import Response, identity, request
+from vcasgd.fleet.notices import (
     AwsNotices,
     FileNotices,
     GcpNotices,
-    NoNotices,
     Notice,
-    notices_from_environment,
+    NoticeKind,
+    notices_of_cloud,
     write_notice,
 )
 from vcasgd.steady_time import steady_time
@@ -97,12 +96,12 @@ def test_without_a_document_there_is_no_notice(aws: AwsNotices) -> None:
 
 def test_instance_action_is_a_notice_with_a_time(aws: AwsNotices, imds: Imds) -> None:
     imds.documents[ACTION] = '{"action": "terminate", "time": "2023-11-14T22:15:20Z"}'
-    assert aws.poll() == Notice("terminate", 1_700_000_120.0, "aws instance-action")
+    assert aws.poll() == Notice("terminate", 1_700_000_120.0)
 
 
 def test_rebalance_is_a_notice_without_a_time(aws: AwsNotices, imds: Imds) -> None:
     imds.documents[REBALANCE] = '{"noticeTime": "2023-11-14T22:13:20Z"}'
-    assert aws.poll() == Notice("rebalance", None, "aws rebalance recommendation")
+    assert aws.poll() == Notice("rebalance", None)
 
 
 def test_the_certain_notice_goes_first(aws: AwsNotices, imds: Imds) -> None:
@@ -118,7 +117,7 @@ def test_the_certain_notice_goes_first(aws: AwsNotices, imds: Imds) -> None:
 @pytest.mark.parametrize("body", ["", "not json", "[]", "{}", '{"time": null}', '{"time": "soon"}'])
 def test_a_damaged_document_is_still_a_notice(aws: AwsNotices, imds: Imds, body: str) -> None:
     imds.documents[ACTION] = body
-    assert aws.poll() == Notice("terminate", None, "aws instance-action")
+    assert aws.poll() == Notice("terminate", None)
 
 
 def test_an_unreachable_server_is_no_notice(aws: AwsNotices, imds: Imds) -> None:
@@ -169,7 +168,7 @@ def test_gcp(response: Response | OSError, noticed: bool) -> None:
             raise response
         return response
 
-    expected = Notice("terminate", None, "gcp preempted") if noticed else None
+    expected = Notice("terminate", None) if noticed else None
     assert GcpNotices("http://gcp", http).poll() == expected
 
 
@@ -181,16 +180,13 @@ def test_nobody_answers(url: str) -> None:
 
 def test_source_by_environment() -> None:
     url = {"VCASGD_METADATA_URL": "http://127.0.0.1:9"}
-    assert isinstance(notices_from_environment({}), NoNotices)
-    assert isinstance(notices_from_environment(url), AwsNotices)
-    for kind, source in {"aws": AwsNotices, "gcp": GcpNotices, "local": AwsNotices}.items():
-        environment = {"VCASGD_METADATA_KIND": kind}
-        assert isinstance(notices_from_environment(url | environment), source)
-    assert isinstance(notices_from_environment({"VCASGD_METADATA_KIND": "gcp"}), GcpNotices)
+    assert isinstance(notices_of_cloud(url), AwsNotices)
+    for kind, source in {"aws": AwsNotices, "gcp": GcpNotices}.items():
+        assert isinstance(notices_of_cloud({"VCASGD_METADATA_KIND": kind}), source)
     with pytest.raises(SpecError, match="VCASGD_METADATA_URL"):
-        notices_from_environment({"VCASGD_METADATA_URL": "127.0.0.1:9"})
+        notices_of_cloud({"VCASGD_METADATA_URL": "127.0.0.1:9"})
     with pytest.raises(SpecError, match="VCASGD_METADATA_KIND"):
-        notices_from_environment(url | {"VCASGD_METADATA_KIND": "azure"})
+        notices_of_cloud(url | {"VCASGD_METADATA_KIND": "azure"})
 
 
 def test_the_local_server_speaks_to_both(server: MetadataServer, metadata: Metadata) -> None:
@@ -198,8 +194,8 @@ def test_the_local_server_speaks_to_both(server: MetadataServer, metadata: Metad
     assert aws.poll() is None
     assert gcp.poll() is None
     metadata.notify(1_700_000_120.7)
-    assert aws.poll() == Notice("terminate", 1_700_000_120.0, "aws instance-action")
-    assert gcp.poll() == Notice("terminate", None, "gcp preempted")
+    assert aws.poll() == Notice("terminate", 1_700_000_120.0)
+    assert gcp.poll() == Notice("terminate", None)
 
 
 def test_the_first_notice_stands(server: MetadataServer, metadata: Metadata) -> None:
@@ -272,13 +268,13 @@ def test_gcp_waits_for_a_change(server: MetadataServer, metadata: Metadata) -> N
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(source.poll)
         metadata.notify(1_700_000_030.0)
-        assert waiting.result(timeout=PATIENCE) == Notice("terminate", None, "gcp preempted")
+        assert waiting.result(timeout=PATIENCE) == Notice("terminate", None)
 
 
 def test_advice_alone_is_a_rebalance(server: MetadataServer, metadata: Metadata) -> None:
     metadata.recommend_rebalance()
     aws = AwsNotices(server.url)
-    assert aws.poll() == Notice("rebalance", None, "aws rebalance recommendation")
+    assert aws.poll() == Notice("rebalance", None)
     assert GcpNotices(server.url).poll() is None
     metadata.notify(1_700_000_120.0)
     notice = aws.poll()
@@ -286,19 +282,26 @@ def test_advice_alone_is_a_rebalance(server: MetadataServer, metadata: Metadata)
     assert notice.kind == "terminate"
 
 
-def test_a_shutdown_is_announced_in_a_file(tmp_path: Path, imds: Imds, aws: AwsNotices) -> None:
+def test_a_machine_passes_notices_on_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "notice"
-    both = AnyNotices(FileNotices(path), aws)
-    assert both.poll() is None
-    imds.documents[REBALANCE] = "{}"
-    assert both.poll() == Notice("rebalance", None, "aws rebalance recommendation")
-    write_notice(path, 20.5)
-    notice = both.poll()
+    file = FileNotices(path)
+    assert file.poll() is None
+    write_notice(path, NoticeKind.REBALANCE, None)
+    assert file.poll() == Notice(NoticeKind.REBALANCE, None)
+    write_notice(path, NoticeKind.TERMINATE, 20.5)
+    notice = file.poll()
     assert notice is not None
-    assert (notice.kind, notice.source) == ("terminate", "shutdown")
+    assert notice.kind is NoticeKind.TERMINATE
     assert notice.at is not None
     assert notice.at <= steady_time() + 20.5 < notice.at + PATIENCE
-    assert isinstance(notices_from_environment({"VCASGD_NOTICE_FILE": str(path)}), AnyNotices)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"kind": "x", "at": 1}', '{"kind": "terminate"}']
+)
+def test_an_invalid_notice_file_is_no_notice(tmp_path: Path, text: str) -> None:
+    (tmp_path / "notice").write_text(text)
+    assert FileNotices(tmp_path / "notice").poll() is None
 
 
 @pytest.mark.parametrize("kind", ["aws", "gcp"])

@@ -36,7 +36,8 @@ from vcasgd.gateway.certificate import pin_of
 from vcasgd.gateway.protocol import ACCEPTED
 from vcasgd.schemas.machines import JoinRequest, ReportBody, WorkerReportBody
 from vcasgd.store import keys as names
-from vcasgd.store.ledger.joined_machines import JoinedMachines, WorkerOrder
+from vcasgd.store.ledger.joined_machines import JoinedMachines
+from vcasgd.store.ledger.worker_orders import WorkerOrder, WorkerOrders
 
 MACHINE = ThisMachine("laptop", 2.0, 8000, 0, "")
 #: The secret that a machine chooses for itself when it joins.
@@ -275,7 +276,7 @@ def test_a_token_alone_does_not_act_for_its_machines(gateway: RunningGateway) ->
     name = machine.join(MACHINE).machine
     order = WorkerOrder(worker=f"job.{name}", job="job", start="1", env={"VCASGD_LEDGER_URL": "s"})
     machines = JoinedMachines(gateway.api.connection, 8.0)
-    machines.set_orders(name, [order])
+    WorkerOrders(gateway.api.connection).set({name: [order]})
     stored = gateway.api.connection.hget(names.JOINED, name)
     assert SECRET.encode() not in stored
 
@@ -306,11 +307,10 @@ def test_a_machine_gets_the_code_and_the_orders_of_its_own_jobs_only(
     ann, bob = (gateway.machine(token(gateway, name)) for name in ("ann", "bob"))
     machine = ann.join(MACHINE).machine
     bob.join(MACHINE)
-    machines = JoinedMachines(gateway.api.connection, 8.0)
     order = WorkerOrder(
         worker=f"{job.id}.{machine}", job=job.id, start="1", env={"VCASGD_LEDGER_URL": "s"}
     )
-    machines.set_orders(machine, [order])
+    WorkerOrders(gateway.api.connection).set({machine: [order]})
 
     runs = {order.worker: WorkerReportBody(start=order.start)}
     (view,) = ann.report(ReportBody(workers=runs)).orders

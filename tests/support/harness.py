@@ -26,6 +26,7 @@ from support.waiting import PATIENCE, await_truth
 from vcasgd.controller.jobs.loop import JobLoop
 from vcasgd.controller.leadership import Leadership
 from vcasgd.errors import StoreError
+from vcasgd.fleet.notices import NOTICE_FILE_VARIABLE, NoticeKind, write_notice
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import Cut
 from vcasgd.logging import configure_logging
@@ -45,7 +46,6 @@ from vcasgd.store.ledger.worker_beats import WorkerBeats
 from vcasgd.store.tensors.sharded import ShardedSnapshots
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.task.package import digest_of, pack
-from vcasgd.worker.main import run
 
 AUDIT_TASK = Path(vcasgd.chaos.__file__).parent / "task"
 
@@ -207,11 +207,6 @@ def run_server_with_a_stalled_storage() -> int:
 
     Storage.stream = stall  # type: ignore[method-assign,assignment]
     return run_parameter_server()
-
-
-def run_noticing_worker() -> None:
-    """Run a worker as on a machine of the fleet."""
-    run(sys.argv[1], sys.argv[2], f"machine-of-{sys.argv[2]}")
 
 
 class RedisServer:
@@ -378,14 +373,15 @@ class Harness:
     def start_workers(self, job: str, number: int) -> list[str]:
         return [self.start_worker(job) for _ in range(number)]
 
-    def start_noticing_worker(self, job: str, metadata_url: str) -> str:
-        """Start a worker that polls for the cloud's notices."""
+    def start_noticing_worker(self, job: str) -> str:
+        """Start a worker that gets notices by :meth:`notify`."""
         name = self._new_name()
-        env = {"VCASGD_METADATA_URL": metadata_url}
-        self.workers[name] = self._start(
-            "support.harness:run_noticing_worker", [job, name], name, env
-        )
-        return name
+        env = {NOTICE_FILE_VARIABLE: str(self.home / f"{name}.notice")}
+        return self.start_worker(job, name=name, env=env)
+
+    def notify(self, worker: str, kind: NoticeKind, seconds: float | None = None) -> None:
+        """Give notice to a worker, as its machine does."""
+        write_notice(self.home / f"{worker}.notice", kind, seconds)
 
     def _new_name(self) -> str:
         return f"worker-{len(self.workers) + 1}"

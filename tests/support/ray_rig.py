@@ -1,4 +1,4 @@
-"""A Ray cluster of real processes: a ledger, a head, machines, and drivers."""
+"""A Ray cluster of real processes, and the controller's view of it."""
 
 from __future__ import annotations
 
@@ -7,47 +7,40 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from support.fleet_records import PACKAGE, job_spec
 from support.harness import die_with_parent
 from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
-from vcasgd.cluster import ActorState, Cluster, head_command, node_command
+from vcasgd.cluster import Cluster, head_command, node_command
+from vcasgd.controller.fleet.restart_backoff import RestartBackoff
+from vcasgd.controller.fleet.workplaces import WorkerStart, Workplaces
 from vcasgd.errors import ClusterError
+from vcasgd.fleet.notices import Notice
+from vcasgd.store.connection import connect
 from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
+from vcasgd.store.ledger.heartbeats import Heartbeat
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.joined_machines import JoinedMachines
+from vcasgd.store.ledger.leases import Lease, Leases
+from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.worker_orders import WorkerOrders
+from vcasgd.worker_names import worker_name
 
 HEARTBEAT = 1.0
 HOST = "127.0.0.1"
 NAMESPACE = "test"
 TOKEN = "a-token-of-the-tests-that-is-long-enough"
 PASSWORD = "a-secret-password"
-#: A module that nothing else imports.
-PRELOADED = "wave"
-COUNT = "support.ray_rig:count"
-WRITE_MODULES = "support.ray_rig:write_modules"
-
-
-def count(path: str, until: int = sys.maxsize, exit_code: int = 0) -> None:
-    """Worker entry point that counts into a file, ten times per second."""
-    for number in range(until):
-        Path(path + ".new").write_text(f"{os.getpid()} {number}")
-        Path(path + ".new").replace(path)
-        time.sleep(0.1)
-    raise SystemExit(exit_code)
-
-
-def write_modules(path: str) -> None:
-    """Worker entry point that writes the names of all modules that are imported."""
-    Path(path + ".new").write_text(" ".join(sys.modules))
-    Path(path + ".new").replace(path)
 
 
 class Rig:
@@ -60,6 +53,9 @@ class Rig:
         self.address = f"{HOST}:{self.port}"
         self.files = ServerFiles(folder / "ledger", free_port(), PASSWORD)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.ledger = connect(self.files.url)
+        self.jobs = Jobs(self.ledger)
+        self.job = ""
 
     def start(self, name: str, argv: tuple[str, ...], env: dict[str, str] | None = None) -> None:
         tests = Path(__file__).parents[1]
@@ -79,6 +75,11 @@ class Rig:
         self.start("ledger", tuple(server_command(self.files)))
         await_truth(lambda: listens(self.files.port))
 
+    def submit(self) -> None:
+        """Submit a job whose workers wait for another one, which prepares its model forever."""
+        self.job = self.jobs.submit(job_spec(), PACKAGE).id
+        assert isinstance(Leases(self.ledger, self.job, "other", 86_400.0).acquire(), Lease)
+
     def start_head(self) -> None:
         command = head_command(
             host=HOST,
@@ -93,34 +94,27 @@ class Rig:
         )
         self.start("head", command.argv, command.env)
 
-    def start_node(
-        self, machine_id: str, address: str | None = None, *, metadata: str | None = None
-    ) -> None:
-        """Start a machine that finds the head at ``address``, if not at its own.
-
-        ``metadata``: URL of its metadata server, if it is one of AWS.
-        """
+    def start_node(self, machine_id: str, address: str | None = None) -> None:
+        """Start a machine that finds the head at ``address``, if not at its own."""
         command = node_command(
             address=address or self.address,
             machine_id=machine_id,
             cpus=1,
             temp_dir=self.folder / machine_id,
             heartbeat=HEARTBEAT,
-            labels={"pool": "p"},
-            preload=[PRELOADED],
             token=TOKEN,
             tls=self.tls,
         )
-        argv, env = command.argv, command.env
-        if metadata is not None:
-            argv = (sys.executable, "-m", "vcasgd.cluster.node", *argv)
-            env |= {
-                "VCASGD_METADATA_KIND": "aws",
-                "VCASGD_METADATA_URL": metadata,
-                "VCASGD_STORAGE_URL": f"file://{self.folder}/storage",
-                "VCASGD_ORPHAN_SECONDS": "86400",
-            }
-        self.start(machine_id, argv, env)
+        env = {
+            **command.env,
+            "VCASGD_HEARTBEAT": str(HEARTBEAT),
+            "VCASGD_STORAGE_URL": f"file://{self.folder}/storage",
+            "VCASGD_NOTICE_FILE": str(self.notice_file(machine_id)),
+        }
+        self.start(machine_id, command.argv, env)
+
+    def notice_file(self, machine_id: str) -> Path:
+        return self.folder / f"{machine_id}.notice"
 
     def kill(self, *names: str) -> None:
         """As a machine dies: everything in the session, at once, without a word."""
@@ -133,49 +127,80 @@ class Rig:
         self.kill(*self.processes)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def counter(self, name: str) -> tuple[int, int] | None:
-        """Process and count of the worker that counts under this name."""
-        with suppress(OSError):
-            pid, number = (self.folder / name).read_text().split()
-            return int(pid), int(number)
-        return None
+    def worker(self, machine_id: str) -> str:
+        """Return the name of the worker of a machine."""
+        return worker_name(machine_id, self.job)
+
+    def beat(self, machine_id: str) -> Heartbeat | None:
+        """Return the last heartbeat of the worker of a machine."""
+        return self.jobs.workers.heartbeat(self.job, self.worker(machine_id))
+
+    def pid(self, machine_id: str) -> int:
+        """Return the process of the worker of a machine."""
+        beat = self.beat(machine_id)
+        assert beat is not None
+        assert beat.pid is not None
+        return beat.pid
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a round of the controller observes: workers are alive, or have ended."""
+
+    machines: frozenset[str]
+    workers: dict[str, bool]
+    notices: dict[str, Notice]
 
 
 class Driver:
-    """A :class:`Cluster` in its own process, because Ray can end that."""
+    """The controller's :class:`Workplaces` in a process of their own, because Ray can end that."""
 
     def __init__(self, rig: Rig) -> None:
         context = multiprocessing.get_context("spawn")
+        self._rig = rig
         self.connection, theirs = context.Pipe()
         self.process = context.Process(
-            target=drive, args=(rig.address, rig.tls, theirs), daemon=True
+            target=drive, args=(rig.address, rig.tls, rig.files.url, theirs), daemon=True
         )
         self.process.start()
         theirs.close()
 
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            self.connection.send((method, arguments))
-            assert self.connection.poll(PATIENCE), f"{method} hangs"
-            answer = self.connection.recv()
-            if isinstance(answer, ClusterError):
-                raise answer
-            return answer
+    def _call(self, method: str, *arguments: Any) -> Any:
+        self.connection.send((method, arguments))
+        assert self.connection.poll(PATIENCE), f"{method} hangs"
+        answer = self.connection.recv()
+        if isinstance(answer, ClusterError):
+            raise answer
+        return answer
 
-        return call
+    def see(self) -> Seen:
+        seen = self._call("see")
+        assert isinstance(seen, Seen)
+        return seen
 
-    def living_machines(self) -> set[str]:
-        return {node.machine_id for node in self.nodes() if node.alive and node.machine_id}
+    def has(self, machine_id: str) -> bool:
+        return machine_id in self.see().machines
+
+    def state(self, machine_id: str) -> bool | None:
+        """Return True if the worker of a machine is alive, and None if there is none."""
+        return self.see().workers.get(self._rig.worker(machine_id))
+
+    def start(self, machine_id: str) -> None:
+        """Start a worker of the job on a machine."""
+        url = self._rig.files.url
+        env = {"VCASGD_LEDGER_URL": url, "VCASGD_TENSORS_URL": url}
+        self._call("start", WorkerStart(machine_id, self._rig.worker(machine_id), env))
+
+    def stop(self, machine_id: str) -> None:
+        """Kill the worker of a machine."""
+        self._call("stop", self._rig.worker(machine_id))
 
     def finds_head(self) -> bool:
         try:
-            return bool(self.nodes())
+            self.see()
         except ClusterError:
             return False
-
-    def state(self, worker: str) -> ActorState | None:
-        found = self.workers().get(worker)
-        return found and found.state
+        return True
 
     def end(self) -> None:
         self.process.kill()
@@ -183,13 +208,30 @@ class Driver:
         self.connection.close()
 
 
-def drive(address: str, tls: bool, connection: Connection) -> None:
-    cluster = Cluster.connect(address, NAMESPACE, PATIENCE, TOKEN, tls=tls)
+def drive(address: str, tls: bool, ledger_url: str, connection: Connection) -> None:
+    ledger = connect(ledger_url)
+    jobs = Jobs(ledger)
+    places = Workplaces(
+        lambda: Cluster.connect(address, NAMESPACE, PATIENCE, TOKEN, tls=tls),
+        JoinedMachines(ledger, 10.0),
+        WorkerOrders(ledger),
+        RestartBackoff(jobs, 10.0),
+        LostWorkers(ledger),
+    )
+
+    def see() -> Seen:
+        places.refresh()
+        workers = {view.name: view.alive for view in places.workers}
+        return Seen(places.nodes, workers, places.notices)
+
+    calls: dict[str, Callable[..., Any]] = {
+        "see": see, "start": lambda one: places.start([one]), "stop": places.stop,
+    }  # fmt: skip
     with suppress(EOFError):
         while True:
             method, arguments = connection.recv()
             try:
-                connection.send(getattr(cluster, method)(*arguments))
+                connection.send(calls[method](*arguments))
             except ClusterError as error:
                 connection.send(error)
 
@@ -222,13 +264,18 @@ def alive(pid: int) -> bool:
     return False
 
 
-def start_counting(rig: Rig, driver: Driver, machine: str, worker: str, **arguments: int) -> None:
-    await_truth(lambda: machine in driver.living_machines())
-    arguments_ = {"path": str(rig.folder / worker), **arguments}
-    driver.start_worker(machine, worker, COUNT, arguments_, {})
-    await_truth(lambda: rig.counter(worker))
+def start_worker(rig: Rig, driver: Driver, machine: str) -> int:
+    """Start a worker on a machine, and return its process."""
+    await_truth(lambda: driver.has(machine))
+    rig.jobs.workers.remove(rig.job, rig.worker(machine))
+    driver.start(machine)
+    await_truth(lambda: driver.state(machine) and rig.beat(machine))
+    return rig.pid(machine)
 
 
-def assert_counts_on(rig: Rig, worker: str, pid: int, since: int) -> None:
-    await_truth(lambda: (rig.counter(worker) or (0, 0))[1] > since)
-    assert (rig.counter(worker) or (0, 0))[0] == pid
+def assert_works(rig: Rig, machine: str, pid: int, seconds: float = 0.0) -> None:
+    """Assert that the worker of a machine is this process, for a while."""
+    began = time.time()
+    await_truth(lambda: (b := rig.beat(machine)) is not None and (b.at or 0.0) > began + seconds)
+    assert rig.pid(machine) == pid
+    assert alive(pid)

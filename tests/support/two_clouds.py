@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,9 @@ from benchmarks.measure.control.cloud import SimulatedCloud, SimulatedPools, as_
 from support.harness import RedisServer
 from support.provider_backends import AwsBackend, GcpBackend
 from support.waiting import await_truth
-from vcasgd.cluster import ActorState, Node, WorkerState
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.fleet.machine.notices import Notice
+from vcasgd.fleet.notices import Notice
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.worker_beats import WorkerBeats
@@ -31,24 +32,18 @@ class Joined(SimulatedCloud):
         self._control = control
         self._notices = notices
 
-    def notices(self) -> dict[str, Notice]:
-        return dict(self._notices)
+    def nodes(self) -> frozenset[str]:
+        return frozenset(self._control.machines())
 
-    def nodes(self) -> list[Node]:
-        rows = self._control.machines()
-        return [Node(name, name, alive=True, host="10.0.0.1") for name in rows]
+    def exchange(self, orders: Mapping[str, str]) -> dict[str, str | None]:
+        return {name: self.report(name) for name in orders}
 
-    def workers(self) -> dict[str, WorkerState]:
-        present = self._control.machines()
-        return {n: one for n, one in self._workers.items() if one.machine_id in present}
+    def send(self, machine: str, orders: str) -> None:
+        """Do nothing: workers need not run."""
 
-    def start_worker(
-        self, machine_id: str, name: str, _entry: str, _arguments: Any, _env: Any
-    ) -> None:
-        self._workers[name] = WorkerState(name, machine_id, ActorState.ALIVE)
-
-    def stop_worker(self, name: str) -> None:
-        self._workers.pop(name, None)
+    def report(self, machine: str) -> str:
+        notice = self._notices.get(machine)
+        return json.dumps({"at": 0.0, "notice": notice and asdict(notice)})
 
 
 class TwoClouds:

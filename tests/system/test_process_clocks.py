@@ -19,7 +19,7 @@ from support.harness import Harness
 from support.training import Training
 from support.waiting import await_truth
 
-from vcasgd.fleet.machine.notices import write_notice
+from vcasgd.fleet.notices import NoticeKind, write_notice
 
 HOUR = 3600
 #: Evaluates lines, and writes the results.
@@ -27,7 +27,7 @@ EVALUATOR = """
 import sys
 from pathlib import Path
 from vcasgd.controller.leadership import Leadership
-from vcasgd.fleet.machine.notices import FileNotices, Notice, write_notice
+from vcasgd.fleet.notices import FileNotices, Notice, write_notice
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import connect
@@ -95,7 +95,7 @@ def test_a_worker_has_as_much_time_after_its_machine_was_suspended_as_its_notice
     process.suspend(HOUR)
 
     # by another process of the machine, whose clock was set meanwhile
-    write_notice(tmp_path / "notice", 20.0 + process.suspended)
+    write_notice(tmp_path / "notice", NoticeKind.TERMINATE, 20.0 + process.suspended)
 
     assert process.evaluate(f"notices := FileNotices(Path({str(tmp_path / 'notice')!r}))")
     seconds = float(process.evaluate("notices.poll().at - steady_time()"))
@@ -106,9 +106,9 @@ def test_a_worker_has_as_much_time_after_its_machine_was_suspended_as_its_notice
 @pytest.mark.parametrize(
     ("first", "then"),
     [
-        ("departure.on_notice(Notice('terminate', steady_time() + 600, ''))", "None"),
+        ("departure.on_notice(Notice('terminate', steady_time() + 600))", "None"),
         (
-            "[departure.on_notice(Notice('rebalance', None, '')), departure.on_renewal(drain)]",
+            "[departure.on_notice(Notice('rebalance', None)), departure.on_renewal(drain)]",
             "departure.on_renewal(drain)",
         ),
     ],

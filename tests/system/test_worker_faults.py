@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.harness import Harness
-from support.metadata import Metadata, MetadataServer
 from support.training import BATCH, Training
 
+from vcasgd.fleet.notices import NoticeKind
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.lost_workers import LostWorkers
 
@@ -20,15 +20,6 @@ NOTICE_SECONDS = 5.0
 
 
 # --- with notice -----------------------------------------------------------------------
-
-
-@pytest.fixture
-def cloud() -> Iterator[MetadataServer]:
-    """The metadata server of a machine that can be evicted."""
-    server = MetadataServer(Metadata("i-1"))
-    server.start()
-    yield server
-    server.stop()
 
 
 def test_a_worker_that_is_asked_to_leave_loses_nothing(
@@ -59,17 +50,17 @@ def test_a_worker_that_is_asked_to_leave_loses_nothing(
 
 
 def test_a_worker_evicted_with_notice_loses_nothing(
-    harness: Harness, cloud: MetadataServer, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given a worker on a spot machine, and one elsewhere
     training = Training(harness, push_every="subtask")
     training.start(1)
-    evicted = harness.start_noticing_worker(training.job, cloud.url)
+    evicted = harness.start_noticing_worker(training.job)
     training.await_steps(evicted, 5)
 
     # When the cloud gives notice
     gone_at = time.time() + NOTICE_SECONDS
-    cloud.metadata.notify(gone_at)
+    harness.notify(evicted, NoticeKind.TERMINATE, NOTICE_SECONDS)
 
     # Then the worker reports it, trains on, and leaves before the machine is taken
     eventually(lambda: training.heartbeat(evicted).notice == "terminate")
@@ -100,14 +91,14 @@ def test_a_drained_worker_loses_nothing(harness: Harness) -> None:
 
 
 def test_an_advised_worker_finishes_its_subtask_first(
-    harness: Harness, cloud: MetadataServer, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given a worker in the middle of a subtask that was advised to leave and continues
     training = Training(harness, samples=400, push_every=4)
     training.start(1)
-    advised = harness.start_noticing_worker(training.job, cloud.url)
+    advised = harness.start_noticing_worker(training.job)
     training.await_steps(advised, 3)
-    cloud.metadata.recommend_rebalance()
+    harness.notify(advised, NoticeKind.REBALANCE)
     eventually(lambda: training.heartbeat(advised).notice == "rebalance")
     training.await_mid_interval(advised)
 
@@ -125,15 +116,15 @@ def test_an_advised_worker_finishes_its_subtask_first(
 
 
 def test_an_advised_worker_returns_a_subtask_that_takes_too_long(
-    harness: Harness, cloud: MetadataServer, eventually: Eventually
+    harness: Harness, eventually: Eventually
 ) -> None:
     # Given a worker that was advised to leave, with a subtask much longer than a lease
     training = Training(harness, samples=400, epochs=1, subtasks=2, step_seconds=1.0)
-    advised = harness.start_noticing_worker(training.job, cloud.url)
+    advised = harness.start_noticing_worker(training.job)
     harness.start_servers()
     harness.start_job_when_ready(training.job)
     training.await_steps(advised, 1)
-    cloud.metadata.recommend_rebalance()
+    harness.notify(advised, NoticeKind.REBALANCE)
     eventually(lambda: training.heartbeat(advised).notice == "rebalance")
 
     # When it is asked to leave

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -16,10 +17,12 @@ import psutil
 import pytest
 from support.waiting import PATIENCE
 
-from vcasgd import fork_client
+from vcasgd.fork_server import CANNOT_FORK, NUMBER_BYTES, ForkedCommand
 
 Eventually = Callable[..., Any]
 
+#: Numbers of the files with output.
+NUMBERS = itertools.count()
 #: A module that nothing else imports.
 MODULE = "wave"
 #: Signals by which a server limits its resources, and lifts the limit again.
@@ -46,9 +49,10 @@ ForkServer(listener, request_seconds=float(sys.argv[2])).serve()
 """
 COMMAND = f"""
 import os, random, sys
+code = sys.argv.pop()
 print("{MODULE}" in sys.modules, sys.argv[1:], os.environ["GREETING"], os.getcwd(), os.getpid())
-print(random.random(), file=sys.stderr)
-exec(sys.stdin.read())
+print(random.random(), flush=True)
+exec(code)
 """
 
 
@@ -69,27 +73,23 @@ class Forks:
         """Return True once signals limit the server instead of ending it."""
         return "ready" in self.log.read_text()
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", fork_client.__file__, self.path, self.command, *arguments],
-            env={**os.environ, "GREETING": "hello"},
-            cwd=self.folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, code: str) -> tuple[ForkedCommand, Path]:
+        """Start a command, and return the file with its output."""
+        output, env = self.folder / f"output-{next(NUMBERS)}", {**os.environ, "GREETING": "hello"}
+        with output.open("wb") as file:
+            argv = [str(self.command), "a", "b", code]
+            return ForkedCommand.at(self.path, argv, env, self.folder, file), output
 
-    def run(self, code: str) -> tuple[str, str, int]:
-        client = self.start("a", "b")
-        output, errors = client.communicate(code, PATIENCE)
-        return output, errors, client.returncode
+    def run(self, code: str) -> tuple[str, int]:
+        command, output = self.start(code)
+        status = command.wait(PATIENCE)
+        return output.read_text(), status
 
-    def hanging(self) -> tuple[subprocess.Popen[str], psutil.Process]:
-        """Return a client, and the process of its command."""
-        client = self.start()
-        assert client.stdout is not None
-        return client, psutil.Process(int(client.stdout.readline().split()[-1]))
+    def hanging(self, eventually: Eventually) -> tuple[ForkedCommand, psutil.Process]:
+        """Return a command that runs until it is killed, and its process."""
+        command, output = self.start("import time; time.sleep(1000)")
+        lines = eventually(lambda: len(found := output.read_text().splitlines()) == 2 and found)
+        return command, psutil.Process(int(lines[0].split()[-1]))
 
     def connect(self) -> socket.socket:
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -123,74 +123,85 @@ def gone(process: psutil.Process) -> bool:
     return True
 
 
-def close(client: subprocess.Popen[str]) -> int:
-    with client:
-        return client.wait(PATIENCE)
-
-
 def test_command_runs_as_in_its_own_interpreter(forks: Forks) -> None:
-    output, first, status = forks.run("sys.exit(3)")
-    assert output.split()[:-1] == ["True", "['a',", "'b']", "hello", str(forks.folder)]
+    first, status = forks.run("sys.exit(3)")
+    assert first.split()[:-2] == ["True", "['a',", "'b']", "hello", str(forks.folder)]
     assert status == 3
 
-    _, second, status = forks.run("")
+    second, status = forks.run("")
     assert status == 0
     # Otherwise, all workers would draw the same numbers.
-    assert first != second
+    assert first.split()[-1] != second.split()[-1]
 
-    _, errors, status = forks.run("raise ValueError('broken')")
+    errors, status = forks.run("raise ValueError('broken')")
     assert "ValueError: broken" in errors
     assert status == 1
 
-    _, _, status = forks.run("import signal; os.kill(os.getpid(), signal.SIGKILL)")
+    _, status = forks.run("import signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert status == 128 + signal.SIGKILL
 
 
+def test_command_that_is_killed_reports_its_end(forks: Forks, eventually: Eventually) -> None:
+    command, process = forks.hanging(eventually)
+    assert command.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        command.wait(0.1)
+    command.kill()
+    assert command.wait(PATIENCE) == 128 + signal.SIGKILL
+    assert gone(process)
+
+
 def test_command_ends_with_its_client(forks: Forks, eventually: Eventually) -> None:
-    client, command = forks.hanging()
-    client.kill()
-    close(client)
-    eventually(lambda: gone(command))
+    code = (
+        "import os, sys, time\nfrom pathlib import Path\n"
+        "from vcasgd.fork_server import ForkedCommand\n"
+        "path, command, folder = map(Path, sys.argv[1:])\n"
+        "argv = [str(command), 'import time; time.sleep(1000)']\n"
+        "env = {**os.environ, 'GREETING': 'hello'}\n"
+        "with Path(folder, 'output').open('wb') as file:\n"
+        "    kept = ForkedCommand.at(path, argv, env, folder, file)\n"
+        "time.sleep(1000)\n"
+    )
+    argv = [sys.executable, "-c", code, forks.path, forks.command, forks.folder]
+    with subprocess.Popen(argv) as client:
+        output = forks.folder / "output"
+        eventually(lambda: output.exists() and "\n" in output.read_text())
+        process = psutil.Process(int(output.read_text().splitlines()[0].split()[-1]))
+        client.kill()
+    eventually(lambda: gone(process))
 
 
-def test_commands_and_clients_end_with_the_server(forks: Forks, eventually: Eventually) -> None:
-    client, command = forks.hanging()
+def test_commands_end_with_the_server(forks: Forks, eventually: Eventually) -> None:
+    command, process = forks.hanging(eventually)
     forks.end()
-    assert close(client) == 1
-    eventually(lambda: gone(command))
+    assert command.wait(PATIENCE) == 1
+    eventually(lambda: gone(process))
+    with pytest.raises(OSError, match="refused"):
+        forks.start("")
 
 
-def test_command_runs_without_a_server(forks: Forks) -> None:
-    forks.end()
-    output, _, status = forks.run("sys.exit(3)")
-    assert output.startswith("False ['a', 'b'] hello")
-    assert status == 3
-
-
-def test_a_failed_fork_ends_nothing_and_its_command_runs_on_its_own(forks: Forks) -> None:
+def test_a_failed_fork_is_reported_and_ends_nothing(forks: Forks, eventually: Eventually) -> None:
     # Given a command that runs, and no process number for another one
-    client, _ = forks.hanging()
+    command, _ = forks.hanging(eventually)
     with forks.limited(NO_PROCESSES):
-        # When a command is requested, then it runs without the server's modules
-        output, _, status = forks.run("sys.exit(3)")
-        assert output.startswith("False ['a', 'b'] hello"), "the fault fired"
-        assert status == 3
+        # When a command is requested, then it doesn't start
+        assert forks.run("sys.exit(3)") == ("", CANNOT_FORK), "the fault fired"
 
     # And the other command goes on, as does the server
-    output, _ = client.communicate("print('alive'); sys.exit(4)", PATIENCE)
-    assert output == "alive\n"
-    assert client.returncode == 4
+    assert command.poll() is None
     assert forks.run("")[0].startswith("True")
+    command.kill()
+    assert command.wait(PATIENCE) == 128 + signal.SIGKILL
 
 
 def test_silent_and_invalid_clients_delay_nobody(forks: Forks) -> None:
     with forks.connect() as silent, forks.connect() as begun, forks.connect() as invalid:
         streams = [0, 1, 2]
-        socket.send_fds(begun, [(100).to_bytes(fork_client.NUMBER_BYTES, "little")], streams)
-        socket.send_fds(invalid, [(2).to_bytes(fork_client.NUMBER_BYTES, "little"), b"{}"], streams)
+        socket.send_fds(begun, [(100).to_bytes(NUMBER_BYTES, "little")], streams)
+        socket.send_fds(invalid, [(2).to_bytes(NUMBER_BYTES, "little"), b"{}"], streams)
         assert invalid.recv(1) == b"", "it was dropped"
 
-        assert forks.run("sys.exit(3)")[2] == 3
+        assert forks.run("sys.exit(3)")[1] == 3
 
         for waiting in (silent, begun):
             waiting.setblocking(False)
@@ -212,8 +223,6 @@ def test_a_client_waits_while_the_server_can_open_nothing(
     forks: Forks, eventually: Eventually
 ) -> None:
     with forks.limited(NO_FILES):
-        client = forks.start()
+        command, _ = forks.start("sys.exit(3)")
         eventually(lambda: "can't accept" in forks.log.read_text())
-    output, _ = client.communicate("sys.exit(3)", PATIENCE)
-    assert output.startswith("True")
-    assert client.returncode == 3
+    assert command.wait(PATIENCE) == 3

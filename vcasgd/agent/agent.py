@@ -26,11 +26,19 @@ from vcasgd.agent.owner_input import OwnerInput
 from vcasgd.agent.sandbox import Sandbox
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.agent.tunnel import Tunnel
-from vcasgd.agent.worker_process import WorkerProcess
+from vcasgd.agent.worker_process import JoinedWorker, notice_file
 from vcasgd.background import Background, DaemonThreads
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError, NotFound, VersionDiffers
-from vcasgd.schemas.machines import JoinView, OrderView, ReportBody, ReportView
+from vcasgd.fleet.notices import NoticeKind, write_notice
+from vcasgd.machine.workers import Workers
+from vcasgd.schemas.machines import (
+    MAX_REASON_LENGTH,
+    JoinView,
+    OrderView,
+    ReportBody,
+    ReportView,
+)
 from vcasgd.steady_time import boot_time
 
 #: Seconds that workers have to push and leave after a signal.
@@ -213,10 +221,10 @@ class Visit:
         self._interrupts = interrupts
         #: A report, which the workers are looked after beside.
         self._reports = Background[ReportView](DaemonThreads(1, "report"))
-        self._workers: dict[str, WorkerProcess] = {}
+        self._workers = Workers(self._make_worker)
+        self._notice = notice_file(folder)
+        self._notice.parent.mkdir(exist_ok=True)
         self._fetching = threading.Lock()
-        #: Starts of workers that have ended, as far as this is noticed.
-        self._ended: set[str] = set()
         self._removed = self._dismissed = False
         #: Version of the stack, once it is not that of this machine any more.
         self._other_version: str | None = None
@@ -237,8 +245,7 @@ class Visit:
                 raise VersionDiffers(reason, version=self._other_version)
             return not self._dismissed
         finally:
-            for worker in self._workers.values():
-                worker.kill()
+            self._workers.kill()
             self._tunnel.stop()
 
     def _work(self) -> tuple[str, float | None]:
@@ -271,24 +278,15 @@ class Visit:
 
     def _update(self) -> bool:
         """Start workers that are ready. Return True if one has ended."""
-        for worker in self._workers.values():
-            worker.update()
-        ended = [
-            worker
-            for worker in self._workers.values()
-            if worker.ended is not None and worker.order.start not in self._ended
-        ]
+        ended = self._workers.update()
         for worker in ended:
-            self._ended.add(worker.order.start)
             if worker.failed:
                 self._display.event(f"a worker of {worker.order.name} failed: {worker.ended}")
         return bool(ended)
 
     def _start_report(self, *, leaving: bool = False) -> None:
-        body = ReportBody(
-            workers={name: worker.report for name, worker in self._workers.items()},
-            leaving=leaving,
-        )
+        workers = self._workers.report(MAX_REASON_LENGTH)
+        body = ReportBody.model_validate({"workers": workers, "leaving": leaving})
         self._reports.start(lambda: self._connection.report(body))
 
     def _take_report(self, *, leaving: bool = False) -> ReportView | None:
@@ -307,35 +305,22 @@ class Visit:
         if view is None:
             return None
         self._silence.broken()
-        self._follow(view, leaving=leaving)
+        for order in self._workers.follow(view.orders, leaving=leaving):
+            self._display.event(f"works for {order.name} ({order.job})")
         self._display.state(describe(view.orders, self._tunnel.sent, self._tunnel.received))
         return view
 
-    def _follow(self, view: ReportView, *, leaving: bool) -> None:
-        """Start and kill workers as the stack says."""
-        orders = {order.worker: order for order in view.orders}
-        for name, worker in list(self._workers.items()):
-            order = orders.get(name)
-            if order is None or order.start != worker.order.start:
-                worker.kill()
-                if worker.ended is not None:
-                    worker.remove()
-                    del self._workers[name]
-        if leaving:
-            return
-        for name, order in orders.items():
-            if name not in self._workers:
-                self._display.event(f"works for {order.name} ({order.job})")
-                self._workers[name] = WorkerProcess(
-                    order,
-                    self._folder,
-                    self._sockets,
-                    self._processors,
-                    self._view.heartbeat,
-                    self._environment,
-                    self._fetch_code,
-                    self._sandbox,
-                )
+    def _make_worker(self, order: OrderView) -> JoinedWorker:
+        return JoinedWorker(
+            order,
+            self._folder,
+            self._sockets,
+            self._processors,
+            self._view.heartbeat,
+            self._environment,
+            self._fetch_code,
+            self._sandbox,
+        )
 
     def _fetch_code(self, order: OrderView, into: Path) -> None:
         """Fetch the code of a job; remove what no worker runs before. Raises like the connection.
@@ -347,7 +332,7 @@ class Visit:
                 self._connection.fetch_code(order, into)
                 return
             into.mkdir(exist_ok=True)
-            used = {worker.order.package for worker in list(self._workers.values())}
+            used = {order.package, *(worker.order.package for worker in self._workers)}
             for folder in into.iterdir():
                 if folder.name not in used:
                     shutil.rmtree(folder)
@@ -362,15 +347,17 @@ class Visit:
         signals = self._interrupts.count
         self._report_leaving()
         deadline = boot_time() + (GRACE_SECONDS if seconds is None else seconds)
-        self._tell_workers(seconds)
+        if seconds is None:
+            self._workers.leave()
+        else:
+            write_notice(self._notice, NoticeKind.TERMINATE, seconds)
         asked_again = self._await_workers(deadline, lambda: self._interrupts.count > signals)
         if seconds is not None and not asked_again:
-            # they may just have missed the notice
-            self._tell_workers(None)
+            # They may just have missed the notice.
+            self._workers.leave()
             self._await_workers(boot_time() + GRACE_SECONDS / 3, lambda: False)
-        late = [name for name, worker in self._workers.items() if worker.ended is None]
-        for worker in self._workers.values():
-            worker.kill()
+        late = self._workers.running
+        self._workers.kill()
         with contextlib.suppress(ApiError):
             self._connection.leave()
         self._display.event(
@@ -389,13 +376,9 @@ class Visit:
             self._update()
             time.sleep(POLL_SECONDS / 10)
 
-    def _tell_workers(self, seconds: float | None) -> None:
-        for worker in self._workers.values():
-            worker.leave(seconds)
-
     def _await_workers(self, deadline: float, hurried: Callable[[], bool]) -> bool:
         """Wait for the workers' ends. Return True if a person did not want to wait."""
-        while any(worker.ended is None for worker in self._workers.values()):
+        while self._workers.running:
             if hurried():
                 return True
             if boot_time() > deadline:

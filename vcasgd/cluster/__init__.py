@@ -1,7 +1,8 @@
 """The only package that imports Ray.
 
-Ray keeps the list of machines, places workers on them, and hosts the workers' processes. Tensors
-and control data go through the Redis servers. So without a head, only new workers can't be placed.
+Ray keeps the list of machines, places a process on each that runs its workers
+(:mod:`vcasgd.cluster.runner`), and passes orders to it. Tensors and control data go through the
+Redis servers. So without a head, only new workers can't be started.
 
 Failures and their effects:
 
@@ -11,34 +12,30 @@ Failures and their effects:
 * **Ledger**: the head exits within three heartbeats and about two seconds. Restart the ledger,
   then the head.
 * **Node**: reported dead after four heartbeats if its process was killed, and after nine if the
-  machine no longer answers. Its worker ends within three seconds of the node in any case.
+  machine no longer answers. Its workers end within three seconds of the node in any case.
+* **Runner**: its workers end with it. The next round starts another one.
 
 Anyone who can connect to Ray's ports can run code as its user. The ports listen on all interfaces
 without encryption: pass the same ``token`` to every command, and protect them with a firewall.
 """
 
 from vcasgd.cluster.commands import (
-    MACHINE_LABEL,
     OUTAGE_SECONDS,
     TEMP_DIR_BYTES,
+    WORKER_MODULES,
     Command,
-    for_workers,
     head_command,
     node_command,
 )
-from vcasgd.cluster.driver import PING_SECONDS, ActorState, Cluster, Node, WorkerState
+from vcasgd.cluster.driver import PING_SECONDS, Cluster
 
 __all__ = [
-    "MACHINE_LABEL",
     "OUTAGE_SECONDS",
     "PING_SECONDS",
     "TEMP_DIR_BYTES",
-    "ActorState",
+    "WORKER_MODULES",
     "Cluster",
     "Command",
-    "Node",
-    "WorkerState",
-    "for_workers",
     "head_command",
     "node_command",
 ]

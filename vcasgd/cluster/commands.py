@@ -12,7 +12,7 @@ from types import MappingProxyType
 from vcasgd.cluster.tls import VARIABLE
 from vcasgd.errors import ClusterError
 
-#: Ray label of nodes and workers with the id of their machine.
+#: Ray label of nodes with the id of their machine.
 MACHINE_LABEL = "vcasgd.machine"
 #: Seconds that nodes and workers survive without a head. Long, because training needs no head;
 #: bounded, so that the machines of a cluster that was lost for good do not run forever.
@@ -26,9 +26,15 @@ REMEMBERED_DEAD = 1000
 #: Longest temporary folder: a socket's path has at most 107 bytes, and Ray adds up to 70.
 TEMP_DIR_BYTES = 37
 
-#: Libraries that Ray imports. Ray itself can't be imported for forks: it then reads the
-#: environment, which names a worker's job.
-RAY_NEEDS = ("requests", "jsonschema", "msgpack", "google.protobuf.message")
+#: Modules that the processes of a machine find imported. The first optimizer of a process would
+#: import the second one, which takes as long as torch itself. The others are those that Ray needs,
+#: which can't be imported itself: it then reads the environment.
+WORKER_MODULES = (
+    *("vcasgd.worker.main", "torch._dynamo"),
+    *("requests", "jsonschema", "msgpack", "google.protobuf.message"),
+)
+#: Variable with the socket of the process that a node's workers are forks of.
+FORKS_VARIABLE = "VCASGD_FORKS"
 #: Module that starts Ray's processes.
 START = "vcasgd.cluster.start"
 #: Passes the ledger's password to the head; :mod:`~vcasgd.cluster.ray_node` removes it from there.
@@ -56,7 +62,7 @@ _LEAN = {
     "RAY_kill_idle_workers_interval_ms": "1000",
     # The kernel already kills workers first; Ray would judge by the memory of the whole machine.
     "RAY_memory_monitor_refresh_ms": "0",
-    # Nothing to drain: notices go to the worker directly.
+    # Nothing to drain: workers get notices from their machine.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     # A worker uses all GPUs of its node without reserving them.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -125,8 +131,7 @@ def node_command(
     gpus: int = 0,
     temp_dir: Path | None,
     heartbeat: float,
-    labels: Mapping[str, str],
-    preload: Sequence[str] = (),
+    preload: Sequence[str] = WORKER_MODULES,
     token: str | None = None,
     tls: bool = False,
 ) -> Command:
@@ -141,8 +146,7 @@ def node_command(
     host, _, port = address.rpartition(":")
     flags = ["--address", f"{stable(host)}:{port}"]
     flags += ["--num-cpus", f"{cpus:g}", "--num-gpus", str(gpus)]
-    for name, value in {**labels, MACHINE_LABEL: machine_id}.items():
-        flags += ["--label", f"{name}={value}"]
+    flags += ["--label", f"{MACHINE_LABEL}={machine_id}"]
     for module in preload:
         flags += ["--preload", module]
     if _is_loopback(host):
@@ -153,11 +157,6 @@ def node_command(
     if gpus == 0:
         env["CUDA_VISIBLE_DEVICES"] = ""
     return _start(flags, env, temp_dir, authentication(token, tls=tls))
-
-
-def for_workers(modules: Sequence[str]) -> tuple[str, ...]:
-    """Return what to import so that workers find ``modules`` and start quickly."""
-    return (*modules, *RAY_NEEDS)
 
 
 def _start(

@@ -1,9 +1,8 @@
-"""The driver's view of Ray: machines and the workers on them."""
+"""The driver's view of Ray: its nodes, and the processes on them that run workers."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import queue
@@ -11,18 +10,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from vcasgd.cluster.commands import MACHINE_LABEL, authentication, confinement, stable
-from vcasgd.cluster.host import Host
-from vcasgd.cluster.notices import published
+from vcasgd.cluster.runner import Runner
 from vcasgd.cluster.tls import VARIABLE
 from vcasgd.cluster.tls import use as use_tls
 from vcasgd.errors import ClusterError
-from vcasgd.fleet.machine.notices import Notice
 
 T = TypeVar("T")
 
@@ -30,47 +25,37 @@ log = logging.getLogger(__name__)
 
 #: Seconds without an answer after which :meth:`Cluster.nodes` reports the head as lost.
 PING_SECONDS = 3.0
+#: Seconds that :meth:`Cluster.exchange` waits for machines; one that is late reports later.
+ANSWER_SECONDS = 0.5
 #: Ray's resource that only the head's node has.
 HEAD_RESOURCE = "node:__internal_head__"
 
 
-class ActorState(StrEnum):
-    """State of a worker. ``dead`` is final: Ray restarts none."""
+class _Node:
+    """The runner of one node, and the last call of it."""
 
-    PENDING = "pending"
-    ALIVE = "alive"
-    DEAD = "dead"
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+        #: The call whose answer is awaited, and the orders in it.
+        self.call: Any = None
+        self.sent: str | None = None
+        #: Orders that the runner has confirmed.
+        self.confirmed: str | None = None
 
-
-@dataclass(frozen=True)
-class Node:
-    """A machine in Ray. The head's node has no ``machine_id``."""
-
-    node_id: str
-    machine_id: str | None
-    alive: bool
-    host: str
-
-
-@dataclass(frozen=True)
-class WorkerState:
-    """A worker in Ray. ``reason``: why it died, if Ray knows."""
-
-    name: str
-    machine_id: str | None
-    state: ActorState
-    reason: str = ""
+    def send(self, orders: str) -> None:
+        """Call it, with the orders unless it has them. Calls arrive in order."""
+        self.sent = orders
+        self.call = self.actor.follow.remote(None if orders == self.confirmed else orders)
 
 
 class Cluster:
-    """Connection to Ray that lists machines and starts and stops workers.
+    """Connection to Ray that lists machines, sends orders to them, and collects their reports.
 
-    Use one per process, from any thread. Every call ends within the ``timeout`` of :meth:`connect`
-    and raises nothing but :class:`ClusterError`. The connection belongs to one process of the head:
-    when that dies, :meth:`nodes` raises for good. Exit then and let the supervisor
-    restart the process: it would not find a new head reliably, and Ray exits it with code 1 after a
-    minute without a head. A normal exit takes six seconds longer while the head is dead. Workers
-    are not affected.
+    Use one per process. Every call ends within the ``timeout`` of :meth:`connect` and raises
+    nothing but :class:`ClusterError`. The connection belongs to one process of the head: when that
+    dies, :meth:`nodes` raises for good. Exit then and let the supervisor restart the process: it
+    would not find a new head reliably, and Ray exits it with code 1 after a minute without a head.
+    A normal exit takes six seconds longer while the head is dead. Workers are not affected.
     """
 
     def __init__(self, namespace: str, timeout: float, head: str) -> None:
@@ -78,6 +63,9 @@ class Cluster:
         self._timeout = timeout
         self._head = head
         self._lost = False
+        #: Ray's nodes that are alive, by machine.
+        self._ids: dict[str, str] = {}
+        self._nodes: dict[str, _Node] = {}
 
     @classmethod
     def connect(
@@ -106,64 +94,88 @@ class Cluster:
         _restore_signal_handlers()
         return cls(namespace, timeout, head)
 
-    def nodes(self) -> list[Node]:
-        """Return all nodes, with the head's and recently dead ones. Takes milliseconds.
+    def nodes(self) -> frozenset[str]:
+        """Return the machines whose node is alive. Takes milliseconds.
 
         Raises :class:`ClusterError` within :data:`PING_SECONDS` if the head that was joined died.
         """
         if not self._lost:
             with contextlib.suppress(ClusterError):
-                nodes = _bounded("list the nodes", min(self._timeout, PING_SECONDS), _nodes)
-                if any(node.alive and node.node_id == self._head for node in nodes):
-                    return nodes
+                rows = _bounded("list the nodes", min(self._timeout, PING_SECONDS), _alive)
+                if any(row["NodeID"] == self._head for row in rows):
+                    labels = {row["NodeID"]: row["Labels"].get(MACHINE_LABEL) for row in rows}
+                    self._ids = {name: node for node, name in labels.items() if name is not None}
+                    return frozenset(self._ids)
         self._lost = True
         raise ClusterError("Ray's head was lost")
 
-    def workers(self) -> dict[str, WorkerState]:
-        """Return the workers by name, with recently dead ones. Takes milliseconds.
+    def exchange(self, orders: Mapping[str, str]) -> dict[str, str | None]:
+        """Send the orders of nodes that are alive, and return the reports that have arrived.
 
-        Of several with one name, it is the one that is alive, else the last.
+        A report is None if the process that runs the machine's workers has died, and its workers
+        with it; the next call starts another one. See
+        :meth:`~vcasgd.cluster.runner.Runner.follow`.
         """
-        return _bounded("list the workers", self._timeout, lambda: _workers(self._namespace))
+        self._nodes = {name: node for name, node in self._nodes.items() if name in orders}
+        return _bounded("reach the machines", self._timeout, lambda: self._exchange(orders))
 
-    def notices(self) -> dict[str, Notice]:
-        """Return the eviction notices that machines have received, by machine."""
-        return _bounded("read the notices", self._timeout, published)
+    def send(self, machine: str, orders: str) -> None:
+        """Send the orders of one node at once. Returns within milliseconds."""
+        if (node := self._nodes.get(machine)) is not None:
+            _bounded(f"send orders to {machine}", self._timeout, lambda: node.send(orders))
 
-    def start_worker(
-        self,
-        machine_id: str,
-        name: str,
-        entry: str,
-        arguments: dict[str, Any],
-        env: dict[str, str],
-    ) -> None:
-        """Start a worker on a machine; its process runs ``entry`` (``module:function``).
+    def _exchange(self, orders: Mapping[str, str]) -> dict[str, str | None]:
+        for machine, text in orders.items():
+            if machine not in self._nodes:
+                self._nodes[machine] = _Node(self._runner(machine))
+            node = self._nodes[machine]
+            if node.call is None or node.sent != text:
+                node.send(text)
+        calls = {node.call: name for name, node in self._nodes.items()}
+        if not calls:
+            return {}
+        ready, _ = _ray().wait([*calls], num_returns=len(calls), timeout=ANSWER_SECONDS)
+        reports: dict[str, str | None] = {}
+        for call in ready:
+            self._answer(calls[call], reports)
+        return reports
 
-        Returns within milliseconds. The worker is ready after one or two seconds; see
-        :meth:`workers`. Idempotent: does nothing while a worker of that name is pending or alive.
-        The worker outlives this process, is never restarted, never moves, and is dead when
-        ``entry(**arguments)`` has returned. ``env`` and ``arguments`` are stored in the ledger.
-        Raises :class:`ClusterError` if the machine has no node that is alive, or if ``arguments``
-        are not JSON.
+    def _answer(self, machine: str, reports: dict[str, str | None]) -> None:
+        """Add the report of a machine whose call has ended, if it has one."""
+        node, errors = self._nodes[machine], _ray().exceptions
+        call, node.call = node.call, None
+        try:
+            reports[machine] = str(_ray().get(call))
+            node.confirmed = node.sent
+        except errors.ActorUnavailableError as error:
+            log.warning("%s: %s", machine, error)
+        except errors.RayActorError as error:
+            log.warning("%s: the process of its workers ended: %s", machine, error)
+            reports[machine] = None
+            del self._nodes[machine]
+        except errors.RayError as error:
+            log.warning("%s: it can't follow its orders: %s", machine, error)
+
+    def _runner(self, machine: str) -> Any:
+        """Return the runner of a machine; start it unless it runs.
+
+        It may run only on this node, outlives this process, and is never restarted.
         """
-        _check_json(arguments)
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        def place() -> None:
-            options = {**_pinned(machine_id), "name": name, "namespace": self._namespace}
-            _ray().remote(Host).options(**options).remote(entry, arguments, env)
-
-        _bounded(f"start worker {name}", self._timeout, place)
-
-    def stop_worker(self, name: str) -> None:
-        """Kill a worker, if it exists. Idempotent. Returns before the worker is dead."""
-
-        def kill() -> None:
-            with contextlib.suppress(ValueError):
-                actor = _ray().get_actor(name, namespace=self._namespace)
-                _ray().kill(actor, no_restart=True)
-
-        _bounded(f"stop worker {name}", self._timeout, kill)
+        # By the node's id and not the machine's label: Ray fails at once if the node has died
+        # meanwhile, but would wait forever for a label.
+        place = NodeAffinitySchedulingStrategy(self._ids[machine], soft=False)
+        options: dict[str, Any] = {
+            "name": f"runner.{machine}",
+            "namespace": self._namespace,
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "max_restarts": 0,
+            "num_cpus": 0,
+            "scheduling_strategy": place,
+        }
+        return _ray().remote(Runner).options(**options).remote()
 
     def close(self) -> None:
         """Leave the cluster; workers stay. Idempotent, also if the head is dead."""
@@ -231,7 +243,7 @@ def _attach(address: str, namespace: str) -> str | None:
     """Join; return None if Ray chose another node of this host because the head's is not ready."""
     _ray().init(address=address, namespace=namespace, log_to_driver=False, configure_logging=False)
     node_id = str(_ray().get_runtime_context().get_node_id())
-    if any(row["NodeID"] == node_id and HEAD_RESOURCE in row["Resources"] for row in _rows()):
+    if any(row["NodeID"] == node_id and HEAD_RESOURCE in row["Resources"] for row in _alive()):
         return node_id
     _ray().shutdown()
     return None
@@ -255,66 +267,5 @@ def _await_port(host: str, port: int, deadline: float) -> None:
     raise ClusterError(f"can't connect: no process listens on {host}:{port}")
 
 
-def _pinned(machine_id: str) -> dict[str, Any]:
-    """Return the options of a worker that may run only on this machine's node.
-
-    The node is fixed by its id and not by the machine's label, because Ray fails at once if the
-    node has died meanwhile, but would wait forever for a label.
-    """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    alive = (node for node in _nodes() if node.alive and node.machine_id == machine_id)
-    node = next(alive, None)
-    if node is None:
-        raise ClusterError(f"machine {machine_id} has no node that is alive")
-    return {
-        "lifetime": "detached",
-        "get_if_exists": True,
-        "max_restarts": 0,
-        "num_cpus": 0,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-        "_labels": {MACHINE_LABEL: machine_id},
-    }
-
-
-def _nodes() -> list[Node]:
-    return [
-        Node(
-            node_id=row["NodeID"],
-            machine_id=row["Labels"].get(MACHINE_LABEL),
-            alive=bool(row["Alive"]),
-            host=row["NodeManagerAddress"],
-        )
-        for row in _rows()
-    ]
-
-
-def _rows() -> list[dict[str, Any]]:
-    return list(_ray().nodes())
-
-
-def _workers(namespace: str) -> dict[str, WorkerState]:
-    """Read the workers from the control service; Ray's public listing needs its dashboard."""
-    from ray._private.state import state as control
-    from ray.core.generated import gcs_pb2
-
-    table = control._connect_and_get_accessor().get_actor_table(None, None)
-    rows = [gcs_pb2.ActorTableData.FromString(row) for row in table]  # type: ignore[attr-defined]
-    rows = [row for row in rows if row.name and row.ray_namespace == namespace]
-    rows.sort(key=lambda row: (row.state != row.DEAD, row.timestamp))
-    return {row.name: _worker(row) for row in rows}
-
-
-def _worker(row: Any) -> WorkerState:
-    states = {row.ALIVE: ActorState.ALIVE, row.DEAD: ActorState.DEAD}
-    # Ray appends a page about common causes.
-    reason = row.death_cause.actor_died_error_context.error_message.partition(" Some common")[0]
-    machine_id = row.labels.get(MACHINE_LABEL)
-    return WorkerState(row.name, machine_id, states.get(row.state, ActorState.PENDING), reason)
-
-
-def _check_json(arguments: dict[str, Any]) -> None:
-    try:
-        json.dumps(arguments)
-    except (TypeError, ValueError) as error:
-        raise ClusterError(f"a worker's arguments must be JSON: {error}") from error
+def _alive() -> list[dict[str, Any]]:
+    return [row for row in _ray().nodes() if row["Alive"]]

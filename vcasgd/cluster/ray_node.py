@@ -20,7 +20,6 @@ import ray._private.node
 from ray._private import ray_constants, services
 from ray._private.parameter import RayParams
 
-from vcasgd import fork_client
 from vcasgd.cluster.commands import PASSWORD_VARIABLE
 
 #: Seconds that Ray has to clean up and to log what died.
@@ -40,12 +39,9 @@ class _LeanNode(ray._private.node.Node):
         """Start nothing: Ray would start a part of its dashboard even without one."""
 
 
-def run(given: argparse.Namespace, forks: Path | None) -> NoReturn:
-    """Start the processes, and end with them: with status 1 if one of them died.
-
-    ``forks`` is the socket of the process that workers are forks of.
-    """
-    _change_raylet(forks)
+def run(given: argparse.Namespace) -> NoReturn:
+    """Start the processes, and end with them: with status 1 if one of them died."""
+    _start_no_agents()
     params = _parameters(given)
     if given.head is not None:
         _end_with_the_control_service()
@@ -81,19 +77,12 @@ def _parameters(given: argparse.Namespace) -> RayParams:
     return params
 
 
-# -- forks for workers -----------------------------------------------------------------------------
+# -- agents ----------------------------------------------------------------------------------------
 
 
-def _change_raylet(forks: Path | None) -> None:
-    """Change the raylet's command: no agents, and workers that are forks.
-
-    The raylet removes Ray's own script in front of a worker's command if the worker has no runtime
-    environment, as ours do.
-    """
+def _start_no_agents() -> None:
+    """Change the raylet's command, so that it starts none of its agents."""
     start_process = services.start_ray_process
-    client = ["-I", "-S", fork_client.__file__, str(forks)] if forks else []
-    setup = f"{ray_constants.SETUP_WORKER_FILENAME} "
-    with_client = setup + subprocess.list2cmdline([*client, ""])[:-2]
     agent = subprocess.list2cmdline([sys.executable, "-I", "-S", str(NO_AGENT)])
     replaced = {
         "--dashboard_agent_command": agent,
@@ -107,7 +96,6 @@ def _change_raylet(forks: Path | None) -> None:
     def changed(command: list[str], process_type: str, *arguments: Any, **options: Any) -> Any:
         if process_type == ray_constants.PROCESS_TYPE_RAYLET:
             command = [part for part in command if part.partition("=")[0] not in replaced]
-            command = [part.replace(setup, with_client) for part in command]
             command += [f"{name}={value}" for name, value in replaced.items()]
         return start_process(command, process_type, *arguments, **options)
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from vcasgd.cluster import tls
-from vcasgd.cluster.commands import for_workers
+from vcasgd.cluster.commands import FORKS_VARIABLE
 from vcasgd.fork_server import ForkServer, die_with, listen, preload, preloaded
 
 
-def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m vcasgd.cluster.start")
     role = parser.add_mutually_exclusive_group(required=True)
     role.add_argument("--head", type=int, metavar="PORT", help="start the head on this port")
@@ -33,16 +33,17 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--object-store-memory", type=int, required=True, metavar="BYTES")
     parser.add_argument("--temp-dir")
     parser.add_argument("--preload", action="append", default=[], metavar="MODULE")
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
 def main() -> NoReturn:
     """Start the processes, and end with them: with status 1 if one of them died."""
-    given = options()
+    given = _options()
     own = None if given.temp_dir else tempfile.mkdtemp(prefix="vcasgd-")
     folder = Path(own or given.temp_dir)
     # Forked first, because Ray starts threads.
-    forks = _serve_forks(given, folder, own)
+    if given.preload:
+        os.environ[FORKS_VARIABLE] = str(_serve_forks(given.preload, folder, own))
     if given.node_ip_address is None:
         given.node_ip_address = tls.own_address(given.address)
     # Before Ray is imported, because it then reads the environment.
@@ -51,22 +52,20 @@ def main() -> NoReturn:
 
     from vcasgd.cluster.ray_node import run
 
-    run(given, forks)
+    run(given)
 
 
-def _serve_forks(given: argparse.Namespace, folder: Path, own: str | None) -> Path | None:
+def _serve_forks(modules: Sequence[str], folder: Path, own: str | None) -> Path:
     """Start the process that workers are forks of, and return its socket in ``folder``.
 
     It imports the modules while Ray starts, and removes the folder ``own`` at the end.
     """
-    if not given.preload:
-        return None
     path = folder / "forks"
     path.unlink(missing_ok=True)
     listener = listen(path)
     parent = os.getpid()
     if not os.fork():
-        _be_forks(listener, own, given.preload, parent)
+        _be_forks(listener, own, modules, parent)
     listener.close()
     return path
 
@@ -78,8 +77,7 @@ def _be_forks(
     signal.signal(signal.SIGTERM, lambda *_: _end_forks(own))
     # Not SIGKILL, because a parent that is killed can't remove the folder.
     die_with(parent, signal.SIGTERM)
-    modules = for_workers(modules)
-    if preloaded() != modules:
+    if preloaded() != tuple(modules):
         preload(modules)
     ForkServer(listener).serve()
     _end_forks(own)

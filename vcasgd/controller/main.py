@@ -8,10 +8,11 @@ import signal
 import threading
 from typing import NoReturn
 
-from vcasgd.controller.fleet.joined import MixedWorkplaces, PresentMachines, Workplaces
+from vcasgd.cluster import Cluster
+from vcasgd.controller.fleet.joined import PresentMachines
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.controller.fleet.ray_view import connect_ray
+from vcasgd.controller.fleet.workplaces import connect_ray
 from vcasgd.controller.jobs.loop import JobLoop
 from vcasgd.controller.leadership import Leadership
 from vcasgd.controller.tracker_exports import TrackerExports
@@ -102,11 +103,12 @@ class Controller:
         """Return the pools. Raises :class:`SpecError`, :class:`~vcasgd.errors.FleetError`."""
         return PoolRegistry(self._settings, self._control, PresentMachines(self._joined))
 
-    def connect_cluster(self, pools: PoolRegistry) -> Workplaces:
-        """Return where workers run. Raises :class:`~vcasgd.errors.ClusterError`."""
-        return MixedWorkplaces(
-            self._joined, lambda: connect_ray(self._settings), lambda: not pools.only_joined
-        )
+    def connect_cluster(self, pools: PoolRegistry) -> Cluster | None:
+        """Return the connection to Ray, if a pool needs one.
+
+        Raises :class:`~vcasgd.errors.ClusterError`.
+        """
+        return None if pools.only_joined else connect_ray(self._settings)
 
     def fleet_round(self, fleet: FleetLoop) -> None:
         """Run one round. Raises the errors of :meth:`FleetLoop.round`."""

@@ -50,8 +50,8 @@ API_TOKEN_USES = "vcasgd:{fleet}:api-token-uses"
 JOINED = "vcasgd:{fleet}:joined"
 #: Hash: machine that joined → its last report, as JSON.
 JOINED_REPORTS = "vcasgd:{fleet}:joined-reports"
-#: Hash: machine that joined → the workers that it has to run, with their credentials, as JSON.
-JOINED_ORDERS = "vcasgd:{fleet}:joined-orders"
+#: Hash: machine → the workers that it has to run, with their credentials, as JSON.
+WORKER_ORDERS = "vcasgd:{fleet}:worker-orders"
 #: Hash: machine that joined → why it has to leave, as JSON.
 JOINED_ENDS = "vcasgd:{fleet}:joined-ends"
 

@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 #: Most subtasks whose updates may be unapplied before the worker leases another one.
 MAX_UNSETTLED_SUBTASKS = 4
-#: Most seconds between two polls for a notice.
-NOTICE_SECONDS = 1.0
+#: Most seconds between two polls for a notice, each of which looks up a file.
+NOTICE_SECONDS = 0.25
 
 
 class Worker:

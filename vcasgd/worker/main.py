@@ -1,4 +1,7 @@
-"""Entry points of the worker process."""
+"""Process of a worker: ``python -m vcasgd.worker.main --job JOB --worker NAME``.
+
+Settings come from the environment.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import argparse
 import ctypes
 import signal
 import sys
+import traceback
 
 from vcasgd.errors import VcasgdError
-from vcasgd.fleet.machine.notices import notices_from_environment
+from vcasgd.fleet.notices import FileNotices
 from vcasgd.fork_server import die_with
 from vcasgd.logging import configure_logging, exit_status, identify
+from vcasgd.masking import masked
 from vcasgd.settings import load_settings
 from vcasgd.worker.gpus import choose_gpu
 from vcasgd.worker.loop import Worker
@@ -19,22 +24,8 @@ from vcasgd.worker.loop import Worker
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def run(job: str, worker: str, machine: str) -> None:
-    """Work until the job has ended or the machine has to leave.
-
-    Settings come from the environment.
-    """
-    configure_logging("worker")
-    identify(job=job, worker=worker)
-    keep_freed_memory()
-    settings = load_settings()
-    notices = notices_from_environment(settings.metadata)
-    gpu = choose_gpu(worker)
-    Worker(settings, job, worker, machine=machine, notices=notices, gpu=gpu).run()
-
-
 def main() -> int:
-    """Run a worker outside Ray; return 0 if it left in good order."""
+    """Run a worker; return 0 if it left in good order."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--job", required=True)
     parser.add_argument("--worker", required=True)
@@ -48,19 +39,22 @@ def main() -> int:
     keep_freed_memory()
     try:
         settings = load_settings()
-        notices = notices_from_environment(settings.metadata)
         worker = Worker(
             settings,
             options.job,
             options.worker,
             machine=options.machine,
-            notices=notices,
+            notices=FileNotices(settings.notice_file) if settings.notice_file else None,
             gpu=choose_gpu(options.worker),
         )
         signal.signal(signal.SIGTERM, lambda _number, _frame: worker.leave("SIGTERM"))
         worker.run()
     except VcasgdError as error:
         return exit_status(error)
+    except Exception:  # noqa: BLE001 - as an interpreter does
+        # Its log, and its end in the machine's report, show no secret of the job.
+        sys.stderr.write(masked(traceback.format_exc()))
+        return 1
     return 0
 
 

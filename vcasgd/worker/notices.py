@@ -22,7 +22,7 @@ class NoticeLike(Protocol):
 
 
 class NoticePoll(Protocol):
-    """Source of notices; see :mod:`vcasgd.fleet.machine.notices`."""
+    """Source of notices; see :mod:`vcasgd.fleet.notices`."""
 
     def poll(self) -> NoticeLike | None: ...
 

@@ -6,12 +6,11 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
 
-from vcasgd.cluster import ActorState, Cluster, Node, WorkerState
+from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.fleet.machine.notices import Notice
 from vcasgd.fleet.pools import LocalPoolSpec
 from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer
 
@@ -34,8 +33,9 @@ class SimulatedCloud:
         self._lock = threading.Lock()
         self._launches: dict[str, list[str]] = {}
         self._machines: dict[str, Machine] = {}
-        self._workers: dict[str, WorkerState] = {}
-        self._on_machine: defaultdict[str, list[str]] = defaultdict(list)
+        #: Names of the workers on each machine, and the orders that it has.
+        self._on_machine: defaultdict[str, set[str]] = defaultdict(set)
+        self._orders: dict[str, str] = {}
         self._started = 0
         self._ordered_at = 0.0
 
@@ -116,44 +116,41 @@ class SimulatedCloud:
 
     # -- cluster -------------------------------------------------------------------------------
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> frozenset[str]:
         with self._lock:
-            return [Node(name, name, alive=True, host="10.0.0.1") for name in self._machines]
+            return frozenset(self._machines)
 
-    def workers(self) -> dict[str, WorkerState]:
+    def exchange(self, orders: Mapping[str, str]) -> dict[str, str | None]:
+        for machine, text in orders.items():
+            self.send(machine, text)
         with self._lock:
-            return dict(self._workers)
+            return {name: self.report(name) for name in orders if name in self._machines}
 
-    def notices(self) -> dict[str, Notice]:
-        """Return nothing: simulated machines are lost without a notice."""
-        return {}
-
-    def start_worker(
-        self,
-        machine_id: str,
-        name: str,
-        entry: str,  # noqa: ARG002 - the process knows what to run
-        arguments: dict[str, Any],
-        env: dict[str, str],
-    ) -> None:
+    def send(self, machine: str, orders: str) -> None:
         with self._lock:
-            if machine_id not in self._machines or name in self._workers:
+            if machine not in self._machines or self._orders.get(machine) == orders:
                 return
-            self._workers[name] = WorkerState(name, machine_id, ActorState.ALIVE)
-            self._on_machine[machine_id].append(name)
-            self._started += 1
-            self._tell(name, {"start": name, "arguments": arguments, "env": env})
-
-    def stop_worker(self, name: str) -> None:
-        with self._lock:
-            if self._workers.pop(name, None):
+            self._orders[machine] = orders
+            wanted = {row["worker"]: row for row in json.loads(orders)}
+            running = self._on_machine[machine]
+            for name in running - wanted.keys():
                 self._tell(name, {"kill": name})
+            for name in wanted.keys() - running:
+                self._started += 1
+                row = wanted[name]
+                arguments = {"job": row["job"], "worker": name, "machine": machine}
+                self._tell(name, {"start": name, "arguments": arguments, "env": row["env"]})
+            self._on_machine[machine] = set(wanted)
+
+    def report(self, machine: str) -> str:  # noqa: ARG002 - all are the same
+        """Return the report of a machine, whose workers all run."""
+        return '{"at": 0}'
 
     def _end(self, machine: str) -> None:
         self._machines.pop(machine, None)
+        self._orders.pop(machine, None)
         for name in self._on_machine.pop(machine, ()):
-            if self._workers.pop(name, None):
-                self._tell(name, {"kill": name})
+            self._tell(name, {"kill": name})
 
     def _tell(self, worker: str, order: dict[str, Any]) -> None:
         # The number at the end of a machine's name spreads its workers evenly.

@@ -39,7 +39,7 @@ class SimulatedController(Controller):
     def make_pools(self) -> PoolRegistry:
         return SimulatedPools(self._cloud, self._machines)
 
-    def connect_cluster(self, pools: PoolRegistry) -> Cluster:  # noqa: ARG002 - simulated
+    def connect_cluster(self, pools: PoolRegistry) -> Cluster | None:  # noqa: ARG002 - simulated
         return as_cluster(self._cloud)
 
     def fleet_round(self, fleet: FleetLoop) -> None:

@@ -40,10 +40,10 @@ from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.joined_machines import (
     JoinedMachines,
     MachineFacts,
-    WorkerOrder,
     WorkerReport,
 )
 from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.worker_orders import WorkerOrder
 
 log = logging.getLogger(__name__)
 

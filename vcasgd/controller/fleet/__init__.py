@@ -11,7 +11,7 @@ These modules keep what the rounds share:
 
 ``pools``            pools and their providers
 ``cloud_cache``      machines and prices, as providers reported them last
-``ray_view``         nodes and workers of the Ray cluster
+``workplaces``       the machines that run workers, what they report, and their orders
 ``demands``          what jobs ask for
 ``clearance``        which pools may see which jobs
 ``launch_history``   how markets answered

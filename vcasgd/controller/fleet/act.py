@@ -18,9 +18,9 @@ from vcasgd.controller.fleet.events import FleetEvents
 from vcasgd.controller.fleet.joined import is_joined
 from vcasgd.controller.fleet.launch_history import FAILED_BOOT_SECONDS, LaunchHistory
 from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.controller.fleet.ray_view import RayView
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
-from vcasgd.errors import ClusterError, FleetError, SpecError
+from vcasgd.controller.fleet.workplaces import WorkerStart, Workplaces
+from vcasgd.errors import FleetError, SpecError
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import (
     Blame,
@@ -33,14 +33,13 @@ from vcasgd.fleet.plan import (
 from vcasgd.fleet.plan.prices import price_of
 from vcasgd.fleet.pools import JOINING_PROVIDERS
 from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer, Provider
-from vcasgd.logging import bound, isolated
+from vcasgd.logging import bound
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.admission import joined_environment, worker_environment
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
-from vcasgd.worker import ENTRY
 from vcasgd.worker_names import job_of, machine_of, worker_name
 
 log = logging.getLogger(__name__)
@@ -235,13 +234,13 @@ class WorkerActuator:
         settings: Settings,
         *,
         jobs: Jobs,
-        ray: RayView,
+        workplaces: Workplaces,
         clearance: ClearancePolicy,
         restarts: RestartBackoff,
     ) -> None:
         self._settings = settings
         self._jobs = jobs
-        self._ray = ray
+        self._workplaces = workplaces
         self._clearance = clearance
         self._restarts = restarts
         #: Deadlines of the workers that were asked to leave, in Unix seconds.
@@ -267,26 +266,23 @@ class WorkerActuator:
                 for job, names in by_job.items()
             }
         )
-        for job, names in by_job.items():
-            with isolated(job, requests[job]):
-                for name in names:
-                    pool = pools[due[name].machine_id]
-                    self._start(name, due[name], pool, requests[job])
+        starts = []
+        for name, action in due.items():
+            with bound(job=action.job, worker=name, request=requests[action.job]):
+                log.info("start %s", name)
+                try:
+                    env = self._environment(name, action, pools[action.machine_id])
+                except SpecError as error:
+                    log.warning("%s: %s", action, error)
+                else:
+                    starts.append(WorkerStart(action.machine_id, name, env))
+        self._workplaces.start(starts)
 
-    def _start(self, name: str, action: StartWorker, pool: str, request: str | None) -> None:
-        with bound(job=action.job, worker=name, request=request):
-            log.info("start %s", name)
-        arguments = {"job": action.job, "worker": name, "machine": action.machine_id}
-        try:
-            if is_joined(action.machine_id):
-                volunteer = self._clearance.is_volunteer(pool)
-                env = joined_environment(self._settings, action.job, name, volunteer=volunteer)
-            else:
-                env = worker_environment(self._settings, action.job, name)
-            self._ray.cluster.start_worker(action.machine_id, name, ENTRY, arguments, env)
-        except (ClusterError, SpecError) as error:
-            # The next round observes that the worker is missing.
-            log.warning("%s: %s", action, error)
+    def _environment(self, name: str, action: StartWorker, pool: str) -> dict[str, str]:
+        if not is_joined(action.machine_id):
+            return worker_environment(self._settings, action.job, name)
+        volunteer = self._clearance.is_volunteer(pool)
+        return joined_environment(self._settings, action.job, name, volunteer=volunteer)
 
     def stop(self, actions: Sequence[StopWorker]) -> None:
         """Ask workers to leave."""
@@ -304,11 +300,11 @@ class WorkerActuator:
         self._jobs.add_events([event for each in taken for event in preemption_events(each)])
 
     def kill_lingering(self, draining: Collection[str]) -> None:
-        """Kill workers that did not leave in time. Raises :class:`ClusterError`.
+        """Kill workers that did not leave in time.
 
         ``draining``: all that were asked to leave; an earlier controller may have asked some.
         """
-        alive, now = self._ray.alive, steady_time()
+        alive, now = self._workplaces.alive, steady_time()
         deadline = now + drain_seconds(self._settings)
         self._draining = dict.fromkeys(draining, deadline) | self._draining
         self._draining = {name: at for name, at in self._draining.items() if name in alive}
@@ -316,7 +312,7 @@ class WorkerActuator:
         for name, deadline in self._draining.items():
             if now > deadline:
                 log.warning("%s did not leave in time", name)
-                self._ray.cluster.stop_worker(name)
+                self._workplaces.stop(name)
 
 
 def preemption_events(stop: StopWorker) -> list[NewEvent]:

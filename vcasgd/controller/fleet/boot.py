@@ -8,14 +8,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 
-from vcasgd.cluster import for_workers, node_command
+from vcasgd.cluster import WORKER_MODULES, node_command
 from vcasgd.fleet.providers.base import MACHINE_ID, PYTHON, Boot
 from vcasgd.settings import Settings
-from vcasgd.worker import ENTRY
-
-#: Modules that a worker's process finds imported. The first optimizer of a process would import the
-#: second one, which takes as long as torch itself.
-WORKER_MODULES = (ENTRY.partition(":")[0], "torch._dynamo")
 
 
 def node_boot(
@@ -41,8 +36,6 @@ def node_boot(
         gpus=gpus,
         temp_dir=shared / MACHINE_ID if shared else None,
         heartbeat=settings.heartbeat,
-        labels={},
-        preload=WORKER_MODULES,
         token=settings.ray_token.get_secret_value() if settings.ray_token else None,
         tls=settings.ray_tls,
     )
@@ -54,10 +47,9 @@ def node_boot(
     if not local:
         # Nothing else would end the machine if the controller never came back.
         env["VCASGD_ORPHAN_SECONDS"] = f"{settings.orphan_seconds:g}"
-        argv = (PYTHON, "-m", "vcasgd.cluster.node", PYTHON, *command.argv[1:])
-        return Boot(argv, {**command.env, **env})
+        return Boot((PYTHON, *command.argv[1:]), {**command.env, **env})
     env["VCASGD_CACHE_DIR"] = str(settings.home_path / "cache" / cache_name(pool, labels))
-    return Boot(command.argv, {**command.env, **env}, imports=for_workers(WORKER_MODULES))
+    return Boot(command.argv, {**command.env, **env}, imports=WORKER_MODULES)
 
 
 def agent_boot(settings: Settings) -> Boot:

@@ -1,14 +1,8 @@
-"""Machines that joined by themselves, as the fleet loop sees them: machines and workplaces."""
+"""Machines that joined by themselves, as machines of a provider."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable
-from typing import Any, Protocol
-
-from vcasgd.cluster import ActorState, Cluster, Node, WorkerState
-from vcasgd.errors import CloudUnavailable, ClusterError, StoreError
-from vcasgd.fleet.machine.notices import Notice
+from vcasgd.errors import CloudUnavailable, StoreError
 from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.store.ledger.joined_machines import (
     PREFIX,
@@ -16,33 +10,7 @@ from vcasgd.store.ledger.joined_machines import (
     JoinedMachines,
     MachineEnd,
     MachineReport,
-    WorkerOrder,
 )
-from vcasgd.worker_names import job_of, machine_of
-
-
-class Workplaces(Protocol):
-    """Places where workers run: Ray's cluster, or also machines that joined by themselves.
-
-    :class:`~vcasgd.cluster.Cluster` describes the methods.
-    """
-
-    def nodes(self) -> list[Node]: ...
-
-    def workers(self) -> dict[str, WorkerState]: ...
-
-    def notices(self) -> dict[str, Notice]: ...
-
-    def start_worker(
-        self,
-        machine_id: str,
-        name: str,
-        entry: str,
-        arguments: dict[str, Any],
-        env: dict[str, str],
-    ) -> None: ...
-
-    def stop_worker(self, name: str) -> None: ...
 
 
 def is_joined(machine_id: str) -> bool:
@@ -117,97 +85,3 @@ def machine_type(machine: JoinedMachine) -> str:
         name = "-".join(machine.gpu.lower().split()) or "gpu"
         return f"{machine.gpus}x{name}"
     return f"{machine.cpus:g}-cpu"
-
-
-class MixedWorkplaces:
-    """Workers on Ray's cluster and on machines that joined; see :class:`Workplaces`.
-
-    ``connect`` returns the connection to Ray, and is called when a round first needs it:
-    ``needs_ray()`` is False while no pool has machines in Ray.
-    """
-
-    def __init__(
-        self,
-        machines: JoinedMachines,
-        connect: Callable[[], Cluster],
-        needs_ray: Callable[[], bool],
-    ) -> None:
-        self._machines = machines
-        self._connect = connect
-        self._needs_ray = needs_ray
-        self._ray: Cluster | None = None
-        self._present: dict[str, MachineReport] = {}
-
-    def nodes(self) -> list[Node]:
-        """Return the nodes of Ray, and the machines that joined.
-
-        Raises :class:`ClusterError` if Ray's head was lost.
-        """
-        if self._ray is None and self._needs_ray():
-            self._ray = self._connect()
-        self._present = {each.name: report for each, report, _ in self._machines.present()}
-        joined = [Node(name, name, alive=True, host="") for name in self._present]
-        return joined + (self._ray.nodes() if self._ray else [])
-
-    def workers(self) -> dict[str, WorkerState]:
-        """Return the workers on the machines of :meth:`nodes`, and forget those of lost ones."""
-        workers = self._ray.workers() if self._ray else {}
-        all_orders = self._machines.all_orders()
-        self._machines.forget_orders(*(all_orders.keys() - self._present.keys()))
-        for machine, report in self._present.items():
-            for order in all_orders.get(machine, []):
-                workers[order.worker] = _state(machine, order, report)
-        return workers
-
-    def notices(self) -> dict[str, Notice]:
-        """Return the notices of Ray's machines; those that joined report theirs."""
-        return self._ray.notices() if self._ray else {}
-
-    def start_worker(
-        self,
-        machine_id: str,
-        name: str,
-        entry: str,
-        arguments: dict[str, Any],
-        env: dict[str, str],
-    ) -> None:
-        """Start a worker; on a machine that joined, its agent does at its next report."""
-        if not is_joined(machine_id):
-            self._require_ray().start_worker(machine_id, name, entry, arguments, env)
-            return
-        orders, report = self._machines.orders_of(machine_id), self._present.get(machine_id)
-        if report is None:
-            raise ClusterError(f"machine {machine_id} is lost")
-        alive = [each for each in orders if _state(machine_id, each, report).state != _DEAD]
-        if any(each.worker == name for each in alive):
-            return
-        order = WorkerOrder(worker=name, job=job_of(name), start=secrets.token_hex(8), env=env)
-        self._machines.set_orders(machine_id, [*alive, order])
-
-    def stop_worker(self, name: str) -> None:
-        """Kill a worker, if it exists."""
-        machine = machine_of(name)
-        if not is_joined(machine):
-            self._require_ray().stop_worker(name)
-            return
-        orders = self._machines.orders_of(machine)
-        left = [each for each in orders if each.worker != name]
-        if len(left) < len(orders):
-            self._machines.set_orders(machine, left)
-
-    def _require_ray(self) -> Cluster:
-        if self._ray is None:
-            raise ClusterError("no pool needs Ray, so there is no connection to it")
-        return self._ray
-
-
-_DEAD = ActorState.DEAD
-
-
-def _state(machine: str, order: WorkerOrder, report: MachineReport) -> WorkerState:
-    known = report.workers.get(order.worker)
-    if known is None or known.start != order.start:
-        return WorkerState(order.worker, machine, ActorState.PENDING)
-    if known.ended is not None:
-        return WorkerState(order.worker, machine, ActorState.DEAD, known.ended)
-    return WorkerState(order.worker, machine, ActorState.ALIVE)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
+from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.act import MachineActuator, WorkerActuator
 from vcasgd.controller.fleet.clearance import ClearancePolicy
 from vcasgd.controller.fleet.cloud_cache import CloudCache
@@ -14,16 +15,15 @@ from vcasgd.controller.fleet.cloud_calls import CloudCalls
 from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.controller.fleet.demands import Demands
 from vcasgd.controller.fleet.events import FleetEvents
-from vcasgd.controller.fleet.joined import Workplaces
 from vcasgd.controller.fleet.launch_history import BACKOFF_SECONDS, LaunchHistory
 from vcasgd.controller.fleet.learners import Learners
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.controller.fleet.observe import Observer
 from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.controller.fleet.ray_view import RayView
 from vcasgd.controller.fleet.restart_backoff import RestartBackoff
 from vcasgd.controller.fleet.speeds import Speeds
 from vcasgd.controller.fleet.status import StatusPublisher
+from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.errors import FleetError, StoreUnavailable
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate, make_plan
@@ -33,9 +33,11 @@ from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.joined_machines import JoinedMachines
 from vcasgd.store.ledger.lost_workers import LostWorkers
 from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.worker_orders import WorkerOrders
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +58,13 @@ class FleetLoop:
         ledger: RedisClient,
         pools: PoolRegistry,
         beats: WorkerBeats,
-        connect: Callable[[], Workplaces],
+        connect: Callable[[], Cluster | None],
         leads: Callable[[], bool],
     ) -> None:
         """Raise :class:`~vcasgd.errors.StoreUnavailable` while the ledger is unavailable.
 
-        ``connect`` returns a connection to Ray, at the first round. ``leads`` is False when another
-        controller may act; the rest of a round is then left to that one.
+        ``connect`` returns a connection to Ray, or None while no pool needs one. ``leads`` is
+        False when another controller may act; the rest of a round is then left to that one.
         """
         self._leads = leads
         jobs, self._control = Jobs(ledger), Control(ledger)
@@ -73,7 +75,13 @@ class FleetLoop:
         self._cloud = CloudCache(pools, self._calls, events.machines())
         self._clearance = ClearancePolicy(settings, ledger)
         lost = LostWorkers(ledger)
-        self._ray = RayView(connect, restarts, lost)
+        self._workplaces = Workplaces(
+            connect,
+            JoinedMachines(ledger, settings.lease_seconds),
+            WorkerOrders(ledger),
+            restarts,
+            lost,
+        )
         self._observer = Observer(
             settings,
             jobs=jobs,
@@ -82,7 +90,7 @@ class FleetLoop:
             tokens=ApiTokens(ledger),
             pools=pools,
             cloud=self._cloud,
-            ray=self._ray,
+            workplaces=self._workplaces,
             launches=launches,
             costs=costs,
             speeds=speeds,
@@ -99,7 +107,11 @@ class FleetLoop:
             events=events,
         )
         self._workers = WorkerActuator(
-            settings, jobs=jobs, ray=self._ray, clearance=self._clearance, restarts=restarts
+            settings,
+            jobs=jobs,
+            workplaces=self._workplaces,
+            clearance=self._clearance,
+            restarts=restarts,
         )
         self._status = StatusPublisher(
             jobs=jobs,
@@ -153,7 +165,7 @@ class FleetLoop:
         plan = make_plan(state, now)
         self._act_all(plan.actions, state)
         # Follows the plan, which decides about the first worker of each machine.
-        self._act_all(self._learners.decide(state, self._ray.further, now), state)
+        self._act_all(self._learners.decide(state, self._workplaces.further, now), state)
         self._workers.kill_lingering(state.draining)
         for blame in failed_boots:
             # The machine may only have been interrupted early: back off as after a refusal.

@@ -12,9 +12,9 @@ from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.controller.fleet.demands import Demands, owner_limits
 from vcasgd.controller.fleet.launch_history import LaunchHistory
 from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.controller.fleet.ray_view import RayView
 from vcasgd.controller.fleet.speeds import Speeds
-from vcasgd.fleet.machine.notices import Notice
+from vcasgd.controller.fleet.workplaces import Workplaces
+from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.fleet.observed import (
     JobDemand,
     Limits,
@@ -34,7 +34,7 @@ from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.worker_beats import WorkerBeats
-from vcasgd.worker_names import job_of, machine_of
+from vcasgd.worker_names import machine_of
 
 #: States of machines that can still be used.
 STAYING = (MachineState.BOOTING, MachineState.RUNNING)
@@ -67,7 +67,7 @@ class Observer:
         tokens: ApiTokens,
         pools: PoolRegistry,
         cloud: CloudCache,
-        ray: RayView,
+        workplaces: Workplaces,
         launches: LaunchHistory,
         costs: CostLedger,
         speeds: Speeds,
@@ -79,7 +79,7 @@ class Observer:
         self._tokens = tokens
         self._pools = pools
         self._cloud = cloud
-        self._ray = ray
+        self._workplaces = workplaces
         self._launches = launches
         self._costs = costs
         self._speeds = speeds
@@ -100,7 +100,7 @@ class Observer:
     @property
     def has_machines(self) -> bool:
         """True if there was a machine, or a node of one, at the last observation."""
-        return bool(self._staying or self._ray.nodes)
+        return bool(self._staying or self._workplaces.nodes)
 
     def lost_machines(self) -> bool:
         """Return True if a machine has gone, or is about to go, since the last observation.
@@ -109,20 +109,20 @@ class Observer:
         """
         self._cloud.refresh()
         staying = {one.id for one in self._cloud.machines(steady_time()) if one.state in STAYING}
-        return not self._staying <= staying | self._cloud.ending or self._ray.lost_nodes()
+        return not self._staying <= staying | self._cloud.ending or self._workplaces.lost_nodes()
 
     def _observe(self, now: float, successors: Mapping[str, str]) -> Observed:
         self._cloud.refresh()
         jobs, limits = self._demands.active_jobs(self._pools.specs), self._limits()
-        self._ray.refresh()
+        self._workplaces.refresh()
         names = [job.id for job in jobs]
         draining = self._jobs.workers.draining_of(names).values()
         beats, quarantined = self._beats.of_many(names), self._jobs.workers.quarantined_of(names)
-        machines = self._machines(beats, now)
+        machines = self._machines(now)
         self._staying = frozenset(one.id for one in machines if one.state in STAYING)
         self._measure(jobs, beats, machines, limits, now)
         self._launches.load()
-        self._launches.joined(one for one in machines if one.id in self._ray.nodes)
+        self._launches.joined(one for one in machines if one.id in self._workplaces.nodes)
         in_use = Counter(one.pool for one in machines if one.state in STAYING)
         views = tuple(self._pool(name, in_use[name], now) for name in self._pools.specs)
         offers: dict[str, Sequence[Offer]] = {view.name: view.offers or () for view in views}
@@ -134,8 +134,8 @@ class Observer:
         return Observed(
             cluster=self._settings.cluster,
             machines=machines,
-            nodes=self._ray.nodes,
-            workers=self._ray.workers,
+            nodes=self._workplaces.nodes,
+            workers=self._workplaces.workers,
             jobs=tuple(self._job_demands(jobs, paid, offers, limits, now)),
             pools=views,
             history=self._history,
@@ -184,28 +184,16 @@ class Observer:
 
     # -- machines ------------------------------------------------------------------------------
 
-    def _machines(self, beats: Beats, now: float) -> tuple[Machine, ...]:
-        """Return all listed machines, with the notices that only they themselves know of.
-
-        Some clouds send a notice only to the machine itself. A worker can report one for its own
-        machine only.
-        """
-        machines = {worker.name: worker.machine_id for worker in self._ray.workers}
-        reports = {
-            one: notice for one, notice in self._ray.notices.items() if notice.kind == "terminate"
-        }
-        for job, workers in beats.items():
-            for name, beat in workers.items():
-                if name in machines and job_of(name) == job and (notice := _reported(beat)):
-                    reports.setdefault(machines[name], notice)
-        # A machine may only have published the advice that came before.
-        reports = {**self._ray.notices, **reports}
-        listed = self._cloud.machines(now)
-        return tuple(_with_notice(one, reports.get(one.id), now) for one in listed)
+    def _machines(self, now: float) -> tuple[Machine, ...]:
+        """Return all listed machines, with the notices that only they themselves have received."""
+        notices = self._workplaces.notices
+        return tuple(
+            _with_notice(one, notices.get(one.id), now) for one in self._cloud.machines(now)
+        )
 
     def _boot_errors(self, machines: Iterable[Machine]) -> dict[str, str]:
         """Return the boot errors that machines report which never joined, by machine."""
-        joined = {*self._history.joined, *self._ray.nodes}
+        joined = {*self._history.joined, *self._workplaces.nodes}
         reports = {
             one.id: self._cloud.boot_error(one)
             for one in machines
@@ -224,8 +212,8 @@ class Observer:
         """Record what machines cost and how fast they are."""
         self._costs.record(
             machines,
-            joined={*self._history.joined, *self._ray.nodes},
-            works_for={w.machine_id: w.job for w in self._ray.workers if w.alive},
+            joined={*self._history.joined, *self._workplaces.nodes},
+            works_for={w.machine_id: w.job for w in self._workplaces.workers if w.alive},
             unlisted=[one.id for one in self._cloud.unlisted()],
             billing_seconds=limits.billing_seconds,
             now=now,
@@ -278,22 +266,12 @@ class Observer:
         return min((each for each in limits if each is not None), default=None)
 
 
-def _reported(beat: Heartbeat) -> Notice | None:
-    """Return the notice that a worker reports for its machine."""
-    match beat.notice:
-        case "terminate":
-            return Notice("terminate", beat.notice_at, "worker")
-        case "rebalance":
-            return Notice("rebalance", beat.notice_at, "worker")
-    return None
-
-
 def _with_notice(one: Machine, notice: Notice | None, now: float) -> Machine:
     if notice is None:
         return one
-    if notice.kind == "terminate" and one.state is not MachineState.LEAVING:
+    if notice.kind is NoticeKind.TERMINATE and one.state is not MachineState.LEAVING:
         return replace(one, state=MachineState.LEAVING, notice_at=notice.at)
-    if notice.kind == "rebalance" and one.advised_at is None:
+    if notice.kind is NoticeKind.REBALANCE and one.advised_at is None:
         return replace(one, advised_at=notice.at or now)
     return one
 

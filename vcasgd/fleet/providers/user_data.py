@@ -1,7 +1,7 @@
 """User data that passes a :class:`~vcasgd.fleet.providers.base.Boot` to a machine in a cloud.
 
 A launch appends one script to the template's data for cloud-init. The script writes these files and
-starts the template's unit, which runs :mod:`vcasgd.fleet.machine.main`::
+starts the template's unit, which runs :mod:`vcasgd.machine.main`::
 
     /etc/vcasgd/worker.env     environment, with VCASGD_BOOT_ARGV and VCASGD_BOOT_SECRETS (JSON)
     /etc/vcasgd/worker.argv    command of the unit, one argument per line; written last
@@ -23,7 +23,7 @@ from vcasgd.fleet.providers.base import Boot
 #: Python with vcasgd in the images.
 MACHINE_PYTHON = "/opt/vcasgd/venv/bin/python"
 #: Command of a machine's unit.
-MACHINE_ARGV = (MACHINE_PYTHON, "-m", "vcasgd.fleet.machine.main")
+MACHINE_ARGV = (MACHINE_PYTHON, "-m", "vcasgd.machine.main")
 #: Boot command, as JSON.
 ARGV_VARIABLE = "VCASGD_BOOT_ARGV"
 #: Secrets that the machine fetches, as JSON: variable to name.

@@ -1,4 +1,4 @@
-"""Machines that joined by themselves: their reports, and the workers that they have to run.
+"""Machines that joined by themselves, and their reports.
 
 The API writes what machines report, and the controller writes what they have to do. Times are those
 of the ledger's clock, in Unix seconds.
@@ -7,18 +7,18 @@ of the ledger's clock, in Unix seconds.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from hmac import compare_digest
-from typing import Any, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vcasgd.errors import Conflict
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.worker_orders import WorkerOrder, read_orders
 
 log = logging.getLogger(__name__)
 
@@ -82,22 +82,20 @@ class WorkerReport(_JoinEntry):
     ended: str | None = None
 
 
+class MachineNotice(_JoinEntry):
+    """Notice of eviction that a machine has received; see :class:`~vcasgd.fleet.notices.Notice`."""
+
+    kind: Literal["terminate", "rebalance"]
+    at: float | None = None
+
+
 class MachineReport(_JoinEntry):
     """Last report of a machine; ``workers`` by name."""
 
     at: float
     leaving: bool = False
     workers: dict[str, WorkerReport] = Field(default_factory=dict)
-
-
-class WorkerOrder(_JoinEntry):
-    """A worker that a machine has to run. ``start`` differs for each start of its process."""
-
-    worker: str
-    job: str
-    start: str
-    #: Environment of the process, which contains credentials.
-    env: dict[str, str] = Field(repr=False)
+    notice: MachineNotice | None = None
 
 
 class MachineEnd(_JoinEntry):
@@ -200,14 +198,14 @@ class JoinedMachines:
         report = MachineReport(at=self.now(), leaving=leaving, workers=dict(workers))
         with self._ledger.pipeline() as pipe:
             pipe.hset(names.JOINED_REPORTS, machine, report.model_dump_json())
-            pipe.hget(names.JOINED_ORDERS, machine)
+            pipe.hget(names.WORKER_ORDERS, machine)
             pipe.hget(names.JOINED_ENDS, machine)
             _, orders, end = pipe.execute()
-        return _orders(machine, orders), _read(MachineEnd, machine, end)
+        return read_orders(machine, orders), _read(MachineEnd, machine, end)
 
     def orders_of(self, machine: str) -> list[WorkerOrder]:
         """Return the workers that a machine has to run."""
-        return _orders(machine, self._ledger.hget(names.JOINED_ORDERS, machine))
+        return read_orders(machine, self._ledger.hget(names.WORKER_ORDERS, machine))
 
     def remove(self, *machines: str) -> None:
         """Remove machines that have left."""
@@ -217,7 +215,7 @@ class JoinedMachines:
             for key in (
                 names.JOINED,
                 names.JOINED_REPORTS,
-                names.JOINED_ORDERS,
+                names.WORKER_ORDERS,
                 names.JOINED_ENDS,
             ):
                 pipe.hdel(key, *machines)
@@ -248,21 +246,6 @@ class JoinedMachines:
         self.remove(*gone)
         return present
 
-    def all_orders(self) -> dict[str, list[WorkerOrder]]:
-        """Return the workers that each machine has to run."""
-        rows = self._ledger.hgetall(names.JOINED_ORDERS)
-        return {name.decode(): _orders(name.decode(), row) for name, row in rows.items()}
-
-    def set_orders(self, machine: str, orders: Iterable[WorkerOrder]) -> None:
-        """Store what a machine has to run. Only the leading controller calls it."""
-        rows = [order.model_dump() for order in orders]
-        self._ledger.hset(names.JOINED_ORDERS, machine, json.dumps(rows))
-
-    def forget_orders(self, *machines: str) -> None:
-        """Delete what machines that are lost had to run."""
-        if machines:
-            self._ledger.hdel(names.JOINED_ORDERS, *machines)
-
     def end(self, machine: str, reason: str, seconds: float | None = None) -> None:
         """Tell a machine to leave, within ``seconds`` or a usual time."""
         limit = END_LEASES * self._lease_seconds if seconds is None else seconds
@@ -282,12 +265,3 @@ def _read(kind: type[Kind], name: str, row: bytes | None) -> Kind | None:
     except ValidationError:
         log.warning("the %s of %s can't be read", kind.__name__, name)
         return None
-
-
-def _orders(machine: str, row: bytes | None) -> list[WorkerOrder]:
-    try:
-        rows: Any = json.loads(row or b"[]")
-        return [WorkerOrder.model_validate(each) for each in rows]
-    except (ValueError, TypeError):
-        log.warning("the orders of %s can't be read", machine)
-        return []

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from vcasgd import fork_server
 from vcasgd.errors import FleetError
-from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
+from vcasgd.fleet.notices import NOTICE_FILE_VARIABLE, NoticeKind, write_notice
 from vcasgd.fleet.providers.local.directory import LaunchRequest, MachineDirectory, RunningProcess
 from vcasgd.fleet.providers.local.processes import MARKER, Process, kill_all
 
@@ -120,7 +120,8 @@ class LocalMachine:
         notice_at = self._directory.notice_at()
         if notice_at is not None:
             if not self._directory.notice_file.exists():
-                write_notice(self._directory.notice_file, notice_at - time.time())
+                seconds = notice_at - time.time()
+                write_notice(self._directory.notice_file, NoticeKind.TERMINATE, seconds)
             if time.time() >= notice_at:
                 return "evicted"
         if self._directory.marked_terminated() or not self._directory.path.exists():

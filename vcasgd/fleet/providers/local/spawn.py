@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from socket import socket
 
 import vcasgd
 from vcasgd.child_process import kill
@@ -19,7 +18,7 @@ from vcasgd.fleet.providers.local import machine as local_machine
 from vcasgd.fleet.providers.local.directory import MachineDirectory
 from vcasgd.fleet.providers.local.processes import MARKER
 from vcasgd.fleet.providers.local.template import MachineTemplate
-from vcasgd.fork_client import exit_status
+from vcasgd.fork_server import ForkedCommand
 
 #: Seconds after which an interpreter that has not started never will, even on a busy machine.
 SPAWN_LIMIT_SECONDS = 120.0
@@ -46,7 +45,9 @@ class Spawner:
         if template is not None:
             template.close()
 
-    def _start(self, directory: MachineDirectory, boot: Boot) -> subprocess.Popen[bytes] | socket:
+    def _start(
+        self, directory: MachineDirectory, boot: Boot
+    ) -> subprocess.Popen[bytes] | ForkedCommand:
         argv = ["-m", local_machine.__name__, "--directory", str(directory.path)]
         env = _base_environment(os.environ)
         own = {**env, MARKER: directory.id}
@@ -74,25 +75,16 @@ class Spawner:
             return self._template
 
 
-def _up(directory: MachineDirectory, starting: subprocess.Popen[bytes] | socket) -> bool:
+def _up(directory: MachineDirectory, starting: subprocess.Popen[bytes] | ForkedCommand) -> bool:
     """Wait until the process has forked the machine as a daemon, and return True on success."""
-    status = _status(starting)
+    try:
+        status: int | None = starting.wait(SPAWN_LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        status = kill(starting)
     if status == 0 or directory.marked_terminated():  # Ended right after its launch: not an error.
         return True
     directory.mark_terminated(f"its interpreter ended with status {status}")
     return False
-
-
-def _status(starting: subprocess.Popen[bytes] | socket) -> int:
-    if isinstance(starting, socket):
-        with starting:
-            starting.settimeout(SPAWN_LIMIT_SECONDS)
-            return exit_status(starting)
-    try:
-        return starting.wait(SPAWN_LIMIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        status = kill(starting)
-        return 1 if status is None else status
 
 
 def _base_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,6 @@ milliseconds, and all of them together need the memory of one.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import subprocess
 import sys
@@ -15,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from vcasgd import fork_client
 from vcasgd.child_process import kill
-from vcasgd.fork_server import ForkServer, pass_connection, preload
+from vcasgd.fork_server import ForkedCommand, ForkServer, pass_connection, preload
 
 #: Prefix of variables that no library reads when it is imported.
 OWN_VARIABLES = "VCASGD_"
@@ -51,13 +49,9 @@ class MachineTemplate:
 
     def run(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, output: BinaryIO
-    ) -> socket.socket:
-        """Start a command; its exit status arrives on the socket. Raises :class:`OSError`."""
-        connection = pass_connection(self._pair)
-        with Path(os.devnull).open("rb") as nothing:
-            streams = [nothing.fileno(), output.fileno(), output.fileno()]
-            fork_client.send(connection, argv, env, str(cwd), streams)
-        return connection
+    ) -> ForkedCommand:
+        """Start a command. Raises :class:`OSError`."""
+        return ForkedCommand(pass_connection(self._pair), argv, env, cwd, output)
 
     def close(self) -> None:
         """End the process. Machines that run are not affected."""

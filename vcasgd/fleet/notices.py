@@ -14,28 +14,34 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from vcasgd.errors import SpecError
-from vcasgd.fleet.machine.metadata import AWS_URL, GCP_URL, AwsMetadata, Http, gcp_value, request
+from vcasgd.fleet.metadata import AWS_URL, GCP_URL, AwsMetadata, Http, gcp_value, request
 from vcasgd.steady_time import boot_time, unix_time
 
-#: Variable with the path of the file through which the machine itself gives notice.
+#: Variable with the path of the file through which the machine gives notice to its processes.
 NOTICE_FILE_VARIABLE = "VCASGD_NOTICE_FILE"
 #: Seconds that a request to Google's server waits for a change; less than the request's time limit.
 WAIT_SECONDS = 2
 
 
+class NoticeKind(StrEnum):
+    """Content of a notice: the end is certain, or the risk of it is elevated."""
+
+    TERMINATE = "terminate"
+    REBALANCE = "rebalance"
+
+
 @dataclass(frozen=True)
 class Notice:
-    """Notice of the cloud. ``rebalance`` means an elevated risk; ``terminate`` is certain."""
+    """Notice of the cloud. ``at``: when the machine goes (Unix seconds), if the cloud says so."""
 
-    kind: Literal["terminate", "rebalance"]
+    kind: NoticeKind
     at: float | None
-    """When the machine goes (Unix seconds); None if the cloud doesn't say."""
-    source: str
 
 
 class NoticeSource(Protocol):
@@ -44,13 +50,6 @@ class NoticeSource(Protocol):
     def poll(self) -> Notice | None:
         """Return the current notice, or None. Takes at most a few seconds, and never raises."""
         ...
-
-
-class NoNotices:
-    """Source for machines that are never evicted."""
-
-    def poll(self) -> None:
-        """Return None."""
 
 
 class AwsNotices:
@@ -72,7 +71,7 @@ class AwsNotices:
         action = self._document("/latest/meta-data/spot/instance-action")
         if action is None:
             return None
-        return Notice("terminate", _unix_seconds(action.get("time")), "aws instance-action")
+        return Notice(NoticeKind.TERMINATE, _unix_seconds(action.get("time")))
 
     def _rebalance(self) -> Notice | None:
         """Return the recommendation.
@@ -81,7 +80,7 @@ class AwsNotices:
         """
         if self._document("/latest/meta-data/events/recommendations/rebalance") is None:
             return None
-        return Notice("rebalance", None, "aws rebalance recommendation")
+        return Notice(NoticeKind.REBALANCE, None)
 
     def _document(self, path: str) -> dict[str, Any] | None:
         """Return a document. A malformed one counts as empty, because its existence matters."""
@@ -117,7 +116,7 @@ class GcpNotices:
         self._etag = response.etag
         if response.body.strip() != "TRUE":
             return None
-        return Notice("terminate", None, "gcp preempted")
+        return Notice(NoticeKind.TERMINATE, None)
 
     def _wait(self) -> str:
         """Return the query that waits for a change of the last value."""
@@ -127,7 +126,8 @@ class GcpNotices:
 
 
 class FileNotices:
-    """Source for the machine itself: a shutdown that :func:`write_notice` announced."""
+    """Source for the processes of a machine, whose first one writes the file: see
+    :func:`write_notice`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -135,58 +135,40 @@ class FileNotices:
     def poll(self) -> Notice | None:
         """See :class:`NoticeSource`."""
         try:
-            at = unix_time(float(self._path.read_text()))
-        except (OSError, ValueError):
+            row = json.loads(self._path.read_text())
+            at = row["at"]
+            return Notice(NoticeKind(row["kind"]), None if at is None else unix_time(float(at)))
+        except (OSError, ValueError, LookupError, TypeError):
             return None
-        return Notice("terminate", at, "shutdown")
 
 
-class AnyNotices:
-    """Combination of several sources. A certain end takes precedence over an elevated risk."""
-
-    def __init__(self, *sources: NoticeSource) -> None:
-        self._sources = sources
-
-    def poll(self) -> Notice | None:
-        """See :class:`NoticeSource`."""
-        notices = [notice for source in self._sources if (notice := source.poll()) is not None]
-        return next((one for one in notices if one.kind == "terminate"), next(iter(notices), None))
-
-
-def write_notice(path: Path, seconds: float) -> None:
-    """Announce to :class:`FileNotices` that the machine goes in so many seconds.
+def write_notice(path: Path, kind: NoticeKind, seconds: float | None) -> None:
+    """Announce to :class:`FileNotices` that the machine goes in so many seconds, if that is known.
 
     The file has the :func:`boot_time`, which all processes of a machine agree on.
     """
+    at = None if seconds is None else boot_time() + seconds
     temporary = path.with_suffix(".new")
-    temporary.write_text(repr(boot_time() + seconds))
+    temporary.write_text(json.dumps({"kind": kind, "at": at}))
     temporary.replace(path)
 
 
-def notices_from_environment(environment: Mapping[str, str]) -> NoticeSource:
-    """Return the source for ``VCASGD_METADATA_KIND`` (``aws``, ``gcp``, or ``local``).
+def notices_of_cloud(environment: Mapping[str, str]) -> NoticeSource:
+    """Return the source for ``VCASGD_METADATA_KIND`` (``aws`` or ``gcp``).
 
-    ``VCASGD_METADATA_URL`` overrides the address; without a kind, it means AWS. Without both, only
-    the file in ``VCASGD_NOTICE_FILE`` is polled, if set. Raises :class:`SpecError` that names an
-    invalid variable, because a broken source would otherwise go unnoticed.
+    ``VCASGD_METADATA_URL`` overrides the address. Raises :class:`SpecError` that names an invalid
+    variable, because a broken source would otherwise go unnoticed.
     """
     url = environment.get("VCASGD_METADATA_URL")
-    kind = environment.get("VCASGD_METADATA_KIND")
-    file = environment.get(NOTICE_FILE_VARIABLE)
+    kind = environment.get("VCASGD_METADATA_KIND", "aws")
     if url and not url.startswith(("http://", "https://")):
         raise _wrong("VCASGD_METADATA_URL", f"{url!r} does not start with http://")
-    if kind and kind not in ("aws", "gcp", "local"):
-        raise _wrong("VCASGD_METADATA_KIND", f"{kind!r} is not one of aws, gcp, local")
-    cloud = _of_cloud(kind, url)
-    return AnyNotices(FileNotices(Path(file)), cloud) if file else cloud
-
-
-def _of_cloud(kind: str | None, url: str | None) -> NoticeSource:
-    if kind == "gcp":
-        return GcpNotices(url or GCP_URL)
-    if kind == "aws" or url:
-        return AwsNotices(url or AWS_URL)
-    return NoNotices()
+    match kind:
+        case "aws":
+            return AwsNotices(url or AWS_URL)
+        case "gcp":
+            return GcpNotices(url or GCP_URL)
+    raise _wrong("VCASGD_METADATA_KIND", f"{kind!r} is not aws or gcp")
 
 
 def _wrong(name: str, problem: str) -> SpecError:

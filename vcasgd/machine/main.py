@@ -3,12 +3,16 @@
 The image's unit starts it with the environment that the launch wrote
 (:mod:`~vcasgd.fleet.providers.user_data`)::
 
-    python -m vcasgd.fleet.machine.main
+    python -m vcasgd.machine.main
 
 It gets the machine's id from the metadata server, fetches the secrets that the user data names,
-runs the boot command, and ends with it. A system that shuts down sends SIGTERM (ACPI shutdown,
-which is how Google preempts). The process passes that to the worker as a notice, and ends the
-command after the grace time.
+runs the boot command, and ends with it. Meanwhile, it writes the machine's notice file, which all
+processes of the command read:
+
+* The cloud announces the end of the machine: the notice has the cloud's time.
+* The system shuts down and sends SIGTERM (ACPI shutdown, which is how Google preempts), or no
+  controller has given a sign of life for ``VCASGD_ORPHAN_SECONDS``, so that no other process would
+  ever end the machine: the command ends after the grace time.
 """
 
 from __future__ import annotations
@@ -29,11 +33,21 @@ from typing import Any, TypeVar
 from vcasgd.backoff import backoff, jittered
 from vcasgd.child_process import kill
 from vcasgd.errors import FleetError, SpecError, VcasgdError
-from vcasgd.fleet.machine.metadata import identity
-from vcasgd.fleet.machine.notices import NOTICE_FILE_VARIABLE, write_notice
-from vcasgd.fleet.machine.secrets import aws_secret, gcp_secret
+from vcasgd.fleet.metadata import aws_secret, gcp_secret, identity
+from vcasgd.fleet.notices import (
+    NOTICE_FILE_VARIABLE,
+    Notice,
+    NoticeKind,
+    NoticeSource,
+    notices_of_cloud,
+    write_notice,
+)
 from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.user_data import ARGV_VARIABLE, REGION_VARIABLE, SECRETS_VARIABLE
+from vcasgd.steady_time import boot_time
+from vcasgd.storage.life_sign import SIGNS, Silence, read_life_sign
+from vcasgd.storage.objects import Storage
+from vcasgd.threads import EssentialThread
 
 T = TypeVar("T")
 
@@ -49,6 +63,8 @@ GRACE_SECONDS = 20.0
 STOP_SECONDS = 3.0
 #: Seconds between two polls for a shutdown.
 POLL_SECONDS = 0.1
+#: Seconds between two polls of the cloud for a notice. AWS recommends five, and gives two minutes.
+NOTICE_SECONDS = 1.0
 
 
 def boot_of(environment: Mapping[str, str]) -> Boot:
@@ -88,12 +104,32 @@ class BootProcess:
         """Give notice to the worker, and end the command after the grace time."""
         self._shutdown.set()
 
+    def watch_notices(self, source: NoticeSource) -> None:
+        """Write the cloud's notices to the file, until the end of this process."""
+        last: Notice | None = None
+        while not self._shutdown.is_set():
+            notice = source.poll()
+            if notice is not None and notice != last:
+                log.warning("notice of eviction: %s", notice)
+                seconds = None if notice.at is None else notice.at - time.time()
+                write_notice(self._notice, notice.kind, seconds)
+                last = notice
+            time.sleep(NOTICE_SECONDS)
+
+    def watch_controller(self, storage: Storage, orphan_seconds: float) -> None:
+        """Shut down after too long a time without a sign of a controller."""
+        silence = Silence(boot_time())
+        while (seconds := silence.seconds(read_life_sign(storage), boot_time())) < orphan_seconds:
+            time.sleep(orphan_seconds / SIGNS / 2)
+        log.error("no sign of a controller for %.0f s: the machine ends", seconds)
+        self.shut_down()
+
     def run(self) -> int:
         """Wait for the end of the command, and return its exit status."""
         while self._process.poll() is None and not self._shutdown.is_set():
             self._shutdown.wait(POLL_SECONDS)
         if self._process.poll() is None:
-            write_notice(self._notice, self._grace)
+            write_notice(self._notice, NoticeKind.TERMINATE, self._grace)
             self._await(self._grace)
             self._process.terminate()
             self._await(STOP_SECONDS)
@@ -105,6 +141,17 @@ class BootProcess:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             log.info("still running after %g s", seconds)
+
+
+class _Watch(EssentialThread):
+    """Thread without which the machine would miss an eviction, or never end."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        super().__init__(name)
+        self._work = work
+
+    def work(self) -> None:
+        self._work()
 
 
 def _read(environment: Mapping[str, str], name: str, kind: type[T]) -> T:
@@ -145,13 +192,18 @@ def main() -> int:
     """Return the exit status of the command; 2 if it could not be started."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        boot = boot_of(os.environ)
+        boot, source = boot_of(os.environ), notices_of_cloud(os.environ)
     except VcasgdError as error:
         log.error("%s", error)
         return 2
     with tempfile.TemporaryDirectory(prefix="vcasgd-") as folder:
         machine = BootProcess(boot, Path(folder) / "notice")
         signal.signal(signal.SIGTERM, lambda _number, _frame: machine.shut_down())
+        _Watch("notices", lambda: machine.watch_notices(source)).start()
+        if orphan_seconds := boot.env.get("VCASGD_ORPHAN_SECONDS"):
+            storage = Storage(boot.env["VCASGD_STORAGE_URL"])
+            seconds = float(orphan_seconds)
+            _Watch("controller", lambda: machine.watch_controller(storage, seconds)).start()
         return machine.run()
 
 

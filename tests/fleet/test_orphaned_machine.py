@@ -33,7 +33,7 @@ _NODE = (
 )
 #: The process of the machine, with a short time for the worker to leave.
 _MACHINE = (
-    "import sys\nfrom vcasgd.fleet.machine import main as machine\n"
+    "import sys\nfrom vcasgd.machine import main as machine\n"
     "machine.BootProcess.__init__.__defaults__ = (1.0,)\nsys.exit(machine.main())"
 )
 
@@ -47,7 +47,7 @@ def storage(tmp_path: Path) -> Storage:
 def machine(storage: Storage) -> Iterator[subprocess.Popen[str]]:
     """Start what a cloud's machine runs, without Ray."""
     boot = Boot(
-        (PYTHON, "-m", "vcasgd.cluster.node", PYTHON, "-c", _NODE),
+        (PYTHON, "-c", _NODE),
         {"VCASGD_STORAGE_URL": storage.url, "VCASGD_ORPHAN_SECONDS": str(ORPHAN)},
     )
     metadata = MetadataServer(Metadata("i-123"))

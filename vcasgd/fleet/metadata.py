@@ -1,4 +1,4 @@
-"""Client for the metadata server of a machine in a cloud.
+"""Clients for what a machine in a cloud asks for itself: its metadata, and its secrets.
 
 AWS: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html
 GCP: https://cloud.google.com/compute/docs/metadata/querying-metadata
@@ -6,6 +6,8 @@ GCP: https://cloud.google.com/compute/docs/metadata/querying-metadata
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 import urllib.error
 import urllib.request
@@ -14,12 +16,14 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Protocol
 
-from vcasgd.errors import CloudUnavailable
+from vcasgd.errors import CloudDenied, CloudUnavailable
 
 #: Address of AWS's metadata server.
 AWS_URL = "http://169.254.169.254"
 #: Address of Google's metadata server.
 GCP_URL = "http://metadata.google.internal"
+#: Address of Google's Secret Manager.
+SECRET_MANAGER_URL = "https://secretmanager.googleapis.com"
 #: Time limit of a request. The server is on the same host, so it responds within milliseconds,
 #: after a requested wait, or not at all.
 TIMEOUT_SECONDS = 4.0
@@ -121,3 +125,37 @@ def identity(kind: str, url: str | None, http: Http = request) -> str:
     if response.status != 200 or not response.body.strip():
         raise CloudUnavailable(f"the metadata server returned no id: status {response.status}")
     return response.body.strip()
+
+
+def aws_secret(name: str, region: str) -> str:
+    """Return a value from AWS Secrets Manager. Raises :class:`~vcasgd.errors.FleetError`."""
+    # Imported here: it needs boto3, which only machines in AWS have.
+    from vcasgd.fleet.providers.aws.provider import secret
+
+    return secret(name, region)
+
+
+def gcp_secret(
+    name: str, metadata_url: str | None, url: str = SECRET_MANAGER_URL, http: Http = request
+) -> str:
+    """Return a value from Google's Secret Manager, with the machine's service account.
+
+    ``name`` is ``projects/<project>/secrets/<name>``. Raises :class:`CloudUnavailable` and
+    :class:`CloudDenied`.
+    """
+    path = "service-accounts/default/token"
+    try:
+        response = gcp_value(path, metadata_url or GCP_URL, http)
+        token = json.loads(response.body)["access_token"]
+        secret_request = urllib.request.Request(
+            f"{url}/v1/{name}/versions/latest:access", headers={"Authorization": f"Bearer {token}"}
+        )
+        with urllib.request.urlopen(secret_request, timeout=TIMEOUT_SECONDS) as answer:
+            payload = json.load(answer)["payload"]["data"]
+    except urllib.error.HTTPError as error:
+        with error:
+            kind = CloudUnavailable if error.code >= 500 else CloudDenied
+            raise kind(f"secret {name}: status {error.code}") from error
+    except (OSError, ValueError, LookupError) as error:
+        raise CloudUnavailable(f"secret {name}: {type(error).__name__}") from error
+    return base64.b64decode(payload).decode()

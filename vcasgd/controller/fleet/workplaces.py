@@ -1,0 +1,246 @@
+"""The machines that run workers, and the workers on them: observation and orders.
+
+An order is in the ledger. A machine that joined fetches it with its next report, and a node of Ray
+gets it through Ray. Both report the same about their workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from vcasgd.cluster import Cluster
+from vcasgd.controller.fleet.restart_backoff import RestartBackoff
+from vcasgd.errors import ClusterError
+from vcasgd.fleet.notices import Notice, NoticeKind
+from vcasgd.fleet.observed import WorkerView
+from vcasgd.logging import isolated
+from vcasgd.settings import Settings
+from vcasgd.store.ledger.joined_machines import JoinedMachines, MachineReport, WorkerReport
+from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.worker_orders import WorkerOrder, WorkerOrders, to_json
+from vcasgd.worker_names import job_of, learner_of, machine_of
+
+log = logging.getLogger(__name__)
+
+#: Seconds in which the controller must connect to Ray, also on a busy machine.
+CONNECT_SECONDS = 120.0
+#: Why workers have ended whose node lost the process that ran them.
+RUNNER_ENDED = "the process that runs the workers of its machine ended"
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """A worker to start, and the environment of its process."""
+
+    machine: str
+    worker: str
+    env: dict[str, str]
+
+
+class Workplaces:
+    """Machines and workers as of the last :meth:`refresh`.
+
+    ``connect`` returns the connection to Ray, or None while no pool has machines in Ray.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Cluster | None],
+        joined: JoinedMachines,
+        orders: WorkerOrders,
+        restarts: RestartBackoff,
+        lost: LostWorkers,
+    ) -> None:
+        self._connect = connect
+        self._joined = joined
+        self._ledger = orders
+        self._restarts = restarts
+        self._lost = lost
+        self._cluster: Cluster | None = None
+        #: Ray's nodes that are alive, and the last report of each machine.
+        self._ray: frozenset[str] = frozenset()
+        self._reports: dict[str, MachineReport] = {}
+        self._orders: dict[str, list[WorkerOrder]] = {}
+        #: Why workers have ended; None while they run, or are about to.
+        self._ends: dict[str, str | None] = {}
+        #: Machines that are present.
+        self.nodes: frozenset[str] = frozenset()
+        #: The first worker of each machine, which the plan places.
+        self.workers: tuple[WorkerView, ...] = ()
+        #: The other workers of each machine, and whether each is alive.
+        self.further: dict[str, bool] = {}
+        #: Eviction notices that machines received, by machine.
+        self.notices: dict[str, Notice] = {}
+
+    @property
+    def alive(self) -> set[str]:
+        """Names of all workers that are alive."""
+        return {name for name, why in self._ends.items() if why is None}
+
+    # -- observation -------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Read what machines report, free the leases of workers that ended, and record the crashes
+        of those whose machine is present.
+
+        Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost.
+        """
+        alive, known, present = self.alive, self._ends, self._present()
+        self._orders = self._ledger.all()
+        absent = self._orders.keys() - present
+        gone = {order.worker for machine in absent for order in self._orders.pop(machine)}
+        self._exchange()
+        self._ends = {
+            order.worker: _end(order, self._reports.get(machine))
+            for machine, orders in self._orders.items()
+            for order in orders
+        }
+        ended = {name for name, why in self._ends.items() if why is not None}
+        # An earlier controller may not have seen the end of those that have ended already.
+        new = {name for name in ended if known.get(name) is None}
+        if lost := gone | new | (alive - self._ends.keys()):
+            self._report_lost(lost)
+            # A machine that died between the two lists must be missing.
+            present = self._present()
+        self._ledger.forget(*absent)
+        self.nodes = present
+        self._set_views()
+        for name in sorted(alive & ended):
+            if learner_of(name) == 1 and machine_of(name) in present:
+                with isolated(job_of(name)):
+                    self._restarts.record_end(name, job_of(name), self._ends[name] or "")
+        self._restarts.confirm(self.nodes)
+
+    def lost_nodes(self) -> bool:
+        """Return True if a machine is no longer present that was at the last refresh.
+
+        Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost.
+        """
+        return not self.nodes <= self._present()
+
+    def _present(self) -> frozenset[str]:
+        if self._cluster is None:
+            self._cluster = self._connect()
+        self._ray = self._cluster.nodes() if self._cluster else frozenset()
+        joined = {machine.name: report for machine, report, _ in self._joined.present()}
+        of_ray = {name: each for name, each in self._reports.items() if name in self._ray}
+        self._reports = {**of_ray, **joined}
+        return self._ray | joined.keys()
+
+    def _exchange(self) -> None:
+        """Exchange orders and reports with Ray's nodes."""
+        if self._cluster is None:
+            return
+        orders = {name: to_json(self._orders.get(name, ())) for name in self._ray}
+        try:
+            reports = self._cluster.exchange(orders)
+        except ClusterError as error:
+            # Their last reports hold.
+            log.warning("%s", error)
+            return
+        for machine, text in reports.items():
+            if text is None:
+                self._on_lost_runner(machine)
+                continue
+            try:
+                self._reports[machine] = MachineReport.model_validate_json(text)
+            except ValidationError:
+                log.warning("the report of %s can't be read", machine)
+
+    def _on_lost_runner(self, machine: str) -> None:
+        """End all workers of a machine, and none of them starts again without a new order."""
+        ended = {
+            order.worker: WorkerReport(start=order.start, ended=RUNNER_ENDED)
+            for order in self._orders.get(machine, ())
+        }
+        self._reports[machine] = MachineReport(at=0.0, workers=ended)
+        self._ledger.forget(machine)
+
+    def _set_views(self) -> None:
+        """Set the views of the workers; those of unchanged ones are the previous ones."""
+        before = {view.name: view for view in self.workers}
+        views = [
+            WorkerView(name, job_of(name), machine_of(name), why is None)
+            for name, why in self._ends.items()
+            if learner_of(name) == 1
+        ]
+        self.workers = tuple(
+            old if (old := before.get(view.name)) == view else view for view in views
+        )
+        self.further = {n: why is None for n, why in self._ends.items() if learner_of(n) > 1}
+        self.notices = {
+            machine: Notice(NoticeKind(report.notice.kind), report.notice.at)
+            for machine, report in self._reports.items()
+            if report.notice is not None
+        }
+
+    def _report_lost(self, workers: Iterable[str]) -> None:
+        """Free the leases of workers whose process or machine has ended."""
+        by_job: defaultdict[str, list[str]] = defaultdict(list)
+        for name in workers:
+            by_job[job_of(name)].append(name)
+        self._lost.report(by_job)
+
+    # -- orders ------------------------------------------------------------------------------------
+
+    def start(self, starts: Iterable[WorkerStart]) -> None:
+        """Start workers on machines that are present, unless they run already."""
+        alive, changed = self.alive, dict[str, list[WorkerOrder]]()
+        for one in starts:
+            machine, worker = one.machine, one.worker
+            if machine not in self.nodes or worker in alive:
+                continue
+            if machine not in changed:
+                orders = self._orders.get(machine, ())
+                changed[machine] = [order for order in orders if order.worker in alive]
+            start = secrets.token_hex(8)
+            changed[machine].append(
+                WorkerOrder(worker=worker, job=job_of(worker), start=start, env=one.env)
+            )
+        self._order(changed)
+
+    def stop(self, worker: str) -> None:
+        """Kill a worker, if it exists."""
+        machine = machine_of(worker)
+        orders = self._orders.get(machine, [])
+        left = [order for order in orders if order.worker != worker]
+        if len(left) < len(orders):
+            self._order({machine: left})
+
+    def _order(self, orders: Mapping[str, list[WorkerOrder]]) -> None:
+        """Store orders, and send them to Ray's nodes."""
+        self._ledger.set(orders)
+        self._orders.update(orders)
+        new = (order.worker for rows in orders.values() for order in rows)
+        self._ends.update(dict.fromkeys(new))
+        for machine, rows in orders.items():
+            if self._cluster is not None and machine in self._ray:
+                try:
+                    self._cluster.send(machine, to_json(rows))
+                except ClusterError as error:
+                    # The next round sends them again.
+                    log.warning("%s", error)
+
+
+def _end(order: WorkerOrder, report: MachineReport | None) -> str | None:
+    """Return why a worker has ended, as far as its machine has reported it."""
+    known = report.workers.get(order.worker) if report else None
+    return known.ended if known is not None and known.start == order.start else None
+
+
+def connect_ray(settings: Settings) -> Cluster:
+    """Return a connection to Ray. Raises :class:`~vcasgd.errors.ClusterError`."""
+    token = settings.ray_token
+    return Cluster.connect(
+        settings.required("ray_address"),
+        settings.cluster,
+        CONNECT_SECONDS,
+        token.get_secret_value() if token else None,
+        tls=settings.ray_tls,
+    )
