@@ -22,10 +22,11 @@ from support.waiting import await_truth
 
 from vcasgd.agent.display import Display
 from vcasgd.agent.sandbox import SandboxMode, choose, make_sandbox
-from vcasgd.agent.worker_process import MAX_LOG_BYTES, WorkerProcess
+from vcasgd.agent.worker_process import JoinedWorker
 from vcasgd.console import PlainConsole
 from vcasgd.environment import visible
 from vcasgd.errors import SpecError, StackError
+from vcasgd.machine.workers import MAX_LOG_BYTES
 from vcasgd.schemas.machines import OrderView
 from vcasgd.worker.shell import NETWORK_REMEDY
 
@@ -199,7 +200,7 @@ def test_output_of_a_worker_takes_bounded_space(tmp_path: Path) -> None:
     order = OrderView(worker="job.m", start="1", job="job", name="job", package="0" * 64, env={})
     (tmp_path / "code" / order.package).mkdir(parents=True)
     processors = list(box.processors)
-    worker = WorkerProcess(
+    worker = JoinedWorker(
         order, tmp_path, tmp_path, processors, 1.0, visible(os.environ), lambda *_: None, box
     )
     await_truth(lambda: worker.update() or worker.ended is not None)
