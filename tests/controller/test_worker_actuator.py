@@ -110,10 +110,10 @@ def test_only_workers_of_volunteers_learn_that_they_are(ledger: RedisClient, job
         clearance=clearance,
         restarts=restarts,
     )
-    machines = [SimpleNamespace(id=name, pool=pool) for pool, name in joined.items()]
+    listed = [SimpleNamespace(id=name, pool=pool) for pool, name in joined.items()]
     starter.start(
-        [StartWorker(each.id, job) for each in machines],
-        SimpleNamespace(machines=machines),  # type: ignore[arg-type]
+        [StartWorker(one.id, job) for one in listed],
+        SimpleNamespace(machines=listed),  # type: ignore[arg-type]
     )
 
     # Then only the volunteer's one has to commit to its states

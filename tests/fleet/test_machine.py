@@ -206,7 +206,7 @@ def test_a_secret_of_google(httpd: tuple[str, dict[str, tuple[int, str]]]) -> No
     pages[f"/v1/{name}/versions/latest:access"] = (200, json.dumps({"payload": {"data": data}}))
 
     def http(method: str, url: str, headers: object) -> Response:
-        assert url.endswith("/machine/service-accounts/default/token")
+        assert url.endswith("/instance/service-accounts/default/token")
         return Response(200, '{"access_token": "granted"}')
 
     assert gcp_secret(name, None, url, http) == "the-token"
