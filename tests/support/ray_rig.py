@@ -145,7 +145,7 @@ class Rig:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a round of the controller observes: workers are alive, or have ended."""
+    """Observation of a round of the controller: workers are alive, or have ended."""
 
     machines: frozenset[str]
     workers: dict[str, bool]
