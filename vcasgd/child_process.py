@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 KILL_SECONDS = 5.0
 
 
-class Process(Protocol):
+class Killable(Protocol):
     """The methods of :class:`subprocess.Popen` that are used."""
 
     args: Any
@@ -22,7 +22,7 @@ class Process(Protocol):
     def wait(self, timeout: float | None = ..., /) -> int: ...
 
 
-def kill(process: Process, seconds: float = KILL_SECONDS) -> int | None:
+def kill(process: Killable, seconds: float = KILL_SECONDS) -> int | None:
     """Kill a process, and return its exit status, or None if it hasn't ended after ``seconds``.
 
     A process that waits for a device or a network drive ends only when that answers.

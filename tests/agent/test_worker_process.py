@@ -13,7 +13,7 @@ import pytest
 from vcasgd.agent.worker_process import JoinedWorker
 from vcasgd.environment import visible
 from vcasgd.errors import PackageError
-from vcasgd.machine.workers import Workers
+from vcasgd.machine.workers import WorkerSet
 from vcasgd.schemas.machines import MAX_REASON_LENGTH, OrderView, ReportBody
 
 Eventually = Callable[..., Any]
@@ -95,7 +95,7 @@ def test_a_key_with_the_beginning_of_a_librarys_name_is_not_seen(name: str) -> N
 
 
 def test_variables_reach_the_process_of_a_worker(tmp_path: Path, eventually: Eventually) -> None:
-    workers = Workers(lambda _order: started(tmp_path))
+    workers = WorkerSet(lambda _order: started(tmp_path))
     workers.follow([ORDER])
 
     def process() -> psutil.Process | None:
@@ -111,7 +111,7 @@ def test_variables_reach_the_process_of_a_worker(tmp_path: Path, eventually: Eve
 
 
 def test_a_machine_reports_its_workers(tmp_path: Path) -> None:
-    workers = Workers(lambda _order: started(tmp_path))
+    workers = WorkerSet(lambda _order: started(tmp_path))
     assert workers.follow([ORDER]) == [ORDER]
     assert workers.follow([ORDER]) == []
     rows = workers.report(MAX_REASON_LENGTH)

@@ -31,7 +31,7 @@ from vcasgd.background import Background, DaemonThreads
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError, NotFound, VersionDiffers
 from vcasgd.fleet.notices import NoticeKind, write_notice
-from vcasgd.machine.workers import Workers
+from vcasgd.machine.workers import WorkerSet
 from vcasgd.schemas.machines import (
     MAX_REASON_LENGTH,
     JoinView,
@@ -221,7 +221,7 @@ class Visit:
         self._interrupts = interrupts
         #: A report, which the workers are looked after beside.
         self._reports = Background[ReportView](DaemonThreads(1, "report"))
-        self._workers = Workers(self._make_worker)
+        self._workers = WorkerSet(self._make_worker)
         self._notice = notice_file(folder)
         self._notice.parent.mkdir(exist_ok=True)
         self._fetching = threading.Lock()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vcasgd.cluster.commands import FORKS_VARIABLE
 from vcasgd.fleet.notices import NOTICE_FILE_VARIABLE, FileNotices
-from vcasgd.machine.workers import WorkerProcess, Workers
+from vcasgd.machine.workers import WorkerProcess, WorkerSet
 
 #: Most letters of the reason for which a worker has ended.
 MAX_REASON_LENGTH = 500
@@ -41,7 +41,7 @@ class Runner:
         self._folder.mkdir(exist_ok=True)
         notice_file = os.environ.get(NOTICE_FILE_VARIABLE)
         self._notices = FileNotices(Path(notice_file)) if notice_file else None
-        self._workers = Workers(self._make)
+        self._workers = WorkerSet(self._make)
 
     def _make(self, order: RunnerOrder) -> WorkerProcess:
         env = {name: value for name, value in os.environ.items() if not name.startswith(_RAY)}

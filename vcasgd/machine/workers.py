@@ -167,7 +167,7 @@ One = TypeVar("One", bound=WorkerProcess)
 AnyOrder = TypeVar("AnyOrder", bound=Order)
 
 
-class Workers(Generic[AnyOrder, One]):
+class WorkerSet(Generic[AnyOrder, One]):
     """The workers of a machine, by name. ``make`` makes one of an order."""
 
     def __init__(self, make: Callable[[AnyOrder], One]) -> None:
