@@ -313,7 +313,7 @@ inline commit_lua(token, answer) {
                         od;
                         i_ = 0;
                         rejected = rejected | refused;
-                        remove_entries(dealt);
+                        remove_entries(processed);
                         snapshot_is_exact();
                         answer = DONE
                 fi
@@ -445,7 +445,7 @@ end:
 /* --- a parameter server: parameter_server/{shard,publish,recovery,model_state}.py ---------- */
 
 inline forget_batch() {
-    applied = 0; dealt = 0; refused = 0; touched = 0; reset = 0
+    applied = 0; processed = 0; refused = 0; touched = 0; reset = 0
 }
 
 inline refuse(u) {
@@ -476,7 +476,7 @@ inline take(u) {
                 touched = touched | bit(u_subtask[u]);
                 applied++
         fi;
-        if :: answer == DONE -> dealt = dealt | bit(u) :: else fi
+        if :: answer == DONE -> processed = processed | bit(u) :: else fi
     }
 }
 
@@ -503,7 +503,7 @@ inline check_newest() {
 
 proctype ParameterServer(byte token) {
     byte m_version, m_writer, m_record[SUBTASKS], m_content[SAMPLES];   /* ahead of the published version */
-    byte applied, dealt, refused, touched, reset;               /* the batch: sets, and a count */
+    byte applied, processed, refused, touched, reset;               /* the batch: sets, and a count */
     byte found[BATCH], read, next, stored;
     mtype answer;
 
@@ -542,7 +542,7 @@ reconcile:
 turn:
     atomic {                                /* view */
         answer = 0;
-        (!meta || waiting > 0 || dealt != 0 || version != m_version || fence != token);
+        (!meta || waiting > 0 || processed != 0 || version != m_version || fence != token);
         if :: !meta -> goto republish
            :: meta && version < m_version -> goto put_over
            :: meta && version >= m_version -> stored = version
@@ -554,10 +554,10 @@ turn:
         fi;
         if :: fence != token -> goto retake :: else fi;
 collect:
-        if :: dealt != 0 && stored != m_version ->  /* committed, only the answer was lost */
+        if :: processed != 0 && stored != m_version ->  /* committed, only the answer was lost */
                 m_version = stored; m_writer = token; d_step { forget_batch() }; stored = 0;
                 goto turn
-           :: dealt != 0 && stored == m_version -> stored = 0; goto write
+           :: processed != 0 && stored == m_version -> stored = 0; goto write
            :: else -> stored = 0
         fi;
         do :: read < waiting && read < BATCH -> found[read] = stream[read]; read++     /* XRANGE */
@@ -569,7 +569,7 @@ collect:
            :: else -> break
         od;
         read = 0; next = 0; copy(found, nothing, BATCH);
-        if :: dealt == 0 -> goto turn :: else fi;
+        if :: processed == 0 -> goto turn :: else fi;
 write:
         if :: applied > 0 -> written = written | bit(token) :: else fi
     };

@@ -20,14 +20,14 @@ def test_a_flood_of_requests_for_pins_ends_its_job_and_is_never_read_whole(world
     shard.turn()
     names = [f"flood {number}" * 10 for number in range(MAX_ENTRIES + 1)]
     for first in range(0, len(names), 10_000):
-        world.tensors.sadd(world.keys.wanted, *names[first : first + 10_000])
-    world.tensors.sadd(world.keys.wanted, b"x" * 1000, b"\xff")
+        world.tensors.sadd(world.keys.pin_requests, *names[first : first + 10_000])
+    world.tensors.sadd(world.keys.pin_requests, b"x" * 1000, b"\xff")
 
-    assert len(world.snapshots.view().wanted) <= MAX_PIN_REQUESTS
+    assert len(world.snapshots.view().pin_requests) <= MAX_PIN_REQUESTS
     with pytest.raises(JobUnreadable, match="entries of wanted"):
         world.shard().turn()
 
-    assert not world.tensors.exists(world.keys.wanted)
+    assert not world.tensors.exists(world.keys.pin_requests)
 
 
 class TestPins:
@@ -127,7 +127,7 @@ class TestPins:
         shard.turn()
 
         assert world.snapshots.view().pins == set("bcde")
-        assert world.snapshots.view().wanted == ("f",)
+        assert world.snapshots.view().pin_requests == ("f",)
 
     def test_an_epoch_that_finds_no_room_is_published_unpinned(self, world: World) -> None:
         shard = world.shard()

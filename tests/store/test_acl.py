@@ -179,8 +179,8 @@ def test_a_worker_cannot_change_clearances(command: str, ledger_as_worker: Redis
     [
         ("SET", "fence"), ("DEL", "fence"), ("SET", "meta"), ("DEL", "meta"),
         ("HSET", "applied"), ("HDEL", "applied"), ("HSET", "rejected"), ("HSET", "pins"),
-        ("HDEL", "pins"), ("XTRIM", "stream"), ("DEL", "stream"), ("SREM", "wanted"),
-        ("SET", "window"), ("DEL", "places"), ("XADD", "news"),
+        ("HDEL", "pins"), ("XTRIM", "stream"), ("DEL", "stream"), ("SREM", "pin_requests"),
+        ("SET", "window"), ("DEL", "push_slots"), ("XADD", "news"),
     ],
 )  # fmt: skip
 def test_unneeded_access_to_the_jobs_own_tensors_keys_is_denied(
@@ -424,13 +424,13 @@ def test_a_worker_can_do_its_work_in_the_tensors_server(
     sender.wait_for_commit(0.01, NO_COMMIT)
     header, payload = world.update(0, 0, 4, 1, worker=WORKER, update=f"{WORKER}.1.1")
     assert sender.push(header, 0, payload).accepted
-    assert sender.status([(0, 0, 4, header.update)]).fates == ["pending"]
+    assert sender.status([(0, 0, 4, header.update)]).outcomes == ["pending"]
     assert not sender.push(world.update(0, 0, 2, 1, update=f"{WORKER}.1.2")[0], 0, payload).accepted
     snapshots.request_pin("evaluation")
     shard.turn()
     asked = [(0, 0, 4, header.update)]
     _, status = sender.status_after_commit(1.0, NO_COMMIT, asked, (0, 0), ONLY_CHUNK)
-    assert status.fates == ["applied"]
+    assert status.outcomes == ["applied"]
     assert len(status.content) == 4 * world.layout.floats
     with monkeypatch.context() as patch:
         patch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)

@@ -100,5 +100,5 @@ def test_a_silent_workers_push_slot_is_released(
     clock.set_clock(-HOUR)
 
     assert eventually(lambda: slots.reap(1)) == 1
-    assert world.tensors.zscore(world.keys.places, "silent.1") is None
-    assert world.tensors.zcard(world.keys.places) == 1, "an update in the stream keeps its slot"
+    assert world.tensors.zscore(world.keys.push_slots, "silent.1") is None
+    assert world.tensors.zcard(world.keys.push_slots) == 1, "an update in the stream keeps its slot"

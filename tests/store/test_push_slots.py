@@ -54,7 +54,7 @@ def places(world: World) -> PushSlots:
 
 
 def held(world: World) -> dict[str, float]:
-    found = world.tensors.zrange(world.keys.places, 0, -1, withscores=True)
+    found = world.tensors.zrange(world.keys.push_slots, 0, -1, withscores=True)
     return {name.decode(): until for name, until in found}
 
 
@@ -134,7 +134,7 @@ class TestPlaces:
         script = world.sender._push
 
         def lose_the_place_first(**arguments: object) -> object:
-            world.tensors.delete(world.keys.places)
+            world.tensors.delete(world.keys.push_slots)
             return script(**arguments)
 
         monkeypatch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)
@@ -151,7 +151,7 @@ class TestPlaces:
         self, world: World, places: PushSlots
     ) -> None:
         """The worker pushed a header with another update's name."""
-        world.tensors.zadd(world.keys.places, {"ghost": "inf"})
+        world.tensors.zadd(world.keys.push_slots, {"ghost": "inf"})
         world.push(0, 0, 1)
         assert places.reap(1) == 0, "something is in the stream"
         world.shard().turn()
@@ -164,7 +164,7 @@ class TestPlaces:
         shard.turn()
         world.push(0, 0, 1)
         world.lose_tensors()
-        world.tensors.zadd(world.keys.places, {"of-before": "inf"})
+        world.tensors.zadd(world.keys.push_slots, {"of-before": "inf"})
         shard.turn()
         assert not held(world)
 

@@ -64,12 +64,12 @@ class TestPins:
         install(snapshots)
         snapshots.request_pin("b")
         snapshots.request_pin("a")
-        assert snapshots.view().wanted == ("a", "b")
+        assert snapshots.view().pin_requests == ("a", "b")
         assert snapshots.pinned("a") is None
 
         snapshots.pin(1, ["a"], snapshots.read())
 
-        assert snapshots.view().wanted == ("b",)
+        assert snapshots.view().pin_requests == ("b",)
         assert snapshots.view().pins == {"a"}
 
     def test_unpinned_it_is_neither_kept_nor_wanted(self, snapshots: SnapshotStore) -> None:
@@ -80,7 +80,7 @@ class TestPins:
         snapshots.unpin("a")
 
         assert snapshots.view().pins == set()
-        assert snapshots.view().wanted == ()
+        assert snapshots.view().pin_requests == ()
         with pytest.raises(SnapshotMissing, match="under the name a"):
             snapshots.fetch_pinned("a")
 

@@ -238,7 +238,7 @@ class TestPush:
         assert world.reader.waiting() == 2
         assert world.receive(header, len(payload)) == bytes(payload)
         assert world.tensors.ttl(world.keys.payload_chunk(header.update, 0)) == -1
-        assert world.tensors.zscore(world.keys.places, header.update) == float("inf")
+        assert world.tensors.zscore(world.keys.push_slots, header.update) == float("inf")
 
     def test_a_payload_of_one_chunk_without_a_slot_gets_no_entry(
         self, world: World, monkeypatch: pytest.MonkeyPatch
@@ -295,7 +295,7 @@ class TestPush:
         # Then its update is applied, and nothing stays of the other payload
         world.shard().turn()
         world.assert_exact()
-        world.tensors.zadd(world.keys.places, {lost.update: 1})
+        world.tensors.zadd(world.keys.push_slots, {lost.update: 1})
         assert PushSlots(world.tensors, world.keys).reap(chunk_count(len(payload))) == 1
         assert not payloads(world)
 
@@ -367,8 +367,8 @@ class TestStatus:
         )
 
         assert status.version == (1, 9)
-        assert status.fates == ["applied", "pending", "lost"]
-        assert world.sender.status([]).fates == []
+        assert status.outcomes == ["applied", "pending", "lost"]
+        assert world.sender.status([]).outcomes == []
 
     def test_the_status_after_a_commit_brings_a_small_snapshot(self, world: World) -> None:
         shard = world.shard()
@@ -383,7 +383,7 @@ class TestStatus:
         )
         other = world.sender.status(asked, (0, 0), "h0")
 
-        assert status.fates == ["applied"]
+        assert status.outcomes == ["applied"]
         assert status.meta is not None
         expected, out = world.vector(), torch.empty(world.layout.floats)
         world.tensors.delete(*world.snapshots.chunk_keys(status.meta))
@@ -397,7 +397,7 @@ class TestStatus:
 
         _, status = world.sender.status_after_commit(0.01, NO_COMMIT, [])
 
-        assert status.fates == []
+        assert status.outcomes == []
 
 
 class TestPayload:

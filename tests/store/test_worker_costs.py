@@ -220,13 +220,13 @@ def test_commands_that_never_end_fill_no_server(
 
 @pytest.mark.parametrize("number", [MAX_ENTRIES, MAX_ENTRIES + 1])
 def test_a_quota_counts_entries(number: int, admin: RedisClient) -> None:
-    admin.sadd(TENSOR_KEYS.wanted, *range(number))
+    admin.sadd(TENSOR_KEYS.pin_requests, *range(number))
 
-    why = ContentQuota(admin, {TENSOR_KEYS.wanted: 64 << 20}).enforce()
+    why = ContentQuota(admin, {TENSOR_KEYS.pin_requests: 64 << 20}).enforce()
 
     assert (why is None) == (number == MAX_ENTRIES)
     assert why is None or f"{number} entries of wanted" in why
-    assert bool(admin.exists(TENSOR_KEYS.wanted)) == (why is None)
+    assert bool(admin.exists(TENSOR_KEYS.pin_requests)) == (why is None)
 
 
 def test_a_quota_finds_few_long_entries_among_many_short_ones(admin: RedisClient) -> None:

@@ -137,7 +137,7 @@ class Fuzzer:
 
     def _request_pins(self) -> None:
         names = [f"{self._random.random()}" for _ in range(self._random.choice((1, 20, 20_000)))]
-        self._hostile.tensors.sadd(self._hostile.tensor_keys.wanted, *names)
+        self._hostile.tensors.sadd(self._hostile.tensor_keys.pin_requests, *names)
 
     def _place(self) -> tuple[RedisClient, str]:
         return self._random.choice(

@@ -16,13 +16,13 @@ from torch.utils.data import Dataset
 
 import vcasgd
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
-from vcasgd.learning.local_step import to_device
 from vcasgd.learning.training import (
     Interval,
     batches,
     build,
     evaluate,
     seed_for,
+    to_device,
     train,
 )
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from vcasgd.store.tensors.snapshot import RoundFacts
-from vcasgd.worker.interval import Base, is_late
-from vcasgd.worker.member import EXCHANGES, MAX_STEPS, Member, balanced_steps
+from vcasgd.worker.interval import Base
+from vcasgd.worker.member import EXCHANGES, MAX_STEPS, Member, balanced_steps, is_late
 
 
 def base_of(workers: int, version: int = 1) -> Base:

@@ -68,7 +68,7 @@ class Batch:
     #: Last entry that was read for the batch: one of its own, or one that the next batch takes.
     last_read: str = "0-0"
     #: Names of the updates in the entries with a valid header.
-    dealt: list[str] = field(default_factory=list)
+    processed: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)
     reset: set[int] = field(default_factory=set)
@@ -309,7 +309,7 @@ class ModelState:
         self.batch.payloads += keys
         if header is not None:
             if reason != UNSIGNED:  # A worker's own update of this name is another one.
-                self.batch.dealt.append(header.update)
+                self.batch.processed.append(header.update)
                 self.batch.refused[header.update] = reason
             if header.subtask < self._config.plan.total_subtasks:
                 self.batch.reset.add(header.subtask)
@@ -328,7 +328,7 @@ class ModelState:
         bucket = str(min(staleness, MAX_STALENESS))
         batch.applied += 1
         batch.entries.append(entry)
-        batch.dealt.append(header.update)
+        batch.processed.append(header.update)
         batch.payloads += keys
         self._count(
             updates=totals.updates + 1,

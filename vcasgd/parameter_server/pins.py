@@ -55,7 +55,7 @@ class Pins:
         """
         for name in self._pinned.keys() - view.pins:
             self._drop(name, present)
-        names = view.wanted[: MAX_PINS - len(self._pinned)]
+        names = view.pin_requests[: MAX_PINS - len(self._pinned)]
         if names:
             self._snapshots.pin(self._token, names, Snapshot(present, record()))
             # A name that is in use keeps its version.

@@ -90,7 +90,7 @@ class Publisher:
             done=tuple(batch.done),
             forget=model.forgotten,
             entries=tuple(batch.entries),
-            dealt=tuple(batch.dealt),
+            processed=tuple(batch.processed),
             refused=batch.refused,
             reset=model.positions_to_reset(),
             pin=pin,

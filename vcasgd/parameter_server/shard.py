@@ -283,7 +283,7 @@ class Shard:
         self._viewed_at = time.monotonic()
         if not model.batch.pending:
             # The description of the published version is that of the memory.
-            if view.wanted:
+            if view.pin_requests:
                 self._publisher.complete(model)
             self._pins.serve(view, model.meta, model.stored_record)
             self._served_at = self._viewed_at

@@ -24,9 +24,9 @@ from torch.utils.data import (
 )
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
-from vcasgd.learning.local_step import to_device
 from vcasgd.learning.precision import MAX_SKIPPED
 from vcasgd.learning.rates import clip
+from vcasgd.learning.training import to_device
 from vcasgd.session.launch import accumulation_steps, check_launch, seen_by_accelerate
 from vcasgd.session.schedules import start_rates
 from vcasgd.session.script import LoopTask, ScriptTask

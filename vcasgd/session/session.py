@@ -14,11 +14,10 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.batch_source import BatchSource, SampleRange
-from vcasgd.learning.local_step import backward, to_device, update
 from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.learning.training import evaluate, parts_of
+from vcasgd.learning.training import backward, evaluate, parts_of, to_device, update
 from vcasgd.session.loader import BatchLoader, evenly_drawn, loader_over
 from vcasgd.session.schedules import schedule_of, start_rates
 from vcasgd.session.script import Evaluate, LoopTask, running_script

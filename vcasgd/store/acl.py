@@ -212,19 +212,19 @@ def _on_tensors(keys: TensorKeys, worker: str) -> tuple[Grant, ...]:
                                           keys.pins)),
         Grant("R", "hgetall", (keys.pins,)),
         Grant("R", "xread", (keys.news,)),
-        Grant("R", "zscore zcard", (keys.places,)),
-        Grant("W", "zadd zrem", (keys.places,)),
+        Grant("R", "zscore zcard", (keys.push_slots,)),
+        Grant("W", "zadd zrem", (keys.push_slots,)),
         Grant("W", "hset", (keys.pushed, keys.tokens)),
         Grant("W", "set persist unlink", (payloads,)),
         Grant("W", "set", (moments,)),
         Grant("W", "xadd", (keys.stream,)),
-        Grant("W", "sadd", (keys.wanted,)),
+        Grant("W", "sadd", (keys.pin_requests,)),
     )  # fmt: skip
 
 
 def _for_first_snapshot(keys: TensorKeys) -> tuple[Grant, ...]:
     snapshots = f"{keys.prefix}s:*"
-    old = (keys.applied, keys.pushed, keys.tokens, keys.stream, keys.rejected, keys.places)
+    old = (keys.applied, keys.pushed, keys.tokens, keys.stream, keys.rejected, keys.push_slots)
     return (
         Grant("W", "set", (keys.meta, snapshots)),
         Grant("W", "unlink", (snapshots, *old)),

@@ -233,7 +233,7 @@ class TensorKeys(_Keys):
     stream = _Key("updates", written=True)
     #: Sorted set: update → time in ms until which its push slot is reserved; infinity once it is in
     #: the stream.
-    places = _Key(written=True)
+    push_slots = _Key(written=True)
     #: String: the number of push slots.
     window = _Key()
     #: Stream of one entry, replaced at each commit. Workers block on it.
@@ -243,7 +243,7 @@ class TensorKeys(_Keys):
     #: Hash: name → a snapshot that must be kept.
     pins = _Key()
     #: Set: names under which the current snapshot is to be pinned.
-    wanted = _Key(written=True)
+    pin_requests = _Key(written=True)
 
     def moments(self, name: str) -> str:
         """Return a key of the optimizer's second moments: ``steps`` and ``turn``, strings, or a

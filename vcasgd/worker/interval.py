@@ -10,10 +10,6 @@ from torch import Tensor
 from vcasgd.learning.shards import ShardRange
 from vcasgd.store.tensors.snapshot import RoundFacts
 
-#: Factor by which steps last longer than planned in an interval that ends early. All workers would
-#: wait for one that is so slow, and smaller differences may be noise.
-MUCH_SLOWER = 2.0
-
 
 @dataclass(frozen=True)
 class Base:
@@ -60,16 +56,3 @@ class Trained:
     update: Tensor
     integers: Tensor
     momentum: float | None = None
-
-
-def is_late(round_: RoundFacts, planned: float, done: int, seconds: float) -> bool:
-    """Return True if an interval should end, because the others of its round have ended theirs.
-
-    It has made ``done`` of ``planned`` local steps in ``seconds``, which is at least
-    :data:`MUCH_SLOWER` times as long as the round's members plan for each. Always False if the
-    round has no other member, or its speed is unknown.
-    """
-    step = round_.step_seconds
-    if round_.workers <= 1 or not step:
-        return False
-    return seconds >= planned * step and seconds >= MUCH_SLOWER * done * step

@@ -25,6 +25,9 @@ MAX_STEPS = 16
 #: Progress of a job from which on its steps may overlap with exchanges. Early in a job, steps are
 #: long, consecutive ones can be opposed, and a gradient that is one step late adds to that.
 OVERLAP_FROM = 0.5
+#: Factor by which steps last longer than planned in an interval that ends early. All workers would
+#: wait for one that is so slow, and smaller differences may be noise.
+MUCH_SLOWER = 2.0
 #: Last exchanges of which the shortest counts: it waited least for other workers.
 EXCHANGES = 5
 #: Steps of an optimizer before other workers take over its second moments.
@@ -215,3 +218,16 @@ def balanced_steps(facts: RoundFacts) -> int | None:
         return None
     ratio = facts.exchange_seconds / facts.step_seconds
     return int(2 ** round(math.log2(min(max(ratio, 1.0), MAX_STEPS))))
+
+
+def is_late(round_: RoundFacts, planned: float, done: int, seconds: float) -> bool:
+    """Return True if an interval should end, because the others of its round have ended theirs.
+
+    It has made ``done`` of ``planned`` local steps in ``seconds``, which is at least
+    :data:`MUCH_SLOWER` times as long as the round's members plan for each. Always False if the
+    round has no other member, or its speed is unknown.
+    """
+    step = round_.step_seconds
+    if round_.workers <= 1 or not step:
+        return False
+    return seconds >= planned * step and seconds >= MUCH_SLOWER * done * step

@@ -27,9 +27,10 @@ from vcasgd.store.tensors.snapshot import encode_integers
 from vcasgd.worker.departure import Departure
 from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.heartbeat import WorkerStatus
-from vcasgd.worker.interval import Trained, is_late
+from vcasgd.worker.interval import Trained
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.lease_book import LeaseBook, LeaseState, WorkInterrupted
+from vcasgd.worker.member import is_late
 from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.repetition.duty import RepetitionDuty
 from vcasgd.worker.update_queue import Settled

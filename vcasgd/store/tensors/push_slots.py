@@ -81,7 +81,7 @@ class PushSlots:
 
     @property
     def _reserve_keys(self) -> list[str]:
-        return [self._keys.places, self._keys.window, self._keys.meta]
+        return [self._keys.push_slots, self._keys.window, self._keys.meta]
 
     # -- for the parameter server --------------------------------------------------------------
 
@@ -99,12 +99,12 @@ class PushSlots:
         most = max(1, MAX_REAPED_CHUNKS // max(chunks, 1))
         expired = [
             name.decode(errors="replace")
-            for name in self._tensors.zrangebyscore(keys.places, "-inf", now, start=0, num=most)
+            for name in self._tensors.zrangebyscore(keys.push_slots, "-inf", now, start=0, num=most)
         ]
         payloads = [keys.payload_chunk(name, index) for name in expired for index in range(chunks)]
         return int(
             self._reap(
-                keys=[keys.places, keys.stream, *payloads], args=[chunks, _slot_ms(), *expired]
+                keys=[keys.push_slots, keys.stream, *payloads], args=[chunks, _slot_ms(), *expired]
             )
         )
 

@@ -209,7 +209,7 @@ class Change:
     done: tuple[int, ...] = ()
     forget: tuple[int, int] = (0, 0)
     entries: tuple[str, ...] = ()
-    dealt: tuple[str, ...] = ()
+    processed: tuple[str, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
     reset: dict[str, int] = field(default_factory=dict)
     pin: str | None = None
@@ -238,7 +238,7 @@ class SnapshotView:
     safe: int
     token: int
     pins: frozenset[str]
-    wanted: tuple[str, ...]
+    pin_requests: tuple[str, ...]
 
 
 def pin_text(snapshot: Snapshot) -> str:

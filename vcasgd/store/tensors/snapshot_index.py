@@ -81,23 +81,23 @@ class SnapshotIndex:
             pipe.hmget(self._keys.applied, "version", "token", "safe")
             pipe.hkeys(self._keys.pins)
             # Workers write it, so it can have any number of names of any length.
-            pipe.srandmember(self._keys.wanted, MAX_PIN_REQUESTS)
+            pipe.srandmember(self._keys.pin_requests, MAX_PIN_REQUESTS)
             pipe.get(self._keys.fence)
-            (version, writer, safe), pins, wanted, token = pipe.execute()
+            (version, writer, safe), pins, pin_requests, token = pipe.execute()
         return SnapshotView(
             None if version is None else stored_count(version),
             stored_count(writer or b"0"),
             NOTHING_SAFE if safe in (None, b"-1") else stored_count(safe),
             int(token or 0),
             frozenset(name.decode() for name in pins),
-            tuple(sorted(name.decode() for name in wanted if _PIN.fullmatch(name))),
+            tuple(sorted(name.decode() for name in pin_requests if _PIN.fullmatch(name))),
         )
 
     # -- pins: names under which snapshots are kept --------------------------------------------
 
     def request_pin(self, name: str) -> None:
         """Ask the parameter server to pin the present snapshot under a name."""
-        self._tensors.sadd(self._keys.wanted, name)
+        self._tensors.sadd(self._keys.pin_requests, name)
 
     def pinned(self, name: str) -> Snapshot | None:
         """Return the snapshot pinned under a name, without its parameters, or None."""
@@ -112,7 +112,7 @@ class SnapshotIndex:
     def unpin(self, name: str) -> None:
         """Remove a pin, or a request; the parameter server deletes the chunks in its next turn."""
         with self._tensors.pipeline(transaction=True) as pipe:
-            pipe.srem(self._keys.wanted, name)
+            pipe.srem(self._keys.pin_requests, name)
             pipe.hdel(self._keys.pins, name)
             pipe.execute()
 

@@ -280,7 +280,7 @@ class SnapshotStore(SnapshotIndex):
         safe = meta.version if stored or not self._tensors.replicated else NOTHING_SAFE
         installed = self._install(
             keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
-                  keys.rejected, keys.places, keys.news, *self.chunk_keys(meta)],
+                  keys.rejected, keys.push_slots, keys.news, *self.chunk_keys(meta)],
             args=[token, meta.to_json(), *record_fields(meta, record, safe)],
         )  # fmt: skip
         _check_chunks(installed)
@@ -358,7 +358,7 @@ class SnapshotStore(SnapshotIndex):
             chunks += self.step_keys(meta)[-chunk_count(meta.steps[-1].size) :]
         committed = self._commit(
             keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
-                  keys.rejected, keys.pins, keys.places, keys.news, *chunks, *remove],
+                  keys.rejected, keys.pins, keys.push_slots, keys.news, *chunks, *remove],
             args=[token, meta.to_json() if meta else "", change.to_json(), len(chunks)],
         )  # fmt: skip
         _check_chunks(committed)
@@ -403,7 +403,7 @@ class SnapshotStore(SnapshotIndex):
         """
         keys = self._keys
         self._pin(
-            keys=[keys.fence, keys.pins, keys.wanted, keys.applied],
+            keys=[keys.fence, keys.pins, keys.pin_requests, keys.applied],
             args=[token, snapshot.meta.version, pin_text(snapshot), *names],
         )
 

@@ -205,7 +205,7 @@ class UpdateSender:
         if self._key is not None:
             header = header.signed(self._key, keys)
         return (
-            [keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream, keys.places,
+            [keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream, keys.push_slots,
              keys.window, *names],
             [header.subtask, epoch, header.start, header.stop, header.token, header.update,
              header.model_dump_json(), *small],

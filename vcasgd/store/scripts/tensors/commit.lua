@@ -1,7 +1,7 @@
 -- Publishes a batch: changes parameters, version, rule state and applied record together, and
 -- removes the updates of the batch. The chunks of the new snapshot are already written.
 -- KEYS  1 fence  2 meta  3 applied  4 pushed  5 tokens  6 updates  7 rejected  8 pins
---       9 places (push slots)  10 news  11… chunks of the new snapshot, then keys to remove:
+--       9 push-slots  10 news  11… chunks of the new snapshot, then keys to remove:
 --       payloads of the batch, chunks of the version before last
 -- ARGV  1 token  2 new meta ('' if nothing was applied)  3 change, as JSON:
 --         base      the version that the change was made from
@@ -9,7 +9,7 @@
 --         done      [subtask]          completed subtasks
 --         forget    [first, stop]      subtasks [first, stop) of newly finished epochs
 --         entries   [entry]            processed stream entries
---         dealt     [update]           updates whose push slots are released
+--         processed [update]           updates whose push slots are released
 --         refused   {update: reason}   reported to the workers that sent them
 --         reset     {subtask: n}       positions of subtasks whose waiting updates were dropped
 --         pin       name or null       name under which this snapshot is pinned
@@ -73,7 +73,7 @@ if stop > first then
   if kept ~= '' then redis.call('HSET', KEYS[3], field, kept) end
 end
 for _, entry in ipairs(change.entries) do redis.call('XDEL', KEYS[6], entry) end
-for _, update in ipairs(change.dealt) do redis.call('ZREM', KEYS[9], update) end
+for _, update in ipairs(change.processed) do redis.call('ZREM', KEYS[9], update) end
 for update, reason in pairs(change.refused) do
   redis.call('HSET', KEYS[7], update, reason)
   -- Workers read it within moments; the expiry bounds its size.

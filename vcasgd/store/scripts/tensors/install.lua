@@ -1,13 +1,13 @@
 -- Makes a snapshot the present one if there is none: the first snapshot, one from the memory of a
 -- parameter server, or one from a checkpoint.
 -- KEYS  1 fence  2 meta  3 applied  4 pushed  5 tokens  6 updates  7 rejected
---       8 places (push slots)  9 news  10… its chunks, already written
+--       8 push-slots  9 news  10… its chunks, already written
 -- ARGV  1 token (0: a worker's first snapshot)  2 meta  3… applied record, field and value
 -- Returns 1; 0 if there is a snapshot already; -1 if a chunk is missing, because the server came
 -- back empty meanwhile.
 -- Includes expect_keys.lua
 -- Limits MAX_CHUNKS MAX_STRING_BYTES
-expect_keys('fence', 'meta', 'applied', 'pushed', 'tokens', 'updates', 'rejected', 'places',
+expect_keys('fence', 'meta', 'applied', 'pushed', 'tokens', 'updates', 'rejected', 'push-slots',
   'news')
 expect_arguments(MAX_CHUNKS, MAX_STRING_BYTES)
 if #KEYS > 9 + MAX_CHUNKS then error('at most ' .. MAX_CHUNKS .. ' chunks are allowed') end

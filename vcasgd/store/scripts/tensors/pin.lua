@@ -1,5 +1,5 @@
 -- Pins the present snapshot under the requested names.
--- KEYS  1 fence  2 pins  3 wanted  4 applied
+-- KEYS  1 fence  2 pins  3 pin-requests  4 applied
 -- ARGV  1 token  2 its version  3 its description  4… names
 local held = redis.call('GET', KEYS[1])
 if not held then return redis.error_reply('NOSNAPSHOT') end

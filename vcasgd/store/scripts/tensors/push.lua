@@ -1,5 +1,5 @@
 -- Adds an update to the stream if it starts at the position of its subtask.
--- KEYS  1 meta  2 applied  3 pushed  4 tokens  5 updates  6 places (push slots)  7 window
+-- KEYS  1 meta  2 applied  3 pushed  4 tokens  5 updates  6 push-slots  7 window
 --       8… payload chunks, already written if there is no ARGV 8
 -- ARGV  1 subtask  2 its epoch  3 from  4 to  5 lease token  6 update  7 header
 --       8 payload of a small update, which is one chunk; it takes its push slot here
@@ -12,7 +12,7 @@
 -- Includes has_room.lua
 -- Includes tensors/pushed.lua
 -- Limits MAX_CHUNKS MAX_HEADER_BYTES MAX_SMALL_PAYLOAD_BYTES
-expect_keys('meta', 'applied', 'pushed', 'tokens', 'updates', 'places', 'window')
+expect_keys('meta', 'applied', 'pushed', 'tokens', 'updates', 'push-slots', 'window')
 expect_arguments(8, math.max(MAX_HEADER_BYTES, MAX_SMALL_PAYLOAD_BYTES))
 if #KEYS > 7 + MAX_CHUNKS then error('at most ' .. MAX_CHUNKS .. ' chunks are allowed') end
 local chunks = {}

@@ -1,11 +1,11 @@
 -- Takes or renews the push slot for an update's payload.
--- KEYS  1 places (push slots)  2 window  3 meta
+-- KEYS  1 push-slots  2 window  3 meta
 -- ARGV  1 update  2 duration in ms  3… updates that have to be processed before
 -- Returns 1, or 0 if all slots are taken or one of the other updates still has its own.
 -- Includes expect_keys.lua
 -- Includes has_room.lua
 -- Limits MAX_NAME_BYTES MAX_EARLIER_UPDATES
-expect_keys('places', 'window', 'meta')
+expect_keys('push-slots', 'window', 'meta')
 expect_arguments(2 + MAX_EARLIER_UPDATES, MAX_NAME_BYTES)
 if redis.call('EXISTS', KEYS[3]) == 0 then
   return redis.error_reply('NOSNAPSHOT')
