@@ -32,7 +32,7 @@ from vcasgd.fleet.providers.registry import missing_permission
 from vcasgd.schemas.fleet import PoolRow, StatusView
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import StackHome, StackState, is_running, missing_libraries
-from vcasgd.stack.libraries import EXTRA, REMEDY
+from vcasgd.stack.control import EXTRA, REMEDY
 
 MEGABYTE = 1_000_000
 OLDEST_PYTHON = (3, 11)

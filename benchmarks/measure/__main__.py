@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.table import Table
 from vcasgd.console import PlainConsole
 
 if TYPE_CHECKING:
-    from benchmarks.measure.figures import Figures
+    from benchmarks.measure.figures import Figures, ProcessFigures
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 
@@ -132,10 +133,7 @@ def control_command(
     if as_json:
         typer.echo(json.dumps(figures))
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in figures.items():
-        table.add_row(name, json.dumps(value))
-    PlainConsole().print(table)
+    _show_pairs((name, json.dumps(value)) for name, value in figures.items())
 
 
 @app.command("goodput")
@@ -186,10 +184,7 @@ def goodput_command(
     if as_json:
         typer.echo(json.dumps(figures.to_dict()))
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in figures.to_dict().items():
-        table.add_row(name, json.dumps(value))
-    PlainConsole().print(table)
+    _show_pairs((name, json.dumps(value)) for name, value in figures.to_dict().items())
 
 
 @app.command("codecs")
@@ -207,19 +202,13 @@ def codecs_command(
     if as_json:
         typer.echo(json.dumps({"size_mb": size_mb, "codecs": [each.to_dict() for each in figures]}))
         return
-    table = Table(box=None, pad_edge=False)
-    for head in ("codec", "MB", "of float32", "encode GB/s", "decode GB/s", "relative error"):
-        table.add_column(head, justify="left" if head == "codec" else "right")
-    for each in figures:
-        table.add_row(
-            each.codec,
-            f"{each.bytes_per_update / 1e6:.1f}",
-            f"{each.share_of_float32:.1%}",
-            f"{each.encode_gb_s:.2f}",
-            f"{each.decode_gb_s:.2f}",
-            f"{each.relative_error:.2g}",
-        )
-    PlainConsole().print(table)
+    heads = ("codec", "MB", "of float32", "encode GB/s", "decode GB/s", "relative error")
+    rows = [
+        [each.codec, f"{each.bytes_per_update / 1e6:.1f}", f"{each.share_of_float32:.1%}",
+         f"{each.encode_gb_s:.2f}", f"{each.decode_gb_s:.2f}", f"{each.relative_error:.2g}"]
+        for each in figures
+    ]  # fmt: skip
+    _show_table(heads, rows)
 
 
 @app.command("data")
@@ -250,52 +239,49 @@ def data_command(
     if as_json:
         typer.echo(json.dumps({"location": location, **asdict(reading), "rows": rows}))
         return
-    table = Table(box=None, pad_edge=False)
-    for head in ("reading", "seconds", "waited s", "hits", "downloads", "MB"):
-        table.add_column(head, justify="left" if head == "reading" else "right")
-    for row in rows:
-        table.add_row(
-            str(row["reading"]),
-            f"{row['seconds']:.2f}",
-            f"{row['stall_seconds']:.2f}",
-            f"{row['hit_rate']:.1%}",
-            f"{row['downloads']}",
-            f"{row['downloaded_bytes'] / 1e6:.1f}",
-        )
-    PlainConsole().print(table)
+    heads = ("reading", "seconds", "waited s", "hits", "downloads", "MB")
+    cells = [
+        [str(row["reading"]), f"{row['seconds']:.2f}", f"{row['stall_seconds']:.2f}",
+         f"{row['hit_rate']:.1%}", f"{row['downloads']}", f"{row['downloaded_bytes'] / 1e6:.1f}"]
+        for row in rows
+    ]  # fmt: skip
+    _show_table(heads, cells)
 
 
 def _show(figures: Figures) -> None:
-    console = PlainConsole()
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in figures.lines():
-        table.add_row(name, value)
-    console.print(table)
-    console.print(_process_table(figures))
-
-
-def _process_table(figures: Figures) -> Table:
-    table = Table(box=None, pad_edge=False, title_justify="left")
-    soak = any(each.slope_mb_per_minute is not None for each in figures.processes.values())
+    _show_pairs(figures.lines())
+    processes = figures.processes
+    soak = any(each.slope_mb_per_minute is not None for each in processes.values())
     heads = ["process", "before", "least", "most", "models", "CPU s"]
-    for head in heads + (["first", "last", "MB/min"] if soak else []):
-        table.add_column(head, justify="left" if head == "process" else "right")
-    for name, each in figures.processes.items():
-        cells = [
-            f"{each.baseline_mb:.0f} MB",
-            f"{each.resident_min_mb:.0f} MB",
-            f"{each.resident_max_mb:.0f} MB",
-            f"{each.resident_max_models:.2f}",
-            f"{each.cpu_seconds:.2f}",
-        ]
-        if each.slope_mb_per_minute is not None:
-            cells += [
-                f"{each.first_mb:.1f} MB",
-                f"{each.last_mb:.1f} MB",
-                f"{each.slope_mb_per_minute:+.3f}",
-            ]
-        table.add_row(name, *cells)
-    return table
+    rows = [[name, *_cells(each)] for name, each in processes.items()]
+    _show_table(heads + (["first", "last", "MB/min"] if soak else []), rows)
+
+
+def _cells(each: ProcessFigures) -> list[str]:
+    cells = [f"{each.baseline_mb:.0f} MB", f"{each.resident_min_mb:.0f} MB",
+             f"{each.resident_max_mb:.0f} MB", f"{each.resident_max_models:.2f}",
+             f"{each.cpu_seconds:.2f}"]  # fmt: skip
+    if each.slope_mb_per_minute is not None:
+        cells += [f"{each.first_mb:.1f} MB", f"{each.last_mb:.1f} MB",
+                  f"{each.slope_mb_per_minute:+.3f}"]  # fmt: skip
+    return cells
+
+
+def _show_pairs(rows: Iterable[tuple[str, str]]) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    PlainConsole().print(table)
+
+
+def _show_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table whose first column is text, and all others numbers."""
+    table = Table(box=None, pad_edge=False)
+    for nth, head in enumerate(heads):
+        table.add_column(head, justify="right" if nth else "left")
+    for row in rows:
+        table.add_row(*row)
+    PlainConsole().print(table)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from scenarios import clock, network
 from scenarios.clock import Clocks, StepClock
 from scenarios.faults import Freeze, FullDisk, LimitedCapacity, SlowFsync, small_disk
 from scenarios.network import ControlGroup, PacketFilter, PacketLoss
-from scenarios.scenario import Counts, Expectations, OneWay, Scenario, max_gap, schedule, shortfalls
+from scenarios.scenario import Counts, Expectations, OneWay, Scenario, schedule, shortfalls
 from vcasgd.errors import NoCapacity, SpecError, StackError
 from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local.processes import Process
@@ -92,12 +92,6 @@ def test_invalid_faults_are_refused(tmp_path: Path, fault: dict[str, Any], messa
     assert str(caught.value.details["field"]).startswith("faults")
 
 
-def test_remedy_lists_the_fields_of_a_fault(tmp_path: Path) -> None:
-    with pytest.raises(SpecError) as caught:
-        load(tmp_path, {**FREEZE, "until": 3})
-    assert "ahead, behind, delay, direction, every, faster, for" in (caught.value.remedy or "")
-
-
 def test_schedule_is_in_order_of_time() -> None:
     repeated = {"what": "kill", "where": "worker", "when": "2s", "every": "2s", "times": 3}
 
@@ -120,29 +114,6 @@ def test_trace_gives_the_pool_its_machines(tmp_path: Path) -> None:
     assert injection.counts == Counts((3, 1, 2, 0), 5.0)
     with pytest.raises(SpecError, match="ends before the fault does"):
         schedule(load(tmp_path, {**capacity, "for": 30}), WORKERS)
-
-
-@pytest.mark.parametrize(
-    ("moments", "gap"),
-    [([], 10), ([0, 30], 10), ([12, 14], 6), ([11, 19.5], 8.5), ([5, 15, 25], 5)],
-)
-def test_longest_gap_is_within_the_limits(moments: list[float], gap: float) -> None:
-    assert max_gap(moments, 10, 20) == gap
-
-
-@pytest.mark.parametrize(
-    ("cost", "expected"),
-    [
-        ({}, []),
-        ({"lost_samples": 1}, ["1 lost samples, expected at most 0"]),
-        ({"repeated_samples": 2}, ["2 repeated samples, expected at most 0"]),
-        ({"lost_machines": 3}, ["3 lost machines, expected at most 1"]),
-    ],
-)
-def test_shortfalls_name_what_cost_too_much(cost: dict[str, int], expected: list[str]) -> None:
-    costs = {"lost_samples": 0, "repeated_samples": 0, "lost_machines": 1, **cost}
-    expect = Expectations.model_validate({**EXPECT, "lost_machines": 1})
-    assert shortfalls(expect, **costs, pauses=[]) == expected
 
 
 def test_shortfalls_name_the_fault_with_a_long_pause() -> None:
@@ -184,17 +155,6 @@ def test_freeze_lasts_until_its_end(syncing: tuple[Program, Process]) -> None:
     await_truth(lambda: program._state() != "T")
 
 
-def test_freeze_of_a_process_that_ends_is_an_error(syncing: tuple[Program, Process]) -> None:
-    program, process = syncing
-    freeze = Freeze("it", lambda: {process})
-    freeze.begin()
-
-    program.kill()
-
-    with pytest.raises(StackError, match="the fault did not last"):
-        freeze.end()
-
-
 def test_slow_fsync_delays_each_call(syncing: tuple[Program, Process]) -> None:
     _, process = syncing
     fault = SlowFsync("it", process, 0.1)
@@ -208,13 +168,6 @@ def test_slow_fsync_delays_each_call(syncing: tuple[Program, Process]) -> None:
     assert process.alive()
     fault.end()
     assert process.alive()
-
-
-def test_slow_fsync_of_a_dead_process_did_not_fire(syncing: tuple[Program, Process]) -> None:
-    program, process = syncing
-    program.kill()
-    with pytest.raises(StackError):
-        SlowFsync("it", process, 0.1).begin()
 
 
 # -- clocks ----------------------------------------------------------------------------------------
@@ -246,19 +199,6 @@ def test_a_step_of_a_clock_lasts_until_its_end(tmp_path: Path, clocks: Clocks) -
 
     await_truth(lambda: abs(shown()) < 60)
     program.end()
-
-
-def test_a_child_starts_with_the_clock_of_its_parent(tmp_path: Path, clocks: Clocks) -> None:
-    code = "import os, time; input(); os.fork() or print(time.time(), flush=True); os._exit(0)"
-    argv = [sys.executable, "-c", code]
-    with clocks.for_children():
-        program = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    await_truth((tmp_path / "clocks" / str(program.pid)).exists)
-    clocks.set([program.pid], 3600)
-
-    shown, _ = program.communicate("\n", timeout=PATIENCE)
-
-    assert abs(float(shown) - time.time() - 3600) < 60
 
 
 def test_a_clock_that_is_not_read_did_not_fire(

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support.api_harness import Api
 
-from vcasgd.stack.libraries import EXTRA, MODULES
+from vcasgd.stack.control import EXTRA, MODULES
 
 ROOT = Path(__file__).parents[2]
 #: Imports of these modules fail as if they were not installed.

@@ -24,7 +24,7 @@ from support.waiting import PATIENCE, await_truth
 
 from vcasgd.agent.machine import ThisMachine
 from vcasgd.gateway.crowd import Crowd, address_key
-from vcasgd.gateway.protocol import ACCEPTED
+from vcasgd.gateway.relay import ACCEPTED
 from vcasgd.limits import (
     GATEWAY_BUFFER_BYTES,
     GATEWAY_FIRST_TIMEOUT,

@@ -33,7 +33,7 @@ from vcasgd.errors import (
     VcasgdError,
 )
 from vcasgd.gateway.certificate import pin_of
-from vcasgd.gateway.protocol import ACCEPTED
+from vcasgd.gateway.relay import ACCEPTED
 from vcasgd.schemas.machines import JoinRequest, ReportBody, WorkerReportBody
 from vcasgd.store import keys as names
 from vcasgd.store.ledger.joined_machines import JoinedMachines

@@ -18,7 +18,6 @@ from support.servers import KINDS, require_binary
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import StoreDenied, StoreUnavailable
-from vcasgd.fleet.providers.user_data import worker_script
 from vcasgd.gateway.certificate import pin_of
 from vcasgd.limits import MAX_CLIENTS_PERCENT
 from vcasgd.store.connection import RedisClient, check_server, connect
@@ -63,16 +62,6 @@ def test_systemd_accepts_the_units() -> None:
     assert [line for line in said if "vcasgd-" in line] == []
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
-def test_unit_stops_retrying_and_reports_it(unit: Path) -> None:
-    text = unit.read_text()
-    if "Restart=always" in text:
-        assert "StartLimitBurst=" in text
-        assert "StartLimitIntervalSec=" in text
-    if "[Service]" in text and "unit-failed@.service" not in unit.name:
-        assert "OnFailure=vcasgd-unit-failed@%n.service" in text
-
-
 def test_compose_file_is_valid_and_contains_no_password() -> None:
     text = (INFRA / "compose.yaml").read_text()
     value = {key: each for key, each in yaml.safe_load(text).items() if not key.startswith("x-")}
@@ -86,43 +75,6 @@ def test_compose_file_is_valid_and_contains_no_password() -> None:
     # Passwords are required, and have no defaults
     assert text.count("${VCASGD_REDIS_PASSWORD:?") == 4
     assert ":-" not in text.split("VCASGD_TOKEN:")[1].splitlines()[0]
-
-
-@pytest.mark.parametrize("role", ["server", "worker"])
-def test_cloud_init_writes_files_before_it_runs_commands(role: str) -> None:
-    text = (INFRA / "cloud-init" / f"{role}.yaml").read_text()
-    assert text.startswith("#cloud-config\n")
-    assert text.index("write_files:") < text.index("runcmd:")
-    assert "[/usr/local/lib/vcasgd/boot]" in text
-
-
-@pytest.mark.parametrize("path", ["/etc/vcasgd/worker.env", "/etc/vcasgd/worker.argv"])
-def test_launch_of_an_imaged_worker_does_not_survive(path: str) -> None:
-    # Given the files that a launch writes
-    assert path.rpartition("/")[2] in worker_script({})
-    # Then an image lacks them, and a new machine removes them before its unit, which needs them
-    assert path in (INFRA / "packer/install").read_text()
-    ((program, frequency, _, *command),) = yaml.safe_load(
-        "\n".join(
-            line
-            for line in (INFRA / "cloud-init/worker.yaml").read_text().splitlines()
-            if not line.startswith("%") and "${" not in line
-        )
-    )["bootcmd"]
-    assert (program, frequency) == ("cloud-init-per", "instance")
-    assert path in command
-    unit = (INFRA / "systemd/vcasgd-worker.service").read_text()
-    assert "ConditionPathExists=/etc/vcasgd/worker.argv" in unit
-    assert "After=network-online.target" in unit
-
-
-def test_nothing_starts_a_worker_again_that_has_failed() -> None:
-    # Given a machine that powers off some time after its worker has failed
-    unit = (INFRA / "systemd/vcasgd-worker.service").read_text()
-    assert "Restart=no" in unit
-    # Then no path that still exists starts the worker in the meantime
-    levels = ("\nPathExists=", "\nPathExistsGlob=", "\nDirectoryNotEmpty=")
-    assert [path.name for path in UNITS if any(word in path.read_text() for word in levels)] == []
 
 
 @pytest.mark.both_servers

@@ -47,19 +47,6 @@ def test_dashboard_shows_exactly_the_exported_metrics() -> None:
     assert set(NAME.findall(" ".join(queries(board["panels"])))) == exposed_metrics()
 
 
-def test_panels_do_not_overlap_and_have_unique_ids() -> None:
-    panels = json.loads((INFRA / "grafana" / "vcasgd.json").read_text())["panels"]
-    cells = [
-        (column, line)
-        for place in (panel["gridPos"] for panel in panels)
-        for column in range(place["x"], place["x"] + place["w"])
-        for line in range(place["y"], place["y"] + place["h"])
-    ]
-
-    assert len(cells) == len(set(cells))
-    assert len({panel["id"] for panel in panels}) == len(panels)
-
-
 def test_alerts_use_exported_metrics() -> None:
     rules = yaml.safe_load((INFRA / "prometheus" / "rules.yml").read_text())
     alerts = [rule for group in rules["groups"] for rule in group["rules"]]

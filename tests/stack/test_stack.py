@@ -19,12 +19,10 @@ from support.stacks import FOREGROUND, OLD_SERVER, REDIS, Eventually, StackHarne
 from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import PortInUse, StackError, StoreUnsupported
 from vcasgd.fleet.providers.local.machine import is_locked
-from vcasgd.settings import Settings
 from vcasgd.stack import (
     ForegroundStack,
     StackHome,
     StackPhase,
-    StackState,
     is_running,
     up,
 )
@@ -309,18 +307,6 @@ def test_large_log_is_rotated_at_the_next_start(stack: StackHarness) -> None:
     stack.up(("ledger",))
     assert home.log("ledger").stat().st_size < LOG_BYTES
     assert (home.logs / "ledger.log.1").stat().st_size == LOG_BYTES + 1
-
-
-def test_unwritable_home_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StackError, match="VCASGD_HOME") as caught:
-        up(Settings(home=tmp_path / "file" / "home"))
-    assert str(tmp_path) in caught.value.message
-
-
-def test_state_before_the_first_start_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StackError, match="vcasgd up"):
-        StackState.read(tmp_path)
 
 
 def _below(process: psutil.Process) -> list[psutil.Process]:

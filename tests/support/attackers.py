@@ -32,7 +32,7 @@ import httpx
 
 from support.fuzzer import Fuzzer
 from support.hostile import Hostile
-from vcasgd.gateway.protocol import PROTOCOL, first_line
+from vcasgd.gateway.relay import PROTOCOL, first_line
 
 #: Address of the attackers, so that limits for each address leave that of the honest alone.
 SOURCE = "127.0.0.66"

@@ -18,7 +18,7 @@ from vcasgd.agent.connection import AgentConnection
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.client.transport import Transport
 from vcasgd.gateway.certificate import ensure_certificate
-from vcasgd.gateway.protocol import first_line
+from vcasgd.gateway.relay import first_line
 from vcasgd.schemas.machines import MACHINE_SECRET
 
 

@@ -21,8 +21,8 @@ from vcasgd.client import Client
 from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
 from vcasgd.stack import StackHome, StackState, running
+from vcasgd.stack.control import MODULES
 from vcasgd.stack.layout import GATEWAY
-from vcasgd.stack.libraries import MODULES
 
 HEARTBEAT = 0.5
 POOLS = "pools: [{name: volunteers, provider: join}]\n"

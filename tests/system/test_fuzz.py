@@ -23,10 +23,8 @@ from support.training import Training
 
 from vcasgd.limits import MAX_ANSWER_BYTES
 
-pytestmark = pytest.mark.both_servers
-
 #: Calls in ``make test``, and in ``make test-all``.
-CALLS, MANY_CALLS = 2000, 20_000
+CALLS, MANY_CALLS = 1000, 20_000
 #: MiB of each server, and of all its connections.
 MEMORY_MB, CLIENTS_MB = 256, 64
 #: Seconds that no call may block a server, on a busy machine; most take milliseconds.

@@ -32,13 +32,6 @@ def start(harness: Harness, job: str, workers: int, eventually: Eventually) -> N
     eventually(lambda: harness.jobs.get(job).state is JobState.RUNNING)
 
 
-def assert_exact(harness: Harness, job: str, epochs: int) -> None:
-    """Assert that every sample of every epoch is applied exactly once."""
-    vector = harness.vector(job)
-    assert torch.equal(vector, torch.full_like(vector, epochs))
-    assert harness.jobs.get(job).totals["repeated"] == 0
-
-
 def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
     harness: Harness, eventually: Eventually
 ) -> None:
@@ -78,39 +71,6 @@ def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
     before = {name: beat.pushes or 0 for name, beat in beats().items()}
     eventually(lambda: (beats()[False].pushes or 0) > before[False] + 12)
     assert (beats()[True].pushes or 0) > before[True] + 4
-
-
-@pytest.mark.extended
-def test_intervals_of_different_lengths_apply_every_sample_once(
-    harness: Harness, eventually: Eventually
-) -> None:
-    # Given a slow job with one worker that is seven times as slow as the other
-    epochs, hold = 30, harness.home / "hold"
-    hold.touch()
-    job = submit(
-        harness,
-        "Uneven",
-        {"slow": str(harness.home / "slow"), "slow_seconds": 0.03, "hold": str(hold)},
-        epochs=epochs,
-        subtasks=2,
-        push_every="subtask",
-        step_seconds=0.005,
-        tuning={"local_steps": True},
-    )
-    start(harness, job, 2, eventually)
-
-    # When some of its intervals are shorter, so there are more pushes than subtasks
-    def pushes_more() -> bool:
-        now = harness.jobs.get(job)
-        return now.totals.get("updates", 0) > 2 * (now.finished_epochs + 2)
-
-    eventually(pushes_more)
-    hold.unlink()
-
-    # Then each sample of each epoch is in the model once
-    eventually(lambda: harness.jobs.get(job).finished_epochs == epochs)
-    assert harness.events(job, "tuned-local-steps")
-    assert_exact(harness, job, epochs)
 
 
 def test_momentum_is_lowered_as_asynchrony_adds_its_own(
@@ -187,21 +147,3 @@ def test_updates_lose_weight_while_validation_worsens_despite_a_restart(
     harness.start_server()
     eventually(lambda: len(harness.jobs.metrics(job)) > before)
     assert all(point["mixing_factor"] <= low for point in harness.jobs.metrics(job)[before:])
-
-
-def test_nothing_is_tuned_without_request(harness: Harness, eventually: Eventually) -> None:
-    job = submit(
-        harness,
-        "Uneven",
-        {"slow": str(harness.home / "slow"), "slow_seconds": 0.01},
-        epochs=2,
-        subtasks=2,
-        push_every=4,
-    )
-    start(harness, job, 2, eventually)
-
-    eventually(lambda: harness.jobs.get(job).finished_epochs == 2)
-
-    assert not [each for each in harness.jobs.events(job) if each["kind"].startswith("tuned-")]
-    tuned = harness.jobs.get(job).tuned
-    assert (tuned.shares, tuned.implicit_momentum, tuned.mixing) == ({}, 0.0, 1.0)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from vcasgd.client.transport import trusted
 from vcasgd.errors import ApiError, SpecError
-from vcasgd.gateway.protocol import PROTOCOL
+from vcasgd.gateway.relay import PROTOCOL
 
 #: Seconds to connect.
 CONNECT_SECONDS = 10.0

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from vcasgd.agent.trust import CONNECT_SECONDS, GatewayAddress
 from vcasgd.errors import StackError, Unauthorized
-from vcasgd.gateway.protocol import ACCEPTED, first_line
-from vcasgd.gateway.relay import Stream, close, relay
+from vcasgd.gateway.relay import ACCEPTED, Stream, close, first_line, relay
 from vcasgd.limits import GATEWAY_BUFFER_BYTES
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,16 @@ from vcasgd import limits
 from vcasgd.errors import PortInUse, SpecError, StoreError, Unauthorized, VcasgdError
 from vcasgd.gateway.crowd import Crowd, address_key
 from vcasgd.gateway.guests import Guests
-from vcasgd.gateway.protocol import ACCEPTED, MAX_LINE_LENGTH, PROTOCOL, parse, refusal
-from vcasgd.gateway.relay import Stream, close, relay
+from vcasgd.gateway.relay import (
+    ACCEPTED,
+    MAX_LINE_LENGTH,
+    PROTOCOL,
+    Stream,
+    close,
+    parse,
+    refusal,
+    relay,
+)
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
 from vcasgd.store.address import LEDGER, address_of, tensors_service

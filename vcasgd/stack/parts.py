@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import httpx
+
 from vcasgd.cluster import Command, head
-from vcasgd.errors import SpecError
+from vcasgd.errors import SpecError, StoreUnavailable
 from vcasgd.fleet.pools import JOINING_PROVIDERS, ORDERED_PROVIDERS
 from vcasgd.fleet.providers.local.processes import MARKER
 from vcasgd.fleet.providers.registry import configured_pools
-from vcasgd.stack import probes
 from vcasgd.stack.home import StackHome
 from vcasgd.stack.layout import (
     GATEWAY,
@@ -24,15 +26,15 @@ from vcasgd.stack.layout import (
     part_names,
     service_of,
 )
-from vcasgd.stack.probes import Probe
 from vcasgd.stack.replica_restart import ReplicatedServer
+from vcasgd.store.connection import RedisClient, check_server, connect
 from vcasgd.store.embedded.replicas import (
     sentinel_command,
     watches,
     write_sentinel_configuration,
 )
 from vcasgd.store.embedded.server import server_command, write_configuration
-from vcasgd.store.ledger.servers import node_name
+from vcasgd.store.ledger.servers import Control, Servers, node_name
 
 #: Kinds that must be ready before each start of a part, in order of start, which is the opposite of
 #: that of shutdown. A parameter server needs only the tensors server of its own store node.
@@ -51,6 +53,15 @@ PARTS = tuple(NEEDS)
 STOP_SECONDS = 8.0
 #: Seconds for the controller, which writes a checkpoint of each running job first.
 CONTROLLER_STOP_SECONDS = 20.0
+
+
+#: Seconds for an answer. The supervisor does nothing else meanwhile, but a busy machine easily
+#: takes more than one second.
+PROBE_SECONDS = 3.0
+
+#: Called with the Unix time at which the part's process started. Raises
+#: :class:`~vcasgd.errors.VcasgdError` if the part can never become ready.
+Probe = Callable[[float], bool]
 
 
 @dataclass(frozen=True)
@@ -156,7 +167,7 @@ def _redis(layout: StackLayout, name: str, *, durable: bool, memory_mb: int) -> 
     command = Command(tuple(server_command(files, layout.settings.redis_server)), {})
     if service is None:
         write_configuration(files, durable=durable, memory_mb=memory_mb)
-        return StackPart(name, lambda: command, probes.redis_server(name, files.url))
+        return StackPart(name, lambda: command, redis_server(name, files.url))
     server = ReplicatedServer(
         files, layout.urls[service.name], durable=durable, memory_mb=memory_mb
     )
@@ -165,7 +176,7 @@ def _redis(layout: StackLayout, name: str, *, durable: bool, memory_mb: int) -> 
     def start() -> Command | None:
         return command if server.may_start() else None
 
-    return StackPart(name, start, probes.replicated_server(name, files.url))
+    return StackPart(name, start, replicated_server(name, files.url))
 
 
 def _sentinel(layout: StackLayout, name: str) -> StackPart:
@@ -178,7 +189,7 @@ def _sentinel(layout: StackLayout, name: str) -> StackPart:
 def _server(layout: StackLayout, name: str) -> StackPart:
     node = node_of(name)
     tensors = part_names("tensors", layout.nodes)[node]
-    ready = probes.parameter_server(layout.urls["ledger"], node_name(node))
+    ready = parameter_server_probe(layout.urls["ledger"], node_name(node))
     env = {**_common(layout), **_job_secret(layout), "VCASGD_NODE": str(node)}
     if tensors in layout.servers and tensors not in layout.services:
         # Both run on this machine, so they use a Unix socket instead of TCP.
@@ -196,7 +207,7 @@ def _head(layout: StackLayout, name: str) -> StackPart:
             token=layout.ray_token,
         )
 
-    ready = probes.listening(HOST, layout.ports["head"])
+    ready = listening(HOST, layout.ports["head"])
     # Kill it: its state is in the ledger, and its own shutdown waits for lost nodes.
     return StackPart(name, command, ready, stop_seconds=0.0)
 
@@ -208,7 +219,7 @@ def _api(layout: StackLayout, name: str) -> StackPart:
         **layout.join_env,
         "VCASGD_TOKEN": layout.token,
     }
-    ready = probes.http(f"{layout.api_url}/readyz")
+    ready = answering(f"{layout.api_url}/readyz")
     return StackPart(name, _module("vcasgd.api", env), ready)
 
 
@@ -226,7 +237,7 @@ def _controller(layout: StackLayout, name: str) -> StackPart:
                 **_join_url(layout),
             },
         ),
-        probes.controller(layout.urls["ledger"]),
+        controller_probe(layout.urls["ledger"]),
         stop_seconds=CONTROLLER_STOP_SECONDS,
     )
 
@@ -239,7 +250,7 @@ def _gateway(layout: StackLayout, name: str) -> StackPart:
     env = {**_common(layout), **layout.join_env}
     # it may listen on one address only
     host = layout.settings.join_host
-    ready = probes.listening(HOST if host in ("", "0.0.0.0", "::") else host, layout.ports[name])
+    ready = listening(HOST if host in ("", "0.0.0.0", "::") else host, layout.ports[name])
     return StackPart(name, _module("vcasgd.gateway.main", env), ready)
 
 
@@ -278,3 +289,96 @@ def _common(layout: StackLayout) -> dict[str, str]:
         "VCASGD_API_URL": layout.api_url,
         "VCASGD_API_PORT": str(layout.ports["api"]),
     }
+
+
+# -- readiness: each probe returns within seconds --------------------------------------------------
+
+
+def redis_server(name: str, url: str) -> Probe:
+    """Return a probe for a supported Redis server that answers.
+
+    The probe raises :class:`~vcasgd.errors.StoreUnsupported` for other servers.
+    """
+    client = _connect(url)
+
+    def probe(_started_at: float) -> bool:
+        try:
+            check_server(client, name)
+        except StoreUnavailable:
+            return False
+        return True
+
+    return probe
+
+
+def replicated_server(name: str, url: str) -> Probe:
+    """Return a probe for a primary, or for a replica that has caught up with its primary."""
+    client, answers = _connect(url), redis_server(name, url)
+
+    def probe(started_at: float) -> bool:
+        if not answers(started_at):
+            return False
+        try:
+            info = client.info("replication")
+        except StoreUnavailable:
+            return False
+        return "master" in info["role"] or "up" in info.get("master_link_status", "")
+
+    return probe
+
+
+def parameter_server_probe(ledger_url: str, node: str) -> Probe:
+    """Return a probe for a parameter server that has sent a heartbeat to the ledger."""
+    ledger = _connect(ledger_url)
+    servers = Servers(ledger)
+
+    def probe(started_at: float) -> bool:
+        try:
+            return bool(servers.all().get(node, {}).get("at", 0.0) >= started_at)
+        except StoreUnavailable:
+            return False
+
+    return probe
+
+
+def controller_probe(ledger_url: str) -> Probe:
+    """Return a probe for a controller that has its lease and has published its pools."""
+    control = Control(_connect(ledger_url))
+
+    def probe(started_at: float) -> bool:
+        try:
+            return control.last_round_at() >= started_at
+        except StoreUnavailable:
+            return False
+
+    return probe
+
+
+def listening(host: str, port: int) -> Probe:
+    """Return a probe for a port that accepts connections."""
+
+    def probe(_started_at: float) -> bool:
+        try:
+            socket.create_connection((host, port), PROBE_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
+    return probe
+
+
+def answering(url: str) -> Probe:
+    """Return a probe for a URL that answers with status 200."""
+
+    def probe(_started_at: float) -> bool:
+        try:
+            # trust_env=False: a proxy can't reach this machine's loopback interface.
+            return httpx.get(url, timeout=PROBE_SECONDS, trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    return probe
+
+
+def _connect(url: str) -> RedisClient:
+    return connect(url, answer_seconds=PROBE_SECONDS)

@@ -22,8 +22,7 @@ from vcasgd.stack.cleanup import (
     remove_scratch,
 )
 from vcasgd.stack.layout import StackLayout, kind_of
-from vcasgd.stack.parts import PARTS, make_parts
-from vcasgd.stack.probes import redis_server
+from vcasgd.stack.parts import PARTS, make_parts, redis_server
 from vcasgd.stack.state import PartState, StackPhase, StackState
 
 log = logging.getLogger(__name__)
