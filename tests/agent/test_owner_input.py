@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.waiting import await_truth
 
-from vcasgd.agent import owner_input
-from vcasgd.agent.owner_input import OwnerInput, desktop_inputs
+from vcasgd.agent import availability
+from vcasgd.agent.availability import OwnerInput, desktop_inputs
 from vcasgd.errors import SpecError
 
 NOW = 1_800_000_000.0
@@ -46,7 +46,7 @@ def test_desktops(shown: str, inputs: list[float]) -> None:
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     """A terminal without input for an hour: the ends of its keyboard and its program."""
-    monkeypatch.setattr(owner_input, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(availability, "LOOK_SECONDS", 0.0)
     keyboard, program = os.openpty()
     hour_ago = time.time() - 3600
     os.utime(os.ttyname(program), (hour_ago, hour_ago))

@@ -12,10 +12,9 @@ from pydantic import SecretStr
 
 from vcasgd.errors import SpecError, StackError
 from vcasgd.settings import Settings
-from vcasgd.stack.home import StackHome
+from vcasgd.stack.home import StackHome, StackState
 from vcasgd.stack.layout import StackLayout, kind_of, node_of, part_names
 from vcasgd.stack.parts import StackPart, make_parts
-from vcasgd.stack.state import StackState
 
 
 @pytest.fixture(autouse=True)

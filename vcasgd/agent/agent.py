@@ -18,11 +18,10 @@ from types import FrameType
 import psutil
 
 import vcasgd
-from vcasgd.agent.availability import Availability, StackSilence
+from vcasgd.agent.availability import Availability, OwnerInput, StackSilence
 from vcasgd.agent.connection import AgentConnection
 from vcasgd.agent.display import Display, describe
 from vcasgd.agent.machine import ThisMachine, usable_processors
-from vcasgd.agent.owner_input import OwnerInput
 from vcasgd.agent.sandbox import Sandbox
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.agent.tunnel import Tunnel

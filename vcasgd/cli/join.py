@@ -12,10 +12,9 @@ from typing import Annotated
 import typer
 
 from vcasgd.agent.agent import Agent, LeaveSignals
-from vcasgd.agent.availability import Availability, Hours, StackSilence, parse_until
+from vcasgd.agent.availability import Availability, Hours, OwnerInput, StackSilence, parse_until
 from vcasgd.agent.display import Display
 from vcasgd.agent.machine import measure, usable_processors
-from vcasgd.agent.owner_input import OwnerInput
 from vcasgd.agent.sandbox import Sandbox, SandboxMode, choose, make_sandbox
 from vcasgd.agent.service import install
 from vcasgd.agent.trust import GatewayAddress, JoinToken

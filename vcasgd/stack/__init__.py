@@ -16,8 +16,7 @@ all of them         the parts die with the supervisor; the next ``up`` or ``down
 Machines of the local provider are not parts. They exit when ``stack.lock`` has been free for a
 while, so they survive a quick restart of the stack.
 
-``home``             files of a stack
-``state``            ``stack.json``, the published state
+``home``             files of a stack, and ``stack.json``, the published state
 ``layout``           names of parts, ports, URLs and secrets
 ``parts``            commands, dependencies and readiness of the parts
 ``replica_restart``  restarts of replicated servers
@@ -37,9 +36,8 @@ from vcasgd.stack.control import (
     running,
     up,
 )
-from vcasgd.stack.home import StackHome
+from vcasgd.stack.home import PartState, StackHome, StackPhase, StackState
 from vcasgd.stack.parts import PARTS
-from vcasgd.stack.state import PartState, StackPhase, StackState
 
 __all__ = [
     "PARTS",

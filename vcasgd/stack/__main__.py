@@ -23,10 +23,9 @@ from vcasgd.settings import Settings, load_settings
 from vcasgd.stack.child import die_with_parent
 from vcasgd.stack.cleanup import kill_remaining
 from vcasgd.stack.control import ALREADY_RUNNING
-from vcasgd.stack.home import StackHome
+from vcasgd.stack.home import PartState, StackHome, StackPhase, StackState
 from vcasgd.stack.layout import StackLayout
 from vcasgd.stack.parts import PARTS
-from vcasgd.stack.state import PartState, StackPhase, StackState
 from vcasgd.stack.supervisor import Supervisor
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,8 @@ from vcasgd.child_process import kill
 from vcasgd.cluster import Command
 from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.processes import Process, kill_all
-from vcasgd.stack.home import StackHome
+from vcasgd.stack.home import PartState, StackHome
 from vcasgd.stack.parts import StackPart, mark
-from vcasgd.stack.state import PartState
 
 #: Seconds before a dead part is restarted; doubles with each death until the part is healthy.
 FIRST_PAUSE_SECONDS = 0.2

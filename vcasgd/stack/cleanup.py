@@ -17,10 +17,9 @@ from vcasgd.fleet.providers.local.processes import kill_all
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.fleet.providers.registry import configured_pools, make_reachable
 from vcasgd.settings import Settings
-from vcasgd.stack.home import StackHome
+from vcasgd.stack.home import PartState, StackHome, StackState
 from vcasgd.stack.layout import kind_of
 from vcasgd.stack.parts import PARTS, PROBE_SECONDS, mark
-from vcasgd.stack.state import PartState, StackState
 from vcasgd.store.connection import connect
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control

@@ -26,9 +26,8 @@ from vcasgd.stack.cleanup import (
     kill_remaining,
     remove_scratch,
 )
-from vcasgd.stack.home import StackHome
+from vcasgd.stack.home import StackHome, StackState
 from vcasgd.stack.parts import PARTS
-from vcasgd.stack.state import StackState
 from vcasgd.stack.supervisor import START_SECONDS
 
 EXTRA = "stack"

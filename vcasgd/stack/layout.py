@@ -15,9 +15,8 @@ from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import PortInUse, StackError
 from vcasgd.gateway.certificate import ensure_certificate
 from vcasgd.settings import Settings
-from vcasgd.stack.home import StackHome
+from vcasgd.stack.home import StackHome, StackState
 from vcasgd.stack.replica_restart import last_primary
-from vcasgd.stack.state import StackState
 from vcasgd.store.embedded.replicas import SENTINELS, Service
 from vcasgd.store.embedded.server import ServerFiles
 

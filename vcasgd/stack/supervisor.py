@@ -21,9 +21,9 @@ from vcasgd.stack.cleanup import (
     remove_machines,
     remove_scratch,
 )
+from vcasgd.stack.home import PartState, StackPhase, StackState
 from vcasgd.stack.layout import StackLayout, kind_of
 from vcasgd.stack.parts import PARTS, make_parts, redis_server
-from vcasgd.stack.state import PartState, StackPhase, StackState
 
 log = logging.getLogger(__name__)
 
