@@ -24,7 +24,7 @@ def test_a_flood_of_requests_for_pins_ends_its_job_and_is_never_read_whole(world
     world.tensors.sadd(world.keys.pin_requests, b"x" * 1000, b"\xff")
 
     assert len(world.snapshots.view().pin_requests) <= MAX_PIN_REQUESTS
-    with pytest.raises(JobUnreadable, match="entries of wanted"):
+    with pytest.raises(JobUnreadable, match="entries of pin-requests"):
         world.shard().turn()
 
     assert not world.tensors.exists(world.keys.pin_requests)

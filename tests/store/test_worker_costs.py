@@ -225,7 +225,7 @@ def test_a_quota_counts_entries(number: int, admin: RedisClient) -> None:
     why = ContentQuota(admin, {TENSOR_KEYS.pin_requests: 64 << 20}).enforce()
 
     assert (why is None) == (number == MAX_ENTRIES)
-    assert why is None or f"{number} entries of wanted" in why
+    assert why is None or f"{number} entries of pin-requests" in why
     assert bool(admin.exists(TENSOR_KEYS.pin_requests)) == (why is None)
 
 

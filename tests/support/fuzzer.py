@@ -239,7 +239,7 @@ def packed(*words: str | bytes) -> bytes:
     return head + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
 
 
-TENSOR_NAMES = ("meta", "applied", "pushed", "tokens", "updates", "places", "window", "rejected",
+TENSOR_NAMES = ("meta", "applied", "pushed", "tokens", "updates", "push-slots", "window", "rejected",
                 "fence", "news")  # fmt: skip
 
 
