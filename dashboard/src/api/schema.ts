@@ -2987,7 +2987,7 @@ export interface components {
             to: components["schemas"]["TrackerKind"];
             /**
              * Project
-             * @description project of W&B and Trackio, or experiment of MLflow
+             * @description project of W&B, or experiment of MLflow
              * @default vcasgd
              */
             project: string;
@@ -2997,7 +2997,7 @@ export interface components {
          * @description Trackers that jobs can be exported to.
          * @enum {string}
          */
-        TrackerKind: "tensorboard" | "mlflow" | "wandb" | "trackio";
+        TrackerKind: "tensorboard" | "mlflow" | "wandb";
         /**
          * TrafficView
          * @description Bytes that all workers of a job have moved so far, as they are encoded on the network.
