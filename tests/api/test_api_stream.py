@@ -17,6 +17,7 @@ from httpx_sse import ServerSentEvent
 from support.api_harness import Api, messages_of
 from support.waiting import await_truth
 
+from vcasgd.api.platform import MAX_EVENTS
 from vcasgd.store.ledger.events import EventCursor
 
 STREAM = {"Accept": "text/event-stream"}
@@ -62,6 +63,25 @@ def test_stream_sends_the_state_and_its_changes(api: Api, http: httpx.Client) ->
         _, store = until(messages, "store")
         assert store["nodes"]["node-0"]["versions"] == {job: 3}
         assert until(messages, "job", id=job, state="running")[1]["fraction"] == 0.0
+
+
+def test_only_what_changed_is_sent(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    rows = {f"i-{number}": {"pool": "p", "state": "running"} for number in range(500)}
+    api.control.publish(rows, {})
+    with following(http) as messages:
+        first = [until(messages, "machines")[1] for _ in range(3)]
+        until(messages, "job", id=job)
+        api.jobs.cancel(job)
+        api.control.update({"i-7": {"pool": "p", "state": "leaving"}}, ["i-8"], None)
+        _, machines = until(messages, "machines")
+        assert until(messages, "job")[1]["state"] == "cancelled"
+    api.control.publish({}, {})
+
+    assert [len(each["changed"]) for each in first] == [200, 200, 100]
+    assert [each["whole"] for each in first] == [True, False, False]
+    assert [row["id"] for row in machines["changed"]] == ["i-7"]
+    assert (machines["whole"], machines["removed"]) == (False, ["i-8"])
 
 
 def test_more_readers_cost_the_ledger_nothing(api: Api, http: httpx.Client) -> None:
@@ -168,6 +188,19 @@ def test_reconnecting_reader_receives_each_event_once(api: Api, http: httpx.Clie
         (first, "job-succeeded", None),
     ]  # fmt: skip
     assert again == list(range(6))
+
+
+def test_a_reader_far_behind_receives_each_event_once(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    count = 2 * MAX_EVENTS + 50
+    for number in range(count):
+        api.jobs.event(job, "count", "", number=number)
+    with following(http, after="0-0") as messages:
+        seen = [until(messages, "event", job=job)[1] for _ in range(count + 1)][1:]
+        api.jobs.event(job, "count", "", number=count)
+        seen.append(until(messages, "event", job=job)[1])
+
+    assert [event["details"]["number"] for event in seen] == list(range(count + 1))
 
 
 def test_stream_starts_after_a_given_position(api: Api, http: httpx.Client) -> None:

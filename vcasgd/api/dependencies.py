@@ -6,9 +6,8 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
 
-from vcasgd.api.broadcast import Broadcast
 from vcasgd.api.callers import Callers
-from vcasgd.api.observer import PlatformObserver
+from vcasgd.api.platform import Platform
 from vcasgd.api.series import Curves
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
@@ -29,8 +28,7 @@ def provide(
 ) -> None:
     """Create the services that the routes of ``app`` depend on."""
     jobs, control, servers = Jobs(ledger), Control(ledger), Servers(ledger)
-    costs, feed = Costs(ledger), EventFeed(ledger)
-    observer = PlatformObserver(jobs, control, servers, costs, feed, ledger)
+    costs = Costs(ledger)
     app.state.services = {
         Settings: settings,
         RedisClient: ledger,
@@ -45,8 +43,7 @@ def provide(
         Costs: costs,
         Workloads: Workloads(ledger),
         Curves: Curves(ledger),
-        PlatformObserver: observer,
-        Broadcast: Broadcast(observer, feed),
+        Platform: Platform(jobs, control, servers, costs, EventFeed(ledger), ledger),
     }
 
 
@@ -71,5 +68,4 @@ JoinedMachinesDep = Annotated[JoinedMachines, _service(JoinedMachines)]
 CostsDep = Annotated[Costs, _service(Costs)]
 WorkloadsDep = Annotated[Workloads, _service(Workloads)]
 CurvesDep = Annotated[Curves, _service(Curves)]
-BroadcastDep = Annotated[Broadcast, _service(Broadcast)]
-ObserverDep = Annotated[PlatformObserver, _service(PlatformObserver)]
+PlatformDep = Annotated[Platform, _service(Platform)]

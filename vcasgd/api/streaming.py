@@ -1,4 +1,4 @@
-"""Server-sent events: a job's history while it grows, and changes of the whole platform."""
+"""Server-sent events, and a job's history as a stream while it grows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import anyio
 from anyio import CapacityLimiter, to_thread
@@ -16,12 +16,10 @@ from fastapi import Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
-from vcasgd.api.broadcast import Broadcast
 from vcasgd.api.concurrency import AS_STREAM
 from vcasgd.errors import VcasgdError
 from vcasgd.limits import MAX_UNREAD_SECONDS
 from vcasgd.schemas.base import finite
-from vcasgd.store.ledger.events import EventCursor
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 
@@ -41,17 +39,11 @@ _HISTORY_THREADS = CapacityLimiter(16)
 Entry = dict[str, Any]
 #: Returns False once the reader's token or session is no longer valid; the stream then ends.
 StillValid = Callable[[], Awaitable[bool]]
-Result = TypeVar("Result")
 
 
 def accepts_stream(request: Request) -> bool:
     """Return True if the client asks for server-sent events."""
     return MEDIA_TYPE in request.headers.get("accept", "")
-
-
-async def _in_thread(work: Callable[[], Result], threads: CapacityLimiter) -> Result:
-    """Run ``work`` in a thread that a shutdown doesn't wait for."""
-    return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=threads)
 
 
 class _Stream(EventSourceResponse):
@@ -62,8 +54,22 @@ class _Stream(EventSourceResponse):
         await super().__call__(scope, receive, send)
 
 
-def _response(messages: AsyncIterator[ServerSentEvent] | AsyncIterator[bytes]) -> Response:
-    return _Stream(messages, ping=KEEP_ALIVE_SECONDS, send_timeout=MAX_UNREAD_SECONDS)
+def stream_of(messages: AsyncIterator[ServerSentEvent] | AsyncIterator[bytes]) -> Response:
+    """Return a response of messages, which ends when the ledger is unavailable.
+
+    The client then reconnects with the last ID, and gets the error as a response.
+    """
+    return _Stream(
+        _until_outage(messages), ping=KEEP_ALIVE_SECONDS, send_timeout=MAX_UNREAD_SECONDS
+    )
+
+
+async def _until_outage(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    try:
+        async for message in messages:
+            yield message
+    except VcasgdError as error:
+        log.warning("stream: %s", error)
 
 
 # -- a job's history ----------------------------------------------------------------------------
@@ -92,7 +98,8 @@ class Tail:
 
         Raises :class:`~vcasgd.errors.NotFound` and :class:`~vcasgd.errors.StoreUnavailable`.
         """
-        return await _in_thread(partial(self._after, after, limit), _HISTORY_THREADS)
+        read = partial(self._after, after, limit)
+        return await to_thread.run_sync(read, abandon_on_cancel=True, limiter=_HISTORY_THREADS)
 
     def _after(self, after: str, limit: int) -> tuple[JobRecord, list[Entry]]:
         # read the job first: an entry that arrives with the job's end is then included
@@ -108,48 +115,21 @@ class Tail:
 
 def history_stream(tail: Tail, after: str, valid: StillValid) -> Response:
     """Return a stream of the entries after an ID, until the job has ended."""
-    return _response(_history(tail, after, valid))
+    return stream_of(_history(tail, after, valid))
 
 
 async def _history(tail: Tail, after: str, valid: StillValid) -> AsyncIterator[ServerSentEvent]:
     end: float | None = None
-    try:
-        while await valid():
-            job, entries = await tail.after(after, BATCH)
-            for entry in entries:
-                after = entry["id"]
-                yield ServerSentEvent(id=after, event=tail.label(entry), data=json.dumps(entry))
-            if entries:
-                continue
-            if job.state.over:
-                end = end or time.monotonic() + tail.grace(job)
-                if time.monotonic() >= end:
-                    yield ServerSentEvent(event="end", data=json.dumps({"state": job.state}))
-                    return
-            await anyio.sleep(POLL_SECONDS)
-    except VcasgdError as error:
-        # the client reconnects with the last ID and then gets the error as a response
-        log.warning("stream of %s: %s", tail.job, error)
-
-
-# -- the platform -------------------------------------------------------------------------------
-
-
-async def platform_stream(broadcast: Broadcast, after: str | None, valid: StillValid) -> Response:
-    """Return a stream of the platform's state, its changes, and events after a position.
-
-    Raises :class:`~vcasgd.errors.StoreUnavailable`.
-    """
-    # observe before the stream starts: later, the response can't report an error
-    state, opening = await broadcast.opening()
-    cursor = EventCursor.parse(after) if after else EventCursor(state.at)
-    return _response(_until_outage(broadcast.follow(state, opening, cursor, valid)))
-
-
-async def _until_outage(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    try:
-        async for block in blocks:
-            yield block
-    except VcasgdError as error:
-        # the client reconnects with the last ID and then gets the error as a response
-        log.warning("stream: %s", error)
+    while await valid():
+        job, entries = await tail.after(after, BATCH)
+        for entry in entries:
+            after = entry["id"]
+            yield ServerSentEvent(id=after, event=tail.label(entry), data=json.dumps(entry))
+        if entries:
+            continue
+        if job.state.over:
+            end = end or time.monotonic() + tail.grace(job)
+            if time.monotonic() >= end:
+                yield ServerSentEvent(event="end", data=json.dumps({"state": job.state}))
+                return
+        await anyio.sleep(POLL_SECONDS)

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Response
 
 from vcasgd.api.access import READ, StillValidDep
-from vcasgd.api.dependencies import BroadcastDep, ObserverDep
-from vcasgd.api.streaming import MEDIA_TYPE, platform_stream
+from vcasgd.api.dependencies import PlatformDep
+from vcasgd.api.streaming import MEDIA_TYPE, stream_of
 from vcasgd.schemas.stream import JobBrief
+from vcasgd.store.ledger.events import EventCursor
 
 router = APIRouter(tags=["stream"])
 
@@ -45,16 +46,16 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 @router.get("/overview", dependencies=READ)
 def get_overview(
-    observer: ObserverDep, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+    platform: PlatformDep, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> list[JobBrief]:
     """List the active jobs and the newest ones, newest first, with what changes while they run.
     The stream has the same rows."""
-    return observer.overview(limit)
+    return platform.overview(limit)
 
 
 @router.get("/stream", dependencies=READ, response_class=Response, responses=_STREAM)
 async def follow_everything(
-    broadcast: BroadcastDep,
+    platform: PlatformDep,
     valid: StillValidDep,
     after: After = None,
     last_event_id: LastEventId = None,
@@ -63,8 +64,11 @@ async def follow_everything(
 
     `job` (one for each job), `fleet`, and `store` contain the current state of a part of the
     platform. `machines` contains the machines that changed or are gone; with `whole`, forget all
-    others. A reader that falls far behind receives the current state again. `event` is an event of
+    others. `event` is an event of
     a job, with the job's name. If you reconnect with the last ID, you receive each event exactly
     once. Without an ID, you receive new events only.
     """
-    return await platform_stream(broadcast, last_event_id or after, valid)
+    # Observe before the stream starts: later, the response can't report an error.
+    state, position = await platform.newest(), last_event_id or after
+    cursor = EventCursor.parse(position) if position else EventCursor(state.at)
+    return stream_of(platform.follow(state, cursor, valid))
