@@ -248,31 +248,43 @@ class PortInUse(StackError):
 
 
 class ApiError(VcasgdError):
-    """The API rejected a request; ``status`` is the HTTP status."""
+    """The API rejected a request; ``status`` is the HTTP status, 0 without a response."""
+
+    default_status = 0
 
     @property
     def status(self) -> int:
-        return int(self.details.get("status", 0))
+        return int(self.details.get("status", self.default_status))
 
 
 class Overloaded(ApiError):
     """The API has too many requests or streams in progress; a retry may help."""
 
+    default_status = 503
+
 
 class Unauthorized(ApiError):
     """The token is missing, wrong, revoked, or expired."""
+
+    default_status = 401
 
 
 class Forbidden(ApiError):
     """The token's scope is not sufficient, or another site sent the request."""
 
+    default_status = 403
+
 
 class NotFound(ApiError):
     """No such job, worker, checkpoint, or package."""
 
+    default_status = 404
+
 
 class Conflict(ApiError):
     """Not possible in the current state."""
+
+    default_status = 409
 
 
 class VersionDiffers(Conflict):

@@ -37,14 +37,13 @@ def update_to(stack: str, *, allowed: bool, show: Callable[[str], None]) -> None
     differs = f"the stack has vcasgd {version}, and this machine {vcasgd.__version__}"
     if not allowed:
         remedy = f"{shlex.join(command)}, or join with --update, which does this"
-        raise VersionDiffers(differs, remedy=remedy, version=str(version), status=409)
+        raise VersionDiffers(differs, remedy=remedy, version=str(version))
     if (reason := _reason_not_to(version)) is not None:
         raise VersionDiffers(
             f"{differs}; --update doesn't change this, because {reason}",
             remedy=f"if you trust the stack, install vcasgd=={version} in the way in which you "
             f"installed {vcasgd.__version__}",
             version=str(version),
-            status=409,
         )
     show(f"{differs}; updates: {shlex.join(command)}")
     # The token of the stack is none of pip's business. Ctrl-C reaches pip, too, which undoes its

@@ -101,4 +101,4 @@ def _not_built(path: PurePosixPath) -> Response:
 
 
 def _not_found(path: PurePosixPath) -> Response:
-    return problem_response(NotFound(f"there is nothing at {path}", status=404))
+    return problem_response(NotFound(f"there is nothing at {path}"))

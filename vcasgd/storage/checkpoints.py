@@ -81,7 +81,7 @@ class Checkpoints:
         """
         match = _NAME.fullmatch(name)
         if match is None:
-            raise NotFound(f"{name} is not the name of a checkpoint", status=404)
+            raise NotFound(f"{name} is not the name of a checkpoint")
         stream = self._storage.stream(f"{self._prefix}/{name}")
         return ObjectStream(stream.size, _verified(stream.chunks, name, digest=match[2]))
 

@@ -121,7 +121,7 @@ def _mapped(name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise NotFound(f"{name} is not in the object storage", status=404) from error
+        raise NotFound(f"{name} is not in the object storage") from error
     except (BaseError, OSError, ValueError) as error:
         raise StorageUnavailable(f"object storage: {name}: {_first_line(error)}") from error
 

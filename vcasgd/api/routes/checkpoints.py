@@ -77,7 +77,6 @@ def _no_model(job: JobRecord) -> Conflict:
         f"job {job.id} has no finished model: {why}",
         remedy=f"list its checkpoints, if any, with GET /api/v1/jobs/{job.id}/checkpoints",
         traceback=job.traceback,
-        status=409,
     )
 
 

@@ -42,7 +42,6 @@ def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) ->
         raise Conflict(
             "no controller has reported its pools yet",
             remedy="try again once one is running; GET /api/v1/status shows it",
-            status=409,
         )
     offered = choices(pools)
     earlier = workloads.get(body.spec.name, body.spec.task)

@@ -127,9 +127,9 @@ def evict_worker(
     rows = _workers(jobs, beats, jobs.active())
     row = next((row for row in rows if row.name == worker), None)
     if row is None:
-        raise NotFound(f"there is no worker {worker}", status=404)
+        raise NotFound(f"there is no worker {worker}")
     if row.machine is None:
-        raise Conflict(f"worker {worker} is on no machine of the fleet", status=409)
+        raise Conflict(f"worker {worker} is on no machine of the fleet")
     return _evict(response, control, row.machine, eviction or Eviction())
 
 
@@ -144,7 +144,7 @@ def evict_machine(
 ) -> EvictionRequested:
     """Take a machine."""
     if machine not in control.machines():
-        raise NotFound(f"there is no machine {machine}", status=404)
+        raise NotFound(f"there is no machine {machine}")
     return _evict(response, control, machine, eviction or Eviction())
 
 
@@ -153,7 +153,7 @@ def get_request(control: ControlDep, request: str) -> EvictionRequested:
     """Show the result of a request for an eviction, for an hour after it was sent."""
     result = control.result(request)
     if result is None:
-        raise NotFound(f"there is no request {request}, or none any more", status=404)
+        raise NotFound(f"there is no request {request}, or none any more")
     outcome = {"state": result.state, "problem": result.problem, "remedy": result.remedy}
     fields = {n: each for n, each in result.request.items() if n in EvictionRequested.model_fields}
     return EvictionRequested.model_validate({**fields, **outcome})
@@ -171,7 +171,6 @@ def _evict(
             f"{machine}: its cloud gives no notice on request",
             remedy="end it without a notice (vcasgd evict --kill), or interrupt it with AWS's "
             "Fault Injection Service (aws:ec2:send-spot-instance-interruptions)",
-            status=409,
         )
     details = {"machine": machine, **eviction.model_dump()}
     identifier = control.request("evict", **details, request=request_id())

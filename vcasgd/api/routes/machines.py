@@ -86,7 +86,6 @@ def join(
             f"the stack has vcasgd {vcasgd.__version__}, and this machine {body.version}",
             remedy=f"pip install vcasgd=={vcasgd.__version__}",
             version=vcasgd.__version__,
-            status=409,
         )
     if len(secret) < MIN_MACHINE_SECRET:
         raise SpecError(
@@ -159,7 +158,7 @@ def get_machine_package(
     _check_own(joined, caller, machine, secret)
     orders = (_order(jobs, each) for each in joined.orders_of(machine))
     if digest not in {each.package for each in orders if each}:
-        raise NotFound(f"{machine} has no job with package {digest[:12]}", status=404)
+        raise NotFound(f"{machine} has no job with package {digest[:12]}")
     # A slow reader occupies a chunk, and not a whole package.
     stream = storage.stream(object_name(digest), PACKAGE_CHUNK_BYTES)
     headers = {"Content-Length": str(stream.size)}
@@ -197,7 +196,6 @@ def _pool(control: Control, caller: Caller, machine: str | None) -> str:
             raise Conflict(
                 f"the stack orders the machines of pool {caller.pool} itself",
                 remedy="use a token for a pool with provider join",
-                status=409,
             )
         return caller.pool
     if caller.pool is None or row.get("provider") != JOIN_PROVIDER or machine is not None:
@@ -205,14 +203,12 @@ def _pool(control: Control, caller: Caller, machine: str | None) -> str:
             f"no machine can join pool {caller.pool}: there is no such pool with provider "
             f"{JOIN_PROVIDER}",
             remedy="ask the stack's administrator to add it to the pools file",
-            status=409,
         )
     most = row.get("capacity")
     if most is not None and int(row.get("machines") or 0) >= most:
         raise Conflict(
             f"pool {caller.pool} has {most} machines, which is its limit",
             remedy="try again later, or ask the stack's administrator to raise max_machines",
-            status=409,
         )
     return caller.pool
 
@@ -225,9 +221,7 @@ def _check_own(joined: JoinedMachines, caller: Caller, machine: str, secret: str
     """Raise :class:`NotFound` unless the machine itself asks."""
     found = joined.get(machine)
     if found is None or not found.sent(caller.name, caller.digest, secret):
-        raise NotFound(
-            f"no machine {machine} has joined with this token and this secret", status=404
-        )
+        raise NotFound(f"no machine {machine} has joined with this token and this secret")
 
 
 def _order(jobs: Jobs, order: WorkerOrder) -> OrderView | None:

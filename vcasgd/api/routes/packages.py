@@ -89,5 +89,5 @@ def _store(storage: Storage, digest: str, data: bytes, limit: int) -> None:
 def head_package(storage: StorageDep, digest: Digest) -> Response:
     """Check that a package is stored."""
     if not storage.has(object_name(digest)):
-        raise NotFound(f"package {digest[:12]}… is not uploaded", status=404)
+        raise NotFound(f"package {digest[:12]}… is not uploaded")
     return Response()

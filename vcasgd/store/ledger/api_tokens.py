@@ -102,13 +102,11 @@ class ApiTokens:
             raise Conflict(
                 f"there is a token {name} already",
                 remedy=f"choose another name, or run vcasgd token revoke {name} first",
-                status=409,
             )
         if answer == b"full":
             raise Conflict(
                 f"there are {MAX_TOKENS} tokens, which is the limit",
                 remedy="revoke unused ones; vcasgd token list shows when each was last used",
-                status=409,
             )
         return token, text
 
@@ -134,9 +132,7 @@ class ApiTokens:
             pipe.hdel(names.API_TOKEN_USES, name)
             existed, _ = pipe.execute()
         if not existed:
-            raise NotFound(
-                f"there is no token {name}", remedy="vcasgd token list shows all", status=404
-            )
+            raise NotFound(f"there is no token {name}", remedy="vcasgd token list shows all")
 
 
 def _read(name: str, row: bytes) -> ApiToken | None:

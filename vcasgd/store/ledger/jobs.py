@@ -132,7 +132,6 @@ class Jobs(EventLog):
             raise Conflict(
                 "this Idempotency-Key was used for another job",
                 remedy="use a new key for a new request",
-                status=409,
             )
         return self.get(created.decode()), created.decode() == job
 
@@ -189,7 +188,6 @@ class Jobs(EventLog):
             raise NotFound(
                 f"there is no job {job} to continue after",
                 remedy="it may have been deleted; list the jobs from the start",
-                status=404,
             )
         return [each.decode() for each in self._ledger.zrevrange(names.JOBS, place + 1, -1)]
 
@@ -245,7 +243,7 @@ class Jobs(EventLog):
             args=[job, to.value, int(to.over), event, len(extra), *_flat(extra), *allowed],
         )  # fmt: skip
         if not state:
-            raise NotFound(f"there is no job {job}", status=404)
+            raise NotFound(f"there is no job {job}")
         return bool(changed)
 
     def set_waiting(self, reasons: Mapping[str, str]) -> None:
@@ -341,10 +339,10 @@ class Jobs(EventLog):
             keys=[keys.record, names.ACTIVE, keys.events], args=[job, event, *_flat(stored)]
         )
         if not state:
-            raise NotFound(f"there is no job {job}", status=404)
+            raise NotFound(f"there is no job {job}")
         if not changed:
             remedy = "only a job that has not ended can be changed"
-            raise Conflict(f"job {job} is {state.decode()}", remedy=remedy, status=409)
+            raise Conflict(f"job {job} is {state.decode()}", remedy=remedy)
         return self.get(job)
 
     def cancel(self, job: str) -> JobRecord:
@@ -362,7 +360,6 @@ class Jobs(EventLog):
                 raise Conflict(
                     f"job {job} is {state}",
                     remedy=f"only possible while it is {' or '.join(allowed)}",
-                    status=409,
                 )
         return self.get(job)
 
@@ -460,7 +457,7 @@ def _parsed_job(job: str, answers: Sequence[Any]) -> JobRecord:
     """Return a job. Raises :class:`NotFound`, :class:`JobUnreadable`."""
     record, facts, (finished, waiting), shards, evaluations, lost, tuned, counters = answers
     if not record:
-        raise NotFound(f"there is no job {job}", status=404)
+        raise NotFound(f"there is no job {job}")
     losses = [each.decode() for each in lost]
     try:
         parsed = read_job(job, record, facts, int(finished or 0), shards, evaluations, losses)

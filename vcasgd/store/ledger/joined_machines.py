@@ -166,19 +166,15 @@ class JoinedMachines:
             raise Conflict(
                 f"{machine.name} has joined already",
                 remedy=f"if it is gone, wait for {self.lost_seconds:.0f} s",
-                status=409,
             )
         if answer == b"limit":
             raise Conflict(
                 f"{most} machines have joined with the token {token}, which is its limit",
                 remedy="stop one of them, or ask for a token with a higher --max-machines",
-                status=409,
             )
         if answer == b"full":
             raise Conflict(
-                f"{MAX_JOINED} machines have joined, which is the limit",
-                remedy="try again later",
-                status=409,
+                f"{MAX_JOINED} machines have joined, which is the limit", remedy="try again later"
             )
         return machine
 

@@ -32,11 +32,9 @@ class Retention:
             keys=[names.JOBS, names.ACTIVE, names.DELETED, *LedgerKeys(job).all], args=[job]
         )
         if answer == b"unknown":
-            raise NotFound(f"there is no job {job}", status=404)
+            raise NotFound(f"there is no job {job}")
         if answer == b"active":
-            raise Conflict(
-                f"job {job} has not ended", remedy=f"run vcasgd cancel {job} first", status=409
-            )
+            raise Conflict(f"job {job} has not ended", remedy=f"run vcasgd cancel {job} first")
 
     def keep(self, most: int, spared: Collection[str] = ()) -> list[str]:
         """Delete the oldest jobs that have ended, so that ``most`` of them and ``spared`` are left.
