@@ -13,9 +13,8 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_vali
 
 from vcasgd.errors import SpecError
 from vcasgd.fleet.presence import read_counts
-from vcasgd.spec.duration import Duration
 from vcasgd.spec.problems import spec_error
-from vcasgd.spec.strict import StrictModel
+from vcasgd.spec.values import Duration, StrictModel
 from vcasgd.spec.yaml import load_mapping
 
 #: Kind of a fault. ``freeze`` is SIGSTOP, and SIGCONT in the end; ``kill`` is SIGKILL; ``evict``

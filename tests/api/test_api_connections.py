@@ -24,8 +24,8 @@ from support.waiting import PATIENCE, await_truth
 
 import vcasgd
 from vcasgd.agent.trust import JoinToken
-from vcasgd.api.bodies import BodyLimit
 from vcasgd.api.connections import BoundedConnection, BoundedServer
+from vcasgd.api.middleware import BodyLimit
 from vcasgd.limits import (
     MAX_CONNECTIONS,
     MAX_REQUESTS_PER_TOKEN,

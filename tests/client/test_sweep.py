@@ -23,7 +23,7 @@ from vcasgd.client.sweep import Axis, below_median, best_qualities, grid, sample
 from vcasgd.client.sweep_run import Sweep, SweepOptions
 from vcasgd.errors import SpecError
 from vcasgd.spec.job import JobSpec
-from vcasgd.spec.stop import Metric
+from vcasgd.spec.sections import Metric
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.leases import Lease, WorkKind
 

@@ -14,8 +14,8 @@ import pytest
 
 from vcasgd.errors import DataError, SpecError, StorageUnavailable
 from vcasgd.settings import Settings
-from vcasgd.spec.base import BaseSpec
 from vcasgd.spec.job import JobSpec
+from vcasgd.spec.sections import BaseSpec
 from vcasgd.storage import base_files
 from vcasgd.storage.base_files import fetch_base, prepare_base
 from vcasgd.task.base_path import base, use_base

@@ -6,7 +6,7 @@ import pytest
 
 from vcasgd.learning.evaluation import EvaluationPoints, points_for
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.spec.evaluate import Evaluate, EvaluationInterval, parse_interval, place_of
+from vcasgd.spec.sections import Evaluate, EvaluationInterval, parse_interval, place_of
 
 #: Two epochs of 100 samples, of which the second is cut short.
 PLAN = EpochPlan(100, 4, 2, seed=0, total_samples=150)

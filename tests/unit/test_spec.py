@@ -16,10 +16,10 @@ from pydantic import ValidationError
 
 from vcasgd.errors import SpecError
 from vcasgd.limits import MAX_DEPTH, MAX_DIGITS, MAX_TEXT, MAX_VALUES
-from vcasgd.spec.duration import parse_duration
-from vcasgd.spec.evaluate import Evaluate
 from vcasgd.spec.job import LENGTHS, JobSpec
+from vcasgd.spec.sections import Evaluate
 from vcasgd.spec.update import AsyncLocalSgdSpec, RoundsSpec, Staleness, VcAsgdSpec
+from vcasgd.spec.values import parse_duration
 
 LEAST: dict[str, Any] = {
     "name": "digits",

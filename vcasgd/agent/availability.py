@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from vcasgd.errors import SpecError
-from vcasgd.spec.duration import Duration, parse_duration
+from vcasgd.spec.values import Duration, parse_duration
 
 _HOURS = re.compile(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?")
 _TIME = re.compile(r"(\d{1,2}):(\d\d)")

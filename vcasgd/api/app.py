@@ -18,12 +18,10 @@ import vcasgd
 from vcasgd.api import STATIC, problems
 from vcasgd.api.access import scope_of
 from vcasgd.api.auth import METRICS, Authentication
-from vcasgd.api.bodies import BodyLimit
 from vcasgd.api.callers import Callers
-from vcasgd.api.concurrency import Concurrency
 from vcasgd.api.dependencies import provide
+from vcasgd.api.middleware import BodyLimit, Concurrency, RequestIds
 from vcasgd.api.pages import GZIP_BYTES, Pages
-from vcasgd.api.request_ids import RequestIds
 from vcasgd.api.routes import (
     checkpoints,
     costs,

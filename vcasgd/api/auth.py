@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vcasgd.api.access import refusal
 from vcasgd.api.callers import CALLER_KEY, Caller, Callers
+from vcasgd.api.middleware import SAFE_METHODS
 from vcasgd.api.problems import problem_response
-from vcasgd.api.request_ids import SAFE_METHODS
 from vcasgd.errors import Forbidden, Unauthorized, VcasgdError
 from vcasgd.spec.access import Scope as Access
 

@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from vcasgd.api.request_ids import HEADER, NO_SNIFFING, SCOPE_KEY
 from vcasgd.errors import (
     ApiError,
     CheckpointDamaged,
@@ -36,6 +35,12 @@ from vcasgd.schemas.service import Problem
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+#: Header with the ID of a request.
+HEADER = "X-Request-ID"
+#: A browser that guesses types could take text of a worker for a page or a script.
+NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
+#: Key of the ID in the ASGI scope, for handlers that run after the log's context has ended.
+SCOPE_KEY = "vcasgd.request"
 #: Seconds after which a client should retry after a 429 or a 503.
 RETRY_SECONDS = 1
 

@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
-from vcasgd.api.concurrency import AS_STREAM
+from vcasgd.api.middleware import AS_STREAM
 from vcasgd.errors import VcasgdError
 from vcasgd.limits import MAX_UNREAD_SECONDS
 from vcasgd.schemas.base import finite

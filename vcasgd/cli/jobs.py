@@ -33,7 +33,7 @@ from vcasgd.client import Client
 from vcasgd.schemas.history import EventRow, LogRow
 from vcasgd.schemas.jobs import JobView, TrafficView, TunedView
 from vcasgd.settings import load_settings
-from vcasgd.spec.track import TrackerKind
+from vcasgd.spec.sections import TrackerKind
 
 #: Exit status after Ctrl-C; a shell reports the same for SIGINT.
 INTERRUPTED = 130

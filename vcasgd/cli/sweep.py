@@ -19,7 +19,7 @@ from vcasgd.client.comparison import compare as compared
 from vcasgd.client.sweep import Axis, grid, sample
 from vcasgd.client.sweep_run import Sweep, SweepOptions
 from vcasgd.settings import load_settings
-from vcasgd.spec.stop import Metric
+from vcasgd.spec.sections import Metric
 
 MetricName = Annotated[
     str | None,

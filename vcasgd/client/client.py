@@ -23,6 +23,7 @@ from vcasgd.schemas.fleet import (
     WorkerRow,
 )
 from vcasgd.schemas.jobs import Validation
+from vcasgd.schemas.service import CallerView, NewToken, TokenView
 from vcasgd.schemas.stream import (
     FleetBrief,
     JobBrief,
@@ -31,7 +32,6 @@ from vcasgd.schemas.stream import (
     StoreBrief,
     StreamMessage,
 )
-from vcasgd.schemas.tokens import CallerView, NewToken, TokenView
 from vcasgd.settings import load_settings
 from vcasgd.spec.access import Scope
 from vcasgd.spec.job import JobSpec

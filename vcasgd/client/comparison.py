@@ -9,7 +9,7 @@ from typing import Any
 from vcasgd.client.job import Job
 from vcasgd.client.sweep import best_qualities, metric_of
 from vcasgd.client.tracking.base import parameters
-from vcasgd.spec.stop import Metric
+from vcasgd.spec.sections import Metric
 
 
 def compare(jobs: Sequence[Job], metric: Metric | None = None) -> list[dict[str, Any]]:

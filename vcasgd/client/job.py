@@ -28,7 +28,7 @@ from vcasgd.schemas.history import (
     TimelineView,
 )
 from vcasgd.schemas.jobs import JobView
-from vcasgd.spec.track import PROJECT
+from vcasgd.spec.sections import PROJECT
 
 Entry = TypeVar("Entry", EventRow, LogRow)
 

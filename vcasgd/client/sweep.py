@@ -12,7 +12,7 @@ from statistics import median
 
 from vcasgd.errors import SpecError
 from vcasgd.schemas.jobs import JobView
-from vcasgd.spec.stop import DEFAULT_METRICS, Metric
+from vcasgd.spec.sections import DEFAULT_METRICS, Metric
 
 #: Most jobs of a sweep; more are a typing error.
 MAX_TRIALS = 1000

@@ -13,7 +13,7 @@ from vcasgd.client.job import Job
 from vcasgd.client.sweep import Trial, below_median, best_qualities
 from vcasgd.errors import Conflict
 from vcasgd.spec.job import JobSpec
-from vcasgd.spec.stop import Metric
+from vcasgd.spec.sections import Metric
 
 #: Seconds between two looks at the jobs.
 POLL_SECONDS = 2.0

@@ -26,7 +26,7 @@ from vcasgd.errors import NotFound, SpecError, StoreError
 from vcasgd.masking import hide, masked
 from vcasgd.settings import Settings
 from vcasgd.spec.access import TRACKERS, Scope
-from vcasgd.spec.track import Track
+from vcasgd.spec.sections import Track
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.jobs import Jobs

@@ -25,10 +25,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vcasgd.errors import SpecError
 from vcasgd.spec.access import POOL_PATTERN
-from vcasgd.spec.duration import Duration
 from vcasgd.spec.job import JobSpec, Label
 from vcasgd.spec.problems import spec_error
-from vcasgd.spec.strict import StrictModel
+from vcasgd.spec.values import Duration, StrictModel
 from vcasgd.spec.yaml import load_mapping
 
 #: Name of the pool that exists without a file.

@@ -26,7 +26,7 @@ from pydantic import Field, ValidationError
 
 from vcasgd.errors import SpecError
 from vcasgd.spec.problems import spec_error
-from vcasgd.spec.strict import StrictModel
+from vcasgd.spec.values import StrictModel
 from vcasgd.spec.yaml import load_mapping
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.spec.evaluate import Evaluate
+from vcasgd.spec.sections import Evaluate
 
 
 @dataclass(frozen=True)

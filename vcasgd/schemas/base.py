@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from vcasgd.spec.job import JobSpec
-from vcasgd.spec.plain import check_plain
+from vcasgd.spec.values import check_plain
 
 
 def finite(value: Any) -> Any:

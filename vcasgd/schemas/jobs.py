@@ -10,8 +10,8 @@ from pydantic import Field, PlainValidator, SecretStr
 from vcasgd.limits import MAX_TEXT
 from vcasgd.schemas.base import ReportedSpec, RequestBody, Schema
 from vcasgd.spec.environment import MAX_VALUE_LENGTH, MAX_VARIABLES
-from vcasgd.spec.evaluate import place_of
 from vcasgd.spec.job import JobSpec, JobState, Priority, Weight
+from vcasgd.spec.sections import place_of
 
 #: Pattern of a package's name: the SHA-256 of the zip.
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"

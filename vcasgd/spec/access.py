@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from vcasgd.spec.duration import Duration
+from vcasgd.spec.values import Duration
 
 #: Name of the token that the stack has from its start. No other token can have it.
 BOOTSTRAP = "bootstrap"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from vcasgd.spec.strict import StrictModel
+from vcasgd.spec.values import StrictModel
 
 #: Pattern of the name of an environment variable.
 NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"

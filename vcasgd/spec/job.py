@@ -15,17 +15,11 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from pydantic_core import PydanticCustomError
 
 from vcasgd.errors import SpecError
-from vcasgd.spec.base import BaseSpec
-from vcasgd.spec.duration import Duration
 from vcasgd.spec.environment import Commands, Environment, RequirementsFile, Secrets
-from vcasgd.spec.evaluate import Evaluate
-from vcasgd.spec.plain import check_plain
 from vcasgd.spec.problems import spec_error
-from vcasgd.spec.stop import Stop
-from vcasgd.spec.strict import StrictModel
-from vcasgd.spec.track import Tracks
-from vcasgd.spec.tuning import Tuning
+from vcasgd.spec.sections import BaseSpec, Evaluate, Stop, Tracks, Tuning
 from vcasgd.spec.update import RoundsSpec, Update
+from vcasgd.spec.values import Duration, StrictModel, check_plain
 from vcasgd.spec.yaml import load_mapping
 
 

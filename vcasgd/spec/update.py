@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from vcasgd.spec.strict import StrictModel
+from vcasgd.spec.values import StrictModel
 
 
 class Staleness(StrictModel):

@@ -14,7 +14,7 @@ from vcasgd.cache_folder import default_cache_folder
 from vcasgd.errors import DataError, NotFound, StorageUnavailable
 from vcasgd.file_lock import hold_lock
 from vcasgd.settings import Settings
-from vcasgd.spec.base import LIST_NAME, BaseSpec
+from vcasgd.spec.sections import LIST_NAME, BaseSpec
 from vcasgd.storage.objects import Storage
 from vcasgd.task.base_path import use_base
 

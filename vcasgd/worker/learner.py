@@ -35,7 +35,7 @@ from vcasgd.learning.training import (
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import is_sound
 from vcasgd.spec.job import JobSpec
-from vcasgd.spec.tuning import Tuning
+from vcasgd.spec.sections import Tuning
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import Task, calling_user_code
 from vcasgd.worker.interval import Base, Trained

@@ -18,7 +18,7 @@ import torch
 
 from vcasgd.errors import Fenced
 from vcasgd.learning.shards import Step, next_step
-from vcasgd.spec.tuning import Tuning
+from vcasgd.spec.sections import Tuning
 from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.leases import Lease

@@ -11,8 +11,7 @@ from vcasgd.api.dependencies import CallersDep, SettingsDep
 from vcasgd.api.problems import documented
 from vcasgd.api.sessions import clear_cookie, set_cookie
 from vcasgd.errors import Unauthorized
-from vcasgd.schemas.service import SessionView, SignIn
-from vcasgd.schemas.tokens import CallerView
+from vcasgd.schemas.service import CallerView, SessionView, SignIn
 from vcasgd.spec.access import Scope
 
 #: The only route that needs no token, because the token is in the body.

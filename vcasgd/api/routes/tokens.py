@@ -11,7 +11,7 @@ from vcasgd.api.access import ADMIN, CallerDep
 from vcasgd.api.dependencies import ApiTokensDep, CallersDep, SettingsDep
 from vcasgd.api.problems import documented
 from vcasgd.errors import SpecError
-from vcasgd.schemas.tokens import NewToken, TokenRequest, TokenView
+from vcasgd.schemas.service import NewToken, TokenRequest, TokenView
 from vcasgd.spec.access import Scope
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vcasgd.client.tracking.base import Tracker
 from vcasgd.client.tracking.points import new_points, worker_points
 from vcasgd.errors import SpecError
-from vcasgd.spec.track import TrackerKind
+from vcasgd.spec.sections import TrackerKind
 
 if TYPE_CHECKING:
     from vcasgd.client.job import Job

@@ -17,10 +17,9 @@ from vcasgd.faults import Cause
 from vcasgd.learning.evaluation import EvaluationPoints, points_for, without_improvement
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.spec.evaluate import place_of
 from vcasgd.spec.job import CHANGEABLE, MAX_SUBTASKS, JobSpec
 from vcasgd.spec.job import JobState as JobState
-from vcasgd.spec.stop import DEFAULT_METRICS, Metric
+from vcasgd.spec.sections import DEFAULT_METRICS, Metric, place_of
 from vcasgd.store.ledger.tuning import Tuned
 from vcasgd.store.ledger.untrusted import (
     MAX_FACTS_LENGTH,

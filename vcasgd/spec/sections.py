@@ -1,0 +1,257 @@
+"""Sections of a job file: base, evaluation, end, trackers, and tuning."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+
+from vcasgd.spec.values import Duration, StrictModel, parse_duration
+
+#: Name of a list of files, as ``sha256sum`` writes it. It makes the base the folder of these files.
+LIST_NAME = "SHA256SUMS"
+SCHEMES = ("s3", "gs", "https", "http", "file")
+
+
+class BaseSpec(StrictModel):
+    """Weights that don't change during training, as a file with this digest.
+
+    If the file's name is ``SHA256SUMS``, the base is the folder of the files that it lists.
+    """
+
+    location: str = Field(
+        max_length=2000,
+        description="s3://…, gs://…, https://…, or an absolute path on the machines",
+    )
+    sha256: str = Field(
+        pattern=r"^[0-9a-f]{64}$", description="digest of the file, as sha256sum prints it"
+    )
+
+    @field_validator("location")
+    @classmethod
+    def _supported(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if not (value.startswith("/") or parts.scheme in SCHEMES):
+            raise ValueError(f"must be s3://…, gs://…, https://…, or an absolute path; not {value}")
+        if not PurePosixPath(parts.path).name or value.endswith("/"):
+            raise ValueError(f"must name a file, which can be a list such as …/{LIST_NAME}")
+        if parts.username or parts.password or parts.query:
+            raise ValueError("can't contain a password or a query: job files are not secret")
+        return value
+
+    @property
+    def is_folder(self) -> bool:
+        """True if the file lists those of a folder."""
+        return PurePosixPath(urlsplit(self.location).path).name == LIST_NAME
+
+
+#: Largest number of steps or samples between two evaluations.
+MAX_INTERVAL = 10**15
+
+_COUNT = re.compile(r"\s*(\d{1,16})\s*(step|sample)s?\s*")
+
+
+@dataclass(frozen=True)
+class EvaluationInterval:
+    """Distance between two evaluations. ``count`` is 1 for epochs, whole except for seconds."""
+
+    unit: Literal["epoch", "step", "sample", "second"]
+    count: float
+
+
+def parse_interval(text: str) -> EvaluationInterval:
+    """Parse ``epoch``, a number of steps or samples, or a duration with a unit.
+
+    Raises :class:`ValueError`.
+    """
+    if text.strip() == "epoch":
+        return EvaluationInterval("epoch", 1)
+    if match := _COUNT.fullmatch(text):
+        if not 1 <= int(match[1]) <= MAX_INTERVAL:
+            raise ValueError(f"must be from 1 to {MAX_INTERVAL:,} {match[2]}s; not {text!r}")
+        return EvaluationInterval("step" if match[2] == "step" else "sample", int(match[1]))
+    # A number without a unit could mean steps as well as seconds.
+    if text.strip()[-1:].isalpha():
+        try:
+            return EvaluationInterval("second", parse_duration(text).total_seconds())
+        except ValueError:
+            pass
+    raise ValueError(
+        f"must be epoch, a number of steps or samples such as 500 steps, or a duration such as "
+        f"10m; not {text!r}"
+    )
+
+
+def place_of(epoch: float, step: int | None) -> str:
+    """Return the place of an evaluation: ``epoch 3``, or ``epoch 2.47, step 1200``."""
+    if epoch == int(epoch):
+        return f"epoch {epoch:.0f}"
+    return f"epoch {epoch:.2f}" + ("" if step is None else f", step {step}")
+
+
+def _interval(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError(f"needs a unit, such as 500 steps, 10000 samples, or 10m; not {value!r}")
+    parse_interval(value)
+    return value
+
+
+class Evaluate(StrictModel):
+    """Interval between evaluations of the model, which is always evaluated at the end of the job.
+
+    ``every`` is ``epoch``, a number of steps (``500 steps``, each of one batch) or samples
+    (``100000 samples``), or a duration (``10m``).
+    """
+
+    every: Annotated[str, BeforeValidator(_interval)] = Field(
+        default="epoch",
+        description="epoch, a number of steps or samples, or a duration",
+        examples=["epoch", "500 steps", "100000 samples", "10m"],
+    )
+
+    @property
+    def interval(self) -> EvaluationInterval:
+        """The distance between two evaluations."""
+        return parse_interval(self.every)
+
+
+class Metric(StrictModel):
+    """A validation metric that ranks a job's models, and optionally the value that ends the job.
+
+    ``name`` is a key of the result of the task's ``evaluate``. ``mode`` says whether lower
+    (``min``) or higher (``max``) values are better.
+    """
+
+    name: str = Field(min_length=1, max_length=100)
+    mode: Literal["min", "max"]
+    target: float | None = Field(default=None, strict=True, allow_inf_nan=False)
+
+    def quality(self, metrics: Mapping[str, float]) -> float | None:
+        """Return the metric's value in one evaluation, with its sign set so that higher is better.
+
+        A value that is not finite counts as worse than any other: minus infinity. None if the
+        evaluation does not contain the metric.
+        """
+        if self.name not in metrics:
+            return None
+        value = metrics[self.name]
+        if not math.isfinite(value):
+            return -math.inf
+        return value if self.mode == "max" else -value
+
+    def reached_by(self, metrics: Mapping[str, float]) -> bool:
+        """Return True if an evaluation is as good as ``target`` or better."""
+        quality = self.quality(metrics)
+        if self.target is None or quality is None:
+            return False
+        return quality >= (self.target if self.mode == "max" else -self.target)
+
+
+#: Metrics that rank the models of a job whose specification names none, in order of preference.
+DEFAULT_METRICS = (Metric(name="accuracy", mode="max"), Metric(name="loss", mode="min"))
+
+
+class Stop(StrictModel):
+    """Conditions that end the job early, or pause it.
+
+    ``metric`` names the validation metric that ranks the evaluated models; the job ends when one
+    reaches its target. ``accuracy: 0.91`` is short for
+    ``metric: {name: accuracy, mode: max, target: 0.91}``. After ``patience`` evaluations in a row
+    without a better value, the job ends with its best model. The job is paused before its machines
+    cost ``max_cost_usd``.
+    """
+
+    accuracy: float | None = Field(default=None, gt=0, le=1, strict=True)
+    metric: Metric | None = None
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        strict=True,
+        description="evaluations in a row without a better value of the metric, which end the job",
+    )
+    max_cost_usd: float | None = Field(default=None, gt=0, strict=True)
+    max_duration: Duration | None = None
+
+    @model_validator(mode="after")
+    def _one_metric(self) -> Stop:
+        if self.accuracy is not None and self.metric is not None:
+            raise ValueError("accuracy and metric are both set; remove one of them")
+        return self
+
+    @property
+    def chosen_metric(self) -> Metric | None:
+        """The metric that the specification names, or None."""
+        if self.accuracy is not None:
+            return Metric(name="accuracy", mode="max", target=self.accuracy)
+        return self.metric
+
+
+#: Name of the project in trackers.
+PROJECT = "vcasgd"
+
+
+class TrackerKind(StrEnum):
+    """Trackers that jobs can be exported to."""
+
+    TENSORBOARD = "tensorboard"
+    MLFLOW = "mlflow"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+
+
+class Track(StrictModel):
+    """A tracker of a job. Its address and credentials are settings of the cluster."""
+
+    to: TrackerKind
+    project: str = Field(
+        default=PROJECT,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]{0,99}$",
+        description="project of W&B and Trackio, or experiment of MLflow",
+    )
+
+
+def _each_once(tracks: tuple[Track, ...]) -> tuple[Track, ...]:
+    kinds = [track.to for track in tracks]
+    if twice := [kind for kind in TrackerKind if kinds.count(kind) > 1]:
+        raise ValueError(f"{twice[0]} is there twice; a job has one run in each tracker")
+    return tracks
+
+
+Tracks = Annotated[
+    tuple[Track, ...], Field(max_length=len(TrackerKind)), AfterValidator(_each_once)
+]
+
+
+class Tuning(StrictModel):
+    """Settings that are tuned from measurements.
+
+    All are off by default: with self-tuning, a run depends on the speed of its machines and can't
+    be reproduced exactly. ``local_steps``: slower workers make fewer local steps in a push
+    interval, so that all push at the same rate. ``momentum``: the momentum of local optimizers is
+    reduced by the momentum that asynchrony adds. ``mixing``: updates get less weight while
+    validation worsens. ``learners_per_machine``: the largest number of learners on a machine;
+    learners are added while they raise its throughput.
+    """
+
+    local_steps: bool = Field(default=False, strict=True)
+    momentum: bool = Field(default=False, strict=True)
+    mixing: bool = Field(default=False, strict=True)
+    learners_per_machine: int = Field(default=1, ge=1, le=64, strict=True)
+
+    @property
+    def of_workers(self) -> bool:
+        """True if workers use tuned values."""
+        return self.local_steps or self.momentum
+
+    @property
+    def of_job(self) -> bool:
+        """True if the controller tunes values of the job."""
+        return self.of_workers or self.mixing
