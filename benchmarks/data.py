@@ -26,7 +26,7 @@ from moto.server import ThreadedMotoServer
 import machine
 from benchmarks.measure.data import Reading, measure_reading
 from vcasgd.data.dataset import storage_at
-from vcasgd.data.index import make_index
+from vcasgd.data.shards import make_index
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE / "cifar10" / "data" / "cifar10.npz"

@@ -27,7 +27,7 @@ from vcasgd.cli.app import app
 from vcasgd.data import ShardedDataset, ShardIndex, make_index
 from vcasgd.data.cache import DiskCache, ShardCache
 from vcasgd.data.dataset import storage_at
-from vcasgd.data.index import DataShard
+from vcasgd.data.shards import DataShard
 from vcasgd.errors import DataError, SpecError, StorageUnavailable
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker.interval import Base
@@ -188,19 +188,13 @@ def index_of(**shard: object) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not a valid index of shards"),
-        ('{"format": "other", "shards": []}', "its format is 'other', not vcasgd-data/1"),
-        (index_of(), "it lists no shards"),
-        (index_of(name="a.npz"), "is not a valid index of shards"),
-        (index_of(name="a.npz", samples=-1, bytes=1, sha256="0"), r"samples of 'a\.npz' is -1"),
-        (
-            index_of(name="a.npz", samples=1, bytes=1, sha256="../etc"),
-            r"sha256 of 'a\.npz' is not a",
-        ),
-        (
-            index_of(name="a.exe", samples=1, bytes=1, sha256="0" * 64),
-            r"'a\.exe' does not end in any of",
-        ),
+        ("{", "Invalid JSON"),
+        ('{"format": "other", "shards": []}', "format: Input should be 'vcasgd-data/1'"),
+        (index_of(), "shards: Tuple should have at least 1 item"),
+        (index_of(name="a.npz"), r"shards\.0\.samples: Field required"),
+        (index_of(name="a.npz", samples=-1, bytes=1, sha256="0"), r"shards\.0\.samples: "),
+        (index_of(name="a.npz", samples=1, bytes=1, sha256="../etc"), r"shards\.0\.sha256: "),
+        (index_of(name="a.exe", samples=1, bytes=1, sha256="0" * 64), r"shards\.0\.name: "),
     ],
 )
 def test_invalid_index_is_explained(tmp_path: Path, text: str, message: str) -> None:

@@ -26,7 +26,7 @@ def index(
     """Read all shards (npz, safetensors, tar) of a folder and write its index.json."""
     # Imported here because torch takes seconds to import.
     from vcasgd.data.dataset import storage_at
-    from vcasgd.data.index import make_index
+    from vcasgd.data.shards import make_index
 
     rows = []
     for location in locations:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from vcasgd.data.dataset import ShardedDataset
-from vcasgd.data.index import DataShard, ShardIndex, make_index
+from vcasgd.data.shards import DataShard, ShardIndex, make_index
 
 __all__ = ["DataShard", "ShardIndex", "ShardedDataset", "make_index"]

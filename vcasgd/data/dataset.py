@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from vcasgd.cache_folder import default_cache_folder
-from vcasgd.data.cache import DiskCache, ShardCache
-from vcasgd.data.formats import Sample
-from vcasgd.data.index import ShardIndex
+from vcasgd.data.cache import COUNTERS, DiskCache, ShardCache
+from vcasgd.data.shards import Sample, ShardIndex
 from vcasgd.errors import DataError, SpecError
 from vcasgd.learning.subtasks import SampleBlocks
 from vcasgd.settings import load_settings
@@ -69,7 +68,7 @@ class ShardedDataset(Dataset[Any]):
     @property
     def content_digest(self) -> str:
         """The SHA-256 of the index, which has those of all shards: machines compare it."""
-        return hashlib.sha256(self.index.to_json().encode()).hexdigest()
+        return hashlib.sha256(self.index.model_dump_json().encode()).hexdigest()
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -109,8 +108,13 @@ class ShardedDataset(Dataset[Any]):
         self._cache.prefetch(self.index.shards[shards[place]] for place in np.sort(first))
 
     def read_counters(self) -> dict[str, float]:
-        """Return the counters of the cache; see :class:`~vcasgd.data.cache.CacheCounts`."""
-        return self._cache.counts.to_dict()
+        """Return the counters of the cache; see :attr:`~vcasgd.data.cache.ShardCache.counts`.
+
+        ``hit_rate`` is the share of reads that did not wait for object storage.
+        """
+        counts = dict.fromkeys(COUNTERS, 0.0) | self._cache.counts
+        reads = counts["memory_hits"] + counts["disk_hits"] + counts["misses"]
+        return {**counts, "hit_rate": 1 - counts["misses"] / reads if reads else 1.0}
 
     def close(self) -> None:
         """Cancel pending fetches."""

@@ -1,22 +1,26 @@
-"""Readers for the file formats of shards: arrays (npz, safetensors) and webdataset's tar."""
+"""Shards: their file formats, and the index of a folder with their sizes and digests."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from vcasgd.errors import DataError
+from vcasgd.errors import DataError, NotFound
+from vcasgd.spec.values import StrictModel
+from vcasgd.storage.objects import Storage
 
 Sample = dict[str, Any]
 
@@ -64,6 +68,10 @@ class Members(Sequence[Sample]):
         return {"__key__": self._keys[index], **decoded}
 
 
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, EOFError),
+    *(SafetensorError, tarfile.TarError, zipfile.BadZipFile, zlib.error),
+)
 #: Content of a shard; ``nbytes`` is its size in memory.
 Samples = Arrays | Members
 
@@ -73,23 +81,13 @@ def read_shard(name: str, data: bytes) -> Samples:
     read = next(read for suffix, read in _READERS.items() if name.endswith(suffix))
     try:
         return read(data)
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise _unreadable(name, error) from error
-    except (SafetensorError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
-        raise _unreadable(name, error) from error
-
-
-def _unreadable(name: str, error: Exception) -> DataError:
-    return DataError(f"shard {name}: can't be read: {error}")
+    except _UNREADABLE as error:
+        raise DataError(f"shard {name}: can't be read: {error}") from error
 
 
 def _read_npz(data: bytes) -> Samples:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         return Arrays({name: torch.from_numpy(arrays[name]) for name in arrays.files})
-
-
-def _read_safetensors(data: bytes) -> Samples:
-    return Arrays(load_safetensors(data))
 
 
 def _read_tar(data: bytes) -> Samples:
@@ -113,8 +111,70 @@ def _read_tar(data: bytes) -> Samples:
 
 _READERS: dict[str, Callable[[bytes], Samples]] = {
     ".npz": _read_npz,
-    ".safetensors": _read_safetensors,
+    ".safetensors": lambda data: Arrays(load_safetensors(data)),
     ".tar": _read_tar,
 }
 #: File name suffixes of shards.
 SUFFIXES = tuple(_READERS)
+
+
+#: File name of the index, in the folder of the shards.
+INDEX = "index.json"
+
+
+class DataShard(StrictModel):
+    """One file: its name in the folder, and the expected size and SHA-256."""
+
+    name: str = Field(pattern=r"\.(npz|safetensors|tar)$")
+    samples: int = Field(ge=0, strict=True)
+    bytes: int = Field(ge=0, strict=True)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class ShardIndex(StrictModel):
+    """Shards of a data set, in the order of its samples."""
+
+    format: Literal["vcasgd-data/1"] = "vcasgd-data/1"
+    shards: tuple[DataShard, ...] = Field(min_length=1)
+
+    @classmethod
+    def load(cls, storage: Storage) -> ShardIndex:
+        """Load the index from the folder of the shards.
+
+        Raises :class:`DataError` and :class:`~vcasgd.errors.StorageUnavailable`.
+        """
+        remedy = f"run vcasgd data index {storage.url}"
+        try:
+            return cls.model_validate_json(storage.get(INDEX))
+        except NotFound as error:
+            raise DataError(f"{storage.url}: has no {INDEX}", remedy=remedy) from error
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(map(str, first["loc"])) or "the file"
+            raise DataError(
+                f"{storage.url}/{INDEX}: {field}: {first['msg']}", remedy=remedy
+            ) from error
+
+
+def make_index(
+    storage: Storage, on_shard: Callable[[DataShard], None] = lambda _: None
+) -> ShardIndex:
+    """Read every shard of a folder, in the order of their names, and write the index.
+
+    Calls ``on_shard`` after each shard. Raises :class:`DataError` if a shard can't be read, or the
+    folder has none.
+    """
+    names = sorted(name for name in storage.names("") if name.endswith(SUFFIXES))
+    if not names:
+        raise DataError(
+            f"{storage.url}: has no shards", remedy=f"names of shards end in {', '.join(SUFFIXES)}"
+        )
+    shards = []
+    for name in names:
+        data = storage.get(name)
+        digest, samples = hashlib.sha256(data).hexdigest(), len(read_shard(name, data))
+        shards.append(DataShard(name=name, samples=samples, bytes=len(data), sha256=digest))
+        on_shard(shards[-1])
+    index = ShardIndex(shards=tuple(shards))
+    storage.put(INDEX, index.model_dump_json(indent=1).encode())
+    return index
