@@ -420,7 +420,7 @@ export interface paths {
          *
          *     `job` (one for each job), `fleet`, and `store` contain the current state of a part of the
          *     platform. `machines` contains the machines that changed or are gone; with `whole`, forget all
-         *     others. A reader that falls far behind receives the current state again. `event` is an event of
+         *     others. `event` is an event of
          *     a job, with the job's name. If you reconnect with the last ID, you receive each event exactly
          *     once. Without an ID, you receive new events only.
          */
@@ -2987,7 +2987,7 @@ export interface components {
             to: components["schemas"]["TrackerKind"];
             /**
              * Project
-             * @description project of W&B, or experiment of MLflow
+             * @description project of W&B and Trackio, or experiment of MLflow
              * @default vcasgd
              */
             project: string;
@@ -2997,7 +2997,7 @@ export interface components {
          * @description Trackers that jobs can be exported to.
          * @enum {string}
          */
-        TrackerKind: "tensorboard" | "mlflow" | "wandb";
+        TrackerKind: "tensorboard" | "mlflow" | "wandb" | "trackio";
         /**
          * TrafficView
          * @description Bytes that all workers of a job have moved so far, as they are encoded on the network.
