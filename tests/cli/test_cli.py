@@ -211,8 +211,8 @@ def test_set_option_changes_fields(run: Run, job_file: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("epochs", "is not of the form field=value"),
-        ("=3", "is not of the form field=value"),
+        ("epochs", "must have the form field=value"),
+        ("=3", "must have the form field=value"),
         ("epochs=none", "epochs: "),
         ("epochs.first=1", "epochs has no fields"),
         ("args.x=[", "is not YAML"),
@@ -324,7 +324,7 @@ def test_set_changes_the_priority_and_the_weight(run: Run, api: Api) -> None:
     assert "high, weight 2" in stdout_of(run("jobs"))
     assert stdout_of(run("set", job, "weight=1")) == f"{job}: priority high\n"
     assert_refused(run("set", job, "epochs=9"), "epochs: can't change", "only priority and weight")
-    assert_refused(run("set", job, "priority"), "priority: is not of the form field=value")
+    assert_refused(run("set", job, "priority"), "priority: must have the form field=value")
     assert_refused(run("set", job, "priority=top"), "priority", "'high'")
 
 

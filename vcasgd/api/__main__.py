@@ -109,7 +109,7 @@ def _address(url: str) -> tuple[str, int]:
         raise SpecError(f"VCASGD_API_URL: {url}: {error}", field="VCASGD_API_URL") from error
     if parts.scheme not in ("http", "https") or host is None:
         raise SpecError(
-            f"VCASGD_API_URL: {url} is not of the form http://host:port", field="VCASGD_API_URL"
+            f"VCASGD_API_URL: {url} must have the form http://host:port", field="VCASGD_API_URL"
         )
     return host, port or (443 if parts.scheme == "https" else 80)
 

@@ -112,7 +112,7 @@ def _bounded(receive: Receive, limit: int, seconds: float) -> Receive:
         except TimeoutError:
             raise HTTPException(
                 status.HTTP_408_REQUEST_TIMEOUT,
-                f"no complete body within {seconds:g} s",
+                f"request body incomplete after {seconds:g} s",
             ) from None
         if not message.get("more_body"):
             # what is awaited next is the end of the connection

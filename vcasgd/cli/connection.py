@@ -13,11 +13,11 @@ from vcasgd.stack import StackHome, StackState, is_running
 
 Url = Annotated[
     str | None,
-    typer.Option("--url", help="API URL. Defaults to $VCASGD_API_URL, then the local stack."),
+    typer.Option("--url", help="API URL (default: $VCASGD_API_URL, then the local stack)."),
 ]
 Token = Annotated[
     str | None,
-    typer.Option("--token", help="API token. Prefer $VCASGD_TOKEN, which hides it from ps."),
+    typer.Option("--token", help="API token. Prefer $VCASGD_TOKEN, which ps does not show."),
 ]
 
 

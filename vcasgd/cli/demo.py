@@ -138,11 +138,11 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    model: Annotated[Path, typer.Option(help="Target file for the trained model.")] = Path(
+    model: Annotated[Path, typer.Option(help="Output file for the trained model.")] = Path(
         "vcasgd-demo-model.safetensors"
     ),
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the stack running at the end, until Ctrl-C.")
+        bool, typer.Option("--keep", help="Keep the stack running until Ctrl-C.")
     ] = False,
     store_nodes: StoreNodes = None,
     as_json: Json = False,

@@ -54,9 +54,7 @@ def register(app: typer.Typer) -> None:
 
 
 def workers(
-    job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="Show only workers of this job.")
-    ] = None,
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Filter by job.")] = None,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -86,7 +84,7 @@ def evict(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Worker name or machine ID.")],
     notice: Annotated[
         float | None,
-        typer.Option(min=0, help="Seconds of notice. Defaults to the provider's usual notice."),
+        typer.Option(min=0, help="Notice in seconds (default: that of the provider)."),
     ] = None,
     kill: Annotated[bool, typer.Option("--kill", help="Kill the machine without notice.")] = False,
     timeout: Annotated[

@@ -62,7 +62,7 @@ def _apply(value: dict[str, Any], change: str, option: str = "--set ") -> None:
     *parents, last = name.strip().split(".")
     if not equals or not last:
         raise SpecError(
-            f"{option}{change}: is not of the form field=value",
+            f"{option}{change}: must have the form field=value",
             remedy=f"for example {option}weight=2 or {option}update.alpha=0.9"
             if option
             else "for example priority=high",

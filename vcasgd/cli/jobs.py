@@ -59,9 +59,9 @@ _CHECKPOINTS: Columns = {
     "SHA-256": lambda row: row["digest"][:12],
 }
 
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="Job ID, as submit and jobs print it.")]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Job ID.")]
 Follow = Annotated[
-    bool, typer.Option("--follow", "-f", help="Keep printing new entries until the job ends.")
+    bool, typer.Option("--follow", "-f", help="Stream new entries until the job ends.")
 ]
 
 
@@ -90,11 +90,9 @@ def submit(
         bool, typer.Option("--follow", "-f", help="Follow the job until it ends.")
     ] = False,
     changes: Changes = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Skip the confirmation for jobs that cost money.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
     idempotency_key: Annotated[
-        str | None, typer.Option(help="Submit at most one job with this key.")
+        str | None, typer.Option(help="Key for safe retries: one job per key.")
     ] = None,
     as_json: Json = False,
     url: Url = None,
@@ -131,7 +129,7 @@ def follow(job: JobName, url: Url = None, token: Token = None) -> None:
 
 
 def jobs(
-    state: Annotated[str | None, typer.Option(help="Show only jobs in this state.")] = None,
+    state: Annotated[str | None, typer.Option(help="Filter by state.")] = None,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -189,7 +187,7 @@ def pause(job: JobName, url: Url = None, token: Token = None) -> None:
 def resume(
     job: JobName,
     max_cost_usd: Annotated[
-        float | None, typer.Option(min=0, help="New total budget of the job, in USD.")
+        float | None, typer.Option(min=0, help="New total budget in USD.")
     ] = None,
     url: Url = None,
     token: Token = None,
@@ -222,7 +220,7 @@ def cancel(job: JobName, url: Url = None, token: Token = None) -> None:
 
 def delete(
     job: JobName,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
@@ -242,17 +240,18 @@ def checkpoints(job: JobName, as_json: Json = False, url: Url = None, token: Tok
 
 def download(
     job: JobName,
-    to: Annotated[Path, typer.Option(help="Target file or folder.")] = Path(),
+    to: Annotated[Path, typer.Option(help="Output file or folder.")] = Path(),
     checkpoint: Annotated[
-        str | None, typer.Option(help="Name of a checkpoint. Defaults to the trained model.")
+        str | None, typer.Option(help="Checkpoint name (default: the final model).")
     ] = None,
     trained_only: Annotated[
-        bool, typer.Option("--trained-only", help="Leave out the base, and write a single file.")
+        bool,
+        typer.Option("--trained-only", help="Download only the trained tensors, without the base."),
     ] = False,
     working_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the job's code, which runs here to build a base without a location.",
+            help="Folder of the job's code, which is run to build the base.",
             exists=True,
             file_okay=False,
         ),
@@ -270,13 +269,11 @@ def download(
 
 def track(
     job: JobName,
-    to: Annotated[TrackerKind, typer.Option(help="Tracker.")],
-    folder: Annotated[
-        Path, typer.Option(help="Folder for files; the job gets a subfolder in it.")
-    ] = Path("runs"),
-    project: Annotated[
-        str, typer.Option(help="Project of W&B, or experiment of MLflow.")
-    ] = "vcasgd",
+    to: Annotated[TrackerKind, typer.Option(help="Tracker to export to.")],
+    folder: Annotated[Path, typer.Option(help="Output folder; each job gets a subfolder.")] = Path(
+        "runs"
+    ),
+    project: Annotated[str, typer.Option(help="W&B project or MLflow experiment.")] = "vcasgd",
     following: Follow = False,
     url: Url = None,
     token: Token = None,

@@ -24,61 +24,57 @@ from vcasgd.environment import hide_process, visible
 from vcasgd.errors import SpecError, Unauthorized, VersionDiffers
 from vcasgd.settings import load_settings
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="Address of the gateway, https://….")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="URL of the gateway, https://….")]
 Token = Annotated[
     str | None,
-    typer.Option(
-        "--token", help="Token for joining. Prefer $VCASGD_TOKEN, which hides it from ps."
-    ),
+    typer.Option("--token", help="Join token. Prefer $VCASGD_TOKEN, which ps does not show."),
 ]
 Until = Annotated[
-    str | None, typer.Option(help="Leave at this time (07:30) or after this long (8h).")
+    str | None, typer.Option(help="Leave at this time (07:30) or after this duration (8h).")
 ]
-HoursText = Annotated[str | None, typer.Option(help="Take part at these hours only, such as 22-6.")]
+HoursText = Annotated[str | None, typer.Option(help="Only run during these hours, such as 22-6.")]
 WhenIdle = Annotated[
     str | None,
-    typer.Option(help="Pause until this long after your last input on this machine, such as 10m."),
+    typer.Option(help="Only run after no keyboard or mouse input for this long, such as 10m."),
 ]
-MaxCpu = Annotated[int | None, typer.Option(min=1, help="Most processors to use. Default: all.")]
+MaxCpu = Annotated[int | None, typer.Option(min=1, help="CPU limit (default: all).")]
 GiveUp = Annotated[
     str | None,
-    typer.Option(help="Leave if the stack has not answered for this long, such as 1h."),
+    typer.Option(help="Leave if the stack is unreachable for this long, such as 1h."),
 ]
 PassEnv = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="Variable of yours that jobs may see. Repeatable."),
+    typer.Option(metavar="NAME", help="Environment variable to pass to jobs. Repeatable."),
 ]
 SandboxUse = Annotated[
     SandboxMode | None,
     typer.Option(
-        help="Run jobs in a sandbox, and refuse to join where it doesn't work (require); or off.",
+        help="Whether jobs must run in a sandbox: require or off.",
         show_default="require",
     ),
 ]
-MaxMemory = Annotated[
-    str | None, typer.Option(help="Most memory of a job's worker. Default: 70 %.")
-]
+MaxMemory = Annotated[str | None, typer.Option(help="Memory limit for a worker (default: 70%).")]
 MaxDisk = Annotated[
     str | None,
-    typer.Option(help="Most files of a worker, which are in memory. Default: 10 % of it."),
+    typer.Option(help="Limit for files a worker writes, kept in RAM (default: 10% of it)."),
 ]
 Share = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FOLDER", help="Folder that jobs may read. Repeatable."),
+    typer.Option(metavar="FOLDER", help="Folder to share with jobs, read-only. Repeatable."),
 ]
 AllowNetwork = Annotated[
-    bool, typer.Option("--allow-network", help="Let jobs reach all that this machine reaches.")
+    bool, typer.Option("--allow-network", help="Give jobs full network access.")
 ]
 Update = Annotated[
     bool,
     typer.Option(
         "--update",
-        help="If the stack has a newer version, install it with pip, and join again.",
+        help="Upgrade with pip when the stack has a newer version.",
     ),
 ]
 Service = Annotated[
     bool,
-    typer.Option("--service", help="Write a unit of systemd that joins with these options."),
+    typer.Option("--service", help="Write a systemd unit that joins with these options."),
 ]
 OrderedAs = Annotated[
     str | None, typer.Option(help="Name of this machine, if the stack ordered it.", hidden=True)

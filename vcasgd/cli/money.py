@@ -55,11 +55,11 @@ def plan(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file.")],
     samples: Annotated[
         int | None,
-        typer.Option(min=1, help="Samples per epoch. Defaults to those of an earlier job."),
+        typer.Option(min=1, help="Samples per epoch (default: from earlier runs)."),
     ] = None,
     samples_per_second: Annotated[
         float | None,
-        typer.Option(min=0, help="Speed of one machine. Defaults to the measured speed."),
+        typer.Option(min=0, help="Speed of one machine (default: from earlier runs)."),
     ] = None,
     changes: Changes = None,
     as_json: Json = False,
@@ -80,7 +80,7 @@ def plan(
 
 
 def cost(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Job ID, as submit and jobs print it.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Job ID.")],
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -128,7 +128,7 @@ def confirm(client: Client, spec: JobSpec) -> None:
         err.print(line)
     if not stdin_is_a_terminal():
         raise SpecError(
-            "the job costs money, and the input is not a terminal to confirm it",
+            "the job costs money, and stdin is not a terminal to confirm it",
             remedy="check it with vcasgd plan, then submit it with --yes",
             field="yes",
         )

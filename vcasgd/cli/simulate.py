@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from vcasgd.simulation.job import Outcome, Point
 
 
-Workers = Annotated[
-    int, typer.Option(min=1, help="Number of machines. With --trace, the maximum number.")
-]
+Workers = Annotated[int, typer.Option(min=1, help="Number of machines; with --trace, the maximum.")]
 Trace = Annotated[
     Path | None, typer.Option(help="JSON file with the number of machines over time.")
 ]

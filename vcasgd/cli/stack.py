@@ -32,18 +32,16 @@ StoreNodes = Annotated[
         "--store-nodes",
         min=1,
         max=64,
-        help="Number of tensors servers, each with a parameter server, to shard models over.",
+        help="Store nodes to shard models across.",
     ),
 ]
 Replicas = Annotated[
     int | None,
-    typer.Option(
-        min=0, max=1, help="Replicas of each ledger and tensors server, with Sentinel failover."
-    ),
+    typer.Option(min=0, max=1, help="Replicas per server, with Sentinel failover."),
 ]
 Home = Annotated[
     Path | None,
-    typer.Option("--home", help="Stack folder. Defaults to $VCASGD_HOME, then ~/.vcasgd."),
+    typer.Option("--home", help="Stack folder (default: $VCASGD_HOME, then ~/.vcasgd)."),
 ]
 
 
@@ -58,7 +56,7 @@ def up(
         typer.Option(
             min=0,
             max=65_535,
-            help="API port; 0 selects a free one. Defaults to the last one, or 8700.",
+            help="API port; 0 picks a free one (default: the last one, or 8700).",
         ),
     ] = None,
     foreground: Annotated[
@@ -71,8 +69,7 @@ def up(
         typer.Option(
             min=0,
             max=65_535,
-            help="Port where machines elsewhere join over TLS; 0 selects a free one. "
-            "Without it, none can.",
+            help="TLS port for machines that join; 0 picks a free one (default: none).",
         ),
     ] = None,
     home: Home = None,

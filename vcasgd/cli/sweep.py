@@ -23,10 +23,10 @@ from vcasgd.spec.sections import Metric
 
 MetricName = Annotated[
     str | None,
-    typer.Option(help="Metric that ranks the jobs. Defaults to the one that ranks their models."),
+    typer.Option(help="Metric to rank jobs by (default: the one that ranks their models)."),
 ]
 Mode = Annotated[
-    Literal["min", "max"], typer.Option(help="Whether lower or higher values of --metric win.")
+    Literal["min", "max"], typer.Option(help="Whether to minimize or maximize --metric.")
 ]
 
 
@@ -41,32 +41,30 @@ def sweep(
         list[str],
         typer.Option(
             metavar="FIELD=VALUES",
-            help="Field to vary: values with commas, or with --random also uniform(a,b), "
+            help="Field and its values: a,b,c, or with --random also uniform(a,b), "
             "log(a,b), or int(a,b). Repeatable.",
         ),
     ],
     draws: Annotated[
         int | None,
-        typer.Option("--random", min=1, max=1000, help="Draw so many combinations at random."),
+        typer.Option("--random", min=1, max=1000, help="Number of random combinations."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of --random.")] = 0,
-    at_once: Annotated[int, typer.Option(min=1, help="Most jobs that run at a time.")] = 4,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    at_once: Annotated[int, typer.Option(min=1, help="Concurrent jobs.")] = 4,
     early_stop: Annotated[
         int | None,
-        typer.Option(min=1, help="Cancel jobs below the median after so many evaluations."),
+        typer.Option(min=1, help="Cancel jobs below the median after this many evaluations."),
     ] = None,
     max_cost_usd: Annotated[
-        float | None, typer.Option(min=0, help="Budget of all jobs together.")
+        float | None, typer.Option(min=0, help="Total budget of all jobs in USD.")
     ] = None,
     metric: MetricName = None,
     mode: Mode = "max",
     name: Annotated[
-        str | None, typer.Option(help="Name, to continue the sweep after an interruption.")
+        str | None, typer.Option(help="Sweep name; reuse it to resume an interrupted sweep.")
     ] = None,
     changes: Changes = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Skip the confirmation for jobs that cost money.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,

@@ -25,30 +25,30 @@ _TOKENS: Columns = {
 
 TokenName = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="Name of the user: lowercase letters, digits, hyphens."),
+    typer.Argument(metavar="NAME", help="User name: lowercase letters, digits, hyphens."),
 ]
 
 
 @app.command()
 def create(
     name: TokenName,
-    scope: Annotated[Scope | None, typer.Option(help="What the token may do.")] = None,
+    scope: Annotated[Scope | None, typer.Option(help="Permissions of the token.")] = None,
     join: Annotated[
-        bool, typer.Option("--join", help="Let machines join a pool: the same as --scope join.")
+        bool, typer.Option("--join", help="Create a join token: same as --scope join.")
     ] = False,
     pool: Annotated[
-        str | None, typer.Option(metavar="POOL", help="Pool that machines join, with --join.")
+        str | None, typer.Option(metavar="POOL", help="Pool to join, with --join.")
     ] = None,
     max_machines: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=MAX_MACHINES,
-            help="Most machines that all jobs of this user have at a time; with --join, that join.",
+            help="Machine limit: of all jobs of the user; with --join, of joined machines.",
         ),
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(help="Lifetime, such as 12h or 30d. Without it, no end.")
+        str | None, typer.Option(help="Lifetime, such as 12h or 30d (default: never expires).")
     ] = None,
     as_json: Json = False,
     url: Url = None,

@@ -41,7 +41,7 @@ class Axis:
         field, equals, values = (part.strip() for part in text.partition("="))
         if not (field and equals and values):
             raise SpecError(
-                f"--over {text}: is not of the form field=value,value,…",
+                f"--over {text}: must have the form field=value,value,…",
                 remedy="for example --over args.lr=0.1,0.01 or --over args.lr=log(0.0001,1)",
                 field="over",
             )
@@ -58,7 +58,7 @@ class Axis:
         least = 0.0 if distribution == "log" else -math.inf
         if not least < limits[0] < limits[1] < math.inf:
             raise SpecError(
-                f"--over {text}: the limits must be two numbers, the smaller one first"
+                f"--over {text}: limits must be two numbers, in ascending order"
                 f"{', above 0' if distribution == 'log' else ''}",
                 field="over",
             )

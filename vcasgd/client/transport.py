@@ -141,8 +141,8 @@ class Transport:
             except httpx.TransportError as error:
                 size = response.num_bytes_downloaded
                 raise ApiError(
-                    f"{_file_name(response)} breaks off after {size} bytes",
-                    remedy="download it again; if it breaks off again, it is damaged in the "
+                    f"{_file_name(response)} ended early, after {size} bytes",
+                    remedy="download it again; if it ends early again, it is damaged in the "
                     "storage: choose another checkpoint",
                 ) from error
             finally:
@@ -191,7 +191,7 @@ def trusted(ca_file: Path | None) -> ssl.SSLContext:
             context.load_verify_locations(ca_file.expanduser())
         except OSError as error:
             raise SpecError(
-                f"VCASGD_CA_FILE: {ca_file} is no readable PEM file with a certificate: {error}",
+                f"VCASGD_CA_FILE: {ca_file} is not a readable PEM certificate file: {error}",
                 remedy="fetch the API's certificate with certificate_command of terraform output",
                 field="VCASGD_CA_FILE",
             ) from error
@@ -237,7 +237,7 @@ def _save(response: httpx.Response, path: Path) -> None:
         os.fsync(file.fileno())
     if digest.hexdigest() != response.headers.get("etag", "").strip('"'):
         raise CheckpointDamaged(
-            f"{_file_name(response)} arrived damaged: its digest does not match",
+            f"{_file_name(response)} arrived damaged: digest mismatch",
             remedy="download it again",
         )
 

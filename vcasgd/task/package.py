@@ -80,7 +80,7 @@ def unpack(data: bytes, digest: str, into: Path, limit_bytes: int | None = None)
     if target.is_dir():
         return target
     if digest_of(data) != digest:
-        raise PackageError(f"package {digest[:12]} is damaged: its digest does not match")
+        raise PackageError(f"package {digest[:12]} is damaged: digest mismatch")
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into, prefix=f".{digest}.") as scratch:
         _extract(data, Path(scratch, "files"), limit_bytes)

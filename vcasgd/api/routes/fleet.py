@@ -129,7 +129,7 @@ def evict_worker(
     if row is None:
         raise NotFound(f"there is no worker {worker}")
     if row.machine is None:
-        raise Conflict(f"worker {worker} is on no machine of the fleet")
+        raise Conflict(f"worker {worker} is not on a machine of the fleet")
     return _evict(response, control, row.machine, eviction or Eviction())
 
 
@@ -153,7 +153,7 @@ def get_request(control: ControlDep, request: str) -> EvictionRequested:
     """Show the result of a request for an eviction, for an hour after it was sent."""
     result = control.result(request)
     if result is None:
-        raise NotFound(f"there is no request {request}, or none any more")
+        raise NotFound(f"there is no request {request}, or it has expired")
     outcome = {"state": result.state, "problem": result.problem, "remedy": result.remedy}
     fields = {n: each for n, each in result.request.items() if n in EvictionRequested.model_fields}
     return EvictionRequested.model_validate({**fields, **outcome})
@@ -164,7 +164,9 @@ def _evict(
 ) -> EvictionRequested:
     if eviction.kill and eviction.notice_seconds is not None:
         raise SpecError(
-            "kill: a kill has no notice", remedy="send either kill or notice_seconds", field="kill"
+            "kill: kill and notice_seconds exclude each other",
+            remedy="send either kill or notice_seconds",
+            field="kill",
         )
     if not eviction.kill and _provider_of(control, machine) in WITHOUT_EVICTION:
         raise Conflict(

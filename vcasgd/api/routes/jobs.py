@@ -105,7 +105,7 @@ def _encryption(settings: Settings, body: SubmitRequest) -> Callable[[str], str]
     if unknown := sorted(values.keys() - names):
         # Without the name, which may be a value that was confused with it.
         raise SpecError(
-            f"secrets: {len(unknown)} values have names that the specification's secrets lack",
+            f"secrets: {len(unknown)} values are for secrets that the job does not declare",
             field="secrets",
         )
     if not values:

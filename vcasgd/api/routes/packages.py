@@ -51,7 +51,7 @@ async def put_package(
         async with asyncio.timeout(UPLOAD_SECONDS):
             data = await _read(request, limit)
     except TimeoutError as error:
-        raise ApiError(f"no complete body within {UPLOAD_SECONDS:g} s", status=408) from error
+        raise ApiError(f"request body incomplete after {UPLOAD_SECONDS:g} s", status=408) from error
     await run_in_threadpool(_store, storage, digest, data, limit)
     return Package(digest=digest, size=len(data))
 
@@ -77,7 +77,7 @@ def _check_size(size: int, limit: int) -> None:
 
 def _store(storage: Storage, digest: str, data: bytes, limit: int) -> None:
     if digest_of(data) != digest:
-        raise PackageError("the package arrived damaged: its digest does not match", field="digest")
+        raise PackageError("the package arrived damaged: digest mismatch", field="digest")
     check(data, limit)
     if not storage.has(object_name(digest)):
         storage.put(object_name(digest), data)

@@ -199,7 +199,7 @@ class Control:
         return str(row["id"])
 
     def result(self, identifier: str) -> RequestResult | None:
-        """Return a request and its result; None if there is none, or none any more."""
+        """Return a request and its result; None if there is none, or it has expired."""
         stored = self._ledger.get(names.request(identifier))
         return None if stored is None else RequestResult(**json.loads(stored))
 
