@@ -11,24 +11,16 @@ from vcasgd.fleet.estimate import Estimate
 from vcasgd.schemas.base import finite
 from vcasgd.schemas.costs import (
     CostView,
-    OfferView,
     PlanView,
-    PoolCostView,
     PoolSpend,
     SpendView,
-    VerdictView,
-    WastedView,
 )
 from vcasgd.schemas.fleet import NodeView, ServerGaugesView, StoreView
 from vcasgd.schemas.history import SpanView, StalenessBucket, StalenessView, TimelineView
 from vcasgd.schemas.jobs import (
     BestView,
-    EvaluationView,
     JobView,
     ProgressView,
-    TotalsView,
-    TrafficView,
-    TunedView,
 )
 from vcasgd.schemas.stream import JobBrief
 from vcasgd.store.gauges import ServerGauges
@@ -40,32 +32,16 @@ from vcasgd.store.ledger.worker_beats import Traffic
 
 def job_view(job: JobRecord, traffic: Traffic) -> JobView:
     """Return the view of a job, with the bytes that its workers have moved."""
-    return JobView(
-        id=job.id,
-        name=job.spec.name,
-        state=job.state,
-        reason=job.reason,
-        waiting=job.waiting,
-        traceback=job.traceback,
-        created_at=job.created_at,
-        started_at=job.started_at,
-        ended_at=job.ended_at,
-        spec=job.spec,
-        progress=_progress(job),
-        totals=TotalsView.model_validate(job.totals),
-        traffic=TrafficView.model_validate(traffic),
-        evaluations=[EvaluationView.model_validate(each) for each in job.evaluations],
-        best_accuracy=_best_accuracy(job),
-        best=_best(job),
-        version=job.version,
-        model=job.model,
-        package=job.package,
-        request=job.request,
-        owner=job.owner,
-        evictions=job.evictions,
-        kills=job.kills,
-        tuned=TunedView.model_validate(job.tuned),
-        store_nodes=job.facts.shards if job.facts else None,
+    return JobView.model_validate(
+        {
+            **vars(job),
+            "name": job.spec.name,
+            "progress": _progress(job),
+            "traffic": traffic,
+            "best_accuracy": _best_accuracy(job),
+            "best": _best(job),
+            "store_nodes": job.facts.shards if job.facts else None,
+        }
     )
 
 
@@ -73,26 +49,19 @@ def job_brief(job: JobRecord, workers: int, amounts: Mapping[str, float]) -> Job
     """Return the row of a job in the overview. ``amounts``: its costs in the ledger."""
     accuracy = job.evaluations[-1].metrics.get("accuracy") if job.evaluations else None
     costs = report(amounts)
-    return JobBrief(
-        id=job.id,
-        name=job.spec.name,
-        owner=job.owner,
-        created_at=job.created_at,
-        ended_at=job.ended_at,
-        state=job.state,
-        waiting=job.waiting,
-        finished_epochs=job.finished_epochs,
-        fraction=fraction(job),
-        version=job.version,
-        updates=job.totals.get("updates", 0),
-        accuracy=finite(accuracy),
-        best_accuracy=_best_accuracy(job),
-        workers=0 if job.state.over else workers,
-        max_workers=job.spec.workers.max,
-        evictions=job.evictions,
-        kills=job.kills,
-        spent_usd=costs.spent_usd,
-        on_demand_usd=costs.on_demand_usd,
+    return JobBrief.model_validate(
+        {
+            **vars(job),
+            "name": job.spec.name,
+            "fraction": fraction(job),
+            "updates": job.totals.get("updates", 0),
+            "accuracy": finite(accuracy),
+            "best_accuracy": _best_accuracy(job),
+            "workers": 0 if job.state.over else workers,
+            "max_workers": job.spec.workers.max,
+            "spent_usd": costs.spent_usd,
+            "on_demand_usd": costs.on_demand_usd,
+        }
     )
 
 
@@ -107,13 +76,8 @@ def _best(job: JobRecord) -> BestView | None:
     value = best.metrics.get(metric.name, nan) if best and metric else nan
     if best is None or metric is None or not isfinite(value):
         return None
-    return BestView(
-        epoch=best.epoch,
-        samples=best.samples,
-        step=best.step,
-        metric=metric.name,
-        mode=metric.mode,
-        value=value,
+    return BestView.model_validate(
+        {**vars(best), "metric": metric.name, "mode": metric.mode, "value": value}
     )
 
 
@@ -175,33 +139,15 @@ def timeline_view(machine: str, lane: Mapping[str, Any], job: JobRecord) -> Time
 
 def cost_view(job: JobRecord, report: CostReport) -> CostView:
     """Return the cost of a job so far."""
-    return CostView(
-        job=job.id,
-        spent_usd=report.spent_usd,
-        on_demand_usd=report.on_demand_usd,
-        saved_usd=report.saved_usd,
-        max_cost_usd=job.spec.stop.max_cost_usd,
-        machine_seconds=report.machine_seconds,
-        pools=[PoolCostView.model_validate(each) for each in report.pools],
-        wasted=WastedView.model_validate(report),
-    )
+    limit = job.spec.stop.max_cost_usd
+    costs = {**vars(report), "saved_usd": report.saved_usd, "wasted": report}
+    return CostView.model_validate({**costs, "job": job.id, "max_cost_usd": limit})
 
 
 def plan_view(plan: Estimate, *, costs_money: bool) -> PlanView:
     """Return the view of an estimate."""
-    return PlanView(
-        machines=plan.machines,
-        usd_per_hour=plan.usd_per_hour,
-        on_demand_usd_per_hour=plan.on_demand_usd_per_hour,
-        hours=plan.hours,
-        cost_usd=plan.cost_usd,
-        on_demand_cost_usd=plan.on_demand_cost_usd,
-        costs_money=costs_money,
-        offers=[OfferView.model_validate({**vars(row.offer), **vars(row)}) for row in plan.offers],
-        pools=[VerdictView.model_validate(each) for each in plan.pools],
-        assumptions=list(plan.assumptions),
-        remedies=list(plan.remedies),
-    )
+    offers = [{**vars(row.offer), **vars(row)} for row in plan.offers]
+    return PlanView.model_validate({**vars(plan), "costs_money": costs_money, "offers": offers})
 
 
 def spend_view(
