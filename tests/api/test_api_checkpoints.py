@@ -152,14 +152,6 @@ def test_finished_job_has_a_model(api: Api, client: Client, tmp_path: Path) -> N
     assert client.job(job).download(tmp_path / "model").read_bytes() == data
 
 
-def test_running_job_has_no_model(api: Api, client: Client, tmp_path: Path) -> None:
-    job = api.submit()
-
-    with pytest.raises(Conflict, match="no finished model: it is starting") as caught:
-        client.job(job).download(tmp_path / "model")
-    assert "/checkpoints" in (caught.value.remedy or "")
-
-
 def test_failed_job_has_no_model_and_shows_the_reason(
     api: Api, client: Client, tmp_path: Path
 ) -> None:
@@ -169,12 +161,3 @@ def test_failed_job_has_no_model_and_shows_the_reason(
     with pytest.raises(Conflict, match="ended without one: it failed") as caught:
         client.job(job).download(tmp_path / "model")
     assert caught.value.details["traceback"] == "boom in line 3"
-
-
-def test_failed_download_keeps_the_existing_file(api: Api, client: Client, tmp_path: Path) -> None:
-    path = tmp_path / "model"
-    path.write_text("old")
-
-    with pytest.raises(Conflict):
-        client.job(api.submit()).download(path)
-    assert path.read_text() == "old"

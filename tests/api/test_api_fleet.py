@@ -211,7 +211,7 @@ def test_unknown_worker_or_instance_is_not_evicted(api: Api, client: Client) -> 
 def test_worker_without_a_machine_is_not_evicted(api: Api, client: Client) -> None:
     beat(api, api.submit(), "w-1", machine=None)
 
-    with pytest.raises(Conflict, match="on no machine"):
+    with pytest.raises(Conflict, match="not on a machine"):
         client.evict("w-1")
 
 

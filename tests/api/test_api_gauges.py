@@ -75,10 +75,6 @@ def test_spend_sums_costs_by_pool(api: Api, http: httpx.Client) -> None:
     assert pools["idle"]["offers"] is None
 
 
-def test_spend_of_an_empty_fleet_is_zero(api: Api, http: httpx.Client) -> None:
-    assert http.get("fleet/spend").json()["pools"] == []
-
-
 # -- metrics ------------------------------------------------------------------------------------
 
 

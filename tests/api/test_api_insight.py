@@ -14,7 +14,6 @@ from support.api_harness import Api, spec
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.events import EventLog
-from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.leases import Accounts, Lease, WorkKind
 from vcasgd.store.ledger.metrics import thinned
 
@@ -278,16 +277,6 @@ def test_valid_job_file_is_accepted(api: Api, http: httpx.Client) -> None:
     assert api.jobs.all() == []
 
 
-def test_validation_warns_about_unstable_settings(http: httpx.Client) -> None:
-    text = "name: x\ntask: a:B\nepochs: 1\nupdate: {rule: vc-asgd}\n"
-
-    found = http.post("jobs/validate", json={"yaml": text}).json()
-
-    assert (found["valid"], found["errors"]) == (True, [])
-    assert [each["path"] for each in found["warnings"]] == ["update.rule"]
-    assert found["warnings"][0]["remedy"]
-
-
 def test_validation_lists_every_mistake(http: httpx.Client) -> None:
     text = "name: x\ntask: nothing\nepochs: 0\nworkers: {mox: 3}\n"
 
@@ -307,12 +296,6 @@ def test_validation_rejects_other_texts(http: httpx.Client, text: str) -> None:
     assert (found["valid"], found["errors"][0]["path"]) == (False, "")
 
 
-def test_schema_lists_the_fields(http: httpx.Client) -> None:
-    schema = http.get("schema/job").json()
-
-    assert {"name", "task", "epochs", "workers", "stop"} <= schema["properties"].keys()
-
-
 def test_yaml_of_a_job_parses_to_the_job(api: Api, http: httpx.Client) -> None:
     job = api.submit(stop={"max_duration": "6h"}, checkpoint={"every": "5m"})
 
@@ -322,17 +305,3 @@ def test_yaml_of_a_job_parses_to_the_job(api: Api, http: httpx.Client) -> None:
     assert JobSpec.parse(yaml.safe_load(answer.text)) == spec(
         stop={"max_duration": "6h"}, checkpoint={"every": "5m"}
     )
-
-
-@pytest.mark.parametrize("what", ["staleness", "machines", "subtasks", "spec"])
-def test_details_of_an_unknown_job_are_not_found(http: httpx.Client, what: str) -> None:
-    assert http.get(f"jobs/none-abc234/{what}").status_code == 404
-
-
-def test_details_of_a_new_job_are_empty(api: Api, http: httpx.Client) -> None:
-    job = api.submit()
-
-    assert api.jobs.get(job).state is JobState.STARTING
-    assert http.get(f"jobs/{job}/timelines").json() == []
-    assert http.get(f"jobs/{job}/subtasks").json()["states"] == "ooooo"
-    assert http.get(f"jobs/{job}/metrics?points=100").json() == []

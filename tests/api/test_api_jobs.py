@@ -12,10 +12,9 @@ import pytest
 from support.api_harness import Api, spec, zipped
 
 from vcasgd.client import Client
-from vcasgd.errors import Conflict, NotFound, SpecError
+from vcasgd.errors import Conflict, NotFound
 from vcasgd.schemas.jobs import TrafficView
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.ledger.job import JobState
 from vcasgd.task.package import digest_of
 
 
@@ -74,14 +73,6 @@ def test_concurrent_submissions_with_one_key_create_one_job(
     assert len(api.jobs.all()) == 1
 
 
-def test_key_of_another_job_is_a_conflict(client: Client) -> None:
-    client.submit(spec(), zipped(), idempotency_key="taken")
-
-    with pytest.raises(Conflict, match="Idempotency-Key was used") as caught:
-        client.submit(spec(epochs=3), zipped(), idempotency_key="taken")
-    assert caught.value.status == 409
-
-
 @pytest.mark.parametrize("key", ["", "x" * 201, "caf\u00e9".encode("latin-1")])
 def test_invalid_key_is_refused(http: httpx.Client, key: str | bytes) -> None:
     answer = http.post("jobs", json={}, headers={"Idempotency-Key": key})
@@ -115,31 +106,6 @@ def test_invalid_spec_names_its_field(
     assert answer.json()["field"] == field
     assert answer.json()["type"] == "urn:vcasgd:problem:invalid-request"
     assert client.jobs() == []
-
-
-def test_client_raises_the_error_of_the_spec(api: Api, client: Client) -> None:
-    wrong = spec().model_copy(update={"epochs": 0})
-
-    with pytest.raises(SpecError, match="epochs: must be greater") as caught:
-        client.submit(wrong, zipped())
-    assert caught.value.field == "epochs"
-
-
-@pytest.mark.parametrize(
-    ("content", "field"),
-    [
-        (b"{", "body"),
-        (b"[]", "body"),
-        (b'{"package": "x"}', "spec"),
-        (b'{"spec": 3}', "job"),
-        (b'{"spec": {}, "package": "x"}', "name"),
-        (b'{"spec": {"name": "a"}, "more": 1}', "task"),
-    ],
-)
-def test_invalid_submission_is_refused(http: httpx.Client, content: bytes, field: str) -> None:
-    answer = http.post("jobs", content=content, headers={"Content-Type": "application/json"})
-
-    assert (answer.status_code, answer.json()["field"]) == (422, field)
 
 
 def test_job_requires_an_uploaded_package(http: httpx.Client, client: Client) -> None:
@@ -200,18 +166,6 @@ def test_invalid_query_names_its_parameter(http: httpx.Client, query: str) -> No
     assert (problem["status"], problem["field"]) == (422, query.partition("=")[0])
 
 
-def test_pause_resume_cancel(api: Api, client: Client) -> None:
-    job = api.submit()
-    api.start_job(job)
-
-    assert client.job(job).pause().state == "paused"
-    assert client.job(job).pause().state == "paused"
-    assert client.job(job).resume().state == "running"
-    ended = client.job(job).cancel()
-    assert (ended.state, ended.reason, ended.over) == ("cancelled", "cancelled by request", True)
-    assert client.job(job).cancel() == ended
-
-
 @pytest.mark.parametrize("command", ["pause", "resume"])
 def test_command_that_the_state_forbids_is_a_conflict(
     api: Api, client: Client, command: str
@@ -258,14 +212,6 @@ def test_job_that_waits_for_machines_says_why(api: Api, client: Client) -> None:
     api.jobs.set_waiting({job: ""})
     client.job(job).resume()
     assert client.job(job).waiting is None
-
-
-def test_finished_job_is_not_cancelled(api: Api, client: Client) -> None:
-    job = api.submit()
-    api.finish(job)
-
-    with pytest.raises(Conflict, match="is succeeded"):
-        client.job(job).cancel()
 
 
 def test_deleted_job_is_gone_with_its_checkpoints(api: Api, client: Client) -> None:
@@ -388,17 +334,6 @@ def test_view_names_the_best_epoch_and_its_metric(
         best |= {"samples": 100 * best["epoch"], "step": None}
     assert view["best"] == best
     assert view["best_accuracy"] is None
-
-
-def test_failed_job_shows_reason_and_traceback(api: Api, client: Client) -> None:
-    job = api.submit()
-    api.finish(job, JobState.FAILED, traceback="line 1\nboom")
-
-    view = client.job(job)
-
-    assert (view.state, view.reason, view.traceback) == ("failed", "it failed", "line 1\nboom")
-    assert view.ended_at is not None
-    assert view.ended_at >= view.created_at
 
 
 def test_internal_error_reveals_no_details(api: Api, http: httpx.Client) -> None:

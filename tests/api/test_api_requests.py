@@ -7,7 +7,6 @@ import pytest
 from support.api_harness import Api, zipped
 
 from vcasgd.client import Client
-from vcasgd.errors import NotFound
 from vcasgd.store.ledger.job import JobState
 
 HEADER = "X-Request-ID"
@@ -34,12 +33,6 @@ def test_problem_contains_the_request_id(http: httpx.Client, api: Api) -> None:
         refused = stranger.get("jobs")
     assert refused.status_code == 401
     assert refused.json()["request"] == refused.headers[HEADER]
-
-
-def test_client_error_contains_the_request_id(client: Client) -> None:
-    with pytest.raises(NotFound) as caught:
-        client.job("none-abc234")
-    assert len(caught.value.details["problem"]["request"]) == 32
 
 
 def test_job_and_its_events_contain_the_request_id(

@@ -269,10 +269,10 @@ def test_trackio_gets_each_point_once(
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     trackio = pytest.importorskip("trackio", reason="needs pip install 'vcasgd[trackio]'")
 
-    client.track(job, "trackio", folder=tmp_path)
+    client.job(job).track("trackio", folder=tmp_path)
     add_point(api, job, 5)
     for _ in range(2):
-        client.track(job, "trackio", folder=tmp_path)
+        client.job(job).track("trackio", folder=tmp_path)
 
     rows = trackio.SQLiteStorage.get_logs("vcasgd", job)
     assert [row["step"] for row in rows if "train/loss" in row] == [5, 10, 20, 25]
