@@ -62,7 +62,7 @@ MACHINES_AT_ONCE = 200
 BLOCK_BYTES = 1 << 16
 
 
-class Machine(NamedTuple):
+class MachineText(NamedTuple):
     """A machine as the ledger has it, parsed, and as JSON for the stream."""
 
     source: bytes
@@ -83,7 +83,7 @@ class PlatformState:
 
     #: Jobs, sums of machines, and servers as JSON, by type and name.
     parts: Mapping[tuple[str, str], str]
-    machines: Mapping[str, Machine]
+    machines: Mapping[str, MachineText]
     #: Jobs whose events the stream contains.
     jobs: tuple[str, ...]
     #: Time of the observation, in ms of the ledger's clock; it contains all earlier events.
@@ -258,18 +258,18 @@ class Platform:
                 briefs[name] = job_brief(job, workers[name], amounts[name])
         return briefs
 
-    def _machines(self, before: Mapping[str, Machine]) -> dict[str, Machine]:
+    def _machines(self, before: Mapping[str, MachineText]) -> dict[str, MachineText]:
         """Return all machines; only those whose text in the ledger changed are parsed."""
         machines = {}
         for name, source in sorted(self._control.instance_texts().items()):
             known = before.get(name)
             if known is None or known.source != source:
                 row = InstanceRow.model_validate({**json.loads(source), "id": name})
-                known = Machine(source, row, row.model_dump_json())
+                known = MachineText(source, row, row.model_dump_json())
             machines[name] = known
         return machines
 
-    def _fleet(self, machines: Mapping[str, Machine]) -> FleetBrief:
+    def _fleet(self, machines: Mapping[str, MachineText]) -> FleetBrief:
         pools, rows = self._control.pools(), [machine.row for machine in machines.values()]
         return FleetBrief(
             controller=self._control.held(),
@@ -299,7 +299,7 @@ def _shared(cursor: EventCursor, event: Mapping[str, Any]) -> SharedEvent:
 
 
 def _machine_texts(
-    before: Mapping[str, Machine] | None, after: Mapping[str, Machine]
+    before: Mapping[str, MachineText] | None, after: Mapping[str, MachineText]
 ) -> Iterator[str]:
     """Yield what changed about machines as JSON, each about a bounded number of them."""
     changed = [
