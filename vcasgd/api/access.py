@@ -61,9 +61,9 @@ def scope_of(route: APIRoute) -> Scope | None:
     """Return the scope that a route requires, None if it names none."""
     scopes = [
         scope
-        for each in route.dependencies
-        if isinstance(each, SecurityParam) and each.dependency is check_scope
-        for scope in each.scopes or ()
+        for dependency in route.dependencies
+        if isinstance(dependency, SecurityParam) and dependency.dependency is check_scope
+        for scope in dependency.scopes or ()
     ]
     return Scope(scopes[0]) if len(scopes) == 1 else None
 

@@ -74,9 +74,11 @@ class BoundedConnection(H11Protocol):
 
     def _replace_another(self) -> bool:
         others = [
-            each
-            for each in self.connections
-            if isinstance(each, BoundedConnection) and each is not self and not each.keeps_its_place
+            connection
+            for connection in self.connections
+            if isinstance(connection, BoundedConnection)
+            and connection is not self
+            and not connection.keeps_its_place
         ]
         if not others:
             return False

@@ -66,7 +66,7 @@ def job_brief(job: JobRecord, workers: int, amounts: Mapping[str, float]) -> Job
 
 
 def _best_accuracy(job: JobRecord) -> float | None:
-    values = (each.metrics.get("accuracy", nan) for each in job.evaluations)
+    values = (evaluation.metrics.get("accuracy", nan) for evaluation in job.evaluations)
     return max((value for value in values if isfinite(value)), default=None)
 
 
@@ -156,13 +156,18 @@ def spend_view(
     reports: Iterable[CostReport],
 ) -> SpendView:
     """Return the current cost of all machines, and the cost of some jobs so far."""
-    machines, costs = list(machines), [part for each in reports for part in each.pools]
+    machines, costs = (
+        list(machines),
+        [part for cost_report in reports for part in cost_report.pools],
+    )
     names = sorted({*pools, *(part.pool for part in costs), *map(_pool, machines)})
     spending = [_pool_spend(name, pools.get(name, {}), machines, costs) for name in names]
     spent, on_demand = _sum(spending, "spent_usd"), _sum(spending, "on_demand_usd")
     return SpendView(
         usd_per_hour=_sum(spending, "usd_per_hour"),
-        on_demand_usd_per_hour=sum(each.get("on_demand_price_per_hour") or 0 for each in machines),
+        on_demand_usd_per_hour=sum(
+            machine.get("on_demand_price_per_hour") or 0 for machine in machines
+        ),
         spent_usd=spent,
         on_demand_usd=on_demand,
         saved_usd=on_demand - spent,
@@ -176,12 +181,12 @@ def _pool_spend(
     machines: Iterable[Mapping[str, Any]],
     costs: Iterable[PoolCost],
 ) -> PoolSpend:
-    machines = [each for each in machines if _pool(each) == name]
+    machines = [machine for machine in machines if _pool(machine) == name]
     parts = [part for part in costs if part.pool == name]
     return PoolSpend(
         pool=name,
         machines=len(machines),
-        usd_per_hour=sum(each.get("price_per_hour") or 0.0 for each in machines),
+        usd_per_hour=sum(machine.get("price_per_hour") or 0.0 for machine in machines),
         spent_usd=sum(part.usd for part in parts),
         on_demand_usd=sum(part.on_demand_usd for part in parts),
         offers=pool.get("offers"),
@@ -193,7 +198,7 @@ def _pool(machine: Mapping[str, Any]) -> str:
 
 
 def _sum(spending: Iterable[PoolSpend], field: str) -> float:
-    return float(sum(getattr(each, field) for each in spending))
+    return float(sum(getattr(pool_spend, field) for pool_spend in spending))
 
 
 # -- the store ----------------------------------------------------------------------------------
@@ -202,7 +207,7 @@ def _sum(spending: Iterable[PoolSpend], field: str) -> float:
 def store_view(heartbeats: Mapping[str, Mapping[str, Any]], ledger: ServerGauges) -> StoreView:
     """Return the state of all servers, from the parameter servers' heartbeats by node."""
     # each parameter server reports since when its own writes to the ledger lack a replica
-    times = [_unreplicated(each, "ledger") for each in heartbeats.values()]
+    times = [_unreplicated(heartbeat, "ledger") for heartbeat in heartbeats.values()]
     gauges = {
         **vars(ledger),
         "full": ledger.full,

@@ -141,9 +141,9 @@ def _jobs(jobs: Sequence[JobSources]) -> Iterator[Metric]:
 
 
 def _traffic(jobs: Sequence[JobSources]) -> Iterator[Metric]:
-    pushed = [((each.record.id,), float(each.traffic.pushed_bytes)) for each in jobs]
+    pushed = [((job.record.id,), float(job.traffic.pushed_bytes)) for job in jobs]
     yield _counter("vcasgd_job_pushed_bytes", "Updates that workers pushed.", ["job"], pushed)
-    fetched = [((each.record.id,), float(each.traffic.fetched_bytes)) for each in jobs]
+    fetched = [((job.record.id,), float(job.traffic.fetched_bytes)) for job in jobs]
     yield _counter("vcasgd_job_fetched_bytes", "Snapshots that workers fetched.", ["job"], fetched)
 
 

@@ -56,7 +56,7 @@ def with_evaluations(
 ) -> list[dict[str, Any]]:
     """Return the rows, each with the newest evaluation at its time."""
     ordered = sorted(evaluations, key=lambda each: each.at)
-    times = [each.at for each in ordered]
+    times = [evaluation.at for evaluation in ordered]
     result = []
     for row in rows:
         count = bisect_right(times, row.get("at") or 0.0)

@@ -34,9 +34,9 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
 
 def show_warnings(spec: JobSpec) -> None:
     """Print a line for each setting of a job that is known to train badly."""
-    for each in unstable_settings(spec):
-        err.print(f"warning: {each.field}: {each.message}")
-        err.print(f"remedy: {each.remedy}")
+    for setting in unstable_settings(spec):
+        err.print(f"warning: {setting.field}: {setting.message}")
+        err.print(f"remedy: {setting.remedy}")
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ def compare(jobs: Sequence[Job], metric: Metric | None = None) -> list[dict[str,
     ``differences`` are the fields of the job files that not all of them share.
     """
     fields = [parameters(job) for job in jobs]
-    names = sorted({name for each in fields for name in each})
-    different = [name for name in names if len({repr(each.get(name)) for each in fields}) > 1]
+    names = sorted({name for row in fields for name in row})
+    different = [name for name in names if len({repr(row.get(name)) for row in fields}) > 1]
     rows: list[tuple[float, dict[str, Any]]] = []
     for job, own in zip(jobs, fields, strict=True):
         ranked, qualities = metric_of(job, metric), best_qualities(job, metric)

@@ -127,10 +127,10 @@ def _base(
     found: dict[str, Tensor] = {}
     sources = (_from_location(spec), _from_code(spec, working_dir))
     for source in sources:
-        _collect(source, [each for each in wanted if each.name not in found], found)
+        _collect(source, [tensor for tensor in wanted if tensor.name not in found], found)
         if len(found) == len(wanted):
             return found
-    name = next(each.name for each in wanted if each.name not in found)
+    name = next(tensor.name for tensor in wanted if tensor.name not in found)
     raise SpecError(
         f"{name} of the base was not found with the values that the job trained with",
         remedy="name the folder of the job's code with --working-dir, whose task builds it, or "

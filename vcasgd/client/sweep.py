@@ -123,7 +123,7 @@ def metric_of(job: JobView, metric: Metric | None = None) -> Metric:
     found = metric or job.spec.stop.chosen_metric
     if found is not None:
         return found
-    reported = {name for each in job.evaluations for name in each.metrics}
+    reported = {name for evaluation in job.evaluations for name in evaluation.metrics}
     return next((each for each in DEFAULT_METRICS if each.name in reported), DEFAULT_METRICS[0])
 
 

@@ -99,7 +99,7 @@ class ShardedDataset(Dataset[Any]):
 
     def convert(self, samples: list[Sample]) -> list[Any]:
         """Return the samples after the ``transform``."""
-        return [self._transform(each) for each in samples] if self._transform else samples
+        return [self._transform(sample) for sample in samples] if self._transform else samples
 
     def will_read(self, indices: NDArray[np.int64]) -> None:
         """Start to fetch the shards of ``indices``, in this order."""

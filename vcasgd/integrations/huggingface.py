@@ -214,10 +214,10 @@ def _factor(trainer: Trainer) -> Callable[[int], float]:
 
 def _length(batch: Any) -> int:
     values = batch.values() if hasattr(batch, "values") else batch
-    return int(next(len(each) for each in values if isinstance(each, Tensor) and each.ndim))
+    return int(next(len(value) for value in values if isinstance(value, Tensor) and value.ndim))
 
 
 def _arrays(value: Any) -> Any:
     if isinstance(value, tuple | list):
-        return type(value)(_arrays(each) for each in value)
+        return type(value)(_arrays(item) for item in value)
     return value.float().cpu().numpy() if value.is_floating_point() else value.cpu().numpy()

@@ -225,4 +225,6 @@ def _length(batch: Any) -> int:
     if isinstance(batch, Tensor):
         return len(batch)
     values = batch.values() if isinstance(batch, dict) else batch
-    return next(_length(each) for each in values if isinstance(each, Tensor | dict | list | tuple))
+    return next(
+        _length(value) for value in values if isinstance(value, Tensor | dict | list | tuple)
+    )

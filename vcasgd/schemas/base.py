@@ -17,7 +17,7 @@ def finite(value: Any) -> Any:
         case dict():
             return {name: finite(each) for name, each in value.items()}
         case list():
-            return [finite(each) for each in value]
+            return [finite(item) for item in value]
         case float() if not math.isfinite(value):
             return None
     return value

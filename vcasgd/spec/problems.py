@@ -89,7 +89,9 @@ def _fields_at(model: Any, path: tuple[str | int, ...]) -> Iterable[str]:
             continue
         annotation = RULES.get(part) or model.model_fields[part].annotation
         # An optional section is a union with None.
-        model = next((each for each in get_args(annotation) if each is not type(None)), annotation)
+        model = next(
+            (get_arg for get_arg in get_args(annotation) if get_arg is not type(None)), annotation
+        )
     fields: dict[str, Any] = model.model_fields
     return [field.alias or name for name, field in fields.items()]
 

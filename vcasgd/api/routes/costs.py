@@ -52,8 +52,8 @@ def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) ->
     }
     plan = estimate(
         body.spec,
-        [from_row(each.name, pools[each.name]) for each in offered],
-        {each.name: each.labels for each in offered},
+        [from_row(choice.name, pools[choice.name]) for choice in offered],
+        {choice.name: choice.labels for choice in offered},
         PlannedWork(
             samples=body.samples or earlier.samples,
             batch_size=earlier.batch_size,
@@ -62,7 +62,7 @@ def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) ->
             rate_given=body.samples_per_second,
         ),
         time.time(),
-        vacant=[from_row(each.name, pools[each.name], vacant=True) for each in offered],
+        vacant=[from_row(choice.name, pools[choice.name], vacant=True) for choice in offered],
     )
     named = pools_of_job(body.spec, offered)
     return plan_view(plan, costs_money=any(_costs_money(pools.get(name)) for name in named))
@@ -82,5 +82,5 @@ def _costs_money(pool: dict[str, Any] | None) -> bool:
     offers = pool.get("offers")
     # prices that are not known yet will be when the job buys
     return offers is None or any(
-        each["price_per_hour"] > 0 or each["on_demand_price_per_hour"] > 0 for each in offers
+        offer["price_per_hour"] > 0 or offer["on_demand_price_per_hour"] > 0 for offer in offers
     )

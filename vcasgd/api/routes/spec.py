@@ -39,8 +39,12 @@ def validate_job(body: JobText) -> Validation:
     except ValidationError as error:
         return _invalid(*map(_mistake, spec_errors(error, JobSpec)[:MAX_MISTAKES]))
     warnings = [
-        Mistake(path=each.field, message=each.message, remedy=each.remedy)
-        for each in unstable_settings(spec)
+        Mistake(
+            path=setting.field,
+            message=setting.message,
+            remedy=setting.remedy,
+        )
+        for setting in unstable_settings(spec)
     ]
     return Validation(valid=True, errors=[], warnings=warnings, spec=spec)
 

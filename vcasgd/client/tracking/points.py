@@ -42,7 +42,11 @@ def new_points(
     ``rows`` start after the position, oldest first.
     """
     waiting = sorted(
-        (each for each in evaluations if not position.has_evaluation(each.version)),
+        (
+            evaluation
+            for evaluation in evaluations
+            if not position.has_evaluation(evaluation.version)
+        ),
         key=lambda each: each.version,
     )
     for row in rows:
@@ -53,8 +57,8 @@ def new_points(
         position = position.after_point(row.id)
         if row.version is not None:
             yield Points(row.version, row.at, _values(row), position)
-    for each in waiting:
-        point = _evaluation(each, position)
+    for evaluation in waiting:
+        point = _evaluation(evaluation, position)
         position = point.position
         yield point
 

@@ -45,9 +45,9 @@ class MlflowRun(Tracker):
 
     def log(self, points: Sequence[Points]) -> None:
         rows = [
-            Metric(name, value, int(each.at * 1000), each.step)
-            for each in points
-            for name, value in each.values.items()
+            Metric(name, value, int(point.at * 1000), point.step)
+            for point in points
+            for name, value in point.values.items()
         ]
         position = points[-1].position
         with _errors():

@@ -50,9 +50,9 @@ class TensorBoardRun(Tracker):
     def log(self, points: Sequence[Points]) -> None:
         if self._writer is None:
             self._writer = Writer(str(self._folder))
-        for each in points:
-            for name, value in each.values.items():
-                self._writer.add_scalar(name, value, each.step, wall_time=each.at)
+        for point in points:
+            for name, value in point.values.items():
+                self._writer.add_scalar(name, value, point.step, wall_time=point.at)
         self._writer.flush()
         self.position = points[-1].position
         sizes = {file.name: file.stat().st_size for file in self._folder.glob(_FILES)}

@@ -44,8 +44,8 @@ class TrackioRun(Tracker):
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
-            for each in points:
-                run.log(dict(each.values), step=each.step)
+            for point in points:
+                run.log(dict(point.values), step=point.step)
             run.finish()
         self.position = points[-1].position
         self.position.save(self._state)

@@ -37,8 +37,8 @@ class WandbRun(Tracker):
 
     def log(self, points: Sequence[Points]) -> None:
         run = self._run = self._run or self._open()
-        for each in points:
-            run.log({**each.values, AXIS: each.step, "_timestamp": each.at})
+        for point in points:
+            run.log({**point.values, AXIS: point.step, "_timestamp": point.at})
         self.position = points[-1].position
         self.position.save(self._state)
 
