@@ -17,9 +17,15 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from vcasgd.cli.demo import LATEST_EVICTION, LATEST_KILL, Faults, Summary
+from vcasgd.cli.demo import (
+    LATEST_EVICTION,
+    LATEST_KILL,
+    CommandInterrupted,
+    Faults,
+    Interrupts,
+    Summary,
+)
 from vcasgd.cli.follow import JobStatus
-from vcasgd.cli.interrupts import CommandInterrupted, Interrupts
 from vcasgd.client import Client
 from vcasgd.errors import NotFound
 from vcasgd.schemas.fleet import EvictionRequested, WorkerRow

@@ -32,7 +32,6 @@ from vcasgd.api.routes import (
     monitoring,
     packages,
     session,
-    spec,
     stream,
     tokens,
 )
@@ -100,7 +99,7 @@ def create_app(
 def _guarded() -> APIRouter:
     anywhere = problems.documented(401, 403, 422, 429, 500, 503)
     router = APIRouter(prefix=PREFIX, responses=anywhere)
-    parts = (session, jobs, spec, history, stream, checkpoints, packages, fleet, costs, tokens)
+    parts = (session, jobs, history, stream, checkpoints, packages, fleet, costs, tokens)
     for part in (*parts, machines):
         for route in part.router.routes:
             # a route without a scope would be open to every token

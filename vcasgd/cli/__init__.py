@@ -4,8 +4,7 @@
 ``output``     tables, JSON, and error messages
 ``connection`` API address and token
 ``jobfile``    job files with ``--set`` overrides
-``stack``      up, down, status
-``doctor``     doctor
+``stack``      up, down, status, doctor
 ``jobs``       submit, follow, and the other commands for jobs
 ``fleet``      workers, machines, pools, evict
 ``join``       joins a stack elsewhere with this machine
@@ -14,7 +13,6 @@
 ``follow``     a job's progress on a terminal
 ``simulate``   a simulated job in this process
 ``demo``       a complete run in about a minute
-``interrupts`` signals during the demo
 """
 
 from vcasgd.cli.app import app, main

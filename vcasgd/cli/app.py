@@ -8,7 +8,7 @@ import typer
 
 import vcasgd
 from vcasgd.chaos.command import app as chaos
-from vcasgd.cli import demo, doctor, fleet, jobs, join, money, simulate, stack, sweep
+from vcasgd.cli import demo, fleet, jobs, join, money, simulate, stack, sweep
 from vcasgd.cli.data import app as data
 from vcasgd.cli.output import Group
 from vcasgd.cli.token import app as token
@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # Reflows paragraphs of help texts.
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (stack, doctor, jobs, sweep, fleet, join, money, simulate, demo):
+for _module in (stack, jobs, sweep, fleet, join, money, simulate, demo):
     _module.register(app)
 app.add_typer(data, name="data", cls=Group, help="Prepare sharded data sets.")
 app.add_typer(token, name="token", cls=Group, help="Manage API tokens.")

@@ -9,9 +9,10 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -19,7 +20,6 @@ from rich.console import Console
 
 import vcasgd
 from vcasgd.cli.follow import JobStatus, follow, statuses
-from vcasgd.cli.interrupts import CommandInterrupted, Interrupts
 from vcasgd.cli.jobfile import load_job
 from vcasgd.cli.output import Json, err, out, percent, show_json
 from vcasgd.cli.stack import ReadyPrinter, StoreNodes
@@ -131,6 +131,59 @@ class Faults:
 
 def _trains(row: WorkerRow) -> bool:
     return bool(row.steps) and not row.notice and not row.leaving
+
+
+class CommandInterrupted(BaseException):
+    """Raised for a signal. Like :class:`KeyboardInterrupt`, it is not an :class:`Exception`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    @property
+    def exit_status(self) -> int:
+        """Exit status that a shell reports for a process killed by this signal."""
+        return 128 + self.number
+
+
+class Interrupts:
+    """Signal handler that raises :class:`CommandInterrupted` only inside :meth:`allowed`, once.
+
+    Setup and cleanup outside of :meth:`allowed` therefore always run to completion. Use it in
+    the main thread.
+    """
+
+    def __init__(self) -> None:
+        self._caught: int | None = None
+        self._allowed = False
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle SIGINT and SIGTERM until the context ends."""
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Allow interruption. Raises :class:`CommandInterrupted` at once for an earlier signal."""
+        self._allowed = True
+        try:
+            if self._caught is not None:
+                raise CommandInterrupted(self._caught)
+            yield
+        finally:
+            self._allowed = False
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        first = self._caught is None
+        self._caught = number if first else self._caught
+        if first and self._allowed:
+            raise CommandInterrupted(number)
 
 
 def register(app: typer.Typer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from vcasgd import stack
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.output import Columns, Json, ago, err, out, plain, show_json, show_rows
+from vcasgd.doctor import Severity, findings
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import StackHome, StackPhase, StackState
 from vcasgd.stack.layout import GATEWAY
@@ -46,7 +48,7 @@ Home = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    for command in (up, down, status):
+    for command in (up, down, status, doctor):
         app.command(rich_help_panel="Stack")(command)
 
 
@@ -112,6 +114,25 @@ def status(as_json: Json = False, home: Home = None, url: Url = None, token: Tok
     else:
         _show_status(value)
     if "platform" not in value:
+        raise typer.Exit(1)
+
+
+def doctor(as_json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Check this installation and its API. Exits with status 1 if there is an error.
+
+    It checks versions, settings, ports, memory, disk, clocks, permissions, prices, quotas, and
+    whether the API and its controller work. It changes nothing.
+    """
+    found = findings(url, token)
+    if as_json:
+        show_json([asdict(finding) for finding in found])
+    else:
+        for finding in found:
+            out.print(f"{finding.severity}: {finding.message}")
+            out.print(f"  remedy: {finding.remedy}")
+        if not found:
+            out.print("nothing is wrong")
+    if any(finding.severity is Severity.ERROR for finding in found):
         raise typer.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Routes that submit, show, and control jobs."""
+"""Routes that submit, show, and control jobs, and that check job files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
+import yaml
 from fastapi import APIRouter, Body, Header, Query, Response, status
+from pydantic import ValidationError
 
 from vcasgd.api.access import READ, SUBMIT, CallerDep, check_owner
 from vcasgd.api.convert import job_view
@@ -25,9 +27,19 @@ from vcasgd.errors import SpecError
 from vcasgd.fleet.pool_rows import choices
 from vcasgd.fleet.pools import pools_of_job
 from vcasgd.logging import isolated
-from vcasgd.schemas.jobs import ChangeRequest, JobView, ResumeRequest, SubmitRequest
+from vcasgd.schemas.jobs import (
+    ChangeRequest,
+    JobText,
+    JobView,
+    Mistake,
+    ResumeRequest,
+    SubmitRequest,
+    Validation,
+)
 from vcasgd.settings import Settings
-from vcasgd.spec.job import JobSpec, JobState
+from vcasgd.spec.job import JobSpec, JobState, load_job_mapping
+from vcasgd.spec.problems import spec_errors
+from vcasgd.spec.stability import unstable_settings
 from vcasgd.storage.checkpoints import Checkpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.ledger.job import JobRecord
@@ -37,6 +49,14 @@ from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.worker_beats import WorkerBeats
 
 router = APIRouter(tags=["jobs"])
+
+YAML = "application/yaml"
+#: Most mistakes in a response; nobody corrects more at a time.
+MAX_MISTAKES = 50
+
+_YAML: dict[int | str, dict[str, Any]] = {
+    200: {"description": "A job file.", "content": {YAML: {"schema": {"type": "string"}}}}
+}
 
 IdempotencyKey = Annotated[
     str | None,
@@ -237,3 +257,55 @@ def cancel_job(jobs: JobsDep, beats: WorkerBeatsDep, caller: CallerDep, job: str
     """Cancel a job that has not ended."""
     check_owner(caller, jobs.get(job))
     return _view(beats, jobs.cancel(job))
+
+
+# -- job files ----------------------------------------------------------------------------------
+
+
+@router.post("/jobs/validate", dependencies=READ, responses=documented(413))
+def validate_job(body: JobText) -> Validation:
+    """Check a job file: list its mistakes, or the settings that are known to train badly."""
+    try:
+        spec = JobSpec.model_validate(load_job_mapping(body.yaml))
+    except SpecError as error:
+        line = error.details.get("line")
+        return _invalid(Mistake(path="", message=error.message, remedy=error.remedy, line=line))
+    except ValidationError as error:
+        return _invalid(*map(_mistake, spec_errors(error, JobSpec)[:MAX_MISTAKES]))
+    warnings = [
+        Mistake(
+            path=setting.field,
+            message=setting.message,
+            remedy=setting.remedy,
+        )
+        for setting in unstable_settings(spec)
+    ]
+    return Validation(valid=True, errors=[], warnings=warnings, spec=spec)
+
+
+@router.get("/schema/job", dependencies=READ)
+def get_job_schema() -> dict[str, Any]:
+    """Return the JSON schema of a job file."""
+    return JobSpec.model_json_schema()
+
+
+@router.get(
+    "/jobs/{job}/spec",
+    dependencies=READ,
+    response_class=Response,
+    responses=_YAML | documented(404),
+)
+def get_job_spec(jobs: JobsDep, job: str) -> Response:
+    """Return the job as YAML, with all defaults filled in."""
+    spec = jobs.get(job).spec.model_dump(mode="json", exclude_none=True)
+    return Response(yaml.safe_dump(spec, sort_keys=False, allow_unicode=True), media_type=YAML)
+
+
+def _invalid(*mistakes: Mistake) -> Validation:
+    return Validation(valid=False, errors=list(mistakes), warnings=[], spec=None)
+
+
+def _mistake(error: SpecError) -> Mistake:
+    path = str(error.details.get("field", ""))
+    message = error.message.removeprefix(f"{path}: ")
+    return Mistake(path=path, message=message, remedy=error.remedy)
