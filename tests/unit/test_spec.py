@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from vcasgd.errors import SpecError
 from vcasgd.limits import MAX_DEPTH, MAX_DIGITS, MAX_TEXT, MAX_VALUES
@@ -114,16 +113,6 @@ def test_json_round_trip(job: JobSpec) -> None:
     assert JobSpec.parse(json.loads(job.model_dump_json())) == job
 
 
-def test_a_spec_is_immutable() -> None:
-    with pytest.raises(ValidationError, match="frozen"):
-        spec().epochs = 3
-
-
-def test_the_json_schema() -> None:
-    for mode in ("validation", "serialization"):
-        assert JobSpec.model_json_schema(mode=mode)["title"] == "JobSpec"
-
-
 def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
     schema = JobSpec.model_json_schema()
 
@@ -146,17 +135,10 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
             r"known fields: a, b, function",
         ),
         ({"priority": "urgent"}, "priority", "must be 'low', 'normal' or 'high'; not 'urgent'"),
-        ({"priority": 1}, "priority", "must be 'low', 'normal' or 'high'; not 1"),
         ({"weight": 0}, "weight", "must be greater than or equal to 0.01; not 0"),
-        ({"weight": 101}, "weight", "must be less than or equal to 100; not 101"),
-        ({"weight": "2"}, "weight", "must be a valid number; not '2'"),
-        ({"weight": float("nan")}, "weight", "must be "),
         ({"update": {"rule": "sgd"}}, "update.rule", "unknown rule 'sgd' .*'async-local-sgd'"),
         ({"update": "vc-asgd"}, "update", "must be a mapping of fields, not 'vc-asgd'"),
         ({"update": {"alpha": 1}}, "update.alpha", "between 0 and 1, exclusive, .* not 1$"),
-        ({"update": {"alpha": True}}, "update.alpha", "not True"),
-        ({"update": {"rule": "sma", "moving_rate": 0.0}}, "update.moving_rate", "greater than 0"),
-        ({"update": {"rule": "sma", "momentum": 1.0}}, "update.momentum", "less than 1"),
         ({"update": {"rule": "rounds", "staleness": {}}}, "update.staleness", "no such field"),
         (
             {"update": {"rule": "vc-asgd", "codec": "int8"}},
@@ -171,28 +153,16 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"update": {"staleness": {"a": float("inf")}}}, "update.staleness.a", "finite number"),
         ({"push_every": 0}, "push_every", "number of local steps above 0 or the word subtask; not"),
         ({"push_every": True}, "push_every", "not True"),
-        ({"push_every": "epoch"}, "push_every", "not 'epoch'"),
-        ({"push_every": 1.5}, "push_every", "not 1.5"),
         ({"name": "My Job"}, "name", "'My Job' is not a name .*lowercase"),
         ({"task": "train"}, "task", r"neither module:Class nor a script .*\(for example train:My"),
         ({"task": "../train.py"}, "task", "'../train.py' is neither module:Class nor a script"),
         ({"task": "/code/train.py"}, "task", "is neither module:Class nor a script"),
         ({"epochs": 0}, "epochs", "must be greater than or equal to 1; not 0"),
-        ({"epochs": True}, "epochs", "must be a valid integer; not True"),
         ({"max_samples": 5}, "max_samples", r"can't be set together with epochs \(remove one"),
         ({"max_steps": 5}, "max_steps", "can't be set together with epochs"),
         ({"epochs": None, "max_samples": 1, "max_steps": 1}, "max_steps", "with max_samples"),
         ({"epochs": None}, "epochs", r"is required \(set one of epochs, max_samples, max_steps"),
-        ({"epochs": None, "max_steps": 0}, "max_steps", "greater than or equal to 1; not 0"),
-        ({"epochs": None, "max_samples": 1.5}, "max_samples", "must be a valid integer"),
-        ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"workers": {"min": 5, "max": 2}}, "workers", r"min \(5\) is larger than max \(2\)"),
-        ({"workers": {"fallback": "spot"}}, "workers.fallback", "must be 'on-demand'"),
-        ({"workers": {"fallback_after": "0"}}, "workers.fallback_after", "longer than 0 seconds"),
-        ({"workers": {"max_price_per_hour": 0}}, "workers.max_price_per_hour", "greater than 0"),
-        ({"stop": {"patience": 0}}, "stop.patience", "greater than or equal to 1; not 0"),
-        ({"stop": {"patience": 1.5}}, "stop.patience", "must be a valid integer"),
-        ({"stop": {"max_cost_usd": 0}}, "stop.max_cost_usd", "greater than 0; not 0"),
         ({"labels": "eu-only"}, "labels", r"a list of labels such as \[confidential"),
         ({"labels": ["EU only"]}, "labels.0", "should match pattern"),
         ({"data": {"labels": [1]}}, "data.labels", "a list of labels"),
@@ -200,23 +170,7 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"workers": {"pools": "aws"}}, "workers.pools", "not 'aws'"),
         ({"stop": {"accuracy": 91}}, "stop.accuracy", "must be less than or equal to 1; not 91"),
         ({"stop": {"metric": {"mode": "min"}}}, "stop.metric.name", "is required"),
-        ({"stop": {"metric": {"name": "loss"}}}, "stop.metric.mode", "is required"),
         ({"stop": {"metric": "loss"}}, "stop.metric", "must be a mapping of fields, not 'loss'"),
-        (
-            {"stop": {"metric": {"name": "loss", "mode": "least"}}},
-            "stop.metric.mode",
-            "must be 'min' or 'max'; not 'least'",
-        ),
-        (
-            {"stop": {"metric": {"name": "loss", "mode": "min", "goal": 1}}},
-            "stop.metric.goal",
-            r"no such field \(known fields: mode, name, target\)",
-        ),
-        (
-            {"stop": {"metric": {"name": "loss", "mode": "min", "target": float("nan")}}},
-            "stop.metric.target",
-            "finite number",
-        ),
         (
             {"stop": {"accuracy": 0.9, "metric": {"name": "loss", "mode": "min"}}},
             "stop",
@@ -380,17 +334,6 @@ class TestLoad:
         with pytest.raises(SpecError, match=message) as caught:
             JobSpec.load(file)
         assert str(caught.value).startswith(f"{file}: ")
-
-    def test_a_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(SpecError, match="can't be read: No such file"):
-            JobSpec.load(tmp_path / "job.yaml")
-
-    def test_a_file_that_is_not_text(self, tmp_path: Path) -> None:
-        file = tmp_path / "job.yaml"
-        file.write_bytes(b"\xff\xfe\x00")
-
-        with pytest.raises(SpecError, match="is not YAML"):
-            JobSpec.load(file)
 
 
 def test_labels_of_the_job_and_of_its_data_add_up() -> None:
