@@ -72,9 +72,9 @@ def test_only_what_changed_is_sent(api: Api, http: httpx.Client) -> None:
     with following(http) as messages:
         first = [until(messages, "machines")[1] for _ in range(3)]
         until(messages, "job", id=job)
-        api.jobs.cancel(job)
         api.control.update({"i-7": {"pool": "p", "state": "leaving"}}, ["i-8"], None)
         _, machines = until(messages, "machines")
+        api.jobs.cancel(job)
         assert until(messages, "job")[1]["state"] == "cancelled"
     api.control.publish({}, {})
 
