@@ -32,7 +32,7 @@ from vcasgd.api.convert import job_brief
 from vcasgd.errors import VcasgdError
 from vcasgd.logging import isolated
 from vcasgd.schemas.base import finite
-from vcasgd.schemas.fleet import InstanceRow
+from vcasgd.schemas.fleet import MachineRow
 from vcasgd.schemas.stream import FleetBrief, JobBrief, NodeBrief, StoreBrief
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.gauges import read_gauges
@@ -66,7 +66,7 @@ class MachineText(NamedTuple):
     """A machine as the ledger has it, parsed, and as JSON for the stream."""
 
     source: bytes
-    row: InstanceRow
+    row: MachineRow
     text: str
 
 
@@ -261,10 +261,10 @@ class Platform:
     def _machines(self, before: Mapping[str, MachineText]) -> dict[str, MachineText]:
         """Return all machines; only those whose text in the ledger changed are parsed."""
         machines = {}
-        for name, source in sorted(self._control.instance_texts().items()):
+        for name, source in sorted(self._control.machine_texts().items()):
             known = before.get(name)
             if known is None or known.source != source:
-                row = InstanceRow.model_validate({**json.loads(source), "id": name})
+                row = MachineRow.model_validate({**json.loads(source), "id": name})
                 known = MachineText(source, row, row.model_dump_json())
             machines[name] = known
         return machines
