@@ -226,11 +226,6 @@ def test_download_stays_in_its_directory(tmp_path: Path, name: str) -> None:
         assert client.job("job").download(tmp_path) == tmp_path / "evil"
 
 
-def test_missing_folder_raises_an_error(tmp_path: Path) -> None:
-    with fake_api(reply(b"data", ETag=etag(b"data"))) as client, pytest.raises(FileNotFoundError):
-        client.job("job").download(tmp_path / "nowhere" / "model")
-
-
 # -- answers that are none ------------------------------------------------------------------------
 
 
@@ -294,15 +289,3 @@ def test_fields_of_a_newer_api_are_ignored(api: Api, client: Client) -> None:
     }  # fmt: skip
 
     assert JobView.model_validate(newer) == JobView.model_validate(row)
-
-
-def test_fields_that_an_older_api_lacks_have_defaults(api: Api, client: Client) -> None:
-    row = client.job(api.submit()).model_dump(mode="json")
-    older = {
-        name: value
-        for name, value in row.items()
-        if name not in ("request", "tuned", "store_nodes", "best")
-    }
-
-    assert JobView.model_validate(older).tuned.mixing == 1.0
-    assert WorkerRow.model_validate({"name": "w-1", "job": "j"}).steps is None
