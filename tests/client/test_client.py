@@ -20,7 +20,6 @@ from support.waiting import PATIENCE
 
 from vcasgd.client import Client
 from vcasgd.errors import ApiError, CheckpointDamaged, NotFound, SpecError
-from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.schemas.jobs import JobView
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
