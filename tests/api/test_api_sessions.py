@@ -93,14 +93,6 @@ def test_dashboard_can_change_things(api: Api, browser: httpx.Client) -> None:
     assert browser.post(f"jobs/{job}/cancel", headers=headers).status_code == 200
 
 
-def test_token_needs_no_page_header(api: Api, browser: httpx.Client) -> None:
-    job = api.submit()
-    sign_in(api, browser)
-    headers = {"Authorization": f"Bearer {api.token}"}
-
-    assert browser.post(f"jobs/{job}/cancel", headers=headers).status_code == 200
-
-
 def test_other_sites_cannot_sign_in(api: Api, browser: httpx.Client) -> None:
     answer = sign_in(api, browser, Origin="https://evil.example")
 

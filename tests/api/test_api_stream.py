@@ -18,7 +18,6 @@ from support.api_harness import Api, messages_of
 from support.waiting import await_truth
 
 from vcasgd.api.platform import MAX_EVENTS
-from vcasgd.store.ledger.events import EventCursor
 
 STREAM = {"Accept": "text/event-stream"}
 
@@ -254,16 +253,3 @@ def test_invalid_position_is_refused(http: httpx.Client, place: str) -> None:
     assert (answer.status_code, answer.json()["field"]) == (422, "Last-Event-ID")
     answer = http.get("stream", headers=STREAM, params={"after": place})
     assert (answer.status_code, answer.json()["field"]) == (422, "after")
-
-
-def test_positions_are_ordered() -> None:
-    places = [
-        EventCursor(1),
-        EventCursor(1, 2, "a"),
-        EventCursor(1, 2, "b"),
-        EventCursor(2, 0, "a"),
-    ]
-
-    assert sorted([places[2], places[3], places[0], places[1]]) == places
-    assert [EventCursor.parse(str(place)) for place in places] == places
-    assert EventCursor.parse("9" * 19 + "-" + "9" * 19).start_for("z").count("9") < 40

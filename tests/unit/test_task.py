@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import vcasgd
 from vcasgd.errors import TaskImportError
@@ -121,23 +120,3 @@ def test_error_in_a_method_names_the_method() -> None:
     error = calling_user_code("loss", ValueError("too large"))
 
     assert str(error) == "loss raised ValueError: too large"
-
-
-def test_defaults() -> None:
-    task = vcasgd.Task()
-
-    assert (task.batch_size, task.evaluation_batch_size) == (64, 512)
-    assert torch.equal(task.collate([torch.tensor(1), torch.tensor(2)]), torch.tensor([1, 2]))
-    assert isinstance(task.optimizer([nn.Parameter(torch.zeros(1))]), torch.optim.SGD)
-
-
-@pytest.mark.parametrize("call", ["model()", "dataset('train')", "loss(0, 0)", "evaluate(0, 0)"])
-def test_required_methods_raise(call: str) -> None:
-    with pytest.raises(NotImplementedError):
-        eval(f"task.{call}", {"task": vcasgd.Task()})
-
-
-def test_package_exports() -> None:
-    assert vcasgd.__all__ == ["Client", "JobSpec", "Session", "Task", "__version__", "base"]
-    assert vcasgd.Task is task_module.Task
-    assert all(getattr(vcasgd, name) for name in vcasgd.__all__)
