@@ -75,16 +75,20 @@ def show_rows(
     dicts = [plain(row) if isinstance(row, BaseModel) else row for row in rows]
     if as_json:
         show_json(dicts)
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in columns:
-        table.add_column(heading, no_wrap=True)
-    for row in dicts:
-        table.add_row(*(_text(value(row)) for value in columns.values()))
-    if out.is_terminal:
-        out.print(table)
+    elif out.is_terminal:
+        out.print(table(dicts, columns))
     else:  # Rich cuts lines at 80 characters if the output is not a terminal.
-        PlainConsole(width=400).print(table, soft_wrap=False)
+        PlainConsole(width=400).print(table(dicts, columns), soft_wrap=False)
+
+
+def table(rows: Iterable[Mapping[str, Any]], columns: Columns) -> Table:
+    """Return rows as a table with the given columns."""
+    result = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in columns:
+        result.add_column(heading, no_wrap=True)
+    for row in rows:
+        result.add_row(*(_text(value(row)) for value in columns.values()))
+    return result
 
 
 def ago(at: float | None) -> str:

@@ -4,40 +4,52 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from vcasgd.cli.connection import Token, Url, open_client
-from vcasgd.cli.output import Json, ago, out, percent, show_json, size
+from vcasgd.cli.output import Columns, Json, ago, out, percent, plain, show_json, size, table
 from vcasgd.client import Client, may_work_later
 from vcasgd.errors import ApiError
-from vcasgd.schemas.costs import SpendView
-from vcasgd.schemas.fleet import MachineRow, PoolRow, ServerGaugesView, StoreView
-from vcasgd.schemas.jobs import JobView
 
 #: Seconds between two refreshes.
 REFRESH_SECONDS = 1.0
 #: Rows of each table, so that all tables fit on a screen.
 MAX_ROWS = 15
 
-
-@dataclass(frozen=True)
-class FleetOverview:
-    """State of the fleet at one moment."""
-
-    jobs: Sequence[JobView]
-    machines: list[MachineRow]
-    pools: list[PoolRow]
-    store: StoreView
-    spend: SpendView
+_JOBS: Columns = {
+    "JOB": lambda row: row["id"],
+    "STATE": lambda row: row["state"],
+    "EPOCH": lambda row: f"{row['progress']['finished_epochs']}/{row['progress']['epochs'] or '?'}",
+    "DONE": lambda row: f"{row['progress']['fraction']:.0%}",
+    "EVALUATED": lambda row: f"{row['evaluations'][-1]['epoch']:g}" if row["evaluations"] else "",
+    "ACCURACY": lambda row: percent(row["best_accuracy"]),
+    "MACHINES": lambda row: row["machines"],
+    "LOST": lambda row: row["evictions"] + row["kills"],
+    "PUSHED": lambda row: size(row["traffic"]["pushed_bytes"]),
+    "FETCHED": lambda row: size(row["traffic"]["fetched_bytes"]),
+}
+_MACHINES: Columns = {
+    "MACHINE": lambda row: row["id"],
+    "POOL": lambda row: row["pool"],
+    "STATE": lambda row: row["state"],
+    "JOB": lambda row: row["job"],
+    "LAUNCHED": lambda row: ago(row["launched_at"]),
+    "USD/H": lambda row: f"{row['price_per_hour'] or 0:.4f}",
+}
+_SERVERS: Columns = {
+    "SERVER": lambda row: row.get("node", "ledger"),
+    "MEMORY": lambda row: _memory(row),
+    "OPS/S": lambda row: _number(row["operations_per_second"]),
+    "QUEUED": lambda row: sum(row["queued"].values()) if "queued" in row else None,
+    "VERSIONS/S": lambda row: _number(row.get("publications_per_second")),
+}
 
 
 def top(
@@ -49,7 +61,7 @@ def top(
     """Show a live overview of jobs, machines, costs and the store until Ctrl-C."""
     with open_client(url, token) as client:
         if as_json:
-            show_json(vars(_fetch(client)))
+            show_json(_fetch(client))
         elif once or not out.is_terminal:
             out.print(picture(_fetch(client)))
         else:
@@ -74,81 +86,44 @@ def _watch(client: Client) -> None:
             return
 
 
-def _fetch(client: Client) -> FleetOverview:
-    jobs = [job for job in client.jobs(limit=MAX_ROWS * 2) if not job.over]
-    return FleetOverview(jobs, client.machines(), client.pools(), client.store(), client.spend())
+def _fetch(client: Client) -> dict[str, Any]:
+    return {
+        "jobs": [plain(job) for job in client.jobs(limit=MAX_ROWS * 2) if not job.over],
+        "machines": [plain(machine) for machine in client.machines()],
+        "pools": [plain(pool) for pool in client.pools()],
+        "store": plain(client.store()),
+        "spend": plain(client.spend()),
+    }
 
 
-def picture(overview: FleetOverview, problem: str | None = None) -> RenderableType:
+def picture(overview: Mapping[str, Any], problem: str | None = None) -> RenderableType:
     """Return the overview as one screen, with the error of the last refresh in ``problem``."""
+    machines = sorted(overview["machines"], key=lambda row: -(row["launched_at"] or 0.0))
+    workers = Counter(row["job"] for row in machines)
+    jobs = [{**job, "machines": workers[job["id"]]} for job in overview["jobs"][:MAX_ROWS]]
+    store, spend = overview["store"], overview["spend"]
+    states = Counter(str(row["state"]) for row in machines)
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"
     parts: list[RenderableType] = [
-        _head(overview), Text(), _jobs(overview), Text(), _machines(overview), Text(),
-        _store(overview.store),
-    ]  # fmt: skip
-    blocked = [row for row in overview.pools if row.reason]
-    if blocked:
-        parts += [Text(), *(Text(f"{row.name}: {row.reason}") for row in blocked)]
+        Text(
+            f"machines {counts}   per hour ${spend['usd_per_hour']:.2f}   "
+            f"spent ${spend['spent_usd']:.2f}   saved ${spend['saved_usd']:.2f}"
+        ),
+        Text(),
+        table(jobs, _JOBS) if jobs else Text("no active jobs", style="dim"),
+        Text(),
+        table(machines[:MAX_ROWS], _MACHINES) if machines else Text("no machines", style="dim"),
+        Text(),
+        table([*store["nodes"], store["ledger"]], _SERVERS),
+        *(Text(f"{row['name']}: {row['reason']}") for row in overview["pools"] if row["reason"]),
+    ]
     if problem:
-        parts += [Text(), Text(f"{problem}; retrying", style="yellow")]
+        parts.append(Text(f"{problem}; retrying", style="yellow"))
     return Lines(*parts)
 
 
-def _head(overview: FleetOverview) -> RenderableType:
-    states = Counter(str(row.state) for row in overview.machines)
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"
-    spend = overview.spend
-    return Text.assemble(
-        ("machines ", "dim"), counts, ("   per hour ", "dim"), f"${spend.usd_per_hour:.2f}",
-        ("   spent ", "dim"), f"${spend.spent_usd:.2f}",
-        ("   saved ", "dim"), (f"${spend.saved_usd:.2f}", "green"),
-    )  # fmt: skip
-
-
-def _jobs(overview: FleetOverview) -> RenderableType:
-    table = _table("JOB", "STATE", "EPOCH", "DONE", "EVALUATED", "ACCURACY",
-                   "MACHINES", "LOST", "PUSHED", "FETCHED")  # fmt: skip
-    workers = Counter(row.job for row in overview.machines)
-    for job in overview.jobs[:MAX_ROWS]:
-        progress = job.progress
-        table.add_row(
-            job.id, job.state, f"{progress.finished_epochs}/{progress.epochs_text}",
-            f"{progress.fraction:.0%}", _evaluated(job), percent(job.best_accuracy),
-            str(workers[job.id]), str(job.evictions + job.kills), size(job.traffic.pushed_bytes),
-            size(job.traffic.fetched_bytes),
-        )  # fmt: skip
-    return table if overview.jobs else Text("no active jobs", style="dim")
-
-
-def _evaluated(job: JobView) -> str:
-    """Return the epoch of the newest evaluation."""
-    return f"{job.evaluations[-1].epoch:.2f}".removesuffix(".00") if job.evaluations else ""
-
-
-def _machines(overview: FleetOverview) -> RenderableType:
-    table = _table("MACHINE", "POOL", "STATE", "JOB", "LAUNCHED", "USD/H")
-    rows = sorted(overview.machines, key=lambda row: row.launched_at or 0.0, reverse=True)
-    for row in rows[:MAX_ROWS]:
-        leaving = row.state == "leaving"
-        table.add_row(
-            row.id, row.pool, row.state, row.job or "",
-            ago(row.launched_at), f"{row.price_per_hour or 0:.4f}",
-            style="yellow" if leaving else None,
-        )  # fmt: skip
-    return table if rows else Text("no machines", style="dim")
-
-
-def _store(store: StoreView) -> RenderableType:
-    table = _table("SERVER", "MEMORY", "OPS/S", "QUEUED", "VERSIONS/S")
-    for node in store.nodes:
-        queued, rate = str(sum(node.queued.values())), _number(node.publications_per_second)
-        table.add_row(node.node, _memory(node), _number(node.operations_per_second), queued, rate)
-    ledger = store.ledger
-    table.add_row("ledger", _memory(ledger), _number(ledger.operations_per_second), "", "")
-    return table
-
-
-def _memory(server: ServerGaugesView) -> str:
-    used, limit = server.memory_used_bytes, server.memory_limit_bytes
+def _memory(server: Mapping[str, Any]) -> str:
+    used, limit = server["memory_used_bytes"], server["memory_limit_bytes"]
     if used is None:
         return ""
     return f"{used / 1e6:.0f} MB" + (f" of {limit / 1e6:.0f} MB" if limit else "")
@@ -156,10 +131,3 @@ def _memory(server: ServerGaugesView) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}".removesuffix(".0")
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, no_wrap=True)
-    return table
