@@ -12,6 +12,7 @@ import logging
 import time
 from bisect import bisect_right
 from collections.abc import (
+    AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
@@ -136,7 +137,7 @@ class Platform:
         state: PlatformState,
         cursor: EventCursor,
         valid: Callable[[], Awaitable[bool]],
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Yield a state, then its changes, and all events after a position, in blocks.
 
         Ends once ``valid`` returns False: the reader's token was revoked. Raises

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -54,7 +55,9 @@ class _Stream(EventSourceResponse):
         await super().__call__(scope, receive, send)
 
 
-def stream_of(messages: AsyncIterator[ServerSentEvent] | AsyncIterator[bytes]) -> Response:
+def stream_of(
+    messages: AsyncGenerator[ServerSentEvent, None] | AsyncGenerator[bytes, None],
+) -> Response:
     """Return a response of messages, which ends when the ledger is unavailable.
 
     The client then reconnects with the last ID, and gets the error as a response.
@@ -64,10 +67,11 @@ def stream_of(messages: AsyncIterator[ServerSentEvent] | AsyncIterator[bytes]) -
     )
 
 
-async def _until_outage(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def _until_outage(messages: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
     try:
-        async for message in messages:
-            yield message
+        async with aclosing(messages):
+            async for message in messages:
+                yield message
     except VcasgdError as error:
         log.warning("stream: %s", error)
 
@@ -118,7 +122,9 @@ def history_stream(tail: Tail, after: str, valid: StillValid) -> Response:
     return stream_of(_history(tail, after, valid))
 
 
-async def _history(tail: Tail, after: str, valid: StillValid) -> AsyncIterator[ServerSentEvent]:
+async def _history(
+    tail: Tail, after: str, valid: StillValid
+) -> AsyncGenerator[ServerSentEvent, None]:
     end: float | None = None
     while await valid():
         job, entries = await tail.after(after, BATCH)
