@@ -42,11 +42,6 @@ def test_requests_without_the_token_are_refused(api: Api, headers: dict[str, str
             assert answer.headers["Content-Type"] == "application/problem+json"
 
 
-def test_health_and_openapi_document_need_no_token(api: Api) -> None:
-    for path in PUBLIC:
-        assert httpx.get(api.url + path, trust_env=False).status_code == 200
-
-
 def test_token_never_appears_in_logs_or_responses(api: Api, client: Client) -> None:
     client.jobs()
     with Client(api.url, "wr0ng-token") as stranger, pytest.raises(Unauthorized) as caught:

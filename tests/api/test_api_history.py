@@ -17,7 +17,6 @@ from support.api_harness import HEARTBEAT, Api, messages_of
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.client import Client
-from vcasgd.errors import NotFound
 
 STREAM = {"Accept": "text/event-stream"}
 
@@ -78,17 +77,6 @@ def test_metrics_replace_infinities_by_null(api: Api, client: Client) -> None:
     assert [row.at for row in client.job(job).metrics(after=first.id)] == [2.0]
 
 
-@pytest.mark.parametrize("what", ["events", "logs", "metrics"])
-def test_no_such_job(http: httpx.Client, what: str) -> None:
-    assert http.get(f"jobs/none-abc234/{what}").status_code == 404
-    assert http.get(f"jobs/none-abc234/{what}", headers=STREAM).status_code == 404
-
-
-def test_following_an_unknown_job_raises_at_once(client: Client) -> None:
-    with pytest.raises(NotFound):
-        list(client.job("none-abc234").events(follow=True))
-
-
 @pytest.mark.parametrize("after", ["x", "-1", "1-2-3", "9" * 30, "$", "1\n", "٣"])
 def test_invalid_id_is_refused(api: Api, http: httpx.Client, after: str) -> None:
     job = api.submit()
@@ -144,22 +132,6 @@ def test_stream_resumes_after_the_last_event_id(api: Api, http: httpx.Client) ->
     assert [each.id for each in first[:-1]] == [row["id"] for row in rows[1:]]
     assert [each.id for each in rest[:-1]] == [row["id"] for row in rows[4:]]
     assert [each.event for each in nothing] == ["end"]
-
-
-def test_follower_receives_all_events_until_the_end(api: Api, client: Client) -> None:
-    job = api.submit()
-
-    def add_entries() -> None:
-        for number in range(20):
-            add_events(api, job, range(number, number + 1))
-            time.sleep(0.02)
-        api.finish(job)
-
-    with in_background(add_entries):
-        events = list(client.job(job).events(follow=True))
-
-    assert numbers(events) == list(range(20))
-    assert events[-1].kind == "job-succeeded"
 
 
 def test_more_events_than_one_batch_arrive_in_order(api: Api, client: Client) -> None:
@@ -235,16 +207,3 @@ def test_follower_survives_restarts_of_the_api(own_api: Api) -> None:
 
     assert seen == list(range(written))
     assert written > 60
-
-
-def test_waiting_client_survives_a_restart_of_the_api(own_api: Api) -> None:
-    job = own_api.submit()
-
-    def fail() -> None:
-        time.sleep(0.3)
-        own_api.kill()
-        own_api.start()
-        own_api.finish(job)
-
-    with own_api.client() as client, in_background(fail):
-        assert client.job(job).wait(timeout=PATIENCE).state == "succeeded"

@@ -89,13 +89,6 @@ class TestPlan:
         assert (offer.machines, offer.samples_per_second) == (2, 10.0)
         assert market.jobs.all() == [], "nothing is submitted"
 
-    def test_plan_uses_given_values(self, market: Api, client: Client) -> None:
-        unknown = client.plan(spec(**EAST))
-        given = client.plan(spec(**EAST), samples=3600, samples_per_second=10.0)
-
-        assert (unknown.hours, len(unknown.remedies)) == (None, 2)
-        assert (given.cost_usd, given.remedies) == (pytest.approx(0.2), [])
-
     def test_plan_waits_for_busy_machines(self, api: Api, client: Client) -> None:
         full = {"capacity": 2, "machines": 2}
         api.control.publish({}, {"east": pool(**full)})
@@ -118,10 +111,6 @@ class TestPlan:
     def test_unknown_prices_count_as_costs(self, api: Api, client: Client) -> None:
         api.control.publish({}, {"east": pool(offers=None)})
         assert client.plan(spec(**EAST)).costs_money
-
-    def test_local_machines_cost_nothing(self, api: Api, client: Client) -> None:
-        api.control.publish({}, {"east": pool(provider="local")})
-        assert not client.plan(spec(**EAST)).costs_money
 
     def test_plan_requires_a_controller(self, client: Client) -> None:
         with pytest.raises(Conflict, match="no controller has reported"):

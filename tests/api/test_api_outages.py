@@ -227,15 +227,6 @@ def test_api_stops_while_the_ledger_hangs(own_api: Api) -> None:
             own_api.ledger.process.thaw()
 
 
-def test_restart_can_use_the_same_port(own_api: Api) -> None:
-    """Restart the API while old connections may still be closing."""
-    with own_api.client() as client:
-        client.jobs()
-        own_api.kill()
-        own_api.start()
-        client.jobs()
-
-
 @pytest.mark.slow
 @pytest.mark.extended
 def test_an_idle_connection_is_open_for_longer_than_clients_keep_theirs(own_api: Api) -> None:
