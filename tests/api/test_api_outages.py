@@ -166,7 +166,7 @@ def unstarted(tmp_path: Path, shared_api: Api) -> Api:
         ("VCASGD_TOKEN", "", "VCASGD_TOKEN is not set"),
         ("VCASGD_TOKEN", "fifteen letters", "VCASGD_TOKEN has fewer than 16 characters"),
         ("VCASGD_HEARTBEAT", "fast", "VCASGD_HEARTBEAT: "),
-        ("VCASGD_API_URL", "nonsense", "VCASGD_API_URL: nonsense is not of the form"),
+        ("VCASGD_API_URL", "nonsense", "VCASGD_API_URL: nonsense must have the form"),
         ("VCASGD_API_URL", "http://127.0.0.1:999999", "VCASGD_API_URL: "),
         ("VCASGD_API_URL", "http://192.0.2.1:8700", "can't listen on 192.0.2.1 port 8700"),
         ("VCASGD_LEDGER_URL", "nonsense", "VCASGD_LEDGER_URL: is not of the form"),

@@ -69,7 +69,10 @@ def test_only_what_changed_is_sent(api: Api, http: httpx.Client) -> None:
     rows = {f"i-{number}": {"pool": "p", "state": "running"} for number in range(500)}
     api.control.publish(rows, {})
     with following(http) as messages:
-        first = [until(messages, "machines")[1] for _ in range(3)]
+        first: list[dict[str, Any]] = []
+        # The first state may be one before these machines.
+        while sum(len(part["changed"]) for part in first) < 500:
+            first.append(until(messages, "machines")[1])
         until(messages, "job", id=job)
         api.control.update({"i-7": {"pool": "p", "state": "leaving"}}, ["i-8"], None)
         _, machines = until(messages, "machines")
@@ -77,8 +80,8 @@ def test_only_what_changed_is_sent(api: Api, http: httpx.Client) -> None:
         assert until(messages, "job")[1]["state"] == "cancelled"
     api.control.publish({}, {})
 
-    assert [len(each["changed"]) for each in first] == [200, 200, 100]
-    assert [each["whole"] for each in first] == [True, False, False]
+    assert [len(part["changed"]) for part in first][-3:] == [200, 200, 100]
+    assert [part["whole"] for part in first] == [True] + [False] * (len(first) - 1)
     assert [row["id"] for row in machines["changed"]] == ["i-7"]
     assert (machines["whole"], machines["removed"]) == (False, ["i-8"])
 

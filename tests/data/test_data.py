@@ -361,7 +361,7 @@ def test_fetch_that_ends_while_the_disk_is_looked_at_is_not_repeated(
     await_truth(lambda: len(kept(tmp_path)) == 3)
 
     cache.close()
-    assert cache.counts.downloads == 3
+    assert cache.counts["downloads"] == 3
 
 
 # --- a learner, and the measurement ------------------------------------------------------

@@ -1136,7 +1136,7 @@ export interface components {
          * @description Result of one evaluation on the validation split.
          *
          *     `epoch` is the finished epoch if the job evaluates each epoch, else the samples in epochs.
-         *     `samples` and `step` are those in the model; `step` is null in jobs of version 0.1.0.
+         *     `samples` and `step` are those in the model, null if they are unknown.
          */
         EvaluationView: {
             /** Epoch */
