@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 from support.waiting import PATIENCE
 
-from vcasgd.agent.agent import NOTICE_SECONDS, LeaveSignals, Visit
-from vcasgd.agent.availability import StackSilence
+from vcasgd.agent.agent import NOTICE_SECONDS, LeaveSignals, Terms, Visit
+from vcasgd.agent.availability import Availability, StackSilence
 from vcasgd.agent.connection import AgentConnection
 from vcasgd.agent.display import Display
 from vcasgd.agent.trust import GatewayAddress, JoinToken
@@ -89,8 +89,9 @@ def test_a_machine_leaves_in_time_while_its_report_is_not_answered(
     view = JoinView(machine="m", pool="p", cluster="c", period=0.1, heartbeat=1.0, services=[])
     tunnel = Tunnel(stack.address, "token", [], tmp_path)
     end = datetime.now(UTC) + timedelta(seconds=NOTICE_SECONDS + 1)
-    visit = Visit(connection, view, tunnel, tmp_path, tmp_path, [0], {}, None, end, None,
-                  StackSilence(), Display(Console(quiet=True)), LeaveSignals())  # fmt: skip
+    terms = Terms(Availability(until=end), None, StackSilence(), [0], {}, None)
+    display = Display(Console(quiet=True))
+    visit = Visit(connection, view, tunnel, tmp_path, terms, display, LeaveSignals())
 
     # When that second has passed, then it leaves, although the report still waits
     assert visit.run()

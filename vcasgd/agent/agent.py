@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -21,7 +22,7 @@ import vcasgd
 from vcasgd.agent.availability import Availability, OwnerInput, StackSilence
 from vcasgd.agent.connection import AgentConnection
 from vcasgd.agent.display import Display, describe
-from vcasgd.agent.machine import ThisMachine, usable_processors
+from vcasgd.agent.machine import ThisMachine
 from vcasgd.agent.sandbox import Sandbox
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.agent.tunnel import Tunnel
@@ -44,6 +45,8 @@ from vcasgd.steady_time import boot_time
 GRACE_SECONDS = 30.0
 #: Seconds before a planned end at which workers get notice of it.
 NOTICE_SECONDS = 20.0
+#: Folder with the sockets of servers, in that of the agent.
+SERVERS = "servers"
 #: Seconds between two looks at the workers.
 POLL_SECONDS = 0.2
 #: Start of the names of temporary folders; the number of the agent's process follows.
@@ -80,6 +83,21 @@ class LeaveSignals:
         return self._event.wait(max(0.0, seconds))
 
 
+@dataclass(frozen=True)
+class Terms:
+    """Terms under which this machine takes part, which its owner sets.
+
+    ``environment`` has the variables that workers may see.
+    """
+
+    schedule: Availability
+    owner: OwnerInput | None
+    silence: StackSilence
+    processors: list[int]
+    environment: Mapping[str, str]
+    sandbox: Sandbox | None
+
+
 class Agent:
     """Takes part until a signal, the end of the schedule, or the end of the token."""
 
@@ -88,13 +106,7 @@ class Agent:
         gateway: GatewayAddress,
         token: JoinToken,
         machine: ThisMachine,
-        *,
-        schedule: Availability,
-        owner: OwnerInput | None,
-        silence: StackSilence,
-        max_cpu: int | None,
-        environment: Mapping[str, str],
-        sandbox: Sandbox | None,
+        terms: Terms,
         display: Display,
         interrupts: LeaveSignals,
     ) -> None:
@@ -103,12 +115,7 @@ class Agent:
         # The same for each visit, so that a machine can join again if an answer was lost.
         self._secret = secrets.token_hex()
         self._machine = machine
-        self._schedule = schedule
-        self._owner = owner
-        self._silence = silence
-        self._processors = usable_processors(max_cpu)
-        self._environment = environment
-        self._sandbox = sandbox
+        self._terms = terms
         self._display = display
         self._interrupts = interrupts
 
@@ -118,18 +125,18 @@ class Agent:
         Raises :class:`ApiError` if the stack refuses this machine, and :class:`VersionDiffers` if
         it has another version, also if it has changed since.
         """
-        joined_before = False
-        while not self._interrupts.count and not self._schedule.over(_now()):
+        joined_before, terms = False, self._terms
+        while not self._interrupts.count and not terms.schedule.over(_now()):
             now = _now()
-            if (start := self._schedule.start(now)) > now:
+            if (start := terms.schedule.start(now)) > now:
                 self._display.state(f"pauses until {start:%H:%M}")
                 self._interrupts.wait(min((start - now).total_seconds(), REJOIN_SECONDS))
                 continue
-            if _seconds_until(self._schedule.end(now)) <= NOTICE_SECONDS:
+            if _seconds_until(terms.schedule.end(now)) <= NOTICE_SECONDS:
                 # Too late to begin.
                 self._interrupts.wait(POLL_SECONDS)
                 continue
-            if self._owner is not None and self._owner.is_recent:
+            if terms.owner is not None and terms.owner.is_recent:
                 self._display.state("pauses, because somebody uses this machine")
                 self._interrupts.wait(REJOIN_SECONDS)
                 continue
@@ -138,10 +145,10 @@ class Agent:
                     return
                 joined_before = True
             except ApiError as error:
-                if not joined_before or not may_work_later(error) or self._silence.too_long:
+                if not joined_before or not may_work_later(error) or terms.silence.too_long:
                     raise
                 self._display.state(f"no answer: {error.message}")
-            if not self._schedule.over(_now()):
+            if not terms.schedule.over(_now()):
                 self._interrupts.wait(REJOIN_SECONDS)
 
     def _take_part(self) -> bool:
@@ -149,25 +156,14 @@ class Agent:
         connection = AgentConnection(self._gateway, self._token, self._secret)
         try:
             view = connection.join(self._machine)
-            self._silence.broken()
+            self._terms.silence.broken()
             self._display.event(f"joined as {view.machine}, pool {view.pool}: {self._machine}")
             with temporary_folder() as folder:
-                sockets = folder / "servers"
+                sockets = folder / SERVERS
                 sockets.mkdir()
+                tunnel = Tunnel(self._gateway, self._token.text, view.services, sockets)
                 return Visit(
-                    connection,
-                    view,
-                    Tunnel(self._gateway, self._token.text, view.services, sockets),
-                    folder,
-                    sockets,
-                    self._processors,
-                    self._environment,
-                    self._sandbox,
-                    self._schedule.end(_now()),
-                    self._owner,
-                    self._silence,
-                    self._display,
-                    self._interrupts,
+                    connection, view, tunnel, folder, self._terms, self._display, self._interrupts
                 ).run()
         finally:
             connection.close()
@@ -195,13 +191,7 @@ class Visit:
         view: JoinView,
         tunnel: Tunnel,
         folder: Path,
-        sockets: Path,
-        processors: list[int],
-        environment: Mapping[str, str],
-        sandbox: Sandbox | None,
-        end: datetime | None,
-        owner: OwnerInput | None,
-        silence: StackSilence,
+        terms: Terms,
         display: Display,
         interrupts: LeaveSignals,
     ) -> None:
@@ -209,13 +199,8 @@ class Visit:
         self._view = view
         self._tunnel = tunnel
         self._folder = folder
-        self._sockets = sockets
-        self._processors = processors
-        self._environment = environment
-        self._sandbox = sandbox
-        self._end = end
-        self._owner = owner
-        self._silence = silence
+        self._terms = terms
+        self._end = terms.schedule.end(_now())
         self._display = display
         self._interrupts = interrupts
         #: A report, which the workers are looked after beside.
@@ -255,7 +240,7 @@ class Visit:
                 return "interrupted", None
             if (left := _seconds_until(self._end)) <= NOTICE_SECONDS:
                 return f"it is nearly {self._end:%H:%M}", max(0.0, left)
-            if self._owner is not None and self._owner.is_recent:
+            if self._terms.owner is not None and self._terms.owner.is_recent:
                 return "somebody uses this machine", None
             self._tunnel.check()
             changed = self._update() or changed
@@ -271,7 +256,7 @@ class Visit:
                 return f"the stack has vcasgd {view.version} now", None
             if self._removed:
                 return "", None
-            if self._silence.too_long:
+            if self._terms.silence.too_long:
                 self._dismissed = True
                 return "the stack doesn't answer any more", None
 
@@ -303,7 +288,7 @@ class Visit:
             return None
         if view is None:
             return None
-        self._silence.broken()
+        self._terms.silence.broken()
         for order in self._workers.follow(view.orders, leaving=leaving):
             self._display.event(f"works for {order.name} ({order.job})")
         self._display.state(describe(view.orders, self._tunnel.sent, self._tunnel.received))
@@ -313,12 +298,12 @@ class Visit:
         return JoinedWorker(
             order,
             self._folder,
-            self._sockets,
-            self._processors,
+            self._folder / SERVERS,
+            self._terms.processors,
             self._view.heartbeat,
-            self._environment,
+            self._terms.environment,
             self._fetch_code,
-            self._sandbox,
+            self._terms.sandbox,
         )
 
     def _fetch_code(self, order: OrderView, into: Path) -> None:
@@ -327,7 +312,7 @@ class Visit:
         All code together is as large as a worker's files may be.
         """
         with self._fetching:
-            if self._sandbox is None:
+            if self._terms.sandbox is None:
                 self._connection.fetch_code(order, into)
                 return
             into.mkdir(exist_ok=True)
@@ -336,7 +321,7 @@ class Visit:
                 if folder.name not in used:
                     shutil.rmtree(folder)
             taken = sum(each.stat().st_size for each in into.rglob("*"))
-            self._connection.fetch_code(order, into, max(0, self._sandbox.files - taken))
+            self._connection.fetch_code(order, into, max(0, self._terms.sandbox.files - taken))
 
     # -- leaving -----------------------------------------------------------------------------------
 

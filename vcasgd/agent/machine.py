@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vcasgd.container_limits import memory_bytes, processors
@@ -46,15 +47,15 @@ def usable_processors(limit: int | None) -> list[int]:
     return available if limit is None else available[:limit]
 
 
-def measure(limit: int | None) -> ThisMachine:
-    """Measure this machine. ``limit``: most processors to use.
+def measure(usable: Sequence[int]) -> ThisMachine:
+    """Measure this machine, of which workers may use these processors.
 
     Raises :class:`StackError` if torch can't be used.
     """
     gpus, gpu = _gpus()
     return ThisMachine(
         host=socket.gethostname(),
-        cpus=min(float(len(usable_processors(limit))), processors()),
+        cpus=min(float(len(usable)), processors()),
         memory_mb=int(memory_bytes() / 1e6),
         gpus=gpus,
         gpu=gpu[:100],

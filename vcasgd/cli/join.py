@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vcasgd.agent.agent import Agent, LeaveSignals
+from vcasgd.agent.agent import Agent, LeaveSignals, Terms
 from vcasgd.agent.availability import Availability, Hours, OwnerInput, StackSilence, parse_until
 from vcasgd.agent.display import Display
 from vcasgd.agent.machine import measure, usable_processors
@@ -82,23 +83,6 @@ OrderedAs = Annotated[
 _TOKEN = "VCASGD_TOKEN"
 
 
-@dataclass(frozen=True)
-class _Terms:
-    """Terms under which this machine takes part."""
-
-    url: str
-    token: JoinToken
-    schedule: Availability
-    owner: OwnerInput | None
-    silence: StackSilence
-    max_cpu: int | None
-    environment: Mapping[str, str]
-    sandbox: Sandbox
-    mode: SandboxMode
-    machine: str | None
-    updates: bool
-
-
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Fleet")(join)
 
@@ -134,28 +118,25 @@ def join(
     text = token or settings.secret("token")
     os.environ.pop(_TOKEN, None)
     now = datetime.now(UTC).astimezone()
-    box = make_sandbox(
-        usable_processors(max_cpu), max_memory, max_disk, share or (), network=allow_network
-    )
-    terms = _Terms(
-        url=url,
-        token=JoinToken.parse(text),
+    processors = usable_processors(max_cpu)
+    box = make_sandbox(processors, max_memory, max_disk, share or (), network=allow_network)
+    terms = Terms(
         schedule=Availability(
             until=parse_until(until, now) if until else None,
             hours=Hours.parse(hours) if hours else None,
         ),
         owner=OwnerInput.parse(when_idle) if when_idle else None,
         silence=StackSilence.parse(give_up),
-        max_cpu=max_cpu,
+        processors=processors,
         environment=visible(os.environ, pass_env or (), ordered=machine is not None),
-        sandbox=box,
-        # A machine that the stack ordered has no other purpose.
-        mode=sandbox or (SandboxMode.REQUIRE if machine is None else SandboxMode.OFF),
-        machine=machine,
-        updates=update,
+        sandbox=None,
     )
+    join_token = JoinToken.parse(text)
     if not service:
-        _take_part(terms, settings.ca_file)
+        # A machine that the stack ordered has no other purpose.
+        mode = sandbox or (SandboxMode.REQUIRE if machine is None else SandboxMode.OFF)
+        gateway = partial(GatewayAddress.of, url, join_token.pin, settings.ca_file)
+        _take_part(gateway, join_token, machine, terms, box, mode, updates=update)
         return
     if until is not None:
         raise SpecError("a unit starts again after --until", remedy="use --hours", field="until")
@@ -170,34 +151,34 @@ def join(
     err.print("to run it also while you are logged out: loginctl enable-linger")
 
 
-def _take_part(terms: _Terms, ca_file: Path | None) -> None:
-    """Train until the machine leaves; then start again if another version is installed."""
+def _take_part(
+    connect: Callable[[], GatewayAddress],
+    token: JoinToken,
+    machine: str | None,
+    terms: Terms,
+    box: Sandbox,
+    mode: SandboxMode,
+    *,
+    updates: bool,
+) -> None:
+    """Train until the machine leaves; then start again if another version is installed.
+
+    ``machine``: its name, if the stack ordered it.
+    """
     display, interrupts = Display(err), LeaveSignals()
     with interrupts.caught():
         try:
             display.state("measures this machine")
-            gateway = GatewayAddress.of(terms.url, terms.token.pin, ca_file)
-            machine = replace(measure(terms.max_cpu), machine=terms.machine)
-            used, line = choose(terms.mode, terms.sandbox, machine.gpus)
+            gateway = connect()
+            measured = replace(measure(terms.processors), machine=machine)
+            used, line = choose(mode, box, measured.gpus)
             display.event(line)
             if terms.owner is not None:
                 display.event(str(terms.owner))
-            Agent(
-                gateway,
-                terms.token,
-                machine,
-                schedule=terms.schedule,
-                owner=terms.owner,
-                silence=terms.silence,
-                max_cpu=terms.max_cpu,
-                environment=terms.environment,
-                sandbox=used,
-                display=display,
-                interrupts=interrupts,
-            ).run()
+            Agent(gateway, token, measured, replace(terms, sandbox=used), display, interrupts).run()
             return
         except VersionDiffers as differs:
-            update_to(differs.version, allowed=terms.updates, show=display.event)
+            update_to(differs.version, allowed=updates, show=display.event)
             version = differs.version
         finally:
             display.close()
@@ -205,8 +186,8 @@ def _take_part(terms: _Terms, ca_file: Path | None) -> None:
     if not interrupts.count and not schedule.over(datetime.now(UTC).astimezone()):
         # A duration would begin again.
         more = ["--until", schedule.until.isoformat()] if schedule.until else []
-        token = ".".join(filter(None, (terms.token.text, terms.token.pin)))
-        restart(more, {**os.environ, _TOKEN: token}, version)
+        whole = ".".join(filter(None, (token.text, token.pin)))
+        restart(more, {**os.environ, _TOKEN: whole}, version)
 
 
 def _options(
