@@ -1,4 +1,4 @@
-"""Scenario file: the faults of a chaos run, when they happen, and what they may cost."""
+"""Scenario file: faults, when they happen, and what they may cost."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Expectations(StrictModel):
 
 
 class Scenario(StrictModel):
-    """A chaos run on a stack of its own."""
+    """Faults on a stack of their own, and what they may cost."""
 
     faults: tuple[FaultSpec, ...] = Field(min_length=1)
     expect: Expectations

@@ -382,22 +382,3 @@ def test_client_follows_events_through_the_death_of_the_api(
     assert view.progress.samples_applied == view.progress.samples_expected
     buckets = stack.client.job(job).staleness().buckets
     assert sum(bucket.updates for bucket in buckets) == view.totals.updates
-
-
-@pytest.mark.extended
-def test_missing_capacity_is_shown_and_the_job_starts_once_it_exists(
-    stack: Stack, eventually: Eventually, tmp_path: Path
-) -> None:
-    # Given no machine and no capacity
-    for one in stack.provider.machines():
-        stack.provider.terminate(one.id)
-    stack.provider.override(capacity=0)
-    name = stack.submit(epochs=1)
-
-    # Then the reason is shown
-    eventually(lambda: any("0 of 0" in (pool.reason or "") for pool in stack.client.pools()))
-    assert stack.client.job(name).state == "starting"
-
-    # When capacity returns, the job runs
-    stack.provider.override(capacity=WORKERS)
-    stack.finish(name, tmp_path)

@@ -83,41 +83,6 @@ def test_killed_parts_restart(stack: StackHarness) -> None:
 
 
 @pytest.mark.extended
-def test_store_nodes_restart_independently(stack: StackHarness) -> None:
-    kinds = (*REDIS, "server")
-    before = stack.up(kinds, store_nodes=2)
-    assert set(before.parts) == {"ledger", "tensors-0", "tensors-1", "server-0", "server-1"}
-
-    for name in ("tensors-1", "server-1"):
-        assert stack.kill(name).restarts == 1
-    assert stack.part("tensors-0") == before.parts["tensors-0"]
-    assert stack.part("server-0") == before.parts["server-0"]
-
-    # The next start uses the same number of nodes and the same ports.
-    stack.down()
-    assert stack.processes() == []
-    again = stack.up(kinds)
-    assert again.ports == before.ports
-    assert set(again.parts) == set(before.parts)
-
-
-@pytest.mark.extended
-def test_ledger_data_survives_restarts(stack: StackHarness) -> None:
-    first = stack.up()
-    token = StackHome(stack.home).token()
-    stack.ledger().set("kept", "yes")
-    stack.kill("ledger")
-    assert stack.ledger().get("kept") == b"yes"
-
-    stack.down()
-    second = stack.up()
-
-    assert stack.ledger().get("kept") == b"yes"
-    assert second.ports == first.ports
-    assert StackHome(stack.home).token() == token
-
-
-@pytest.mark.extended
 def test_second_stack_in_the_same_home_is_refused(stack: StackHarness) -> None:
     url = stack.up().api_url
     with pytest.raises(StackError, match=f"already running at {url}"):
