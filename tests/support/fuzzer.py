@@ -239,8 +239,8 @@ def packed(*words: str | bytes) -> bytes:
     return head + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
 
 
-TENSOR_NAMES = ("meta", "applied", "pushed", "tokens", "updates", "push-slots", "window", "rejected",
-                "fence", "news")  # fmt: skip
+TENSOR_NAMES = ("meta", "applied", "pushed", "tokens", "updates", "push-slots", "window",
+                "rejected", "fence", "news")  # fmt: skip
 
 
 def expected_keys(script: str) -> list[str]:

@@ -92,7 +92,7 @@ def base_tensors(module: nn.Module, buffers: Iterable[str]) -> dict[str, Tensor]
     Tied tensors are in it once. Raises :class:`SpecError` if there is no such persistent buffer.
     """
     frozen: dict[str, Tensor] = {
-        name: each for name, each in parameters_of(module).items() if not each.requires_grad
+        name: tensor for name, tensor in parameters_of(module).items() if not tensor.requires_grad
     }
     persistent, named = persistent_names(module), buffers_of(module)
     for name in map(uncompiled, buffers):
@@ -112,9 +112,9 @@ class BaseGuard:
     def __init__(self, module: nn.Module, buffers: Iterable[str]) -> None:
         # Libraries replace the integers of quantized layers with the same ones in another order.
         self._versions = [
-            (name, each, each._version)
-            for name, each in base_tensors(module, buffers).items()
-            if each.is_floating_point() and not each.is_inference()
+            (name, tensor, tensor._version)
+            for name, tensor in base_tensors(module, buffers).items()
+            if tensor.is_floating_point() and not tensor.is_inference()
         ]
 
     def changed(self) -> Iterator[str]:

@@ -101,7 +101,7 @@ class BatchSource:
             self._processes = LoaderProcesses(self._task, self._dataset, self._device)
         steps = list(self._requests(plan, interval))
         ahead = chain.from_iterable(
-            step for each in following for step in self._requests(plan, each)
+            step for later in following for step in self._requests(plan, later)
         )
         loaded = prefetched(self._processes, list(chain.from_iterable(steps)), ahead)
         return gathered(loaded, [[len(part.indices) for part in step] for step in steps])

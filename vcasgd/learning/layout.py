@@ -119,7 +119,7 @@ class Layout:
 
         Differences of shapes and kinds come before those of the base's values.
         """
-        mine, theirs = ({each.name: each for each in of.entries} for of in (self, other))
+        mine, theirs = ({entry.name: entry for entry in of.entries} for of in (self, other))
         for name in {**mine, **theirs}:
             if _role(mine.get(name)) != _role(theirs.get(name)):
                 return name
@@ -133,7 +133,7 @@ class Layout:
         """Return canonical JSON: equal layouts give equal text."""
         value: Any = [asdict(entry) for entry in self.entries]
         if self.base:
-            base = [each.to_json() for each in self.base]
+            base = [tensor.to_json() for tensor in self.base]
             value = {"version": FORMAT, "entries": value, "base": base}
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
@@ -143,11 +143,11 @@ class Layout:
         try:
             value = json.loads(text)
             if not isinstance(value, dict):
-                return cls(tuple(_entry(each) for each in value))
+                return cls(tuple(_entry(entry) for entry in value))
             if value["version"] != FORMAT:
                 raise ValueError(f"version {value['version']} of the format is not supported")
-            base = tuple(BaseTensor.from_json(each) for each in value["base"])
-            return cls(tuple(_entry(each) for each in value["entries"]), base)
+            base = tuple(BaseTensor.from_json(tensor) for tensor in value["base"])
+            return cls(tuple(_entry(entry) for entry in value["entries"]), base)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"not a layout: {error!r}") from error
 

@@ -112,7 +112,7 @@ def check_same(first: Layout, mine: Layout) -> None:
     name = mine.difference(first)
     if name is None:
         return
-    if name in {each.name for each in mine.base} & {each.name for each in first.base}:
+    if name in {tensor.name for tensor in mine.base} & {tensor.name for tensor in first.base}:
         raise MachineDiffers(
             f"task: {name} of the base model has other values on this machine than on the first "
             "one",

@@ -81,7 +81,7 @@ def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout)
 
 def unfrozen_parameters(module: nn.Module, layout: Layout) -> list[str]:
     """Return the names of parameters of the base that require a gradient."""
-    frozen = {each.name for each in layout.base}
+    frozen = {tensor.name for tensor in layout.base}
     return [
         name
         for name, parameter in parameters_of(module).items()

@@ -357,7 +357,7 @@ def _watched_step(
     if not scaler._found_inf_per_device(optimizer):
         # The hooks of the optimizer need gradients that aren't scaled.
         scaler.unscale_(optimizer)
-    overflows = any(each.item() for each in scaler._found_inf_per_device(optimizer).values())
+    overflows = any(found.item() for found in scaler._found_inf_per_device(optimizer).values())
     result = _step(scaler, optimizer, *args, **kwargs)
     loader.end_scaled_step(overflows=overflows)
     return result

@@ -25,7 +25,9 @@ def factors(scheduler: LRScheduler, steps: int) -> tuple[float, ...]:
             field="task",
         )
     groups = scheduler.optimizer.param_groups
-    options = [{name: each for name, each in group.items() if name != "params"} for group in groups]
+    options = [
+        {name: value for name, value in group.items() if name != "params"} for group in groups
+    ]
     state = copy.deepcopy(scheduler.state_dict())
     rates = []
     with warnings.catch_warnings():

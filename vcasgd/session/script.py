@@ -59,7 +59,7 @@ def command_line(args: dict[str, Any]) -> list[str]:
         if value is None or value is False:
             continue
         values = value if isinstance(value, list) else [] if value is True else [value]
-        if any(isinstance(each, dict | list) for each in values):
+        if any(isinstance(element, dict | list) for element in values):
             raise SpecError(
                 f"args.{name}: a script's arguments are text, numbers, booleans, and lists of them",
                 field=f"args.{name}",
@@ -154,7 +154,7 @@ class LoopTask(Task):
 
 def _copy(model: nn.Module) -> nn.Module:
     """Return a copy that shares frozen parameters, which can be most of a model."""
-    frozen = {id(each): each for each in model.parameters() if not each.requires_grad}
+    frozen = {id(tensor): tensor for tensor in model.parameters() if not tensor.requires_grad}
     return copy.deepcopy(model, frozen)
 
 

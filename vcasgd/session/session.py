@@ -214,7 +214,7 @@ class Session:
         source = BatchSource(self._task, dataset, device, seed)
         for epoch in range(epochs):
             done = 0
-            following = (SampleRange(each, 0, plan.samples) for each in range(epoch + 1, epochs))
+            following = (SampleRange(later, 0, plan.samples) for later in range(epoch + 1, epochs))
             interval = SampleRange(epoch, 0, plan.samples)
             for batch, count in source.batches(plan, interval, following):
                 rates.follow(plan.progress(epoch, done))

@@ -130,4 +130,4 @@ def last_moment(noticed_at: float, gone_at: float | None, push_seconds: float) -
 
 
 def _is_over(state: str) -> bool:
-    return state == GONE or any(state == each and each.over for each in JobState)
+    return state == GONE or any(state == known and known.over for known in JobState)

@@ -57,8 +57,8 @@ class Evaluator:
             seconds=time.monotonic() - started,
             at=time.time(),
             versions=versions_of(whole),
-            samples=min(_samples(points.plan, each.record) for each in whole),
-            rollbacks=min(each.meta.rollbacks for each in whole),
+            samples=min(_samples(points.plan, shard.record) for shard in whole),
+            rollbacks=min(shard.meta.rollbacks for shard in whole),
         )
         # Readers derive its place.
         derived = ("number", "epoch", "step")

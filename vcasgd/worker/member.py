@@ -119,7 +119,7 @@ class Member:
         It contains the updates up to the number ``contained``. An exchange lasts from the end of
         an interval until a base has its update.
         """
-        done = [self._ended.pop(each) for each in sorted(self._ended) if each <= contained]
+        done = [self._ended.pop(update) for update in sorted(self._ended) if update <= contained]
         if done:
             self._exchanges.append(now - done[-1])
 

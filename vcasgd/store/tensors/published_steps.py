@@ -34,10 +34,10 @@ class StepTo:
 
 def steps_to(present: Meta) -> list[StepTo]:
     """Return all steps of a description, the newest last."""
-    ends = [(each.version, each.token) for each in present.steps[1:]]
+    ends = [(step.version, step.token) for step in present.steps[1:]]
     ends.append((present.version, present.token))
     pairs = zip(present.steps, ends, strict=False)
-    return [StepTo(*end, each.size) for each, end in pairs]
+    return [StepTo(*end, step.size) for step, end in pairs]
 
 
 def path(present: Meta, base: tuple[int, int] | None) -> Sequence[StepTo] | None:
@@ -45,11 +45,11 @@ def path(present: Meta, base: tuple[int, int] | None) -> Sequence[StepTo] | None
 
     Returns None if there is no such path, or if the whole vector has no more bytes.
     """
-    starts = [(each.version, each.token) for each in present.steps]
+    starts = [(step.version, step.token) for step in present.steps]
     if base not in starts:
         return None
     steps = steps_to(present)[starts.index(base) :]
-    return steps if sum(each.size for each in steps) < 4 * present.floats else None
+    return steps if sum(step.size for step in steps) < 4 * present.floats else None
 
 
 def extended(before: Meta, size: int) -> tuple[PublishedStep, ...]:
@@ -58,7 +58,7 @@ def extended(before: Meta, size: int) -> tuple[PublishedStep, ...]:
     It has as many of the last steps as are worth fetching.
     """
     steps = (*before.steps, PublishedStep(before.version, before.token, size))[-MAX_STEPS:]
-    while steps and sum(each.size for each in steps) >= 4 * before.floats:
+    while steps and sum(step.size for step in steps) >= 4 * before.floats:
         steps = steps[1:]
     return steps
 

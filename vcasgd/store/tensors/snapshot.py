@@ -309,6 +309,6 @@ def stored_count(text: bytes) -> int:
 def record_fields(meta: Meta, record: Record, safe: int) -> list[Any]:
     """Return the stored form of the applied record: field, value, field, value, and so on."""
     head = {"finished": record.finished, "version": meta.version, "token": meta.token, "safe": safe}
-    positions = {str(each): at for each, at in record.positions.items()}
-    done = {f"b{each}": bits for each, bits in record.done.items()}
+    positions = {str(subtask): at for subtask, at in record.positions.items()}
+    done = {f"b{block}": bits for block, bits in record.done.items()}
     return [part for pair in {**head, **positions, **done}.items() for part in pair]

@@ -283,7 +283,7 @@ class UpdateSender:
         has = "" if newer_than is None else f"{newer_than[0]} {newer_than[1]}"
         return (
             [keys.meta, keys.applied, keys.pushed, keys.rejected],
-            [has, chunk, *(part for each in pushed for part in each)],
+            [has, chunk, *(word for update in pushed for word in update)],
         )
 
     def wait_for_commit(self, seconds: float, seen: bytes) -> bytes:
@@ -379,7 +379,7 @@ def wait_for_entries(
         return {}
     answer = tensors.xread(dict(streams), count=limit, block=max(1, int(seconds * 1000)))
     entries = {stream.decode(): _entries(found) for stream, found in answer}
-    return {each: Arrivals(after, entries.get(each, [])) for each, after in streams.items()}
+    return {key: Arrivals(after, entries.get(key, [])) for key, after in streams.items()}
 
 
 def _entries(answer: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> list[StreamEntry]:
