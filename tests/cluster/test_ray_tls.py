@@ -19,7 +19,7 @@ from support.waiting import PATIENCE, await_truth
 from vcasgd.certificates import Authority
 from vcasgd.cluster import tls
 from vcasgd.errors import SpecError
-from vcasgd.private_file import write_private
+from vcasgd.local_files import write_private
 
 HEAD = "127.0.0.1"
 

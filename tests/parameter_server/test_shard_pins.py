@@ -9,7 +9,7 @@ from support.world import World
 
 from vcasgd.errors import JobUnreadable
 from vcasgd.limits import MAX_ENTRIES, MAX_PIN_REQUESTS
-from vcasgd.store.ledger.evaluations import Evaluations
+from vcasgd.store.ledger.leases import Evaluations
 from vcasgd.store.tensors.snapshot_index import MAX_PINS
 
 MakeWorld = Callable[..., World]

@@ -15,12 +15,9 @@ from support.world import World, blocks_of
 from vcasgd.errors import Fenced
 from vcasgd.learning.applied_record import AppliedRecord
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.evaluations import Evaluations
-from vcasgd.store.ledger.leases import Accounts, Lease, Leases
+from vcasgd.store.ledger.leases import Accounts, Evaluations, Lease, Leases
 
 pytestmark = pytest.mark.both_servers
-
-MakeWorld = Callable[..., World]
 
 
 def lease_all(leases: Leases) -> list[Lease]:
@@ -76,17 +73,6 @@ class TestAccount:
         world.accounts.account(1, 3, 1, "{}", [2])
         assert not isinstance(world.leases("c").acquire(), Lease)
 
-    def test_several_epochs_at_once(self, world: World) -> None:
-        lease_all(world.leases("a"))
-
-        world.accounts.account(1, 6, 2, "{}", [0, 1, 2, 3, 4, 5])
-
-        assert [lease.piece for lease in lease_all(world.leases("b"))] == [
-            "evaluate:1",
-            "evaluate:2",
-        ]
-        world.partition().assert_whole()
-
     @pytest.mark.parametrize(
         ("finished", "done"), [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2, 3, 4, 5])]
     )
@@ -101,14 +87,6 @@ class TestAccount:
 
         assert state_of(world) == before
 
-    def test_an_older_report_is_ignored(self, world: World) -> None:
-        world.accounts.account(1, 6, 1, '{"updates": 6}', [0, 1, 2])
-        before = state_of(world)
-
-        assert not world.accounts.account(1, 5, 0, '{"updates": 5}', [0])
-
-        assert state_of(world) == before
-
     def test_an_older_server_is_fenced(self, world: World) -> None:
         world.accounts.account(2, 1, 0, "{}", [0])
         before = state_of(world)
@@ -119,16 +97,6 @@ class TestAccount:
             world.accounts.reconcile(1, 9, 1, "{}", blocks_of(0, 1, 2))
 
         assert state_of(world) == before
-
-    def test_an_evaluation_with_a_result_is_not_opened_again(self, world: World) -> None:
-        world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
-        evaluation = world.leases("a").acquire()
-        assert isinstance(evaluation, Lease)
-        world.leases("a").report_evaluation(evaluation, {})
-
-        world.accounts.reconcile(2, 3, 1, "{}", blocks_of())
-
-        assert "evaluate:1" not in [lease.piece for lease in lease_all(world.leases("b"))]
 
     def test_a_deleted_job_is_not_recreated(self, world: World) -> None:
         world.ledger.flushdb()
@@ -155,37 +123,6 @@ class TestReconcile:
         job = world.jobs.get(world.job)
         assert (job.version, job.finished_epochs, job.totals) == (1, 0, {"updates": 1})
 
-    def test_reopened_work_is_leased_before_new_work(self, make_world: MakeWorld) -> None:
-        world = make_world(epochs=3)
-        lease_all(world.leases("a"))
-        world.accounts.account(1, 5, 1, "{}", [0, 1, 2, 3, 4])
-        world.accounts.reconcile(2, 1, 1, "{}", blocks_of())
-
-        # one subtask of epoch 1 is still leased; the lead now reaches epoch 2
-        expected = ["evaluate:1", "train:3", "train:4", "train:6", "train:7", "train:8"]
-        assert [lease.piece for lease in lease_all(world.leases("b"))] == expected
-
-    def test_drops_leases_of_applied_work(self, world: World) -> None:
-        """A server published a snapshot and died before it reported to the ledger."""
-        held = lease_all(world.leases("a"))
-
-        world.accounts.reconcile(2, 4, 1, "{}", blocks_of(4))
-
-        assert sorted(world.partition().leased) == [3, 5]
-        world.partition().assert_whole()
-        lost = world.leases("a").renew({}, held).lost
-        assert lost == {"train:0", "train:1", "train:2", "train:4"}
-
-    def test_a_record_can_be_ahead_of_a_ledger_that_lost_its_last_second(
-        self, world: World
-    ) -> None:
-        world.accounts.reconcile(1, 4, 0, "{}", blocks_of(0, 4))
-
-        world.partition().assert_whole()
-        assert [lease.piece for lease in lease_all(world.leases("a"))] == [
-            f"train:{subtask}" for subtask in (1, 2, 3, 5)
-        ]
-
     def test_results_of_epochs_no_longer_in_the_model_are_removed(self, world: World) -> None:
         lease_all(world.leases("a"))
         world.accounts.account(1, 6, 2, "{}", [0, 1, 2, 3, 4, 5])
@@ -199,16 +136,6 @@ class TestReconcile:
         assert [each.epoch for each in world.jobs.get(world.job).evaluations] == [1]
         assert not [lease for lease in lease_all(world.leases("b")) if lease.kind == "evaluate"]
 
-    def test_the_leased_evaluation_of_a_reopened_epoch_is_lost(self, world: World) -> None:
-        lease_all(world.leases("a"))
-        world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
-        (evaluation,) = lease_all(world.leases("a"))
-
-        world.accounts.reconcile(2, 2, 0, "{}", blocks_of(0, 1))
-
-        assert not world.leases("a").report_evaluation(evaluation, {})
-        assert [each.piece for each in lease_all(world.leases("b"))] == ["train:2"]
-
     @pytest.mark.parametrize("twice", [False, True])
     def test_a_lost_first_snapshot_is_requested_again(self, world: World, twice: bool) -> None:
         lease_all(world.leases("a"))
@@ -219,15 +146,6 @@ class TestReconcile:
 
         taken = [each.piece for each in lease_all(world.leases("b"))]
         assert taken == ["initialise:0", *(f"train:{n}" for n in range(6))]
-
-    def test_a_leased_first_snapshot_is_not_requested_again(self, world: World) -> None:
-        world.accounts.reconcile(2, 0, 0, "{}", blocks_of(), initialise=True)
-        assert isinstance(world.leases("a").acquire(), Lease)
-
-        world.accounts.reconcile(2, 0, 0, "{}", blocks_of(), initialise=True)
-
-        taken = [each.piece for each in lease_all(world.leases("b"))]
-        assert "initialise:0" not in taken
 
     def test_a_first_snapshot_lost_before_the_plan_is_set_is_requested_again(
         self, ledger: RedisClient, tensors: RedisClient, tmp_path: Path
@@ -241,16 +159,6 @@ class TestReconcile:
         assert world.accounts.account(1, 0, 0, "{}", [])
 
         assert [each.piece for each in lease_all(world.leases("b"))] == ["initialise:0"]
-
-    def test_a_repeated_reconciliation_changes_nothing(self, world: World) -> None:
-        lease_all(world.leases("a"))
-        world.accounts.account(1, 4, 1, "{}", [0, 1, 2, 3])
-        world.accounts.reconcile(2, 2, 0, "{}", blocks_of(0, 1))
-        before = state_of(world)
-
-        world.accounts.reconcile(2, 2, 0, "{}", blocks_of(0, 1))
-
-        assert state_of(world) == before
 
 
 # --- any history ------------------------------------------------------------------------------
@@ -358,11 +266,6 @@ class TestPointsBySamples:
         assert Evaluations(world.ledger, world.job).read() == (frozenset(), {5})
         world.accounts.account(2, 2, 0, "{}", [], samples=10, point=10)
         assert self.evaluations(world) == [10]
-
-    def test_a_point_whose_report_was_lost_is_found_again(self, by_samples: World) -> None:
-        by_samples.accounts.reconcile(1, 3, 0, "{}", blocks_of(), samples=11, point=10)
-
-        assert self.evaluations(by_samples) == [10]
 
     def test_a_point_is_reached_once_all_shards_have_reached_it(self, by_samples: World) -> None:
         world = by_samples

@@ -31,7 +31,6 @@ from vcasgd.store.keys import CLEARANCES, LedgerKeys, TensorKeys
 from vcasgd.store.ledger.job import Failure
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
-from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.tensors import updates
 from vcasgd.store.tensors.snapshot import Record
 from vcasgd.store.tensors.snapshot_store import ONLY_CHUNK, SnapshotStore
@@ -148,13 +147,6 @@ def test_unneeded_access_to_the_jobs_own_ledger_keys_is_denied(
     key = getattr(world.ledger_keys, name)
 
     assert denied(lambda: ledger_as_worker.execute_command(*words(command, key)))
-
-
-def test_a_worker_reads_tuned_values(ledger_as_worker: RedisClient, world: World) -> None:
-    Tunings(world.ledger, world.job).publish(mixing=0.5, shares={"w-1": 0.25})
-
-    assert Tunings(ledger_as_worker, world.job).read() == Tuned(mixing=0.5, shares={"w-1": 0.25})
-    assert Jobs(ledger_as_worker).get(world.job).tuned.mixing == 0.5
 
 
 @pytest.mark.parametrize(
@@ -397,19 +389,6 @@ def test_a_worker_can_do_its_work_in_the_ledger(
     jobs.add_logs(world.job, WORKER, ["a line"])
     jobs.report_failure(world.job, Failure(WORKER, "train:0", "no", "", Cause.WORK))
     assert len(world.jobs.get(world.job).evaluations) == 1
-
-
-def test_a_worker_can_report_the_facts_of_the_first_snapshot(
-    login: Login, make_world: Callable[..., World]
-) -> None:
-    world = make_world(running=False)
-    leases = Leases(login(ledger_user(SECRET, world.job), 0), world.job, WORKER, 60)
-    lease = leases.acquire()
-    assert isinstance(lease, Lease)
-
-    assert leases.report_facts(lease, world.facts().to_dict())
-
-    assert world.jobs.get(world.job).facts == world.facts()
 
 
 def test_a_worker_can_do_its_work_in_the_tensors_server(

@@ -14,7 +14,6 @@ from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.acl import worker_key
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.heartbeats import Heartbeat
-from vcasgd.store.ledger.job import JobState
 from vcasgd.store.tensors.header import UNSIGNED, Header
 from vcasgd.store.tensors.updates import UpdateSender
 
@@ -74,13 +73,6 @@ class TestSignature:
         with pytest.raises(InvalidUpdate):
             header.signed(key, world.keys).check_signature(key, world.keys)
 
-    def test_it_survives_the_stream(self, world: World) -> None:
-        header, _ = signed(world, "w", 1, loss_sum=0.1 + 0.2)
-
-        again = Header.parse(header.model_dump_json().encode())
-
-        again.check_signature(worker_key(SECRET, world.job, "w"), world.keys)
-
 
 class TestBlame:
     def test_what_its_worker_signed_is_applied(self, world: World, shard: Shard) -> None:
@@ -129,15 +121,6 @@ class TestBlame:
             world.inject(header, bytes(payload))
             shard.turn()
 
-        assert world.jobs.workers.quarantined(world.job) == {}
-
-    def test_a_payload_that_is_gone_is_nobodys_fault(self, world: World, shard: Shard) -> None:
-        for number in range(2 * REJECTIONS_BEFORE_QUARANTINE):
-            header, _ = signed(world, "w", number)
-            world.inject(header, b"")
-            shard.turn()
-
-        assert world.rejected() == {"missing": 2 * REJECTIONS_BEFORE_QUARANTINE}
         assert world.jobs.workers.quarantined(world.job) == {}
 
     def test_several_bad_ones_that_it_signed_are_too_many(self, world: World, shard: Shard) -> None:
@@ -190,13 +173,6 @@ class TestWhatWorkersWriteOfTheirJob:
 
         assert job.evaluations == ()
         assert f"evaluation {epoch[:20]}, which can't be read" in (job.invalid or "")
-
-    def test_a_job_that_makes_no_sense_can_be_cancelled(self, world: World) -> None:
-        world.ledger.hset(world.ledger_keys.facts, "facts", b"{")
-
-        assert world.jobs.transition(
-            world.job, JobState.CANCELLED, [JobState.RUNNING, JobState.STARTING], why="by request"
-        )
 
     def test_heartbeats_failures_and_counters(
         self, make_world: Callable[..., World], world: World

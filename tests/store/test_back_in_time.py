@@ -165,49 +165,6 @@ class TestInTheMiddleOfATurn:
         assert world.positions() == {0: 2, 1: 2}
         world.assert_exact()
 
-    def test_only_the_chunks_are_missing(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The replica has everything but what was written since the last commit."""
-        shard = world.shard()
-        shard.turn()
-        world.push(0, 0, 2)
-        past = remember(world.tensors)
-        commit = shard._snapshots.commit
-
-        def go_back_first(*args: Any) -> None:
-            go_back(world.tensors, past)
-            commit(*args)
-
-        monkeypatch.setattr(shard._snapshots, "commit", go_back_first)
-        with pytest.raises(StoreUnavailable, match="replaced while a snapshot was written"):
-            shard.turn()
-        assert world.snapshots.version() == 0, "nobody ever sees a snapshot with a hole"
-        monkeypatch.undo()
-        shard.turn()
-
-        world.assert_exact()
-        assert world.snapshots.version() == 1
-
-    def test_of_a_pin(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        shard = world.shard()
-        shard.turn()
-        past = remember(world.tensors)
-        world.push(0, 0, 2)
-        shard.turn()
-        world.snapshots.request_pin("a")
-        pin = shard._snapshots.pin
-
-        def go_back_first(*args: Any) -> None:
-            go_back(world.tensors, past)
-            pin(*args)
-
-        monkeypatch.setattr(shard._snapshots, "pin", go_back_first)
-        with pytest.raises(StoreUnavailable, match="has an older state"):
-            shard.turn()
-
-        assert world.snapshots.pins() == {}, "it would be a pin without chunks"
-
 
 class TestTheWorkerPushesBeforeItKnows:
     def test_what_continues_a_forgotten_update_waits_for_it(

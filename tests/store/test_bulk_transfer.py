@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,18 +48,6 @@ def test_what_is_stored_is_loaded(client: RedisClient) -> None:
     assert client.bulk_received == sum(SIZES)
 
 
-def test_strings_may_expire(client: RedisClient) -> None:
-    BulkTransfer(client).store([("k", memoryview(b"value"))], expire=100)
-
-    assert client.get("k") == b"value"
-    assert 0 < client.ttl("k") <= 100
-
-
-def test_nothing_to_do_is_done(client: RedisClient) -> None:
-    BulkTransfer(client).store([])
-    assert load(BulkTransfer(client), [], []) == []
-
-
 @pytest.mark.parametrize("index", [0, 1, 7])
 def test_a_missing_string_is_named_and_the_next_call_works(client: RedisClient, index: int) -> None:
     wire, keys = BulkTransfer(client), [f"k{each}" for each in range(8)]
@@ -85,13 +72,6 @@ def test_a_string_of_another_length_is_refused(client: RedisClient, found: int) 
 
     assert caught.value.index == 1
     assert load(wire, ["a"], [5000]) == [b"a" * 5000]
-
-
-def test_something_that_is_no_string_is_refused(client: RedisClient) -> None:
-    client.rpush("list", "x")
-
-    with pytest.raises(WrongLength, match="not a string"):
-        load(BulkTransfer(client), ["list"], [5])
 
 
 def test_a_reader_that_stops_in_between_disturbs_nobody(client: RedisClient) -> None:
@@ -162,13 +142,6 @@ class TestErrors:
             load(BulkTransfer(other), ["yours:k"], [5])
         other.close()
         client.acl_deluser("reader")
-
-    def test_an_answer_that_does_not_come_is_waited_for_a_bounded_time(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            client = connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", answer_seconds=0.3)
-            with pytest.raises(StoreUnavailable):
-                BulkTransfer(client).store([("k", memoryview(b"v"))])
-            client.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)

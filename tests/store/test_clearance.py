@@ -9,7 +9,6 @@ from support.world import World
 
 from vcasgd.controller.jobs.announcements import Announcements
 from vcasgd.store.ledger.clearance import Clearances
-from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
 
 MakeWorld = Callable[..., World]
@@ -88,13 +87,6 @@ def test_the_first_snapshot_needs_a_clearance(guarded: Guarded) -> None:
     assert lease_of(guarded.worker("a", "inside").acquire()).kind is WorkKind.INITIALISE
 
 
-def test_evaluations_need_a_clearance(running: Guarded) -> None:
-    running.world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
-
-    assert_refused(running.worker("b", "outside").acquire(WorkKind.EVALUATE), OUTSIDE)
-    assert lease_of(running.worker("a", "inside").acquire()).piece == "evaluate:1"
-
-
 def test_a_returned_remainder_needs_a_clearance(running: Guarded) -> None:
     inside = running.worker("a", "inside")
     held = lease_of(inside.acquire())
@@ -102,22 +94,6 @@ def test_a_returned_remainder_needs_a_clearance(running: Guarded) -> None:
 
     assert_refused(running.worker("b", "outside").acquire(), OUTSIDE)
     assert lease_of(inside.acquire()).piece == held.piece
-
-
-def test_the_work_of_a_dead_worker_needs_a_clearance(running: Guarded) -> None:
-    held = lease_of(running.worker("a", "inside").acquire())
-    running.world.expire(held.piece)
-
-    assert_refused(running.worker("b", "outside").acquire(), OUTSIDE)
-    assert lease_of(running.worker("c", "inside").acquire()).piece == held.piece
-
-
-def test_a_finishing_job_needs_a_clearance(running: Guarded) -> None:
-    world = running.world
-    world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
-    world.jobs.transition(world.job, JobState.FINISHING, [JobState.RUNNING], why="test")
-
-    assert_refused(running.worker("b", "outside").acquire(), OUTSIDE)
 
 
 def test_a_pool_that_loses_a_label_loses_its_leases_at_the_next_renewal(running: Guarded) -> None:
@@ -137,15 +113,6 @@ def test_a_pool_that_loses_a_label_loses_its_leases_at_the_next_renewal(running:
     running.world.partition().assert_whole()
 
 
-def test_an_uncleared_worker_cannot_renew_an_expired_lease(running: Guarded) -> None:
-    leases = running.worker("a", "inside")
-    held = lease_of(leases.acquire())
-    running.clearances.allow({})
-    running.world.expire(held.piece)
-
-    assert leases.renew({}, [held]).lost == {held.piece}
-
-
 def test_a_pool_that_regains_its_label_gets_work_again(running: Guarded) -> None:
     leases = running.worker("a", "inside")
     running.clearances.allow({})
@@ -163,12 +130,6 @@ def test_the_controllers_placement_counts_not_the_workers_claim(running: Guarded
     assert_refused(leases.acquire(), OUTSIDE)
     assert leases.renew({"pool": "inside", "machine": "inside-1"}, []).uncleared
     assert_refused(leases.acquire(), OUTSIDE)
-
-
-def test_a_worker_without_a_placement_gets_no_work(running: Guarded) -> None:
-    why = "the controller placed no such worker"
-    assert_refused(running.claimed("stranger").acquire(), why)
-    assert running.refusals() == {"stranger": why}
 
 
 @pytest.mark.parametrize("guess", ["", "the pass of worker b"])

@@ -31,11 +31,6 @@ def test_a_heartbeat_survives_the_ledger() -> None:
     assert Heartbeat.parse(json.dumps(heartbeat.to_json()).encode()) == heartbeat
 
 
-def test_heartbeat_of_an_older_worker_lacks_the_fetched_bytes() -> None:
-    assert parsed(pushed_bytes=5) == Heartbeat(pushed_bytes=5, fetched_bytes=None)
-    assert parsed(pushed_bytes=5, fetched_bytes="7").fetched_bytes is None
-
-
 @pytest.mark.parametrize(
     "text", [b"", b"[]", b"5", b"null", b"{", b"\xff", b"[" * 100_000, b'{"at": ' + b"9" * 5000]
 )
@@ -69,7 +64,3 @@ def test_long_text_is_cut() -> None:
 )
 def test_invalid_counters_are_none(value: Any) -> None:
     assert parsed(reading=value, pid=5) == Heartbeat(pid=5)
-
-
-def test_a_field_of_a_newer_worker_is_dropped() -> None:
-    assert parsed(new_field="x", pid=5) == Heartbeat(pid=5)

@@ -173,17 +173,6 @@ def test_a_worker_gets_no_secrets_under_another_name(
     assert json.loads(recipient.decrypt(answer.decode(), f"{job}/w-1")) == VALUES
 
 
-def test_an_invalid_request_delays_no_other(
-    ledger: RedisClient, as_worker: RedisClient, job: str, answering: None
-) -> None:
-    ledger.hset(LedgerKeys(job).secret_requests, "w-2", "no key")
-    proof = address_proof(pass_of(job, "w-3"), "none")
-    ledger.hset(LedgerKeys(job).secret_requests, "w-3", f"none {proof}")
-    ledger.hset(LedgerKeys(job).secret_requests, b"\xff?", "no name")
-
-    assert received(as_worker, job) == VALUES
-
-
 def test_a_worker_waits_in_bounded_time_and_reports_progress(
     as_worker: RedisClient, job: str
 ) -> None:

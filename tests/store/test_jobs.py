@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.waiting import PATIENCE, await_truth
-from support.world import World, spec_of
+from support.world import spec_of
 
 from vcasgd.errors import Conflict, NotFound, StoreError
 from vcasgd.faults import Cause
@@ -22,8 +22,8 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger import events as history
 from vcasgd.store.ledger.job import Failure, JobRecord, JobState, ModelFacts
-from vcasgd.store.ledger.jobs import FAILURES_KEPT, IDEMPOTENCY_SECONDS, Jobs
-from vcasgd.store.ledger.servers import NONCE_BITS, Control, Pool, Servers
+from vcasgd.store.ledger.jobs import FAILURES_KEPT, Jobs
+from vcasgd.store.ledger.servers import NONCE_BITS, Control, Servers
 
 PACKAGE = "a" * 64
 ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
@@ -78,20 +78,6 @@ class TestSubmit:
         work = jobs.work(job)
         assert (work["total"], work["per_epoch"]) == (10, 5)
 
-    def test_the_final_epoch_of_version_0_1_0_is_the_final_evaluation(
-        self, jobs: Jobs, ledger: RedisClient
-    ) -> None:
-        job = jobs.submit(spec_of(), PACKAGE).id
-        ledger.hset(LedgerKeys(job).record, "final_epoch", 2)
-
-        assert jobs.get(job).final_evaluation == 2
-
-    def test_without_a_key_each_submission_is_a_new_job(self, jobs: Jobs) -> None:
-        first, second = (jobs.submit(spec_of(), PACKAGE) for _ in range(2))
-
-        assert first.id != second.id
-        assert sorted(jobs.active()) == sorted([first.id, second.id])
-
     def test_the_same_key_and_body_return_the_same_job(self, jobs: Jobs) -> None:
         first, created = jobs.submit_once(spec_of(), PACKAGE, "key")
         again, created_again = jobs.submit_once(spec_of(), PACKAGE, "key")
@@ -114,12 +100,6 @@ class TestSubmit:
 
         assert caught.value.status == 409
         assert len(jobs.all()) == 1
-
-    def test_a_key_expires_after_days(self, jobs: Jobs, ledger: RedisClient) -> None:
-        jobs.submit(spec_of(), PACKAGE, "key")
-
-        (name,) = ledger.keys("*idempotency*")
-        assert 6 * 24 * 3600 < ledger.ttl(name) <= IDEMPOTENCY_SECONDS
 
     def test_eight_concurrent_submissions_create_one_job(self, jobs: Jobs) -> None:
         submitted: list[tuple[JobRecord, bool]] = []
@@ -179,24 +159,6 @@ class TestTransitions:
         assert jobs.active() == []
         assert [each.id for each in jobs.all()] == [job], "it is still listed"
 
-    def test_the_results_of_a_job_are_kept(self, jobs: Jobs) -> None:
-        job = in_state(jobs, JobState.RUNNING)
-
-        jobs.transition(
-            job,
-            JobState.FINISHING,
-            [JobState.RUNNING],
-            why="done",
-            final_evaluation=2,
-            traceback=None,
-        )
-        model = "v000000000012-x.safetensors"
-        jobs.transition(job, JobState.SUCCEEDED, [JobState.FINISHING], why="done", model=model)
-
-        after = jobs.get(job)
-        assert (after.final_evaluation, after.model) == (2, model)
-        assert after.traceback is None
-
     @pytest.mark.parametrize("state", JobState)
     def test_commands_allowed_in_each_state(
         self, jobs: Jobs, ledger: RedisClient, state: JobState
@@ -217,10 +179,6 @@ class TestTransitions:
                 with pytest.raises(Conflict, match=f"is {state}"):
                     command(job)
                 assert jobs.get(job).state is state
-
-    def test_a_job_paused_before_its_first_snapshot_resumes_as_starting(self, jobs: Jobs) -> None:
-        job = in_state(jobs, JobState.PAUSED)
-        assert jobs.resume(job).state is JobState.STARTING
 
     def test_a_job_paused_before_the_controller_started_it_resumes_as_starting(
         self, jobs: Jobs, ledger: RedisClient
@@ -325,15 +283,6 @@ class TestStreams:
         assert jobs.events(job, others[-1]["id"]) == []
         assert jobs.events(job, first["id"], limit=2) == others[:2]
 
-    def test_metrics_after_an_id(self, jobs: Jobs, job: str) -> None:
-        for version in range(3):
-            jobs.add_metrics(job, {"version": version, "loss": 0.5})
-
-        points = jobs.metrics(job)
-        assert [point["version"] for point in points] == [0, 1, 2]
-        assert jobs.metrics(job, points[1]["id"]) == points[2:]
-        assert jobs.metrics(job, limit=1) == points[:1]
-
     def test_logs_after_an_id(self, jobs: Jobs, job: str) -> None:
         jobs.add_logs(job, "w", ["one", "zwei ü", ""])
         jobs.add_logs(job, "v", [])
@@ -356,21 +305,10 @@ class TestStreams:
 
         assert kinds(received) == ["note"]
 
-    def test_waiting_ends_without_an_event(self, jobs: Jobs, job: str) -> None:
-        last = jobs.events(job)[-1]["id"]
-        started = time.monotonic()
-
-        assert jobs.events(job, last, wait_seconds=0.05) == []
-
-        assert time.monotonic() - started > 0.04
-
     @pytest.mark.parametrize("after", ["nonsense", "1-2-3", "-"])
     def test_an_invalid_id_is_an_error(self, jobs: Jobs, job: str, after: str) -> None:
         with pytest.raises(StoreError):
             jobs.events(job, after)
-
-    def test_an_unknown_job_has_no_history(self, jobs: Jobs) -> None:
-        assert jobs.events("none") == jobs.metrics("none") == jobs.logs("none") == []
 
     def test_old_entries_are_dropped(
         self, jobs: Jobs, job: str, ledger: RedisClient, monkeypatch: pytest.MonkeyPatch
@@ -414,21 +352,6 @@ class TestRecords:
         after = jobs.get(job)
         assert (after.evictions, after.kills) == (1, 2)
 
-    def test_the_list_of_checkpoints_is_replaced(self, jobs: Jobs, job: str) -> None:
-        jobs.set_checkpoints(job, {"v2": {"version": 2}, "v1": {"version": 1}})
-        assert list(jobs.checkpoints(job)) == ["v1", "v2"]
-
-        jobs.set_checkpoints(job, {"v3": {"version": 3}})
-        assert jobs.checkpoints(job) == {"v3": {"version": 3}}
-
-        jobs.set_checkpoints(job, {})
-        assert jobs.checkpoints(job) == {}
-
-    def test_quarantined_workers_have_a_reason(self, jobs: Jobs, job: str) -> None:
-        jobs.workers.quarantine(job, "w", "checksum")
-
-        assert jobs.workers.quarantined(job) == {"w": "checksum"}
-
     def test_all_data_of_a_job_is_under_listed_keys(
         self, jobs: Jobs, job: str, ledger: RedisClient
     ) -> None:
@@ -449,14 +372,6 @@ class TestRecords:
 
 
 class TestServers:
-    def test_each_start_gets_a_newer_token(self, ledger: RedisClient) -> None:
-        servers = Servers(ledger)
-
-        tokens = [servers.new_token("a") for _ in range(5)]
-
-        assert tokens == sorted(set(tokens))
-        assert tokens[-1] < 2**53, "larger numbers are not exact in Lua"
-
     def test_a_ledger_restored_to_an_earlier_state_repeats_no_token(
         self, ledger: RedisClient
     ) -> None:
@@ -482,13 +397,6 @@ class TestServers:
         await_truth(lambda: time.time() > count + 1)
 
         assert servers.new_token("a") > before
-
-    def test_heartbeats(self, ledger: RedisClient) -> None:
-        servers = Servers(ledger)
-        servers.beat("a", {"at": 1})
-        servers.beat("a", {"at": 2})
-
-        assert servers.all() == {"a": {"at": 2}}
 
 
 class TestControl:
@@ -525,24 +433,3 @@ class TestControl:
 
         assert control.machines() == {"i-3": {}}
         assert control.pools() == {}
-
-    def test_the_launch_history_of_a_pool_outlives_a_controller(self, ledger: RedisClient) -> None:
-        control = Control(ledger)
-        assert control.pool("local") == Pool()
-        pool = Pool(3, 2, 17.5, "no capacity")
-
-        control.set_pool("local", pool)
-
-        assert Control(ledger).pool("local") == pool
-
-
-def test_two_jobs_share_nothing(world: World) -> None:
-    other = world.jobs.submit(spec_of(), PACKAGE).id
-    before = world.jobs.get(world.job)
-
-    world.jobs.cancel(other)
-    world.jobs.event(other, "note", "x")
-    world.jobs.workers.quarantine(other, "w", "why")
-
-    assert world.jobs.get(world.job) == before
-    assert world.jobs.workers.quarantined(world.job) == {}

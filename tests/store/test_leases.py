@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.world import World
 
-from vcasgd.faults import Cause
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.ledger import lost_workers
 from vcasgd.store.ledger.heartbeats import Heartbeat
-from vcasgd.store.ledger.job import Failure, JobState
+from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
 from vcasgd.store.ledger.lost_workers import LostWorkers
 
@@ -66,17 +63,6 @@ class TestAcquire:
         world.accounts.account(1, 2, 1, "{}", [0, 1])
         assert pieces(world.leases("a")) == ["evaluate:1", "train:4", "train:5"]
 
-    def test_no_lead_at_all(self, make_world: MakeWorld) -> None:
-        world = make_world(epochs=3, subtasks_per_epoch=2, max_epoch_lead=0)
-
-        assert pieces(world.leases("a")) == ["train:0", "train:1"]
-
-    def test_nothing_left(self, make_world: MakeWorld) -> None:
-        world = make_world(epochs=1, subtasks_per_epoch=2)
-
-        assert len(pieces(world.leases("a"))) == 2
-        assert world.leases("b").acquire() == Wait("nothing left to lease")
-
     def test_evaluations_then_returned_subtasks_then_the_next(self, world: World) -> None:
         leases = world.leases("a")
         held = [lease_of(leases.acquire()) for _ in range(5)]
@@ -85,13 +71,6 @@ class TestAcquire:
         leases.release(held[3])
 
         assert pieces(leases) == ["evaluate:1", "train:3", "train:4", "train:5"]
-
-    def test_work_that_is_already_done_is_not_leased(self, world: World) -> None:
-        """A worker without a lease can have trained it; applied work is done anyway."""
-        world.accounts.account(1, 2, 0, "{}", [0, 2])
-
-        assert pieces(world.leases("a"))[:2] == ["train:1", "train:3"]
-        world.partition().assert_whole()
 
     def test_one_kind_only(self, world: World) -> None:
         leases = world.leases("a")
@@ -112,9 +91,6 @@ class TestAcquire:
         assert isinstance(answer, Wait)
         assert answer.quarantined
         assert lease_of(world.leases("good").acquire()).number == 0
-
-    def test_a_job_that_does_not_exist(self, world: World) -> None:
-        assert Leases(world.ledger, "no-such-job", "a", 60).acquire() == Wait("gone")
 
     def test_eight_concurrent_workers_lease_each_subtask_once(self, make_world: MakeWorld) -> None:
         world = make_world(samples=40, epochs=1, subtasks_per_epoch=40)
@@ -181,9 +157,6 @@ class TestOvertaking:
         assert isinstance(slow.acquire(idle=True), Wait)
         world.partition().assert_whole()
 
-    def test_not_for_one_kind_only(self, world: World) -> None:
-        assert self.idle_beside(world).acquire(WorkKind.EVALUATE, idle=True) == Wait("no evaluate")
-
 
 class TestLostWorkers:
     def test_their_leases_are_free_at_once(self, world: World) -> None:
@@ -201,14 +174,6 @@ class TestLostWorkers:
         assert other.renew({}, [kept]).lost == frozenset()
         world.partition().assert_whole()
 
-    def test_other_kinds_of_work_too(self, make_world: MakeWorld) -> None:
-        world = make_world(running=False)
-        first = lease_of(world.leases("lost", HOUR).acquire())
-
-        LostWorkers(world.ledger).report({world.job: ["lost"]})
-
-        assert lease_of(world.leases("other").acquire()).piece == first.piece
-
     def test_each_reader_gets_each_loss_once(self, world: World) -> None:
         reports, reader = LostWorkers(world.ledger), LostWorkers(world.ledger)
         assert reader.news([]) == reader.news([world.job]) == {}
@@ -219,13 +184,6 @@ class TestLostWorkers:
         reports.report({world.job: ["b"]})
         assert reader.news([world.job]) == {world.job: {"b"}}
         assert LostWorkers(world.ledger).news([world.job]) == {world.job: {"a", "b"}}
-
-    def test_a_bounded_number_is_kept(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lost_workers, "MAX_KEPT", 3)
-        for number in range(9):
-            LostWorkers(world.ledger).report({world.job: [f"w{number}"]})
-
-        assert LostWorkers(world.ledger).news([world.job]) == {world.job: {"w6", "w7", "w8"}}
 
     def test_what_one_job_wrote_keeps_no_lease_of_another_one(self, world: World) -> None:
         # Given a job whose worker claims a subtask with a number that the ledger can't store
@@ -344,16 +302,6 @@ class TestRenew:
         assert renewal.lost == {"train:1"}
         assert world.jobs.leases(world.job) == {"train:0": "a", "train:1": "b", "train:2": "a"}
 
-    def test_an_older_token_of_the_same_worker_is_lost_too(self, world: World) -> None:
-        leases = world.leases("a")
-        before = lease_of(leases.acquire())
-        world.expire(before.piece)
-        after = lease_of(leases.acquire())
-        assert after.piece == before.piece
-
-        assert leases.renew({}, [before]).lost == {before.piece}
-        assert leases.renew({}, [after]).lost == frozenset()
-
     def test_returns_the_state_and_stores_the_heartbeat(self, world: World) -> None:
         renewal = world.leases("a").renew({"doing": "training"}, [])
 
@@ -372,23 +320,8 @@ class TestRenew:
         assert world.jobs.workers.heartbeats(world.job).keys() == {"b"}
         assert world.leases("a").renew({}, []).leave == "quarantine", "a quarantine is permanent"
 
-    def test_an_unknown_job_stores_no_heartbeat(self, world: World) -> None:
-        renewal = Leases(world.ledger, "no-such-job", "a", 60).renew({"doing": "?"}, [])
-
-        assert renewal.state == "gone"
-        assert world.jobs.workers.heartbeats("no-such-job") == {}
-
 
 class TestRelease:
-    def test_makes_the_work_available_at_once(self, world: World) -> None:
-        leases = world.leases("a")
-        held = lease_of(leases.acquire())
-
-        assert leases.release(held)
-        assert not leases.release(held), "the worker no longer holds it"
-
-        assert lease_of(world.leases("b").acquire()).piece == held.piece
-
     def test_a_lost_lease_cannot_be_released(self, world: World) -> None:
         held = lease_of(world.leases("a").acquire())
         world.expire(held.piece)
@@ -414,7 +347,6 @@ class TestReport:
         (stored,) = world.jobs.get(world.job).evaluations
         assert (stored.epoch, stored.version, stored.metrics) == (1, 3, {"accuracy": 0.5})
         assert world.jobs.get(world.job).best == stored
-        # Results of version 0.1.0 have no samples, and those of the epoch's end are meant.
         assert (stored.number, stored.samples, stored.step) == (1, 12, 6)
         assert world.jobs.leases(world.job) == {}
 
@@ -426,23 +358,6 @@ class TestReport:
         assert not world.leases("c").report_evaluation(taken, RESULT)
         assert world.jobs.get(world.job).evaluations == ()
         assert world.leases("b").report_evaluation(taken, RESULT)
-
-    def test_only_once(self, world: World, evaluation: Lease) -> None:
-        assert world.leases("a").report_evaluation(evaluation, RESULT)
-        assert not world.leases("a").report_evaluation(evaluation, {**RESULT, "version": 9})
-
-        assert world.jobs.get(world.job).evaluations[0].version == 3
-        assert "evaluate:1" not in pieces(world.leases("b"))
-
-
-def test_an_error_of_the_users_code_is_kept_with_its_traceback(world: World) -> None:
-    failure = Failure("a", "train:0", "boom", "Traceback …\nZeroDivisionError", Cause.WORK)
-
-    world.jobs.report_failure(world.job, failure)
-
-    (reported,) = world.jobs.failures(world.job)
-    assert reported == replace(failure, at=reported.at)
-    assert reported.at > 0
 
 
 def clock(world: World) -> float:

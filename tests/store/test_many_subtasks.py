@@ -19,7 +19,7 @@ from vcasgd.learning.subtask_set import BLOCK, SubtaskSet
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger import leases as leases_module
 from vcasgd.store.ledger.job import JobState
-from vcasgd.store.ledger.leases import Accounts, Lease
+from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.subtasks import read_subtasks
 from vcasgd.store.tensors.snapshot import Record
 
@@ -138,22 +138,6 @@ def test_an_update_costs_the_same_in_an_epoch_of_many_subtasks(nearly_done: Make
         return median(times)
 
     assert seconds(100_000) < MAX_SLOWER * seconds(1000)
-
-
-def test_reports_of_many_subtasks_are_bounded(
-    ledger: RedisClient, tensors: RedisClient, tmp_path: Path
-) -> None:
-    """The report of an hour without the ledger takes several calls."""
-    world = World(ledger, tensors, tmp_path, samples=10_000, subtasks_per_epoch=10_000)
-    ledger.config_resetstat()
-
-    for shard in range(8):
-        accounts = Accounts(ledger, world.job, shard, 8)
-        assert accounts.account(1, 10_000, 1, "{}", range(10_000), samples=10_000)
-
-    calls = ledger.info("commandstats")["cmdstat_evalsha"]["calls"]
-    assert calls >= 8 * 10_000 / (leases_module.MAX_LOOKS / 8)
-    assert world.jobs.get(world.job).finished_epochs == 1
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

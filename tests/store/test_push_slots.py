@@ -74,29 +74,6 @@ class TestPlaces:
         assert world.push(2, 0, 1)[1].accepted
         assert list(held(world).values()) == [float("inf")]
 
-    def test_refused_updates_give_their_places_back(self, world: World, places: PushSlots) -> None:
-        world.tensors.set(world.keys.window, 1)
-        world.push(0, 0, 1, checksum=1)
-        world.shard().turn()
-        assert world.rejected() == {"checksum": 1}
-
-        assert not world.push(0, 3, 4)[1].accepted, "not where the subtask stands"
-        assert not held(world)
-
-    def test_one_that_was_sent_before_needs_no_second_place(
-        self, world: World, places: PushSlots
-    ) -> None:
-        world.tensors.set(world.keys.window, 1)
-        header, payload = world.update(0, 0, 1, 1)
-        assert world.sender.push(header, 0, payload).accepted
-        assert world.sender.push(header, 0, payload).accepted
-        assert len(held(world)) == 1
-
-        world.shard().turn()
-        assert world.sender.push(header, 0, payload).accepted, "it is applied"
-        assert not held(world)
-        world.assert_exact()
-
     def test_a_large_update_waits_for_the_workers_last_one(
         self, world: World, places: PushSlots
     ) -> None:
@@ -158,24 +135,6 @@ class TestPlaces:
 
         assert places.reap(1) == 1
         assert not held(world)
-
-    def test_an_empty_server_gives_all_places_back(self, world: World, places: PushSlots) -> None:
-        shard = world.shard()
-        shard.turn()
-        world.push(0, 0, 1)
-        world.lose_tensors()
-        world.tensors.zadd(world.keys.push_slots, {"of-before": "inf"})
-        shard.turn()
-        assert not held(world)
-
-    def test_where_there_is_no_model_nothing_is_written(self, world: World) -> None:
-        """The job may have ended, and then no process deletes the payload."""
-        world.lose_tensors()
-
-        with pytest.raises(SnapshotMissing):
-            world.push(0, 0, 1)
-
-        assert world.tensors.dbsize() == 0
 
     def test_a_model_that_goes_in_the_middle_of_a_push_takes_what_was_written_with_it(
         self, world: World, monkeypatch: pytest.MonkeyPatch

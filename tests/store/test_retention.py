@@ -70,11 +70,3 @@ def test_oldest_ended_jobs_are_deleted_and_no_others(world: World) -> None:
     assert world.jobs.newest(0) == [others[2], world.job]
     assert retention.keep(0) == [others[2]]
     assert world.jobs.active() == [world.job]
-
-
-def test_key_of_a_deleted_job_starts_a_new_one(world: World) -> None:
-    first = world.jobs.submit(spec_of(), "0" * 64, "key").id
-    world.jobs.cancel(first)
-    assert world.jobs.submit(spec_of(), "0" * 64, "key").id == first
-    Retention(world.ledger).delete(first)
-    assert world.jobs.submit(spec_of(), "0" * 64, "key").id != first

@@ -17,7 +17,7 @@ from support.servers import require_binary
 from support.waiting import await_truth
 
 from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
-from vcasgd.private_file import write_private
+from vcasgd.local_files import write_private
 from vcasgd.store.connection import connect, patiently
 from vcasgd.store.embedded.replicas import SENTINELS, replication_lines, sentinel_command
 from vcasgd.store.embedded.server import (
@@ -133,14 +133,6 @@ def test_a_host_that_is_not_in_the_certificate_is_refused(service: Service) -> N
     assert type(failure(url)) is StoreDenied
     # other clients do not trust such a Sentinel either
     assert named_primary(url) is None
-
-
-def test_the_comparison_of_the_host_can_be_turned_off(service: Service) -> None:
-    url = service.url("localhost", ssl_ca_certs=service.authority, ssl_check_hostname="false")
-
-    with connect(url) as client:
-        assert client.ping()
-    assert named_primary(url) == ("127.0.0.1", service.ports[0])
 
 
 def test_plain_text_to_sentinels_that_speak_tls(service: Service) -> None:

@@ -14,7 +14,7 @@ from support.world import World, blocks_of
 from vcasgd.errors import Fenced
 from vcasgd.learning.applied_record import AppliedRecord
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.job import ShardProgress
+from vcasgd.store.ledger.job import combined_totals
 from vcasgd.store.ledger.leases import Accounts, Lease
 
 SHARDS = 3
@@ -170,46 +170,33 @@ def test_any_history(
     state.check()
 
 
-class TestProgress:
-    def reports(self, *totals: dict[str, object]) -> dict[bytes, bytes]:
-        return {b"0:version": b"7"} | {
-            b"%d:totals" % at: json.dumps(each).encode() for at, each in enumerate(totals)
-        }
+REPORTS = [
+    {"updates": 3, "applied": 30, "restorations": 2, "repeated": 0, "rejected": {"checksum": 1}},
+    {"updates": 2, "applied": 20, "restorations": 2, "repeated": -2, "rejected": {}},
+    {"updates": 4, "applied": 40, "restorations": 1, "repeated": 1, "rejected": {"checksum": 2}},
+]
+WORST = {
+    "updates": 3,
+    "applied": 20,
+    "restorations": 1,
+    "repeated": -2,
+    "rejected": {"checksum": 3},
+}
 
-    def test_of_one_shard_is_its_report(self) -> None:
-        progress = ShardProgress.of(self.reports({"updates": 3, "applied": 5}), 1)
 
-        assert (progress.version, progress.totals) == (7, {"updates": 3, "applied": 5})
+@pytest.mark.parametrize(
+    ("reports", "shards", "totals"),
+    [
+        (REPORTS[:1], 1, REPORTS[0]),
+        (REPORTS, 3, WORST),
+        # A shard without a report has applied nothing
+        (REPORTS[:1], 2, {**REPORTS[0], "applied": 0, "restorations": 0}),
+        ([], 2, {}),
+    ],
+)
+def test_totals_of_several_shards_are_the_worst(
+    reports: list[dict[str, object]], shards: int, totals: dict[str, object]
+) -> None:
+    stored = {b"%d:totals" % at: json.dumps(each).encode() for at, each in enumerate(reports)}
 
-    def test_of_several_shards_is_the_worst(self) -> None:
-        reports = self.reports(
-            {
-                "updates": 3,
-                "applied": 30,
-                "restorations": 2,
-                "repeated": 0,
-                "rejected": {"checksum": 1},
-            },
-            {"updates": 2, "applied": 20, "restorations": 2, "repeated": -2, "rejected": {}},
-            {
-                "updates": 4,
-                "applied": 40,
-                "restorations": 1,
-                "repeated": 1,
-                "rejected": {"checksum": 2, "length": 1},
-            },
-        )
-
-        assert ShardProgress.of(reports, 3).totals == {
-            "updates": 3,
-            "applied": 20,
-            "restorations": 1,
-            "repeated": -2,
-            "rejected": {"checksum": 3, "length": 1},
-        }
-
-    def test_a_shard_without_a_report_has_applied_nothing(self) -> None:
-        reports = self.reports({"updates": 3, "applied": 30, "repeated": 0})
-
-        assert ShardProgress.of(reports, 2).totals["applied"] == 0
-        assert ShardProgress.of({}, 2) == ShardProgress()
+    assert combined_totals(stored, shards) == totals

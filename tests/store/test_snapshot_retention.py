@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from support.snapshots import KEYS, constant, fetch, install, key_names, meta_of, publish, values
 
-from vcasgd.errors import SnapshotMissing
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.snapshot import (
@@ -36,17 +35,6 @@ class TestPins:
         assert values(floats) == [1.0]
         assert snapshot == Snapshot(kept, Record(0, {4: 7}))
 
-    def test_the_first_pin_of_a_name_counts(self, snapshots: SnapshotStore) -> None:
-        install(snapshots)
-        snapshots.pin(1, ["a"], snapshots.read())
-        publish(snapshots, constant(1), 1)
-
-        snapshots.pin(1, ["a"], snapshots.read())
-
-        pinned = snapshots.pinned("a")
-        assert pinned is not None
-        assert pinned.meta.version == 0
-
     def test_a_commit_can_pin_what_it_publishes(self, snapshots: SnapshotStore) -> None:
         meta = replace(install(snapshots), version=1)
         snapshots.write(meta, constant(1))
@@ -72,28 +60,6 @@ class TestPins:
         assert snapshots.view().pin_requests == ("b",)
         assert snapshots.view().pins == {"a"}
 
-    def test_unpinned_it_is_neither_kept_nor_wanted(self, snapshots: SnapshotStore) -> None:
-        install(snapshots)
-        snapshots.pin(1, ["a"], snapshots.read())
-        snapshots.request_pin("a")
-
-        snapshots.unpin("a")
-
-        assert snapshots.view().pins == set()
-        assert snapshots.view().pin_requests == ()
-        with pytest.raises(SnapshotMissing, match="under the name a"):
-            snapshots.fetch_pinned("a")
-
-    def test_one_whose_chunks_are_gone_is_missing(
-        self, snapshots: SnapshotStore, tensors: RedisClient
-    ) -> None:
-        meta = install(snapshots)
-        snapshots.pin(1, ["a"], snapshots.read())
-        snapshots.remove([meta])
-
-        with pytest.raises(SnapshotMissing, match="no longer complete"):
-            snapshots.fetch_pinned("a")
-
 
 class TestForget:
     def test_leaves_nothing_of_the_job_and_everything_of_others(
@@ -113,12 +79,6 @@ class TestForget:
 
         assert key_names(tensors) == before
         assert snapshots.delete_all() == 0
-
-    def test_many_keys(self, snapshots: SnapshotStore, tensors: RedisClient) -> None:
-        tensors.mset({KEYS.payload_chunk("u", index): b"" for index in range(1203)})
-
-        assert snapshots.delete_all() == 1203
-        assert tensors.dbsize() == 0
 
     def test_orphans_are_chunks_that_no_snapshot_uses(
         self, snapshots: SnapshotStore, tensors: RedisClient

@@ -44,15 +44,6 @@ def test_a_server_whose_authority_is_named_is_trusted(tls: TlsServer) -> None:
     client.close()
 
 
-def test_large_values_cross_whole(tls: TlsServer) -> None:
-    client = connect(tls.url(ssl_ca_certs=tls.authority))
-    value = bytes(range(256)) * 12_000
-    client.set("large", value)
-
-    assert client.get("large") == value
-    client.close()
-
-
 def test_an_unknown_authority_is_refused(tls: TlsServer) -> None:
     error = failure(tls.url(ssl_ca_certs=tls.stranger))
 
@@ -125,13 +116,6 @@ def test_a_file_that_is_not_there_is_named_at_once(option: str, tmp_path: Path) 
 
     assert option in caught.value.message
     assert "secret" not in str(caught.value)
-
-
-def test_a_file_that_holds_no_certificate(tls: TlsServer) -> None:
-    error = failure(tls.url(ssl_ca_certs=tls.key))
-
-    assert type(error) is StoreDenied
-    assert "ssl_ca_certs" in str(error.remedy)
 
 
 def test_the_password_of_a_key_is_not_shown() -> None:

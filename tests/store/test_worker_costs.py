@@ -29,10 +29,9 @@ from vcasgd.store.acl import (
     tensors_user,
 )
 from vcasgd.store.connection import RedisClient, connect, script_source
-from vcasgd.store.content_quota import ContentQuota
 from vcasgd.store.keys import CLEARANCES, LedgerKeys, TensorKeys
 from vcasgd.store.ledger.leases import Leases, Wait
-from vcasgd.store.tensors.memory_quota import MemoryQuota
+from vcasgd.store.quotas import ContentQuota, MemoryQuota
 
 pytestmark = pytest.mark.both_servers
 

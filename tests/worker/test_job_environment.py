@@ -12,7 +12,7 @@ import pytest
 from support.wheels import write_wheel
 
 from vcasgd.errors import SetupFailed
-from vcasgd.file_lock import hold_lock
+from vcasgd.local_files import hold_lock
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker import job_environment
 from vcasgd.worker.job_environment import COMPLETE, JobEnvironment

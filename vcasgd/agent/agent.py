@@ -27,7 +27,6 @@ from vcasgd.agent.sandbox import Sandbox
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.agent.tunnel import Tunnel
 from vcasgd.agent.worker_process import JoinedWorker, notice_file
-from vcasgd.background import Background, DaemonThreads
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError, NotFound, VersionDiffers
 from vcasgd.fleet.notices import NoticeKind, write_notice
@@ -40,6 +39,7 @@ from vcasgd.schemas.machines import (
     ReportView,
 )
 from vcasgd.steady_time import boot_time
+from vcasgd.threads import Background, DaemonThreads
 
 #: Seconds that workers have to push and leave after a signal.
 GRACE_SECONDS = 30.0

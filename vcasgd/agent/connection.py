@@ -10,7 +10,6 @@ from typing import TypeVar
 import vcasgd
 from vcasgd.agent.machine import ThisMachine
 from vcasgd.agent.trust import GatewayAddress, JoinToken
-from vcasgd.background import DaemonThreads
 from vcasgd.client.transport import FILE_SECONDS, Transport, path_of
 from vcasgd.errors import ApiError, Unauthorized
 from vcasgd.schemas.machines import (
@@ -22,6 +21,7 @@ from vcasgd.schemas.machines import (
     ReportView,
 )
 from vcasgd.task.package import unpack
+from vcasgd.threads import DaemonThreads
 
 #: Seconds for each part of an answer, and for all of it: one that never ends holds nobody up.
 ANSWER_SECONDS, WHOLE_ANSWER_SECONDS = 10.0, 30.0

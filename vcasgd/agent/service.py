@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vcasgd.agent.sandbox import PROCESSES, Sandbox
 from vcasgd.errors import VcasgdError
-from vcasgd.private_file import write_private
+from vcasgd.local_files import write_private
 
 NAME = "vcasgd-join.service"
 #: Seconds for workers to push what they have; see the agent's own limit.

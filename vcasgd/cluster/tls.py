@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 
 from vcasgd.errors import SpecError
-from vcasgd.private_file import write_private
+from vcasgd.local_files import write_private
 
 #: Set to 1 for processes that encrypt Ray's traffic.
 VARIABLE = "VCASGD_RAY_TLS"

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from vcasgd.cache_folder import default_cache_folder
 from vcasgd.data.cache import COUNTERS, DiskCache, ShardCache
 from vcasgd.data.shards import Sample, ShardIndex
 from vcasgd.errors import DataError, SpecError
 from vcasgd.learning.subtasks import SampleBlocks
+from vcasgd.local_files import default_cache_folder
 from vcasgd.settings import load_settings
 from vcasgd.storage.objects import Storage
 

@@ -6,7 +6,7 @@ import hashlib
 import ssl
 from pathlib import Path
 
-from vcasgd.private_file import write_private
+from vcasgd.local_files import write_private
 
 
 def pin_of(pem: str) -> str:

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from vcasgd.background import Background, DaemonThreads
 from vcasgd.backoff import backoff
 from vcasgd.errors import (
     Fenced,
@@ -48,9 +47,10 @@ from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.lost_workers import LostWorkers
 from vcasgd.store.ledger.servers import Control, Servers, node_name
-from vcasgd.store.tensors.memory_quota import MemoryQuota
+from vcasgd.store.quotas import MemoryQuota
 from vcasgd.store.tensors.updates import Arrivals, wait_for_entries
 from vcasgd.store.watchdog import Watchdog
+from vcasgd.threads import Background, DaemonThreads
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vcasgd.background import Background
 from vcasgd.errors import (
     CheckpointDamaged,
     Fenced,
@@ -26,6 +25,7 @@ from vcasgd.storage.model_checkpoints import LoadedCheckpoint, ModelCheckpoints
 from vcasgd.store.ledger.tuning import Tuned
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
+from vcasgd.threads import Background
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
-from vcasgd.background import Background
 from vcasgd.errors import (
     CheckpointDamaged,
     Fenced,
@@ -35,19 +34,20 @@ from vcasgd.parameter_server.strangers import Strangers
 from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.store.acl import worker_key
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.content_quota import ContentQuota
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import Failure, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import WorkKind
 from vcasgd.store.ledger.owners import Owners
 from vcasgd.store.ledger.tuning import Tuned, Tunings
+from vcasgd.store.quotas import ContentQuota
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.push_slots import PushSlots
 from vcasgd.store.tensors.repetitions import RepetitionExchange
 from vcasgd.store.tensors.snapshot import SnapshotView
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import Arrivals, StreamEntry, UpdateReader
+from vcasgd.threads import Background
 
 #: Seconds between two updates of the number of push slots.
 SLOTS_SECONDS = 1.0
@@ -117,8 +117,7 @@ class Shard:
         self._slots_updated_at = float("-inf")
         headers = {keys.stream: MAX_HEADERS_BYTES}
         content = dict.fromkeys(keys.written_by_workers, MAX_CONTENT_BYTES) | headers
-        self._content = ContentQuota(tensors, content)
-        self._checked_at = float("-inf")
+        self._content = ContentQuota(tensors, content, CHECK_SECONDS)
         self._pins = Pins(self._snapshots, token)
         self._reports = Reports(
             ledger,
@@ -259,9 +258,6 @@ class Shard:
 
     def _check_content(self) -> None:
         """Raise :class:`JobUnreadable` if workers wrote more than anyone should read."""
-        if time.monotonic() - self._checked_at < CHECK_SECONDS:
-            return
-        self._checked_at = time.monotonic()
         if why := self._content.enforce():
             raise JobUnreadable(why)
 

@@ -29,8 +29,8 @@ from typing import IO, Any
 from vcasgd import errors
 from vcasgd.errors import StackError, VcasgdError
 from vcasgd.fleet.providers.local.processes import Process
+from vcasgd.local_files import write_private
 from vcasgd.logging import last_lines
-from vcasgd.private_file import write_private
 
 #: Size in bytes from which a log is rotated to ``<name>.log.1`` when its part starts.
 LOG_BYTES = 4_000_000

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit, urlunsplit
 
-from vcasgd.cache_folder import default_cache_folder
 from vcasgd.errors import DataError, NotFound, StorageUnavailable
-from vcasgd.file_lock import hold_lock
+from vcasgd.local_files import default_cache_folder, hold_lock
 from vcasgd.settings import Settings
 from vcasgd.spec.sections import LIST_NAME, BaseSpec
 from vcasgd.storage.objects import Storage

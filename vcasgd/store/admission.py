@@ -47,13 +47,7 @@ def worker_environment(settings: Settings, job: str, worker: str) -> dict[str, s
     ledger, tensors = settings.secret("ledger_url"), settings.secret("tensors_url")
     if settings.job_secret is None:
         return {"VCASGD_LEDGER_URL": ledger, "VCASGD_TENSORS_URL": tensors}
-    secret = settings.job_secret.get_secret_value()
-    on_tensors = tensors_user(secret, job, worker)
-    return {
-        "VCASGD_LEDGER_URL": ledger_user(secret, job).url(ledger),
-        "VCASGD_TENSORS_URL": " ".join(on_tensors.url(url) for url in tensors.split()),
-        "VCASGD_WORKER_KEY": worker_key(secret, job, worker),
-    }
+    return _environment(settings, job, worker, ledger, tensors.split())
 
 
 def joined_environment(
@@ -72,17 +66,28 @@ def joined_environment(
             remedy="let the stack manage the users of its servers",
             field="VCASGD_JOB_USERS",
         )
-    secret = settings.job_secret.get_secret_value()
-    ledger, tensors = settings.secret("ledger_url"), settings.tensors_urls()
+    tensors = enumerate(settings.tensors_urls())
+    return {
+        **_environment(
+            settings,
+            job,
+            worker,
+            _socket_url(LEDGER, settings.secret("ledger_url")),
+            [_socket_url(tensors_service(node), url) for node, url in tensors],
+        ),
+        **({"VCASGD_VOLUNTEER": "true"} if volunteer else {}),
+    }
+
+
+def _environment(
+    settings: Settings, job: str, worker: str, ledger: str, tensors: Iterable[str]
+) -> dict[str, str]:
+    secret = settings.secret("job_secret")
     on_tensors = tensors_user(secret, job, worker)
     return {
-        "VCASGD_LEDGER_URL": ledger_user(secret, job).url(_socket_url(LEDGER, ledger)),
-        "VCASGD_TENSORS_URL": " ".join(
-            on_tensors.url(_socket_url(tensors_service(node), url))
-            for node, url in enumerate(tensors)
-        ),
+        "VCASGD_LEDGER_URL": ledger_user(secret, job).url(ledger),
+        "VCASGD_TENSORS_URL": " ".join(on_tensors.url(url) for url in tensors),
         "VCASGD_WORKER_KEY": worker_key(secret, job, worker),
-        **({"VCASGD_VOLUNTEER": "true"} if volunteer else {}),
     }
 
 

@@ -19,9 +19,8 @@ import venv
 from collections.abc import Callable
 from pathlib import Path
 
-from vcasgd.cache_folder import default_cache_folder
 from vcasgd.errors import SetupFailed
-from vcasgd.file_lock import hold_lock
+from vcasgd.local_files import default_cache_folder, hold_lock
 from vcasgd.masking import hide
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vcasgd.cache_folder import default_cache_folder
 from vcasgd.errors import DataError, MachineDiffers, NotFound, PackageError, SpecError
 from vcasgd.learning.shards import ShardRange
+from vcasgd.local_files import default_cache_folder
 from vcasgd.logging import identify
 from vcasgd.session.script import ScriptTask, load
 from vcasgd.storage.base_files import prepare_base

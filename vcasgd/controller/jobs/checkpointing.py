@@ -14,9 +14,9 @@ from vcasgd.errors import NotFound, SnapshotMissing, StorageUnavailable, StoreUn
 from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.evaluations import Evaluations
 from vcasgd.store.ledger.job import Evaluation, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.leases import Evaluations
 from vcasgd.store.tensors.model_pins import (
     ModelPins,
     ModelSnapshot,

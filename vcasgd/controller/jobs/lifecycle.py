@@ -27,9 +27,9 @@ from vcasgd.steady_time import steady_time
 from vcasgd.storage.checkpoints import StoredCheckpoint
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.evaluations import Evaluations
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.leases import Evaluations
 from vcasgd.store.ledger.tuning import Tunings
 from vcasgd.store.tensors.model_pins import delete_job
 

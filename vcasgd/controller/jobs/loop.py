@@ -23,17 +23,19 @@ from vcasgd.errors import (
     StoreUnavailable,
     VcasgdError,
 )
+from vcasgd.limits import MAX_CONTENT_BYTES
 from vcasgd.logging import bound
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
 from vcasgd.store.admission import LedgerAdmission, worker_lease_pass
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.job_secrets import SecretDelivery
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.quota import Quota
 from vcasgd.store.ledger.retention import Retention
 from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.quotas import ContentQuota
 from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)
@@ -82,7 +84,7 @@ class JobLoop(EssentialThread):
         self._lifecycles: dict[str, JobLifecycle] = {}
         self._tuners: dict[str, Tuner] = {}
         self._worker_events: dict[str, WorkerEvents] = {}
-        self._quotas: dict[str, Quota] = {}
+        self._quotas: dict[str, ContentQuota] = {}
         self._deliveries: dict[str, SecretDelivery] = {}
         key = settings.secrets_key
         self._cipher = StorageCipher(key.get_secret_value()) if key else None
@@ -158,7 +160,8 @@ class JobLoop(EssentialThread):
         heartbeat = self._settings.heartbeat
         self._tuners[job] = Tuner(job, self._ledger, self._beats, heartbeat)
         self._worker_events[job] = WorkerEvents(job, self._jobs, self._beats)
-        self._quotas[job] = Quota(self._ledger, job, heartbeat)
+        content = dict.fromkeys(LedgerKeys(job).written_by_workers, MAX_CONTENT_BYTES)
+        self._quotas[job] = ContentQuota(self._ledger, content, heartbeat)
         pass_of = partial(worker_lease_pass, self._settings, job)
         self._deliveries[job] = SecretDelivery(self._ledger, job, self._cipher, pass_of)
         self._lifecycles[job] = self._lifecycle(job)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import redis
 
-from vcasgd.private_file import write_private
+from vcasgd.local_files import write_private
 from vcasgd.store.embedded.server import ServerFiles, server_binary
 
 #: An odd number, so that after the loss of one the other two can agree.

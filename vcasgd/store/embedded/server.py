@@ -17,7 +17,7 @@ from vcasgd.limits import (
     MAX_SLOW_ANSWER_SECONDS,
     MAX_STRING_BYTES,
 )
-from vcasgd.private_file import write_private
+from vcasgd.local_files import write_private
 
 _UNREAD = f"{MAX_ANSWER_BYTES} {MAX_SLOW_ANSWER_BYTES} {MAX_SLOW_ANSWER_SECONDS}"
 #: Limits on what a client may cost, as in infra/redis; also one that ends no command or reads no

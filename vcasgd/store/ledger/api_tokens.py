@@ -67,7 +67,6 @@ class ApiTokens:
 
     def __init__(self, ledger: RedisClient) -> None:
         self._ledger = ledger
-        self._create = ledger.script("ledger/create_token")
 
     def create(
         self,
@@ -94,20 +93,18 @@ class ApiTokens:
             max_machines=max_machines,
             pool=pool,
         )
-        answer = self._create(
-            keys=[names.API_TOKENS, names.API_TOKEN_USES],
-            args=[name, token.model_dump_json(), MAX_TOKENS],
-        )
-        if answer == b"exists":
-            raise Conflict(
-                f"there is a token {name} already",
-                remedy=f"choose another name, or run vcasgd token revoke {name} first",
-            )
-        if answer == b"full":
+        if self._ledger.hlen(names.API_TOKENS) >= MAX_TOKENS:
             raise Conflict(
                 f"there are {MAX_TOKENS} tokens, which is the limit",
                 remedy="revoke unused ones; vcasgd token list shows when each was last used",
             )
+        if not self._ledger.hsetnx(names.API_TOKENS, name, token.model_dump_json()):
+            raise Conflict(
+                f"there is a token {name} already",
+                remedy=f"choose another name, or run vcasgd token revoke {name} first",
+            )
+        # a use of an earlier token with this name may have been recorded after it was revoked
+        self._ledger.hdel(names.API_TOKEN_USES, name)
         return token, text
 
     def all(self) -> dict[str, ApiToken]:

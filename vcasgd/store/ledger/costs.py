@@ -42,6 +42,10 @@ class Advance:
     amounts: Mapping[str, float]
 
 
+#: Key and field of a meter, its value before and after; key and clock of the costs; the amounts.
+_Charge = tuple[str, str, str, str, str, str, Mapping[str, float]]
+
+
 class Costs:
     """Costs and clocks of jobs, and the meter of each machine.
 
@@ -51,7 +55,6 @@ class Costs:
     def __init__(self, ledger: RedisClient) -> None:
         self._ledger = ledger
         self._charge = ledger.script("ledger/charge")
-        self._advance = ledger.script("ledger/advance")
 
     def meters(self) -> dict[str, str]:
         """Return the meter of each machine, as stored by :meth:`book`."""
@@ -71,17 +74,11 @@ class Costs:
 
         Returns whether each was advanced. One whose clock is not ``before`` adds nothing.
         """
-        done: list[bool] = []
-        for first in range(0, len(advances), BOOKINGS_AT_ONCE):
-            some = advances[first : first + BOOKINGS_AT_ONCE]
-            arguments = [
-                part
-                for each in some
-                for part in (_clock(each.before), _clock(each.after), *_pairs(each.amounts))
-            ]
-            keys = [LedgerKeys(each.job).costs for each in some]
-            done += [bool(one) for one in self._advance(keys=keys, args=arguments)]
-        return done
+        return self._book([
+            (LedgerKeys(each.job).costs, CLOCK, _clock(each.before), _clock(each.after),
+             LedgerKeys(each.job).costs, _clock(each.before), each.amounts)
+            for each in advances
+        ])  # fmt: skip
 
     def book(self, bookings: Sequence[Booking]) -> list[bool]:
         """Book each of several costs atomically, in few round trips.
@@ -89,22 +86,28 @@ class Costs:
         Returns whether each was booked. One whose meter is not ``before``, or whose job's clock is
         not ``clock``, adds nothing.
         """
-        booked: list[bool] = []
-        for first in range(0, len(bookings), BOOKINGS_AT_ONCE):
-            booked += self._book(bookings[first : first + BOOKINGS_AT_ONCE])
-        return booked
+        return self._book([
+            (names.METERS, each.machine, each.before or "", each.after,
+             LedgerKeys(each.job).costs if each.job else names.METERS, _clock(each.clock),
+             each.amounts)
+            for each in bookings
+        ])  # fmt: skip
 
-    def _book(self, bookings: Sequence[Booking]) -> list[bool]:
-        arguments: list[str | int] = []
-        numbers = {names.METERS: 1}
-        for each in bookings:
-            costs = LedgerKeys(each.job).costs if each.job else names.METERS
-            number = numbers.setdefault(costs, len(numbers) + 1)
-            arguments += [
-                each.machine, each.before or "", each.after, number, _clock(each.clock),
-                *_pairs(each.amounts),
-            ]  # fmt: skip
-        return [bool(done) for done in self._charge(keys=list(numbers), args=arguments)]
+    def _book(self, charges: Sequence[_Charge]) -> list[bool]:
+        booked: list[bool] = []
+        for first in range(0, len(charges), BOOKINGS_AT_ONCE):
+            numbers: dict[str, int] = {}
+            arguments: list[str | int] = []
+            some = charges[first : first + BOOKINGS_AT_ONCE]
+            for meters, field_name, before, after, costs, clock, amounts in some:
+                for key in (meters, costs):
+                    numbers.setdefault(key, len(numbers) + 1)
+                arguments += [
+                    numbers[meters], field_name, before, after, numbers[costs], clock,
+                    *_pairs(amounts),
+                ]  # fmt: skip
+            booked += [bool(done) for done in self._charge(keys=list(numbers), args=arguments)]
+        return booked
 
     def remove_meters(self, machines: Iterable[str]) -> None:
         """Remove the meters of machines that no longer exist."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from operator import itemgetter
 from typing import Annotated, Any
@@ -58,9 +58,9 @@ class ModelFacts:
     order_digest: Name
     #: Number of shards, constant for the job; shard k is on store node k.
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
-    #: Samples in a local step of the task; None in jobs of version 0.1.0.
+    #: Samples in a local step of the task, if it is known.
     batch_size: Annotated[Count, Field(ge=1)] | None = None
-    #: Subtasks per epoch; None in jobs of version 0.1.0, whose specification has it.
+    #: Subtasks per epoch; None: those of the specification.
     subtasks_per_epoch: Annotated[int, Field(ge=1, le=MAX_SUBTASKS)] | None = None
     #: The model's :class:`~vcasgd.learning.adapter.Adapter` as JSON; empty if it has none.
     adapter: str = ""
@@ -80,17 +80,7 @@ class ModelFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as JSON values."""
-        return {
-            "samples": self.samples,
-            "validation_samples": self.validation_samples,
-            "layout": self.layout,
-            "order_digest": self.order_digest,
-            "shards": self.shards,
-            "batch_size": self.batch_size,
-            "subtasks_per_epoch": self.subtasks_per_epoch,
-            "adapter": self.adapter,
-            "content": self.content,
-        }
+        return asdict(self)
 
     def plan(self, spec: JobSpec) -> EpochPlan:
         """Return the division of a job into subtasks, without the blocks of its data set.
@@ -143,7 +133,7 @@ class JobRecord:
     created_at: float
     #: ID of the request that submitted the job.
     request: str | None = None
-    #: User who submitted it: the name of an API token. None in jobs of version 0.1.0.
+    #: User who submitted it: the name of an API token, if one was used.
     owner: str | None = None
     #: Most machines of all jobs of the owner when it was submitted; its token may have another one.
     owner_limit: int | None = None
@@ -250,31 +240,15 @@ class Failure:
     version: int = 0
 
 
-@dataclass(frozen=True)
-class ShardProgress:
-    """Progress of a job, combined from the reports of all shards.
+def combined_totals(reports: Mapping[bytes, bytes], shards: int) -> dict[str, Any]:
+    """Combine the totals of all shards in :attr:`~vcasgd.store.keys.LedgerKeys.shards`.
 
-    ``version`` is that of the first shard.
+    An update has a part in each shard. Counts and means are those of the first shard. ``applied``
+    and ``restorations`` are minima, and ``repeated`` is the largest magnitude, over shards.
+    Rejected parts are summed, because each has its own cause.
     """
-
-    version: int = 0
-    totals: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, reports: Mapping[bytes, bytes], shards: int) -> ShardProgress:
-        """Parse the ledger's hash :attr:`~vcasgd.store.keys.LedgerKeys.shards`."""
-        totals = [json.loads(reports.get(b"%d:totals" % shard, b"{}")) for shard in range(shards)]
-        return cls(int(reports.get(b"0:version", 0)), _combined(totals))
-
-
-def _combined(totals: list[dict[str, Any]]) -> dict[str, Any]:
-    """Combine the totals of all shards. An update has a part in each shard.
-
-    Counts and means are those of the first shard. ``applied`` and ``restorations`` are minima, and
-    ``repeated`` is the largest magnitude, over shards. Rejected parts are summed, because each has
-    its own cause.
-    """
-    first = totals[0]
+    totals = [json.loads(reports.get(b"%d:totals" % shard, b"{}")) for shard in range(shards)]
+    first: dict[str, Any] = totals[0]
     if len(totals) == 1 or not first:
         return first
     rejected: Counter[str] = Counter()
@@ -325,7 +299,6 @@ def read_job(
     """
     text = {name.decode(): value.decode() for name, value in record.items()}
     facts, problem = _read_facts(facts_text)
-    progress = ShardProgress.of(shards, facts.shards if facts else 1)
     read = JobRecord(
         id=job,
         spec=_spec(text),
@@ -340,11 +313,10 @@ def read_job(
         reason=text.get("reason") or None,
         traceback=text.get("traceback") or None,
         facts=facts,
-        totals=progress.totals,
+        totals=combined_totals(shards, facts.shards if facts else 1),
         finished_epochs=finished,
-        version=progress.version,
-        # Jobs of version 0.1.0 have final_epoch.
-        final_evaluation=_whole(text.get("final_evaluation") or text.get("final_epoch")),
+        version=int(shards.get(b"0:version", 0)),
+        final_evaluation=_whole(text.get("final_evaluation")),
         model=text.get("model") or None,
         evictions=vanished.count("evicted"),
         kills=vanished.count("killed"),
@@ -397,7 +369,6 @@ def _evaluation(
 def completed(result: Evaluation, facts: ModelFacts, points: EvaluationPoints) -> Evaluation:
     """Return a result with its epoch and step, which derive from its samples."""
     least = points.samples_at(result.number)
-    # Results of version 0.1.0 don't have their samples.
     samples = least if result.samples is None else result.samples
     # At the end of an epoch, a part of the next one may be applied already.
     counted = least if points.at_epochs else samples

@@ -42,6 +42,8 @@ IDEMPOTENCY_SECONDS = 7 * 24 * 3600
 FAILURES_KEPT = 200
 #: Jobs that are read in one round trip; leases must not wait long.
 JOBS_AT_ONCE = 50
+#: States of jobs that have not ended.
+ACTIVE = tuple(state for state in JobState if not state.over)
 #: Counters of leases that workers can write.
 COUNTERS = ("next", "tokens", "expired", "overtaken")
 #: Counters of work that the platform writes.
@@ -61,30 +63,15 @@ class Jobs(EventLog):
         self._ended: dict[str, JobState] = {}
         self._submit = ledger.script("ledger/submit")
         self._transition = ledger.script("ledger/transition")
-        self._change = ledger.script("ledger/change_job")
         self._roll_back = ledger.script("ledger/roll_back")
         #: Workers of all jobs.
         self.workers = JobWorkers(ledger)
 
     # -- lifecycle ------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        spec: JobSpec,
-        package: str,
-        idempotency_key: str | None = None,
-        *,
-        owner: str | None = None,
-        owner_limit: int | None = None,
-    ) -> JobRecord:
-        """Create a job of a user. The same idempotency key of the user returns the same job.
-
-        Raises :class:`Conflict` if the key was used for another request, and
-        :class:`~vcasgd.errors.StoreFull` near the ledger's memory limit.
-        """
-        return self.submit_once(
-            spec, package, idempotency_key, owner=owner, owner_limit=owner_limit
-        )[0]
+    def submit(self, spec: JobSpec, package: str, *key: str, **options: Any) -> JobRecord:
+        """Return the job of :meth:`submit_once`."""
+        return self.submit_once(spec, package, *key, **options)[0]
 
     def submit_once(
         self,
@@ -96,9 +83,11 @@ class Jobs(EventLog):
         owner_limit: int | None = None,
         encrypt: Callable[[str], str] | None = None,
     ) -> tuple[JobRecord, bool]:
-        """Like :meth:`submit`; also return True if this call created the job.
+        """Create a job of a user; return it, and True if this call created it.
 
-        ``encrypt`` returns the secrets of the job with the ID that it gets, encrypted.
+        The same idempotency key of the user returns the same job. ``encrypt`` returns the secrets
+        of the job with the ID that it gets, encrypted. Raises :class:`Conflict` if the key was used
+        for another request, and :class:`~vcasgd.errors.StoreFull` near the ledger's memory limit.
         """
         suffix = "".join(secrets.choice(_LETTERS) for _ in range(6))
         job = f"{spec.name}-{suffix}"
@@ -232,19 +221,37 @@ class Jobs(EventLog):
 
         Returns False if it was not. Raises :class:`NotFound`.
         """
-        keys = LedgerKeys(job)
         extra: dict[str, Any] = {"reason": why, **fields}
         if to.over:
             extra.setdefault("ended_at", time.time())
-        event = event_text(f"job-{to.value}", why, {}, self._request(job))
+        return self._set(job, extra, allowed, f"job-{to.value}", why, to=to)[0]
+
+    def _set(
+        self,
+        job: str,
+        fields: Mapping[str, Any],
+        allowed: Iterable[JobState],
+        kind: str,
+        why: str,
+        *,
+        to: JobState | None = None,
+        **details: Any,
+    ) -> tuple[bool, str]:
+        """Set fields of a job, and its state, in a state that is allowed, with an event.
+
+        Returns whether the state was allowed, and the state. Raises :class:`NotFound`.
+        """
+        keys = LedgerKeys(job)
+        event = event_text(kind, why, details, self._request(job))
         changed, state = self._transition(
             keys=[keys.record, names.ACTIVE, keys.events,
                   keys.secrets, keys.secret_requests, keys.secret_answers],
-            args=[job, to.value, int(to.over), event, len(extra), *_flat(extra), *allowed],
+            args=[job, to or "", int(to is not None and to.over), event, len(fields),
+                  *_flat(fields), *allowed],
         )  # fmt: skip
         if not state:
             raise NotFound(f"there is no job {job}")
-        return bool(changed)
+        return bool(changed), state.decode()
 
     def set_waiting(self, reasons: Mapping[str, str]) -> None:
         """Record why each of several jobs has fewer machines than it could use; empty for none."""
@@ -300,11 +307,7 @@ class Jobs(EventLog):
         return bool(
             self._roll_back(
                 keys=[keys.record, keys.tuning, keys.events],
-                args=[
-                    number,
-                    event,
-                    *_flat({name: json.dumps(each) for name, each in fields.items()}),
-                ],
+                args=[number, event, *_flat({n: json.dumps(v) for n, v in fields.items()})],
             )
         )
 
@@ -332,28 +335,21 @@ class Jobs(EventLog):
         Raises :class:`NotFound`, and :class:`Conflict` if the job has ended.
         """
         assert fields.keys() <= set(CHANGEABLE)
-        keys, stored = LedgerKeys(job), {name: json.dumps(each) for name, each in fields.items()}
-        text = ", ".join(f"{name} is now {each}" for name, each in fields.items())
-        event = event_text("changed", text, dict(fields), self._request(job))
-        changed, state = self._change(
-            keys=[keys.record, names.ACTIVE, keys.events], args=[job, event, *_flat(stored)]
-        )
-        if not state:
-            raise NotFound(f"there is no job {job}")
+        stored = {name: json.dumps(value) for name, value in fields.items()}
+        text = ", ".join(f"{name} is now {value}" for name, value in fields.items())
+        changed, state = self._set(job, stored, ACTIVE, "changed", text, **fields)
         if not changed:
             remedy = "only a job that has not ended can be changed"
-            raise Conflict(f"job {job} is {state.decode()}", remedy=remedy)
+            raise Conflict(f"job {job} is {state}", remedy=remedy)
         return self.get(job)
 
     def cancel(self, job: str) -> JobRecord:
         """Cancel a job. Raises :class:`Conflict` if it has ended."""
-        allowed = tuple(state for state in JobState if not state.over)
-        return self._command(job, JobState.CANCELLED, allowed, "cancelled by request")
+        return self._command(job, JobState.CANCELLED, ACTIVE, "cancelled by request")
 
     def _command(
-        self, job: str, to: JobState, allowed: Iterable[JobState], why: str, **fields: Any
+        self, job: str, to: JobState, allowed: Sequence[JobState], why: str, **fields: Any
     ) -> JobRecord:
-        allowed = tuple(allowed)
         if not self.transition(job, to, allowed, why=why, **fields):
             state = self.get(job).state
             if state is not to:
@@ -485,9 +481,7 @@ def _wrong_counter(values: Iterable[bytes | None]) -> str | None:
     return None
 
 
-def _pairs(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(name, "" if value is None else value) for name, value in fields.items()]
-
-
 def _flat(fields: Mapping[str, Any]) -> list[Any]:
-    return [part for pair in _pairs(fields) for part in pair]
+    return [
+        part for name, value in fields.items() for part in (name, "" if value is None else value)
+    ]

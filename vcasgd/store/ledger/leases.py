@@ -1,4 +1,4 @@
-"""Leases of work items, and accounts of applied work. Deadlines use the ledger's clock."""
+"""Leases, accounts, and evaluations of work items. Deadlines use the ledger's clock."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import CLEARANCES, LedgerKeys
+from vcasgd.store.ledger.job import as_count
 
 #: Done subtasks in one call of the script, which blocks the ledger meanwhile; times the number of
 #: shards, at most :data:`MAX_LOOKS`.
@@ -229,3 +230,38 @@ class Accounts:
             self._store_record(keys=self._record_keys, args=[self._shard, token, *part])
         head = [self._shard, self._shards, token, version, finished, totals, samples, point]
         self._reconcile(keys=self._keys, args=[*head, int(initialise), *done])
+
+
+class Evaluations:
+    """Evaluations of a job: open, leased, and done.
+
+    Calls raise :class:`~vcasgd.errors.StoreUnavailable` and can be repeated.
+    """
+
+    def __init__(self, ledger: RedisClient, job: str) -> None:
+        self._ledger = ledger
+        self._keys = LedgerKeys(job)
+
+    def read(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Return the numbers of pending evaluations, which are open or leased, and of done ones."""
+        with self._ledger.pipeline(transaction=True) as pipe:
+            pipe.zrange(self._keys.open, 0, -1)
+            pipe.zrange(self._keys.leases, 0, -1)
+            pipe.hkeys(self._keys.evaluations)
+            waiting, leased, done = pipe.execute()
+        pieces = [piece.partition(b":") for piece in (*waiting, *leased)]
+        kind = WorkKind.EVALUATE.encode()
+        pending = frozenset(as_count(number) for name, _, number in pieces if name == kind)
+        return pending, frozenset(map(as_count, done))
+
+    def open(self, number: int, at: float) -> None:
+        """Open an evaluation of the present model. ``at`` is the Unix time."""
+        with self._ledger.pipeline(transaction=True) as pipe:
+            pipe.hset(self._keys.work, "evaluation_at", str(at))
+            pipe.zadd(self._keys.open, {f"{WorkKind.EVALUATE}:{number}": -1}, nx=True)
+            pipe.execute()
+
+    def opened_at(self) -> float | None:
+        """Return the time of the last :meth:`open`, or None."""
+        at = self._ledger.hget(self._keys.work, "evaluation_at")
+        return float(at) if at else None

@@ -79,17 +79,6 @@ class Pool:
     failed_boots: int = 0
     given_up_at: float = 0.0
 
-    @classmethod
-    def from_json(cls, text: bytes) -> Pool:
-        """Return a stored history, in which ``failed_boots`` is named ``stillborn``."""
-        row = json.loads(text)
-        return cls(failed_boots=row.pop("stillborn", 0), **row)
-
-    def to_json(self) -> str:
-        """Return the history for the ledger."""
-        row = asdict(self)
-        return json.dumps({"stillborn": row.pop("failed_boots"), **row})
-
 
 @dataclass(frozen=True)
 class RequestResult:
@@ -271,16 +260,16 @@ class Control:
     def pool(self, name: str) -> Pool:
         """Return the launch history of a pool."""
         stored = self._ledger.hget(names.LAUNCHES, name)
-        return Pool.from_json(stored) if stored else Pool()
+        return Pool(**json.loads(stored)) if stored else Pool()
 
     def all_pools(self) -> dict[str, Pool]:
         """Return the launch histories of all pools and markets."""
         rows = self._ledger.hgetall(names.LAUNCHES)
-        return {name.decode(): Pool.from_json(row) for name, row in rows.items()}
+        return {name.decode(): Pool(**json.loads(row)) for name, row in rows.items()}
 
     def set_pool(self, name: str, pool: Pool) -> None:
         """Replace the launch history of a pool."""
-        self._ledger.hset(names.LAUNCHES, name, pool.to_json())
+        self._ledger.hset(names.LAUNCHES, name, json.dumps(asdict(pool)))
 
     def machines(self) -> dict[str, dict[str, Any]]:
         """Return the published view of machines."""

@@ -54,7 +54,7 @@ class Content(BaseModel):
 
 
 class Result(Content):
-    """Result of an evaluation; those of version 0.1.0 lack the fields with a default."""
+    """Result of an evaluation."""
 
     version: Count
     metrics: dict[Name, float] = Field(max_length=MAX_METRICS)

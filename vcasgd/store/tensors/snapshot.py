@@ -176,8 +176,7 @@ class Record:
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Record:
         positions = {int(key): int(at) for key, at in value["positions"].items()}
-        # Records of version 0.1.0 have only positions.
-        done = {int(key): base64.b64decode(bits) for key, bits in value.get("done", {}).items()}
+        done = {int(key): base64.b64decode(bits) for key, bits in value["done"].items()}
         return cls(int(value["finished"]), positions, done)
 
     def applied(self, plan: EpochPlan) -> AppliedRecord:

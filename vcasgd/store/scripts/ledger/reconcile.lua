@@ -1,57 +1,40 @@
 #!lua flags=allow-oom
 -- Makes the ledger agree with the applied record of a shard's snapshot, after a parameter server
 -- took over or went back to an older snapshot. store_record.lua has stored the record's blocks.
--- KEYS  1 work  2 leases  3 holders  4 open  5 evaluations  6 shards  7 blocks  8 counters
--- ARGV  1 shard  2 number of shards  3 server token  4 version  5 finished epochs
---       6 totals, as JSON  7 applied samples  8 newest evaluation point
---       9 '1' if the first snapshot must be created again  10… blocks of the record
+-- KEYS, ARGV 1…8  those of reports.lua
+-- ARGV  9 '1' if the first snapshot must be created again  10… blocks of the record
 -- Returns 1; 0 if the job was deleted.
--- A subtask is done, an epoch finished, and a point reached once it is so in every shard.
 -- Subtasks that are no longer done are not opened one by one: leasing starts again with the first
 -- unfinished epoch, and skips what is done or leased.
--- Includes ledger/applied.lua
+-- Includes ledger/reports.lua
 -- Includes ledger/work_items.lua
 -- Limits MAX_ENTRIES
-local shard, shards, finished = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5])
 local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'total', 'finished', 'points')
 if not work[3] then return 0 end
 -- missing until the controller starts the job; nothing is applied before
 local per_epoch, total = tonumber(work[1]) or 0, tonumber(work[2]) or 0
-local token = redis.call('HGET', KEYS[6], shard .. ':token') or '0'
-if tonumber(token) > tonumber(ARGV[3]) then
-  return redis.error_reply('FENCED a parameter server with token ' .. token .. ' has taken over')
-end
-redis.call('HSET', KEYS[6], shard .. ':token', ARGV[3], shard .. ':version', ARGV[4],
-  shard .. ':finished', finished, shard .. ':totals', ARGV[6],
-  shard .. ':samples', ARGV[7], shard .. ':point', ARGV[8],
-  shard .. ':cleared', math.floor(finished * per_epoch / BLOCK))
+local token = redis.call('HGET', KEYS[6], of('token')) or '0'
+if tonumber(token) > tonumber(ARGV[3]) then return fenced(token) end
+local all, samples, point = store_report(math.floor(finished * per_epoch / BLOCK))
 
 -- There are a few hundred blocks of a shard, those of the present epochs.
 local kept = {}
-for i = 10, #ARGV do kept[shard .. ':' .. ARGV[i]] = true end
+for i = 10, #ARGV do kept[of(ARGV[i])] = true end
 for _, field in ipairs(redis.call('HKEYS', KEYS[7])) do
   if string.match(field, '^(%d+):') == shard and not kept[field] then
     redis.call('HDEL', KEYS[7], field)
   end
 end
 
-local everywhere, samples, point = finished, tonumber(ARGV[7]), tonumber(ARGV[8])
-for each = 0, shards - 1 do
-  local other = redis.call('HMGET', KEYS[6], each .. ':finished', each .. ':samples', each .. ':point')
-  everywhere = math.min(everywhere, tonumber(other[1] or 0))
-  samples = math.min(samples, tonumber(other[2] or 0))
-  point = math.min(point, tonumber(other[3] or 0))
-end
-redis.call('HSET', KEYS[1], 'finished', everywhere, 'shards', shards)
 -- a worker can write any number
 local next = math.min(counter(KEYS[8], 'next'), total)
 local highest = math.max(next, counter(KEYS[8], 'highest'))
-redis.call('HSET', KEYS[8], 'next', math.min(next, everywhere * per_epoch),
+redis.call('HSET', KEYS[8], 'next', math.min(next, all * per_epoch),
   'highest', math.min(highest, total))
 
 -- evaluations are numbered by epochs or by samples
 local by_samples = work[4] == 'samples'
-local last = by_samples and samples or everywhere
+local last = by_samples and samples or all
 local record = applied_record(KEYS[7], KEYS[6], shards, per_epoch)
 local function is_over(piece)
   local kind, number = parts_of(piece)
@@ -74,17 +57,7 @@ end
 for _, number in ipairs(redis.call('HKEYS', KEYS[5])) do
   if tonumber(number) > last then redis.call('HDEL', KEYS[5], number) end
 end
-local function evaluate(number)
-  local piece = 'evaluate:' .. number
-  if redis.call('HEXISTS', KEYS[5], number) == 0 and not redis.call('ZSCORE', KEYS[2], piece) then
-    redis.call('ZADD', KEYS[4], 'NX', -1, piece)
-  end
-end
-if not by_samples then
-  for epoch = 1, everywhere do evaluate(epoch) end
-elseif point > 0 then
-  evaluate(string.format('%.0f', point))
-end
+open_evaluations(by_samples, 1, all, point)
 if ARGV[9] == '1' and not redis.call('ZSCORE', KEYS[2], 'initialise:0') then
   redis.call('ZADD', KEYS[4], -2, 'initialise:0')
 end

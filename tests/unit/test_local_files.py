@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vcasgd.cache_folder import default_cache_folder
+from vcasgd.local_files import default_cache_folder
 
 
 @pytest.fixture

@@ -1,0 +1,95 @@
+"""Files on this machine: private ones, locks that processes share, and folders for caches."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TextIO
+
+
+def write_private(path: Path, content: str | bytes) -> None:
+    """Replace a file atomically; only its owner can read it."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+        Path(name).replace(path)
+    finally:
+        # Only there if it didn't take the place of the other one.
+        Path(name).unlink(missing_ok=True)
+
+
+#: Seconds between two attempts to take a lock.
+POLL_SECONDS = 0.2
+
+
+@contextmanager
+def hold_lock(
+    path: Path, seconds: float, on_wait: Callable[[], None] = lambda: None
+) -> Iterator[TextIO]:
+    """Hold a lock; it ends with its holder, and with processes that inherit the open file.
+
+    ``on_wait`` is called while another process holds it. Raises :class:`TimeoutError`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + seconds
+    with path.open("w") as file:
+        while not _acquire(file):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"another process holds {path} for more than {seconds:.0f} s")
+            on_wait()
+            time.sleep(POLL_SECONDS)
+        yield file
+
+
+def _acquire(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+log = logging.getLogger(__name__)
+
+#: Permissions of the group and of others to write.
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+@cache
+def default_cache_folder(name: str) -> Path:
+    """Return ``~/.cache/vcasgd/<name>``, which processes of this user share.
+
+    Code is run from there. So if another user of the machine could write there, or the user has no
+    home, it is a new folder, which ends with this process.
+    """
+    try:
+        home = Path.home()
+        folder = home / ".cache" / "vcasgd" / name
+        if _only_ours(home):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            inner = (folder, *folder.parents)
+            if all(_only_ours(each) for each in inner[: inner.index(home)]):
+                return folder
+        log.warning("others can write to %s; using a temporary folder instead", folder)
+    except (OSError, RuntimeError) as error:
+        log.warning("no folder for a cache: %s; using a temporary one", error)
+    temporary = tempfile.mkdtemp(prefix=f"vcasgd-{name}-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return Path(temporary)
+
+
+def _only_ours(folder: Path) -> bool:
+    """Return True if only this user and root can write to a folder."""
+    found = folder.stat()
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & _OTHERS_WRITE

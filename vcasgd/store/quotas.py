@@ -1,0 +1,111 @@
+"""Quotas of what a job's workers write, on the ledger or a tensors server.
+
+Workers write directly, because a server checks the commands of a script against the rules of the
+user that runs it. So a hostile one can write any amount, while readers hold a whole key in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from vcasgd.limits import MAX_ENTRIES, MAX_SHARE_BESIDE_OTHERS
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.tensors.snapshot_index import SCANNED
+
+#: Calls that measure keys at a time: some milliseconds of a server.
+SCANS = 10
+#: Seconds for which a job may keep what it wrote while it was alone: updates in transit are
+#: processed meanwhile, and slots of silent workers released.
+GRACE_SECONDS = 60.0
+
+
+class ContentQuota:
+    """Quota of some keys of a server: :data:`MAX_ENTRIES`, and for each a number of bytes.
+
+    It is checked every ``period`` seconds.
+    """
+
+    def __init__(
+        self, server: RedisClient, max_bytes: Mapping[str, int], period: float = 0.0
+    ) -> None:
+        self._server = server
+        self._max_bytes = dict(max_bytes)
+        self._period = period
+        self._checked_at = float("-inf")
+        self._usage = server.script("usage")
+
+    def enforce(self) -> str | None:
+        """Delete keys that exceed their quota, and return why the job has to end; None without.
+
+        Raises :class:`~vcasgd.errors.StoreUnavailable`. Measuring 10,000 entries takes the server
+        about a millisecond.
+        """
+        if time.monotonic() - self._checked_at < self._period:
+            return None
+        self._checked_at = time.monotonic()
+        sizes = self._usage(keys=list(self._max_bytes), args=[MAX_ENTRIES])
+        excess = {
+            key: _excess(key, entries, used, allowed)
+            for (key, allowed), (entries, used) in zip(self._max_bytes.items(), sizes, strict=True)
+            if entries > MAX_ENTRIES or used > allowed
+        }
+        if not excess:
+            return None
+        self._server.unlink(*excess)
+        return next(iter(excess.values()))
+
+
+def _excess(key: str, entries: int, used: int, allowed: int) -> str:
+    written, limit = f"{used >> 20} MiB", str(allowed >> 20)
+    if entries > MAX_ENTRIES:
+        written, limit = f"{entries} entries", str(MAX_ENTRIES)
+    name = key.rpartition(":")[2]
+    return f"the job's workers wrote {written} of {name}, at most {limit} are allowed"
+
+
+class MemoryQuota:
+    """Quota of each job beside others on a tensors server, if that has a memory limit.
+
+    Workers write payloads, moments, and the first snapshot under names that they choose, so only a
+    look at all keys finds what a hostile one has written.
+    """
+
+    def __init__(self, tensors: RedisClient) -> None:
+        self._tensors = tensors
+        self._measure = tensors.script("tensors/measure")
+        self._cursor = b"0"
+        self._used: Counter[bytes] = Counter()
+        self._alone_at = float("-inf")
+
+    def excess(self, jobs: Collection[str], without_model: Collection[str]) -> dict[str, str]:
+        """Measure the next keys; return why jobs have to end, if all keys are measured now.
+
+        ``jobs`` are all active ones. Raises :class:`~vcasgd.errors.StoreUnavailable`.
+        """
+        if len(jobs) == 1:
+            self._alone_at = time.monotonic()
+        for _ in range(SCANS):
+            self._cursor, *found = self._measure(args=[self._cursor, SCANNED])
+            self._used.update(dict(zip(found[::2], found[1::2], strict=True)))
+            if self._cursor == b"0":
+                return self._excess(jobs, without_model)
+        return {}
+
+    def _excess(self, jobs: Collection[str], without_model: Collection[str]) -> dict[str, str]:
+        used, self._used = self._used, Counter()
+        limit = int(self._tensors.info("memory")["maxmemory"])
+        allowed = int(limit * MAX_SHARE_BESIDE_OTHERS)
+        if not limit or time.monotonic() - self._alone_at < GRACE_SECONDS:
+            return {}
+        written = {job: used[f"u:{job}".encode()] for job in jobs}
+        # Once there is a model, only the parameter server writes snapshots.
+        for job in without_model:
+            written[job] += used[f"s:{job}".encode()]
+        return {
+            job: f"the job's workers wrote {size >> 20} MiB into the tensors server, at most "
+            f"{allowed >> 20} are allowed beside other jobs"
+            for job, size in written.items()
+            if size > allowed
+        }
