@@ -66,7 +66,7 @@ class EventLog:
 
     def announce(self, job: str, name: str, kind: str, text: str, **details: Any) -> bool:
         """Append an event unless one with this ``name`` was announced before; then return False."""
-        keys, event = LedgerKeys(job), event_text(kind, text, details, self._request(job))
+        keys, event = LedgerKeys(job), event_text(kind, text, details, self.request_of(job))
         added = 0
         with _dropped_when_full("events"):
             added = self._announce(keys=[keys.announced, keys.events], args=[name, event])
@@ -84,16 +84,9 @@ class EventLog:
             job: value.decode() if value else None for job, value in zip(jobs, values, strict=True)
         }
 
-    def _request(self, job: str) -> str | None:
-        """Return the ID of the current request, else of the one that submitted the job."""
-        if (current := request_id()) is not None:
-            return current
-        return self.request_of(job)
-
     def request_of(self, job: str) -> str | None:
-        """Return the ID of the request that submitted a job."""
-        request = self._ledger.hget(LedgerKeys(job).record, "request")
-        return request.decode() if request else None
+        """Return the ID of the current request, else of the one that submitted the job."""
+        return self.requests_of([job])[job]
 
     def events(
         self, job: str, after: str = "0", *, limit: int = 1000, wait_seconds: float = 0.0

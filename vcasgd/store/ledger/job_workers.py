@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
@@ -30,13 +31,10 @@ class JobWorkers:
 
     def names_of(self, jobs: Collection[str]) -> dict[str, set[str]]:
         """Return :meth:`names` of several jobs, in one round trip."""
-        with self._ledger.pipeline() as pipe:
-            for job in jobs:
-                pipe.hkeys(LedgerKeys(job).workers)
-            rows = pipe.execute()
+        rows = self._of_each(jobs, lambda pipe, keys: pipe.hkeys(keys.workers))
         return {
             job: {name for name in map(worker_name, row) if name is not None}
-            for job, row in zip(jobs, rows, strict=True)
+            for job, row in rows.items()
         }
 
     def count(self, job: str) -> int:
@@ -45,10 +43,7 @@ class JobWorkers:
 
     def counts(self, jobs: Collection[str]) -> dict[str, int]:
         """Return :meth:`count` of several jobs, in one round trip."""
-        with self._ledger.pipeline() as pipe:
-            for job in jobs:
-                pipe.hlen(LedgerKeys(job).workers)
-            return dict(zip(jobs, pipe.execute(), strict=True))
+        return self._of_each(jobs, lambda pipe, keys: pipe.hlen(keys.workers))
 
     def remove(self, job: str, worker: str) -> None:
         """Remove a worker that is gone for good. Its traffic stays in the job's sum."""
@@ -84,11 +79,8 @@ class JobWorkers:
 
     def draining_of(self, jobs: Collection[str]) -> dict[str, set[str]]:
         """Return the workers of several jobs that were asked to leave, in one round trip."""
-        with self._ledger.pipeline() as pipe:
-            for job in jobs:
-                pipe.smembers(LedgerKeys(job).draining)
-            rows = pipe.execute()
-        return {job: {each.decode() for each in row} for job, row in zip(jobs, rows, strict=True)}
+        rows = self._of_each(jobs, lambda pipe, keys: pipe.smembers(keys.draining))
+        return {job: {name.decode() for name in row} for job, row in rows.items()}
 
     def quarantine(self, job: str, worker: str, why: str) -> bool:
         """Give an untrusted worker no more work. Returns False if it was already quarantined."""
@@ -100,14 +92,20 @@ class JobWorkers:
 
     def quarantined_of(self, jobs: Collection[str]) -> dict[str, dict[str, str]]:
         """Return the quarantined workers of several jobs, in one round trip."""
-        with self._ledger.pipeline() as pipe:
-            for job in jobs:
-                pipe.hgetall(LedgerKeys(job).quarantine)
-            rows = pipe.execute()
+        rows = self._of_each(jobs, lambda pipe, keys: pipe.hgetall(keys.quarantine))
         return {
             job: {worker.decode(): why.decode() for worker, why in row.items()}
-            for job, row in zip(jobs, rows, strict=True)
+            for job, row in rows.items()
         }
+
+    def _of_each(
+        self, jobs: Collection[str], read: Callable[[Any, LedgerKeys], object]
+    ) -> dict[str, Any]:
+        """Return what a command reads of each job, in one round trip."""
+        with self._ledger.pipeline() as pipe:
+            for job in jobs:
+                read(pipe, LedgerKeys(job))
+            return dict(zip(jobs, pipe.execute(), strict=True))
 
     def record_losses(self, losses: Iterable[tuple[str, str, str]]) -> list[bool]:
         """Record losses of machines, given by job, machine, and how it was lost.

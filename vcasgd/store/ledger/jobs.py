@@ -242,7 +242,7 @@ class Jobs(EventLog):
         Returns whether the state was allowed, and the state. Raises :class:`NotFound`.
         """
         keys = LedgerKeys(job)
-        event = event_text(kind, why, details, self._request(job))
+        event = event_text(kind, why, details, self.request_of(job))
         changed, state = self._transition(
             keys=[keys.record, names.ACTIVE, keys.events,
                   keys.secrets, keys.secret_requests, keys.secret_answers],
@@ -300,7 +300,7 @@ class Jobs(EventLog):
         False if it is recorded already, or if the job is not running.
         """
         keys = LedgerKeys(job)
-        event = event_text("rolled-back", why, details, self._request(job))
+        event = event_text("rolled-back", why, details, self.request_of(job))
         fields = {"rollback_to": checkpoint, "restores": undone is not None}
         if undone is not None:
             fields |= {"restorations": restorations, "undone": list(undone)}

@@ -37,11 +37,8 @@ end
 for _ = 1, 100 do
   local piece, ends = item_at(KEYS[3], 0)
   if not piece or ends > now then break end
-  local kind, number = parts_of(piece)
-  redis.call('ZREM', KEYS[3], piece)
-  redis.call('HDEL', KEYS[4], piece)
   redis.call('HINCRBY', KEYS[8], 'expired', 1)
-  redis.call('ZADD', KEYS[5], kind == 'train' and number or -1, piece)
+  free(KEYS[3], KEYS[4], KEYS[5], piece)
 end
 
 local function grant(piece, again)

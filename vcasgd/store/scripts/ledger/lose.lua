@@ -27,10 +27,5 @@ for _ = 1, 2000 do
   end
   if cursor == '0' then break end
 end
-for _, piece in ipairs(freed) do
-  local kind, number = parts_of(piece)
-  redis.call('ZREM', KEYS[2], piece)
-  redis.call('HDEL', KEYS[3], piece)
-  redis.call('ZADD', KEYS[4], kind == 'train' and number or -1, piece)
-end
+for _, piece in ipairs(freed) do free(KEYS[2], KEYS[3], KEYS[4], piece) end
 return #freed

@@ -9,8 +9,5 @@
 expect_keys('leases', 'holders', 'open')
 expect_arguments(3, MAX_NAME_BYTES)
 if holder_of(KEYS[2], ARGV[3]) ~= ARGV[1] .. '|' .. ARGV[2] then return 0 end
-local kind, number = parts_of(ARGV[3])
-redis.call('ZREM', KEYS[1], ARGV[3])
-redis.call('HDEL', KEYS[2], ARGV[3])
-redis.call('ZADD', KEYS[3], kind == 'train' and number or -1, ARGV[3])
+free(KEYS[1], KEYS[2], KEYS[3], ARGV[3])
 return 1

@@ -35,11 +35,6 @@ for i = 5, #ARGV, 2 do
   else
     answer[#answer + 1] = piece
   end
-  if own and missing and itself then
-    local kind, number = parts_of(piece)
-    redis.call('ZREM', KEYS[2], piece)
-    redis.call('HDEL', KEYS[3], piece)
-    redis.call('ZADD', KEYS[10], kind == 'train' and number or -1, piece)
-  end
+  if own and missing and itself then free(KEYS[2], KEYS[3], KEYS[10], piece) end
 end
 return answer

@@ -27,3 +27,11 @@ end
 local function parts_of(piece)
   if #piece <= MAX_WORK_ITEM_BYTES then return string.match(piece, '^(%a+):(%d+)$') end
 end
+
+-- Ends the lease of a work item, which can be leased again at once.
+local function free(leases, holders, open, piece)
+  local kind, number = parts_of(piece)
+  redis.call('ZREM', leases, piece)
+  redis.call('HDEL', holders, piece)
+  redis.call('ZADD', open, kind == 'train' and number or -1, piece)
+end
