@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -126,9 +126,7 @@ def test_another_jobs_ledger_keys_are_denied(
     command: str, name: str, ledger_as_worker: RedisClient, world: World
 ) -> None:
     for other in (f"{world.job}x", world.job[:-1], "other-abcdef"):
-        key = getattr(LedgerKeys(other), name)
-
-        assert denied(lambda key=key: ledger_as_worker.execute_command(*words(command, key)))
+        refuses(ledger_as_worker, [command], getattr(LedgerKeys(other), name))
 
 
 @pytest.mark.parametrize(
@@ -144,9 +142,7 @@ def test_another_jobs_ledger_keys_are_denied(
 def test_unneeded_access_to_the_jobs_own_ledger_keys_is_denied(
     command: str, name: str, ledger_as_worker: RedisClient, world: World
 ) -> None:
-    key = getattr(world.ledger_keys, name)
-
-    assert denied(lambda: ledger_as_worker.execute_command(*words(command, key)))
+    refuses(ledger_as_worker, [command], getattr(world.ledger_keys, name))
 
 
 @pytest.mark.parametrize(
@@ -155,15 +151,11 @@ def test_unneeded_access_to_the_jobs_own_ledger_keys_is_denied(
      "vcasgd:{fleet}:machines", "vcasgd:{fleet}:servers", "RAY", "anything"],
 )  # fmt: skip
 def test_fleet_and_ray_state_is_denied(key: str, ledger_as_worker: RedisClient) -> None:
-    for command in ("GET", "HGETALL", "SET", "DEL", "RPUSH"):
-        assert denied(
-            lambda command=command: ledger_as_worker.execute_command(*words(command, key))
-        )
+    refuses(ledger_as_worker, ["GET", "HGETALL", "SET", "DEL", "RPUSH"], key)
 
 
-@pytest.mark.parametrize("command", ["HSET", "HDEL", "DEL"])
-def test_a_worker_cannot_change_clearances(command: str, ledger_as_worker: RedisClient) -> None:
-    assert denied(lambda: ledger_as_worker.execute_command(*words(command, CLEARANCES)))
+def test_a_worker_cannot_change_clearances(ledger_as_worker: RedisClient) -> None:
+    refuses(ledger_as_worker, ["HSET", "HDEL", "DEL"], CLEARANCES)
 
 
 @pytest.mark.parametrize(
@@ -178,9 +170,7 @@ def test_a_worker_cannot_change_clearances(command: str, ledger_as_worker: Redis
 def test_unneeded_access_to_the_jobs_own_tensors_keys_is_denied(
     command: str, name: str, tensors_as_worker: RedisClient, world: World
 ) -> None:
-    key = getattr(world.keys, name)
-
-    assert denied(lambda: tensors_as_worker.execute_command(*words(command, key)))
+    refuses(tensors_as_worker, [command], getattr(world.keys, name))
 
 
 def test_snapshots_and_payloads_of_other_workers_are_not_writable(
@@ -189,12 +179,7 @@ def test_snapshots_and_payloads_of_other_workers_are_not_writable(
     snapshot, step = (world.keys.snapshot_chunk(1, 1, name) for name in ("0", "d0"))
     others = [world.keys.payload_chunk(f"{name}.1.1", 0) for name in ("w-2", "w-11", "w", "")]
     for key in (snapshot, step, *others):
-        for command in ("SET", "UNLINK", "PERSIST"):
-            assert denied(
-                lambda command=command, key=key: tensors_as_worker.execute_command(
-                    *words(command, key)
-                )
-            ), f"{command} {key}"
+        refuses(tensors_as_worker, ["SET", "UNLINK", "PERSIST"], key)
     assert tensors_as_worker.get(snapshot) is None
 
 
@@ -207,11 +192,14 @@ def test_another_jobs_tensors_are_denied(tensors_as_worker: RedisClient, world: 
             ("XADD", keys.stream),
             ("SET", keys.payload_chunk(f"{WORKER}.1.1", 0)),
         ):
-            assert denied(
-                lambda command=command, key=key: tensors_as_worker.execute_command(
-                    *words(command, key)
-                )
-            )
+            refuses(tensors_as_worker, [command], key)
+
+
+def refuses(client: RedisClient, commands: Iterable[str], key: str) -> None:
+    for command in commands:
+        assert denied(lambda command=command: client.execute_command(*words(command, key))), (
+            f"{command} {key}"
+        )
 
 
 def words(command: str, key: str) -> list[str]:

@@ -59,38 +59,28 @@ def test_a_wrong_field_never_gets_through(field: str, value: Any) -> None:
         assert getattr(header, field) == value
 
 
-@pytest.mark.parametrize("field", sorted(VALID.keys() - {"format"}))
-def test_every_field_is_needed(field: str) -> None:
-    value = {key: each for key, each in VALID.items() if key != field}
-
-    assert parsed(json.dumps(value).encode()) is None
+def test_every_field_is_needed() -> None:
+    for field in VALID.keys() - {"format"}:
+        value = {key: each for key, each in VALID.items() if key != field}
+        assert parsed(json.dumps(value).encode()) is None, field
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "values"),
     [
-        ("format", 2),
-        ("update", ""),
-        ("update", "a:b"),  # would name a key of something else
-        ("update", "a}b"),
-        ("update", "a\n"),
-        ("update", "ü"),
-        ("update", "x" * 151),
-        ("worker", "a b"),
-        ("subtask", -1),
-        ("subtask", 2**53),
-        ("subtask", 1.0),
-        ("subtask", "1"),
-        ("subtask", True),
-        ("stop", None),
-        ("integers", "x" * MAX_HEADER_BYTES),
-        ("loss_sum", "NaN"),
-        ("loss_sum", 1e300),
-        ("loss_sum", -1e300),
+        ("format", [2]),
+        # Others would name a key of something else
+        ("update", ["", "a:b", "a}b", "a\n", "ü", "x" * 151]),
+        ("worker", ["a b"]),
+        ("subtask", [-1, 2**53, 1.0, "1", True]),
+        ("stop", [None]),
+        ("integers", ["x" * MAX_HEADER_BYTES]),
+        ("loss_sum", ["NaN", 1e300, -1e300]),
     ],
 )
-def test_out_of_bounds(field: str, value: Any) -> None:
-    assert parsed(json.dumps({**VALID, field: value}).encode()) is None
+def test_out_of_bounds(field: str, values: list[Any]) -> None:
+    for value in values:
+        assert parsed(json.dumps({**VALID, field: value}).encode()) is None, value
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])

@@ -5,7 +5,7 @@ The Valkey of the wheel is built without TLS, so these tests run on the distribu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,23 +44,35 @@ def test_a_server_whose_authority_is_named_is_trusted(tls: TlsServer) -> None:
     client.close()
 
 
-def test_an_unknown_authority_is_refused(tls: TlsServer) -> None:
-    error = failure(tls.url(ssl_ca_certs=tls.stranger))
+@pytest.mark.parametrize(
+    ("url", "kind", "message", "remedy"),
+    [
+        (lambda tls: tls.url(ssl_ca_certs=tls.stranger), StoreDenied, "is not accepted",
+         "ssl_ca_certs"),
+        # Without a named authority, the system's are asked
+        (lambda tls: tls.url(), StoreDenied, "is not accepted", "ssl_ca_certs"),
+        (lambda tls: tls.url("localhost", ssl_ca_certs=tls.authority), StoreDenied, "localhost",
+         "a host that it covers"),
+        (lambda tls: f"redis://:secret@127.0.0.1:{tls.port}/0", StoreUnavailable, "",
+         "rediss://"),
+        (lambda tls: f"rediss://:secret@127.0.0.1:{tls.server.files.port}/0"
+         f"?ssl_ca_certs={tls.authority}", StoreUnavailable, "", "redis://"),
+    ],
+    ids=["unknown", "of the system", "another host", "plain to TLS", "TLS to plain"],
+)  # fmt: skip
+def test_a_failed_handshake_is_explained(
+    tls: TlsServer,
+    url: Callable[[TlsServer], str],
+    kind: type[StoreError],
+    message: str,
+    remedy: str,
+) -> None:
+    error = failure(url(tls))
 
-    assert type(error) is StoreDenied
-    assert "certificate is not accepted" in error.message
-    assert "ssl_ca_certs" in str(error.remedy)
-
-
-def test_without_a_named_authority_the_systems_are_asked(tls: TlsServer) -> None:
-    assert type(failure(tls.url())) is StoreDenied
-
-
-def test_a_host_that_is_not_in_the_certificate_is_refused(tls: TlsServer) -> None:
-    error = failure(tls.url("localhost", ssl_ca_certs=tls.authority))
-
-    assert type(error) is StoreDenied
-    assert "localhost" in error.message
+    assert type(error) is kind
+    assert message in error.message
+    assert remedy in str(error.remedy)
+    assert "secret" not in str(error)
 
 
 def test_the_comparison_of_the_host_can_be_turned_off(tls: TlsServer) -> None:
@@ -87,24 +99,6 @@ def test_a_client_without_the_required_certificate_gets_a_clear_error(tls: TlsSe
 
     assert isinstance(error, StoreUnavailable | StoreDenied)
     assert "ssl_certfile" in str(error.remedy)
-
-
-def test_plain_text_to_a_port_that_speaks_tls(tls: TlsServer) -> None:
-    error = failure(f"redis://:secret@127.0.0.1:{tls.port}/0")
-
-    assert type(error) is StoreUnavailable
-    assert "rediss://" in str(error.remedy)
-    assert "secret" not in str(error)
-
-
-def test_tls_to_a_port_that_does_not_speak_it(tls: TlsServer) -> None:
-    port = tls.server.files.port
-
-    error = failure(f"rediss://:secret@127.0.0.1:{port}/0?ssl_ca_certs={tls.authority}")
-
-    assert type(error) is StoreUnavailable
-    assert "redis://" in str(error.remedy)
-    assert "secret" not in str(error)
 
 
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile", "ssl_keyfile"])
