@@ -64,7 +64,7 @@ class TestAclUsers:
         self, ledger: RedisClient
     ) -> None:
         now = 0.0
-        acl_users = AclUsers(ledger, EVERY_SCRIPT, 10.0, lambda: now)
+        acl_users = AclUsers(ledger, EVERY_SCRIPT, 10.0, clock=lambda: now)
         acl_users.sync(self.users("a", "b"))
         now = 9.0
         acl_users.sync(self.users("b"))
@@ -81,9 +81,8 @@ class TestAclUsers:
         AclUsers(ledger, EVERY_SCRIPT, 0).sync([tensors_user(SECRET, "over", "over.w")])
         ledger.execute_command("ACL", "SETUSER", "someone", "on", "nopass")
         now = 0.0
-        acl_users = AclUsers(ledger, EVERY_SCRIPT, 10.0, lambda: now)
+        acl_users = AclUsers(ledger, EVERY_SCRIPT, 10.0, LEDGER_USERS, lambda: now)
 
-        acl_users.adopt(LEDGER_USERS)
         acl_users.sync(self.users("active"))
         now = 9.0
         acl_users.sync(self.users("active"))
@@ -92,9 +91,7 @@ class TestAclUsers:
         acl_users.sync(self.users("active"))
 
         assert self.names(ledger) == {"vcasgd-job-active", "vcasgd-job-over/over.w", "someone"}
-        acl_users.adopt(TENSORS_USERS)
-        now = 22.0
-        acl_users.sync(self.users("active"))
+        AclUsers(ledger, EVERY_SCRIPT, -1, TENSORS_USERS).sync([])
         assert self.names(ledger) == {"vcasgd-job-active", "someone"}
 
     def test_a_banned_user_is_disconnected(self, ledger: RedisClient, server: RedisServer) -> None:

@@ -237,7 +237,8 @@ class AclUsers:
     """Keeps the worker users of one server in step with the workers that should have access.
 
     ``scripts`` are those that the users run. A user that is no longer listed is deleted after
-    ``linger_seconds``, so that a client that still uses it can learn that its job has ended.
+    ``linger_seconds``, so that a client that still uses it can learn that its job has ended. So are
+    users called ``names`` that an earlier process created.
     """
 
     def __init__(
@@ -245,24 +246,16 @@ class AclUsers:
         server: RedisClient,
         scripts: Iterable[str],
         linger_seconds: float,
+        names: re.Pattern[str] | None = None,
         clock: Callable[[], float] = boot_time,
     ) -> None:
         self._server = server
+        self._names = names
         self._scripts = [server.script(name) for name in scripts]
         self._linger = linger_seconds
         self._clock = clock
         #: User name → the variant that was set, and when the user was last listed.
         self._users: dict[str, tuple[str, float]] = {}
-
-    def adopt(self, names: re.Pattern[str]) -> None:
-        """Take over users that an earlier process created, so that they are deleted in time.
-
-        Raises the errors of :meth:`sync`.
-        """
-        now = self._clock()
-        for name in (each.decode() for each in self._acl("USERS")):
-            if names.fullmatch(name):
-                self._users.setdefault(name, ("", now))
 
     def sync(
         self, users: Iterable[User], banned: Collection[str] = (), most: int | None = None
@@ -276,6 +269,8 @@ class AclUsers:
         self._load_scripts()
         now = self._clock()
         existing = {name.decode() for name in self._acl("USERS")}
+        for name in filter(self._names.fullmatch, existing) if self._names else ():
+            self._users.setdefault(name, ("", now))
         due = []
         for user in users:
             variant = self._users.get(user.name, ("", 0.0))[0]

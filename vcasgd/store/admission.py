@@ -113,19 +113,14 @@ class LedgerAdmission:
     """
 
     def __init__(self, ledger: RedisClient, secret: str, linger_seconds: float) -> None:
-        self._users = AclUsers(ledger, LEDGER_SCRIPTS, linger_seconds)
+        self._users = AclUsers(ledger, LEDGER_SCRIPTS, linger_seconds, LEDGER_USERS)
         self._secret = secret
-        self._adopted = False
 
     def admit(self, jobs: Iterable[str], expelled: Iterable[str] = ()) -> None:
         """Give access to all active ``jobs``, and to no others; ``expelled`` ones lose it at once.
 
         Raises :class:`~vcasgd.errors.StoreUnavailable`.
         """
-        if not self._adopted:
-            # users of jobs that ended while no controller was running
-            self._users.adopt(LEDGER_USERS)
-            self._adopted = True
         banned = [ledger_user(self._secret, job).name for job in expelled]
         self._users.sync((ledger_user(self._secret, job) for job in jobs), banned)
 
@@ -147,14 +142,13 @@ class TensorsAdmission:
     ) -> None:
         """``shard``: number of the shards on this server."""
         self._shard = shard
-        self._users = AclUsers(tensors, TENSORS_SCRIPTS, linger_seconds)
+        self._users = AclUsers(tensors, TENSORS_SCRIPTS, linger_seconds, TENSORS_USERS)
         self._jobs = Jobs(ledger)
         self._clearances = Clearances(ledger)
         self._secret = secret
         #: Job → names of its workers; None before the ledger answers for the first time.
         self._workers: dict[str, list[str]] | None = None
         self._banned: set[str] = set()
-        self._adopted = False
 
     def refresh(self, jobs: Iterable[str]) -> None:
         """Read from the ledger which workers of ``jobs`` should have access.
@@ -180,14 +174,12 @@ class TensorsAdmission:
         there are so many new users that it must be called again. Raises
         :class:`~vcasgd.errors.StoreUnavailable`.
         """
-        if self._workers is not None and not self._adopted:
-            # users of workers that left while no parameter server was running
-            self._users.adopt(TENSORS_USERS)
-            self._adopted = True
+        if self._workers is None:
+            return True  # Nobody knows which users are no longer needed.
         without_model = set(first_snapshot)
         users = [
             self._user(job, name, first_snapshot=job in without_model)
-            for job, names in (self._workers or {}).items()
+            for job, names in self._workers.items()
             for name in names
         ]
         return self._users.sync(users, self._banned, USERS_AT_ONCE)
