@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from operator import itemgetter
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from vcasgd.errors import SpecError
+from vcasgd.errors import JobUnreadable, NotFound, SpecError
 from vcasgd.faults import Cause
 from vcasgd.learning.evaluation import EvaluationPoints, points_for, without_improvement
 from vcasgd.learning.length import plan_for
@@ -20,6 +20,7 @@ from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.spec.job import CHANGEABLE, MAX_SUBTASKS, JobSpec
 from vcasgd.spec.job import JobState as JobState
 from vcasgd.spec.sections import DEFAULT_METRICS, Metric, place_of
+from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.tuning import Tuned
 from vcasgd.store.ledger.untrusted import (
     MAX_FACTS_LENGTH,
@@ -39,6 +40,8 @@ from vcasgd.store.ledger.untrusted import (
 PROCESS = "process"
 #: The same in that of a worker that can't prepare the job.
 PREPARE = "prepare"
+#: Counters of leases that workers can write.
+COUNTERS = ("next", "tokens", "expired", "overtaken")
 #: States in which a job has machines.
 WITH_MACHINES = (JobState.STARTING, JobState.RUNNING)
 #: Most shards of a job; scripts on the ledger loop over them.
@@ -282,27 +285,52 @@ def read_failure(text: bytes) -> Failure | None:
         return None
 
 
-def read_job(
-    job: str,
-    record: dict[bytes, bytes],
-    facts_text: bytes | None,
-    finished: int,
-    shards: dict[bytes, bytes],
-    evaluations: dict[bytes, bytes],
-    vanished: list[str],
-) -> JobRecord:
+def request_job(pipe: Any, job: str) -> None:
+    """Add the commands that read a job; :func:`read_job` takes the answers."""
+    keys = LedgerKeys(job)
+    pipe.hgetall(keys.record)
+    pipe.hget(keys.facts, "facts")
+    pipe.hmget(keys.work, "finished", "waiting")
+    pipe.hgetall(keys.shards)
+    pipe.hgetall(keys.evaluations)
+    pipe.hvals(keys.vanished)
+    pipe.hgetall(keys.tuning)
+    pipe.hmget(keys.counters, *COUNTERS)
+
+
+def read_job(job: str, answers: Sequence[Any]) -> JobRecord:
     """Parse a job from the ledger's hashes.
 
     Of what workers write, parts that are invalid are left out; :attr:`JobRecord.invalid` names the
-    first one. Raises :class:`ValueError`, :class:`TypeError`, :class:`KeyError`, or
-    :class:`AttributeError` for invalid contents that only the platform writes.
+    first one. Raises :class:`NotFound`, and :class:`JobUnreadable` for invalid contents that only
+    the platform writes.
     """
+    if not answers[0]:
+        raise NotFound(f"there is no job {job}")
+    try:
+        return _parsed(job, *answers)
+    except (ValueError, TypeError, KeyError, AttributeError, SpecError) as error:
+        raise JobUnreadable(f"the stored data of job {job} is not valid: {error}") from error
+
+
+def _parsed(
+    job: str,
+    record: Mapping[bytes, bytes],
+    facts_text: bytes | None,
+    work: Sequence[bytes | None],
+    shards: Mapping[bytes, bytes],
+    evaluations: Mapping[bytes, bytes],
+    vanished: list[bytes],
+    tuning: Mapping[bytes, bytes],
+    counters: Sequence[bytes | None],
+) -> JobRecord:
     text = {name.decode(): value.decode() for name, value in record.items()}
+    state, (finished, waiting) = JobState(text["state"]), work
     facts, problem = _read_facts(facts_text)
     read = JobRecord(
         id=job,
         spec=_spec(text),
-        state=JobState(text["state"]),
+        state=state,
         package=text["package"],
         created_at=float(text["created_at"]),
         request=text.get("request") or None,
@@ -314,17 +342,29 @@ def read_job(
         traceback=text.get("traceback") or None,
         facts=facts,
         totals=combined_totals(shards, facts.shards if facts else 1),
-        finished_epochs=finished,
+        finished_epochs=int(finished or 0),
         version=int(shards.get(b"0:version", 0)),
         final_evaluation=_whole(text.get("final_evaluation")),
         model=text.get("model") or None,
-        evictions=vanished.count("evicted"),
-        kills=vanished.count("killed"),
+        evictions=vanished.count(b"evicted"),
+        kills=vanished.count(b"killed"),
+        tuned=Tuned.of(tuning),
+        waiting=waiting.decode() if waiting and state in WITH_MACHINES else None,
     )
     results, wrong_result = _read_evaluations(evaluations, facts, read.points)
     of_shard = next((why for name, why in shards.items() if name.endswith(b":invalid")), b"")
-    invalid = problem or wrong_result or of_shard.decode() or None
+    invalid = problem or wrong_result or of_shard.decode() or _wrong_counter(counters)
     return replace(read, evaluations=results, invalid=invalid)
+
+
+def _wrong_counter(values: Sequence[bytes | None]) -> str | None:
+    """Return why the first counter of leases that can't be read is wrong, else None."""
+    for name, value in zip(COUNTERS, values, strict=True):
+        try:
+            count(value or b"0")
+        except Invalid as error:
+            return f"a worker wrote the counter {name}, which can't be read: {error}"
+    return None
 
 
 def _spec(text: Mapping[str, str]) -> JobSpec:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from vcasgd.errors import Conflict, JobUnreadable, NotFound, SpecError, StoreFull
+from vcasgd.errors import Conflict, JobUnreadable, NotFound, StoreFull
 from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.logging import request_id
 from vcasgd.spec.job import CHANGEABLE, JobSpec
@@ -22,17 +22,16 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.events import EventLog, event_text
 from vcasgd.store.ledger.job import (
-    WITH_MACHINES,
+    COUNTERS,
     Failure,
     JobRecord,
     JobState,
     as_count,
     read_failure,
     read_job,
+    request_job,
 )
 from vcasgd.store.ledger.job_workers import JobWorkers
-from vcasgd.store.ledger.tuning import Tuned
-from vcasgd.store.ledger.untrusted import Invalid, count
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +43,6 @@ FAILURES_KEPT = 200
 JOBS_AT_ONCE = 50
 #: States of jobs that have not ended.
 ACTIVE = tuple(state for state in JobState if not state.over)
-#: Counters of leases that workers can write.
-COUNTERS = ("next", "tokens", "expired", "overtaken")
 #: Counters of work that the platform writes.
 WORK = ("finished", "total", "per_epoch", "lead")
 #: Start of fields of the work that name a tracker.
@@ -128,8 +125,8 @@ class Jobs(EventLog):
         """Return a job. Raises :class:`NotFound`, :class:`~vcasgd.errors.JobUnreadable`."""
         # Not a transaction, which workers may not use.
         with self._ledger.pipeline() as pipe:
-            _request_job(pipe, job)
-            return _parsed_job(job, pipe.execute())
+            request_job(pipe, job)
+            return read_job(job, pipe.execute())
 
     def get_many(self, jobs: Iterable[str]) -> dict[str, JobRecord]:
         """Return several jobs in few round trips, without those that can't be read."""
@@ -138,12 +135,12 @@ class Jobs(EventLog):
             batch = names[first : first + JOBS_AT_ONCE]
             with self._ledger.pipeline(transaction=True) as pipe:
                 for job in batch:
-                    _request_job(pipe, job)
+                    request_job(pipe, job)
                 rows = pipe.execute()
             for number, job in enumerate(batch):
                 own = rows[number * len(rows) // len(batch) :][: len(rows) // len(batch)]
                 try:
-                    records[job] = _parsed_job(job, own)
+                    records[job] = read_job(job, own)
                 except (JobUnreadable, NotFound) as error:
                     log.warning("%s", error)
         return records
@@ -436,49 +433,11 @@ class Jobs(EventLog):
         return {name.decode(): json.loads(row) for name, row in sorted(rows.items())}
 
 
-def _request_job(pipe: Any, job: str) -> None:
-    """Add the commands that read a job; :func:`_parsed_job` takes the answers."""
-    keys = LedgerKeys(job)
-    pipe.hgetall(keys.record)
-    pipe.hget(keys.facts, "facts")
-    pipe.hmget(keys.work, "finished", "waiting")
-    pipe.hgetall(keys.shards)
-    pipe.hgetall(keys.evaluations)
-    pipe.hvals(keys.vanished)
-    pipe.hgetall(keys.tuning)
-    pipe.hmget(keys.counters, *COUNTERS)
-
-
-def _parsed_job(job: str, answers: Sequence[Any]) -> JobRecord:
-    """Return a job. Raises :class:`NotFound`, :class:`JobUnreadable`."""
-    record, facts, (finished, waiting), shards, evaluations, lost, tuned, counters = answers
-    if not record:
-        raise NotFound(f"there is no job {job}")
-    losses = [each.decode() for each in lost]
-    try:
-        parsed = read_job(job, record, facts, int(finished or 0), shards, evaluations, losses)
-        invalid = parsed.invalid or _wrong_counter(counters)
-        why = waiting.decode() if waiting and parsed.state in WITH_MACHINES else None
-        return replace(parsed, tuned=Tuned.of(tuned), invalid=invalid, waiting=why)
-    except (ValueError, TypeError, KeyError, AttributeError, SpecError) as error:
-        raise JobUnreadable(f"the stored data of job {job} is not valid: {error}") from error
-
-
 def _work(work: Mapping[bytes, bytes], counters: Sequence[bytes | None]) -> dict[str, int]:
     totals = {name: int(work[name.encode()]) for name in WORK if name.encode() in work}
     pairs = zip(COUNTERS, counters, strict=True)
     counts = {name: as_count(value) for name, value in pairs if value is not None}
     return totals | {"next": 0} | counts
-
-
-def _wrong_counter(values: Iterable[bytes | None]) -> str | None:
-    """Return why the first counter of leases that can't be read is wrong, else None."""
-    for name, value in zip(COUNTERS, values, strict=True):
-        try:
-            count(value or b"0")
-        except Invalid as error:
-            return f"a worker wrote the counter {name}, which can't be read: {error}"
-    return None
 
 
 def _flat(fields: Mapping[str, Any]) -> list[Any]:
