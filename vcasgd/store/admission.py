@@ -175,7 +175,7 @@ class TensorsAdmission:
         :class:`~vcasgd.errors.StoreUnavailable`.
         """
         if self._workers is None:
-            return True  # Nobody knows which users are no longer needed.
+            return True  # It is unknown which users are no longer needed.
         without_model = set(first_snapshot)
         users = [
             self._user(job, name, first_snapshot=job in without_model)
