@@ -3,8 +3,8 @@
     python benchmarks/boot.py [--losses 5]
 
 Trains with one machine, kills it repeatedly, and writes ``benchmarks/results/boot.md``. Times come
-from files, Ray's logs, and the stores, which are read every few milliseconds. Stop other programs
-before you run it.
+from files, Ray's logs, and the stores, which are read every few milliseconds. Then does the same
+with a spare machine. Stop other programs before you run it.
 """
 
 from __future__ import annotations
@@ -68,6 +68,9 @@ the kill, median and range:
 
 `VCASGD_HEARTBEAT` is 1 s, so the controller looks every 0.5 s for lost machines, and every 0.1 s
 while one starts.
+
+With `workers.spare: 1`, the first update of the spare machine is in the model {spare} s after the
+kill (median, and range).
 """
 
 
@@ -80,7 +83,9 @@ class Options:
 class Bench:
     """A stack with a job on one machine."""
 
-    def __init__(self, settings: Settings, api_url: str, ports: dict[str, int], ray: Path) -> None:
+    def __init__(
+        self, settings: Settings, api_url: str, ports: dict[str, int], ray: Path, spare: int
+    ) -> None:
         home = StackHome(settings.home_path)
         self._home, self._ray = settings.home_path, ray
         self._provider = LocalProvider(
@@ -88,7 +93,7 @@ class Bench:
         )
         self._client = Client(api_url, home.token() or "")
         (self._home / "hold").touch()
-        self._job = self._client.submit_directory(self._spec()).id
+        self._job = self._client.submit_directory(self._spec(spare)).id
         ledger, tensors = (
             connect(f"redis://:{home.ensure_password(name)}@127.0.0.1:{ports[name]}/0")
             for name in ("ledger", "tensors")
@@ -96,10 +101,10 @@ class Bench:
         self._jobs = Jobs(ledger)
         self._snapshots = SnapshotStore(tensors, TensorKeys(self._job))
 
-    def _spec(self) -> JobSpec:
+    def _spec(self, spare: int) -> JobSpec:
         args = {"samples": 65_536, "batch_size": 64, "share": 64, "pace": 0.005, "slower": 1.0}
         files = {"hold": str(self._home / "hold"), "slow": str(self._home / "slow")}
-        workers = {"min": 1, "max": 1}
+        workers = {"min": 1, "max": 1, "spare": spare}
         return JobSpec.parse(
             {
                 "name": "boot",
@@ -144,6 +149,24 @@ class Bench:
         times["first update is in the model"] = time.time()
         return times
 
+    def replace_by_spare(self) -> float:
+        """Kill the machine that works when the spare one has joined; return the seconds until a new
+        update is in the model.
+        """
+        _await(lambda: sum(row.joined for row in self._client.machines()) == 2)
+        time.sleep(PAUSE_SECONDS)
+        workers = self._jobs.workers.heartbeats(self._job).values()
+        machines = {one.id for one in self._provider.machines()}
+        (busy,) = {each.machine for each in workers} & machines
+        killed = time.time()
+        self._provider.kill(busy)
+        _await(lambda: busy not in {one.id for one in self._provider.machines()})
+        # Updates that were under way are applied within a moment.
+        time.sleep(0.1)
+        version = self.version()
+        _await(lambda: self.version() > version)
+        return time.time() - killed
+
     def _replacement(self) -> Machine | None:
         return next(iter(self._provider.machines()), None)
 
@@ -178,13 +201,13 @@ def _await(condition: Callable[[], T | None]) -> T:
 
 
 @contextmanager
-def _bench() -> Iterator[Bench]:
-    """Train on one machine."""
+def _bench(spare: int) -> Iterator[Bench]:
+    """Train on one machine, with so many spare ones."""
     with tempfile.TemporaryDirectory(prefix="vcasgd-boot-") as folder:
-        settings = Settings(home=Path(folder), api_port=0, local_capacity=1)
+        settings = Settings(home=Path(folder), api_port=0, local_capacity=1 + spare)
         with running(settings) as state:
             ports, ray = dict(state.ports), Path(state.scratch)
-            bench = Bench(settings, state.api_url or "", ports, ray)
+            bench = Bench(settings, state.api_url or "", ports, ray, spare)
             bench.start()
             yield bench
 
@@ -192,7 +215,7 @@ def _bench() -> Iterator[Bench]:
 def measure(options: Options) -> list[dict[str, float]]:
     """Return the times of all replacements."""
     found = []
-    with _bench() as bench:
+    with _bench(spare=0) as bench:
         for _ in range(options.losses):
             found.append(bench.replace())
             print({name: round(at - found[-1]["killed"], 2) for name, at in found[-1].items()})
@@ -200,15 +223,27 @@ def measure(options: Options) -> list[dict[str, float]]:
     return found
 
 
-def report(found: list[dict[str, float]], options: Options) -> str:
+def measure_spare(options: Options) -> list[float]:
+    """Return the seconds of all replacements by a spare machine."""
+    found = []
+    with _bench(spare=1) as bench:
+        for _ in range(options.losses):
+            found.append(bench.replace_by_spare())
+            print(f"by a spare machine: {found[-1]:.2f}")
+    return found
+
+
+def report(found: list[dict[str, float]], by_spare: list[float], options: Options) -> str:
     """Return the page."""
     rows = []
     for name in PARTS:
         median, spread = _summary([times[name] - times["killed"] for times in found])
         rows.append([name, median, spread])
+    median, spread = _summary(by_spare)
     return PAGE.format(
         command=f"python benchmarks/boot.py --losses {options.losses}",
         options=options,
+        spare=f"{median} ({spread})",
         machine=table(("", ""), machine.describe().items()),
         table=table(("", "seconds", "range"), rows),
     )
@@ -224,7 +259,7 @@ def main() -> None:
     parser.add_argument("--losses", type=int, default=5)
     parser.add_argument("--out", type=Path, default=OUT)
     options = Options(**vars(parser.parse_args()))
-    page = report(measure(options), options)
+    page = report(measure(options), measure_spare(options), options)
     options.out.write_text(page)
     print(page)
 

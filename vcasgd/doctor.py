@@ -28,7 +28,7 @@ from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import SpecError, StackError, VcasgdError
 from vcasgd.fleet.pools import LocalPoolSpec, PoolSpec, load_pools
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers.registry import missing_permission
+from vcasgd.fleet.providers.account import ask_account
 from vcasgd.schemas.fleet import PoolRow, StatusView
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import StackHome, StackState, is_running, missing_libraries
@@ -329,7 +329,7 @@ def prices(ages: dict[str, float]) -> Findings:
 def _account(settings: Settings, pool: PoolSpec) -> Findings:
     place = f"pool {pool.name}: "
     try:
-        denied = missing_permission(settings, pool)
+        answer = ask_account(settings, pool)
     except ImportError as error:
         remedy = f"pip install 'vcasgd[{pool.provider}]'"
         yield _error("account", f"{place}there is no library {error.name}", remedy)
@@ -338,13 +338,22 @@ def _account(settings: Settings, pool: PoolSpec) -> Findings:
         remedy = "check the cloud's credentials on this machine"
         yield from _known("account", error, remedy, place)
         return
-    if denied:
+    if answer.denied:
         yield _error(
             "permissions",
-            f"{place}no permission to launch machines: {denied}",
+            f"{place}no permission to launch machines: {answer.denied}",
             "grant the permissions in docs/security.md to these credentials; Terraform does "
             "for the control plane",
         )
+    for quota in answer.quotas:
+        if not quota.suffices:
+            used = f", of which {quota.used:g} are used" if quota.used else ""
+            yield _error(
+                "quota",
+                f"{place}the quota {quota.name} is {quota.limit:g} vCPUs{used}, and its smallest "
+                f"machine needs {quota.least:g}",
+                quota.remedy,
+            )
 
 
 # -- the API ---------------------------------------------------------------------------------------

@@ -237,6 +237,9 @@ class Settings(BaseSettings):
     local_notice_seconds: float = Field(
         default=5.0, ge=0, description="Seconds between the notice and the end of a local machine."
     )
+    store_zone: str | None = Field(
+        default=None, description="Zone of the store, for the price of traffic between zones."
+    )
     local_price_per_hour: float = Field(
         default=0.0, ge=0, description="USD per hour of a local spot machine."
     )

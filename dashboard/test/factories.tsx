@@ -135,6 +135,7 @@ export function aPlan(changes: Partial<Plan> = {}): Plan {
     cost_usd: 0.3,
     on_demand_cost_usd: 1,
     costs_money: true,
+    traffic: null,
     offers: [],
     pools: [],
     assumptions: ["prices stay"],

@@ -103,6 +103,7 @@ locals {
     VCASGD_JOB_USERS   = !local.managed
     VCASGD_RAY_ADDRESS = "${local.control_address}:${local.head_port}"
     VCASGD_STORAGE_URL = module.bucket.url
+    VCASGD_STORE_ZONE  = local.zones[0]
   }
 
   public_address = local.public ? aws_eip.api[0].public_ip : null

@@ -89,6 +89,20 @@ class TestPlan:
         assert (offer.machines, offer.samples_per_second) == (2, 10.0)
         assert market.jobs.all() == [], "nothing is submitted"
 
+    def test_plan_includes_the_traffic_of_a_cloud(self, api: Api, client: Client) -> None:
+        api.control.publish({}, {"east": pool(provider="aws")})
+        known = Workload(3600, {}, 20, 1000.0)
+        Workloads(api.connection).set({("digits", "train:Digits"): known})
+
+        measured = client.plan(spec(**EAST)).traffic
+        given = client.plan(spec(push_every=10, **EAST), parameters=10**6).traffic
+
+        assert measured is not None
+        assert measured.total_bytes == pytest.approx(2 * 3600 * 1000)
+        assert measured.usd is None, "the zone of the store is not set"
+        assert given is not None
+        assert given.total_bytes == pytest.approx(2 * 3600 / 200 * 8e6)
+
     def test_plan_waits_for_busy_machines(self, api: Api, client: Client) -> None:
         full = {"capacity": 2, "machines": 2}
         api.control.publish({}, {"east": pool(**full)})

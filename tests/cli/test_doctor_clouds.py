@@ -17,6 +17,15 @@ from vcasgd.cli import app
 from vcasgd.fleet.providers.gcp.account import PERMISSIONS
 
 Found = dict[str, dict[str, str]]
+STANDARD_SPOT, GRAPHICS_SPOT, STANDARD = "L-34B43A08", "L-3819A6DF", "L-1216C47A"
+#: Prices of types that the packaged table doesn't list.
+PRICES = {
+    "as_of": "2026-11-20",
+    "source": "made up",
+    "types": {"p3.2xlarge": {"cpus": 8, "gpus": 1}, "p5.48xlarge": {"cpus": 192, "gpus": 8}},
+    "on_demand": {"us-east-1": {"p3.2xlarge": 3, "p5.48xlarge": 50}},
+}
+P_SPOT, P5_SPOT, P = "L-7212CCBC", "L-C4BD4855", "L-417A185B"
 
 
 @pytest.fixture
@@ -24,6 +33,9 @@ def doctor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Fou
     for name in [name for name in os.environ if name.startswith("VCASGD_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("VCASGD_HOME", str(tmp_path / "home"))
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(yaml.safe_dump({"aws": PRICES}))
+    monkeypatch.setenv("VCASGD_PRICES", str(prices))
 
     def run(pool: dict[str, object]) -> Found:
         file = tmp_path / "pools.yaml"
@@ -43,6 +55,8 @@ def aws() -> Iterator[AwsBackend]:
 
 @pytest.fixture
 def ec2(aws: AwsBackend) -> EmulatedEc2:
+    quotas = (STANDARD_SPOT, GRAPHICS_SPOT, STANDARD, P_SPOT, P5_SPOT, P)
+    aws.ec2.quotas = dict.fromkeys(quotas, 256)
     return aws.ec2
 
 
@@ -59,7 +73,7 @@ def aws_pool(ec2: EmulatedEc2, *types: str, spot: bool = True) -> dict[str, obje
 def test_account_that_allows_the_pool(doctor: Callable[..., Found], ec2: EmulatedEc2) -> None:
     found = doctor(aws_pool(ec2, "c5.large"))
 
-    assert not found.keys() & {"account", "permissions"}
+    assert not found.keys() & {"account", "permissions", "quota"}
     assert "RunInstances" in ec2.calls, "the dry run was asked for"
     assert ec2.alive() == [], "and nothing was launched"
 
@@ -71,6 +85,43 @@ def test_no_permission_to_run_instances(doctor: Callable[..., Found], ec2: Emula
     assert "docs/security.md" in found["remedy"]
 
 
+@pytest.mark.parametrize(
+    ("types", "spot", "code", "least"),
+    [
+        (["c5.large", "m5.2xlarge"], True, STANDARD_SPOT, 2),
+        (["g5.xlarge"], True, GRAPHICS_SPOT, 4),
+        (["p3.2xlarge", "p5.48xlarge"], True, P_SPOT, 8),
+        (["p5.48xlarge"], True, P5_SPOT, 192),
+        (["p5.48xlarge"], False, P, 192),
+        (["c5.xlarge"], False, STANDARD, 4),
+    ],
+)
+@pytest.mark.parametrize("limit", [0, 1])
+def test_quota_below_the_smallest_machine(
+    doctor: Callable[..., Found],
+    ec2: EmulatedEc2,
+    types: list[str],
+    spot: bool,
+    code: str,
+    least: int,
+    limit: int,
+) -> None:
+    ec2.quotas[code] = limit
+    found = doctor(aws_pool(ec2, *types, spot=spot))["quota"]
+    assert f"is {limit} vCPUs, and its smallest machine needs {least}" in found["message"]
+    assert (
+        f"request-service-quota-increase --service-code ec2 --quota-code {code}"
+        in (found["remedy"])
+    )
+
+
+def test_quotas_that_may_not_be_read_are_no_finding(
+    doctor: Callable[..., Found], ec2: EmulatedEc2
+) -> None:
+    ec2.quotas.clear()
+    assert not doctor(aws_pool(ec2, "c5.large")).keys() & {"account", "permissions", "quota"}
+
+
 def test_credentials_that_are_refused(doctor: Callable[..., Found], ec2: EmulatedEc2) -> None:
     ec2.refuse("RunInstances", "AuthFailure", 401)
     assert "AuthFailure" in str(doctor(aws_pool(ec2, "c5.large"))["permissions"])
@@ -80,6 +131,10 @@ def test_credentials_that_are_refused(doctor: Callable[..., Found], ec2: Emulate
 def google() -> Iterator[GcpBackend]:
     with gcp_backend() as backend:
         backend.compute.granted = set(PERMISSIONS)
+        backend.compute.quotas = {
+            "CPUS": {"limit": 24, "usage": 4},
+            "PREEMPTIBLE_CPUS": {"limit": 64, "usage": 0},
+        }
         yield backend
 
 
@@ -99,9 +154,9 @@ def test_project_that_allows_the_pool(
     doctor: Callable[..., Found], google: GcpBackend, google_pool: dict[str, object]
 ) -> None:
     found = doctor(google_pool)
-    assert not found.keys() & {"account", "permissions", "pools"}
+    assert not found.keys() & {"account", "permissions", "quota", "pools"}
     asked = {path for _, path in google.compute.requests}
-    assert "/v1/projects/project:testIamPermissions" in asked
+    assert {"regions/us-central1", "/v1/projects/project:testIamPermissions"} <= asked
 
 
 def test_project_without_permission(
@@ -109,6 +164,31 @@ def test_project_without_permission(
 ) -> None:
     google.compute.granted.discard("compute.instances.create")
     assert "compute.instances.create" in doctor(google_pool)["permissions"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("spot", "quotas", "text"),
+    [
+        (True, {"PREEMPTIBLE_CPUS": (2, 1)}, "is 2 vCPUs, of which 1 are used"),
+        # Spot machines then count as others.
+        (True, {"PREEMPTIBLE_CPUS": (0, 0), "CPUS": (8, 7)}, "CPUS of us-central1 is 8 vCPUs"),
+        (True, {"PREEMPTIBLE_CPUS": (0, 0), "CPUS": (0, 0)}, "is 0 vCPUs"),
+        (False, {"CPUS": (5, 4)}, "and its smallest machine needs 2"),
+    ],
+)
+def test_region_without_quota(
+    doctor: Callable[..., Found],
+    google: GcpBackend,
+    google_pool: dict[str, object],
+    spot: bool,
+    quotas: dict[str, tuple[float, float]],
+    text: str,
+) -> None:
+    for metric, (limit, usage) in quotas.items():
+        google.compute.quotas[metric] = {"limit": limit, "usage": usage}
+    found = doctor({**google_pool, "spot": spot})["quota"]
+    assert text in found["message"]
+    assert "IAM & Admin > Quotas" in found["remedy"]
 
 
 def test_project_whose_api_refuses(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.harness import RedisServer
-from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_backend
+from support.provider_backends import AwsBackend, GcpBackend
 from support.two_clouds import TwoClouds
 
 from vcasgd.store.connection import RedisClient
@@ -30,18 +30,6 @@ def ledger(ledger_server: RedisServer) -> RedisClient:
 @pytest.fixture
 def jobs(ledger: RedisClient) -> Jobs:
     return Jobs(ledger)
-
-
-@pytest.fixture
-def aws() -> Iterator[AwsBackend]:
-    with aws_backend() as backend:
-        yield backend
-
-
-@pytest.fixture
-def gcp() -> Iterator[GcpBackend]:
-    with gcp_backend() as backend:
-        yield backend
 
 
 @pytest.fixture

@@ -60,8 +60,8 @@ def test_machine_is_charged_to_the_jobs_that_it_worked_for(rounds: Rounds) -> No
     rounds.record(NOW + 200)
 
     cost = report(rounds.amounts("A"))
-    assert cost.booting.seconds == pytest.approx(30)
-    assert cost.idle.seconds == pytest.approx(10)
+    assert cost.wasted.booting.seconds == pytest.approx(30)
+    assert cost.wasted.idle.seconds == pytest.approx(10)
     assert cost.machine_seconds == pytest.approx(100)
     assert cost.spent_usd == pytest.approx(100 / HOUR)
     assert cost.on_demand_usd == pytest.approx(300 / HOUR)
@@ -82,7 +82,7 @@ def test_a_machine_that_is_listed_before_its_launch_is_answered_is_paid_from_the
     rounds.record(NOW + 50, one, joined="m-1")
 
     cost = report(rounds.amounts("A"))
-    assert cost.booting.seconds == pytest.approx(20)
+    assert cost.wasted.booting.seconds == pytest.approx(20)
     assert cost.machine_seconds == pytest.approx(50)
 
 
@@ -237,5 +237,5 @@ def test_lost_work_is_the_unpushed_work_of_a_killed_worker(
     rounds.record(NOW + 101)
 
     cost = report(rounds.amounts(job))
-    assert cost.lost_work.seconds == pytest.approx(lost)
-    assert cost.lost_work.usd == pytest.approx(lost / HOUR)
+    assert cost.wasted.lost_work.seconds == pytest.approx(lost)
+    assert cost.wasted.lost_work.usd == pytest.approx(lost / HOUR)

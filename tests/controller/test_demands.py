@@ -59,6 +59,26 @@ class TestSpeeds:
         again = jobs.submit(job_spec(epochs=5), PACKAGE)
         assert Speeds(ledger).rates(again) == speeds.rates(job)
 
+    def test_traffic_of_a_sample_is_kept_for_the_next_plan(
+        self, ledger: RedisClient, jobs: Jobs
+    ) -> None:
+        speeds, job = Speeds(ledger), jobs.submit(job_spec(), PACKAGE)
+        moved = {"pushed_bytes": 300, "fetched_bytes": 500}
+        beats = {
+            f"{job.id}.m-1": Heartbeat(at=NOW, samples=10, pid=1, **moved),
+            # one that has not pushed, and one of an older version
+            f"{job.id}.m-2": Heartbeat(at=NOW, samples=10, pid=1, pushed_bytes=0, fetched_bytes=9),
+            f"{job.id}.m-3": Heartbeat(at=NOW, samples=10, pid=1, pushed_bytes=7),
+        }
+
+        speeds.measure(job, beats, {}, NOW)
+        speeds.write()
+        assert Workloads(ledger).get("job", "t:T").bytes_per_sample == 80.0
+
+        speeds.measure(job, {}, {}, NOW + 100)
+        speeds.write()
+        assert Workloads(ledger).get("job", "t:T").bytes_per_sample == 80.0
+
     def test_speeds_of_all_jobs_are_written_in_one_request(
         self, ledger: RedisClient, jobs: Jobs
     ) -> None:

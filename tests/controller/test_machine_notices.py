@@ -12,20 +12,26 @@ from vcasgd.store.ledger.jobs import Jobs
 AT = 4_000_000_000.0
 
 
-def test_a_machine_that_publishes_a_notice_is_replaced_at_once(
+def test_a_spare_machine_with_a_notice_is_replaced_at_once(
     clouds: TwoClouds, jobs: Jobs, aws: AwsBackend
 ) -> None:
-    # Given a job on one machine, whose worker sends no heartbeat
-    workers = {"min": 1, "max": 1, "pools": [aws.pool]}
-    jobs.submit(job_spec(workers=workers, subtasks_per_epoch=1000), PACKAGE)
+    # Given a job with a machine that trains and a spare one
+    workers = {"min": 1, "max": 1, "spare": 1, "pools": [aws.pool]}
+    job = jobs.submit(job_spec(workers=workers, subtasks_per_epoch=1000), PACKAGE).id
     loop = clouds.controller()
-    clouds.run(loop, lambda: len(clouds.joined()) == 1)
-    (machine,) = clouds.joined()
 
-    # When the machine publishes a notice
-    clouds.notices[machine] = Notice(NoticeKind.TERMINATE, AT)
-    clouds.run(loop, lambda: len(aws.alive()) == 2)
+    def idle() -> list[str]:
+        rows = clouds.control.machines()
+        busy = any(row["job"] == job for row in rows.values())
+        return [name for name, row in rows.items() if busy and row["joined"] and not row["job"]]
+
+    clouds.run(loop, lambda: len(idle()) == 1 and len(aws.alive()) == 2)
+    (spare,) = idle()
+
+    # When the spare one publishes a notice
+    clouds.notices[spare] = Notice(NoticeKind.TERMINATE, AT)
+    clouds.run(loop, lambda: len(aws.alive()) == 3)
 
     # Then another one is bought although the cloud lists the first as running
-    row = clouds.control.machines()[machine]
+    row = clouds.control.machines()[spare]
     assert (row["state"], row["notice_at"]) == ("leaving", AT)

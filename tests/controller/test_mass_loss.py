@@ -61,7 +61,7 @@ def test_last_charges_of_all_lost_machines_read_no_other_heartbeats(
     assert reads_of_heartbeats(ledger) == before
     booked = report(Costs(ledger).of(job))
     assert booked.machine_seconds == pytest.approx(100.0 * COUNT)
-    assert booked.lost_work.seconds == pytest.approx(10.0)
+    assert booked.wasted.lost_work.seconds == pytest.approx(10.0)
 
 
 def test_all_losses_are_recorded_once(ledger: RedisClient, jobs: Jobs, job: str) -> None:

@@ -26,7 +26,6 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.aws import errors as aws_errors
-from vcasgd.fleet.providers.gcp import errors as gcp_errors
 from vcasgd.fleet.providers.gcp import provider as gcp
 from vcasgd.fleet.providers.gcp.provider import GcpProvider
 
@@ -86,12 +85,12 @@ def test_a_code_of_ec2(code: str, kind: type[FleetError]) -> None:
 
 @pytest.mark.parametrize(("code", "kind"), rows(COMPUTE_CODES))
 def test_a_code_of_compute_engine(code: str, kind: type[FleetError]) -> None:
-    assert type(gcp_errors.error_of(code, "no")) is kind
+    assert type(gcp.error_of(code, "no")) is kind
 
 
 def test_unknown_code_blames_the_cloud_only_if_the_cloud_does() -> None:
     for status, kind in ((418, InvalidRequest), (500, CloudUnavailable)):
-        for module in (aws_errors, gcp_errors):
+        for module in (aws_errors, gcp):
             assert type(module.error_of("Teapot", "short and stout", status=status)) is kind
 
 

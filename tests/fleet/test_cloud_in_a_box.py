@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from support.cloud_stacks import WORKERS, CloudStack, cloud_stack
 from support.cloudbox import Box, EmulatedCloud
 from support.machine_roots import metadata_of, run_failing_boot, write_root
-from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_backend
+from support.provider_backends import AwsBackend, GcpBackend
 
 from vcasgd.storage.life_sign import LIFE_SIGN, SIGNS
 from vcasgd.storage.objects import Storage
@@ -61,18 +61,6 @@ def interrupted_and_replaced(
 
     # And nothing is left that costs money
     eventually(lambda: not stack.alive(clouds))
-
-
-@pytest.fixture
-def aws() -> Iterator[AwsBackend]:
-    with aws_backend() as world:
-        yield world
-
-
-@pytest.fixture
-def gcp() -> Iterator[GcpBackend]:
-    with gcp_backend() as world:
-        yield world
 
 
 @pytest.mark.extended

@@ -11,7 +11,6 @@ from support.fleets import NOW, machine
 from vcasgd.fleet.costs import (
     Doing,
     Meter,
-    Waste,
     accrued,
     affordable,
     charge,
@@ -173,9 +172,11 @@ def test_a_report_adds_up() -> None:
     assert found.spent_usd == pytest.approx((100 + 3600 + 360) / HOUR + 2.0)
     assert found.on_demand_usd == pytest.approx(4 * found.machine_seconds / HOUR)
     assert found.saved_usd == pytest.approx(3 * (100 + 3600 + 360) / HOUR)
-    assert found.booting == Waste(100, pytest.approx(100 / HOUR))
-    assert found.idle == Waste(360, pytest.approx(0.1))
-    assert found.lost_work == Waste(pytest.approx(36), pytest.approx(0.01))
+    assert found.wasted.model_dump() == {
+        "booting": {"seconds": 100, "usd": pytest.approx(100 / HOUR)},
+        "idle": {"seconds": 360, "usd": pytest.approx(0.1)},
+        "lost_work": {"seconds": pytest.approx(36), "usd": pytest.approx(0.01)},
+    }
     assert [(each.pool, each.spot) for each in found.pools] == [("local", True), ("other", False)]
 
 

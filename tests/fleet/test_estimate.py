@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from support.fleets import NOW
 
-from vcasgd.fleet.estimate import WAITS, Estimate, PlannedWork, estimate
+from vcasgd.fleet.estimate import WAITS, PlannedWork, estimate
 from vcasgd.fleet.observed import Market, PoolView
 from vcasgd.fleet.pool_rows import from_row, to_row
 from vcasgd.fleet.providers.base import Offer
+from vcasgd.schemas.costs import PlanView
 from vcasgd.spec.job import JobSpec
 
 MEASURED = PlannedWork(samples=36_000, rates={("east", "small"): 10.0, ("west", "small"): 10.0})
@@ -30,7 +31,7 @@ WEST = PoolView("west", offers=(offer("west", "c", 2.0),))
 LABELS = {"east": frozenset({"eu-only"}), "west": frozenset[str]()}
 
 
-def planned(known: PlannedWork = MEASURED, *pools: PoolView, **fields: Any) -> Estimate:
+def planned(known: PlannedWork = MEASURED, *pools: PoolView, **fields: Any) -> PlanView:
     wanted = {"max": 3, "pools": ["east", "west"], **fields.pop("workers", {})}
     spec = JobSpec.parse(
         {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 9, "workers": wanted,
@@ -39,7 +40,7 @@ def planned(known: PlannedWork = MEASURED, *pools: PoolView, **fields: Any) -> E
     return estimate(spec, pools or (EAST, WEST), LABELS, known, NOW)
 
 
-def reasons(plan: Estimate) -> dict[str, tuple[str, ...]]:
+def reasons(plan: PlanView) -> dict[str, list[str]]:
     return {each.pool: each.reasons for each in plan.pools}
 
 
@@ -47,7 +48,7 @@ def test_hours_and_cost() -> None:
     plan = planned()
 
     # two in the east, where there is room for no more, and one in the west
-    assert [(row.offer.zone, row.machines) for row in plan.offers] == [("a", 1), ("b", 1), ("c", 1)]
+    assert [(row.zone, row.machines) for row in plan.offers] == [("a", 1), ("b", 1), ("c", 1)]
     assert plan.machines == 3
     assert plan.usd_per_hour == pytest.approx(4.0)
     # 72,000 samples at 30 samples/s
@@ -55,7 +56,7 @@ def test_hours_and_cost() -> None:
     assert plan.cost_usd == pytest.approx(8 / 3)
     assert plan.on_demand_cost_usd == pytest.approx(32 / 3)
     assert plan.offers[0].usd_per_million_samples == pytest.approx(1 / 3600 / 10 * 1e6)
-    assert plan.remedies == ()
+    assert plan.remedies == []
     assert "2 epochs of 36000 samples, as in an earlier job" in plan.assumptions
 
 
@@ -97,7 +98,7 @@ def test_given_rate_overrides_the_measured_one() -> None:
 def test_pools_are_excluded_by_labels() -> None:
     plan = planned(labels=["eu-only"])
 
-    assert reasons(plan) == {"east": (), "west": ("may not see eu-only",)}
+    assert reasons(plan) == {"east": [], "west": ["may not see eu-only"]}
     assert [row.excluded for row in plan.offers] == [None, None, "its pool is excluded"]
     assert plan.machines == 2
 
@@ -118,8 +119,8 @@ def test_pools_are_excluded_by_labels() -> None:
 def test_pools_are_excluded(east: PoolView, why: str) -> None:
     plan = planned(MEASURED, east, WEST)
 
-    assert reasons(plan) == {"east": (why,), "west": ()}
-    assert all(row.offer.pool == "west" for row in plan.offers if row.machines)
+    assert reasons(plan) == {"east": [why], "west": []}
+    assert all(row.pool == "west" for row in plan.offers if row.machines)
 
 
 def test_a_quota_leaves_less() -> None:
@@ -128,19 +129,26 @@ def test_a_quota_leaves_less() -> None:
 
 
 def test_unknown_pool() -> None:
-    assert reasons(planned(workers={"pools": ["moon"]})) == {"moon": ("no such pool",)}
-    assert planned(workers={"pools": ["moon"]}).remedies == (
-        "nothing can be bought now; see the reasons for each pool above",
-    )
+    assert reasons(planned(workers={"pools": ["moon"]})) == {"moon": ["no such pool"]}
+    assert planned(workers={"pools": ["moon"]}).remedies == [
+        "nothing can be bought now; see the reasons for each pool above"
+    ]
+
+
+def test_machines_without_risk_have_a_row_of_their_own() -> None:
+    plan = planned(workers={"on_demand_min": 1, "max": 2})
+
+    found = [(row.spot, row.price_per_hour) for row in plan.offers if row.machines]
+    assert sorted(found) == [(False, 4.0), (True, 1.0)]
 
 
 def test_a_budget_that_is_too_small_is_said() -> None:
     plan = planned(stop={"max_cost_usd": 1, "max_duration": "30m"})
 
-    assert plan.assumptions[-2:] == (
+    assert plan.assumptions[-2:] == [
         "the budget of 1 USD is spent after 38%, and the job is paused",
         "stop.max_duration ends the job after 0.5 h",
-    )
+    ]
 
 
 def test_a_pool_survives_being_shown() -> None:
@@ -179,7 +187,7 @@ def test_where_all_machines_are_in_use_the_plan_is_for_when_they_are_free() -> N
 
     assert (plan.machines, plan.usd_per_hour) == (2, 2.0)
     assert plan.assumptions[0] == WAITS
-    assert (plan.pools[0].usable, plan.remedies) == (True, ())
+    assert (plan.pools[0].usable, plan.remedies) == (True, [])
 
 
 def test_a_warm_machine_without_work_is_room() -> None:

@@ -6,7 +6,9 @@ import pytest
 from support.cloud_rules import google_refusals
 
 from vcasgd.fleet.pools import GcpPoolSpec
+from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.gcp.request import launch_resource, names_of, request_id
+from vcasgd.fleet.providers.pooled import LaunchOrder
 
 
 @pytest.mark.parametrize(("spot", "gpus"), [(True, 0), (True, 1), (False, 1), (False, 0)])
@@ -19,9 +21,8 @@ def test_machines_with_gpus_are_never_moved_while_they_run(spot: bool, gpus: int
         }
     )  # fmt: skip
 
-    resource = launch_resource(
-        pool, cluster="c", names=["a"], token="t", kind="n1-standard-4", spot=spot, metadata={}
-    )
+    order = LaunchOrder(pool, 1, Boot(()), "t", pool.zones, pool.machine_types, spot)
+    resource = launch_resource(order, "c", "n1-standard-4", {})
 
     scheduling = resource["instance_properties"]["scheduling"]
     fixed = spot or gpus > 0

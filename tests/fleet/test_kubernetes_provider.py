@@ -25,10 +25,10 @@ from vcasgd.fleet.providers.base import MACHINE_ID, Boot, Machine, MachineState
 from vcasgd.fleet.providers.join.provider import NothingJoined
 from vcasgd.fleet.providers.kubernetes import provider as provider_module
 from vcasgd.fleet.providers.kubernetes.client import error_of
-from vcasgd.fleet.providers.kubernetes.manifest import pod
-from vcasgd.fleet.providers.kubernetes.names import PodName, launch_name
+from vcasgd.fleet.providers.kubernetes.manifest import PodName, launch_name, pod
 from vcasgd.fleet.providers.kubernetes.pods import parse_pods
 from vcasgd.fleet.providers.kubernetes.provider import KubernetesProvider
+from vcasgd.fleet.providers.pooled import LaunchOrder
 
 Eventually = Callable[..., Any]
 
@@ -279,7 +279,9 @@ def test_manifest_has_the_users_fields_and_ours() -> None:
         "container": {"env": [{"name": "A", "value": "1"}], "workingDir": "/tmp"},
     }
     spec = spec_of(zones=["z1", "z2"], cpus=4, gpus=2, template=template)
-    made = pod(spec, "c", PodName("gpu", "0" * 12, 0), ("run", MACHINE_ID), ["z2"], ["node"])
+    boot = Boot(("run", MACHINE_ID))
+    order = LaunchOrder(spec, 1, boot, "t", ("z2",), ("node",), spot=True)
+    made = pod(order, "c", PodName("gpu", "0" * 12, 0))
 
     (container,) = made["spec"]["containers"]
     assert container["command"] == ["run", "join-gpu-000000000000-0"]

@@ -38,12 +38,6 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, eventually: Eventually) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path, eventually) as cluster:
-        yield cluster
-
-
-@pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Start a process that owns ``stack.lock``."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "stack.lock")]
@@ -112,23 +106,6 @@ def test_hung_machine_is_ended_after_its_notice(
     cluster.provider.evict(id_, 0.1)
     cluster.await_state(id_, None)
     cluster.await_death(processes)
-
-
-@pytest.mark.parametrize("way", ["kill", "terminate"])
-def test_no_process_of_an_ended_machine_survives(cluster: LocalCluster, way: str) -> None:
-    id_, processes = cluster.launch_ready()
-    getattr(cluster.another(), way)(id_)
-    assert not [process for process in processes if process.alive()]
-    assert processes_of(id_, processes[0]) == set()
-    assert cluster.provider.machines() == []
-
-
-def test_repeated_and_unknown_orders_have_no_effect(cluster: LocalCluster) -> None:
-    id_, _ = cluster.launch_ready()
-    for name in (id_, id_, "local-unknown"):
-        cluster.provider.terminate(name)
-        cluster.provider.kill(name)
-        cluster.provider.evict(name)
 
 
 def test_machine_whose_own_process_was_killed_is_cleaned_up(cluster: LocalCluster) -> None:
@@ -242,9 +219,3 @@ def test_logs_of_the_last_dead_machines_are_kept(cluster: LocalCluster) -> None:
     cluster.provider.kill(living)
     assert len(list((cluster.home / "machines").glob("local-*"))) == KEPT_DEAD
     assert cluster.directory(living).log.exists()
-
-
-def test_destroy_all(cluster: LocalCluster) -> None:
-    cluster.launch(2)
-    cluster.another().destroy_all()
-    assert cluster.provider.machines() == []

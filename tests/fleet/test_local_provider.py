@@ -7,16 +7,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.local_machines import BOOT, POOL, LocalCluster
+from support.local_machines import BOOT, LocalCluster
 from support.waiting import PATIENCE
 
 from vcasgd.errors import FleetError, InvalidRequest, NoCapacity, SpecError
-from vcasgd.fleet.providers.base import PYTHON, Boot, MachineState, Provider
+from vcasgd.fleet.providers.base import PYTHON, Boot, MachineState
 from vcasgd.fleet.providers.local.processes import processes_of
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 
@@ -31,19 +31,6 @@ pathlib.Path("ready.new").write_text(text)
 pathlib.Path("ready.new").rename("ready")
 time.sleep(300)
 """
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, eventually: Eventually) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path, eventually) as cluster:
-        yield cluster
-
-
-def test_it_is_a_provider(cluster: LocalCluster) -> None:
-    provider: Provider = cluster.provider
-    assert provider.name == "local"
-    assert provider.machines() == []
-    provider.close()
 
 
 def test_machine_boots_and_runs_its_command(cluster: LocalCluster) -> None:
@@ -116,20 +103,6 @@ def test_slow_boot(cluster: LocalCluster) -> None:
     assert time.time() >= machine.launched_at + 2.0
 
 
-def test_same_token_launches_once(cluster: LocalCluster) -> None:
-    ids = cluster.launch(2)
-    assert cluster.another().launch("local", 2, BOOT, "t1") == ids
-    assert cluster.another().launch("local", 1, BOOT, "t1") == ids
-    assert {one.id for one in cluster.provider.machines()} == set(ids)
-
-
-def test_token_stays_used_after_its_machines_are_gone(cluster: LocalCluster) -> None:
-    ids = cluster.launch()
-    cluster.provider.kill(ids[0])
-    assert cluster.launch() == ids
-    assert cluster.provider.machines() == []
-
-
 def test_concurrent_launches_with_one_token(cluster: LocalCluster) -> None:
     results: list[list[str]] = []
     threads = [threading.Thread(target=lambda: results.append(cluster.launch(2))) for _ in range(3)]
@@ -184,15 +157,6 @@ def test_unknown_and_invalid_pool_names(cluster: LocalCluster) -> None:
         cluster.provider.launch("moon", 1, BOOT, "t1")
     with pytest.raises(SpecError, match="not a valid pool name"):
         LocalPool("../elsewhere", 1)
-
-
-def test_other_clusters_are_not_touched(cluster: LocalCluster) -> None:
-    (id_,) = cluster.launch()
-    other = LocalProvider(cluster.home, "other", POOL)
-    assert other.machines() == []
-    other.kill(id_)
-    other.destroy_all()
-    assert cluster.state(id_) is not None
 
 
 def test_interrupted_launch_is_completed(cluster: LocalCluster) -> None:
@@ -265,11 +229,3 @@ def test_launch_is_spread_over_zones_and_may_be_on_demand(
             provider.launch("local", 1, BOOT, "c", zones=["c"])
     finally:
         provider.destroy_all()
-
-
-def test_offers_come_from_the_settings_of_the_pool(cluster: LocalCluster) -> None:
-    (offer,) = cluster.provider.offers("local")
-    assert (offer.zone, offer.machine_type, offer.spot) == ("local", "process", True)
-    assert (offer.price_per_hour, offer.on_demand_price_per_hour) == (0.5, 0.0)
-    with pytest.raises(InvalidRequest, match="no pool 'elsewhere'"):
-        cluster.provider.offers("elsewhere")

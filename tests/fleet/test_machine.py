@@ -19,7 +19,7 @@ import pytest
 from support.machine_scripts import script_of
 from support.metadata import Metadata, MetadataServer
 from support.ports import free_port
-from support.provider_backends import AwsBackend, GcpBackend, aws_backend, boot_script, gcp_backend
+from support.provider_backends import AwsBackend, GcpBackend, aws_backend, boot_script
 from support.waiting import PATIENCE
 
 from vcasgd.errors import CloudDenied, CloudUnavailable, InvalidRequest, SpecError
@@ -249,15 +249,3 @@ def test_the_template_s_own_metadata_stays(aws: AwsBackend, gcp: GcpBackend) -> 
         (id_,) = backend.provider().launch(backend.pool, 1, boot, "t1")
         assert "runcmd: [[/usr/local/lib/vcasgd/boot]]" in backend.user_data(id_)
         assert 'A="1"' in boot_script(backend, id_)
-
-
-@pytest.fixture
-def aws() -> Iterator[AwsBackend]:
-    with aws_backend() as backend:
-        yield backend
-
-
-@pytest.fixture
-def gcp() -> Iterator[GcpBackend]:
-    with gcp_backend() as backend:
-        yield backend

@@ -19,6 +19,7 @@ from support.fleets import (
 )
 
 from vcasgd.fleet.observed import (
+    Market,
     ObservationTimes,
     Observed,
     PoolView,
@@ -37,11 +38,12 @@ from vcasgd.fleet.plan import (
 
 
 def launch(count: int, pool: str = "local", launches: int = 0) -> Launch:
-    return Launch(pool, count, launch_token("test", pool, launches))
+    token = launch_token("test", f"{pool}/z/spot", launches)
+    return Launch(pool, count, token, "z", ("small",), True)
 
 
 def blame(machine_id: str, pool: str = "local", why: str = "did not join in time") -> Blame:
-    return Blame(machine_id, pool, "", True, why)
+    return Blame(machine_id, pool, "z", True, why)
 
 
 def stop(machine_id: str, reason: str, job: str = "A") -> StopWorker:
@@ -59,7 +61,45 @@ TWO_POOLS = [PoolView("cheap"), PoolView("dear")]
 BOTH = ("cheap", "dear")
 BLOCKED = PoolView("local", blocked_until=NOW + 1, reason="no capacity")
 
+WITH_SPARE = job("A", maximum=1, spare=1)
+
 TABLE = [
+    Row("a spare machine", observed(jobs=[WITH_SPARE]), [launch(2)]),
+    Row(
+        "a spare machine waits",
+        observed(
+            [machine("a"), machine("b")],
+            [on("a")],
+            [WITH_SPARE],
+            history=ObservationTimes(since=NOW - 9999, idle={"b": NOW - 9999}),
+        ),
+        [],
+    ),
+    Row(
+        "a spare machine takes the place of a lost one",
+        observed([machine("b")], jobs=[WITH_SPARE]),
+        [StartWorker("b", "A"), launch(1)],
+    ),
+    Row(
+        "a machine that another job needs is no spare",
+        observed(
+            [machine("a"), machine("b")],
+            [on("a")],
+            [WITH_SPARE, job("B", maximum=1)],
+            pools=[PoolView("local", capacity=2)],
+        ),
+        [StartWorker("b", "B")],
+    ),
+    Row(
+        "no spare machine at the end of a job",
+        observed(
+            [machine("a"), machine("b")],
+            [on("a")],
+            [job("A", maximum=1, spare=1, wants=1)],
+            history=ObservationTimes(since=NOW - 9999, idle={"b": NOW - 9999}),
+        ),
+        [Terminate("b", "idle")],
+    ),
     Row("nothing at all", observed(), []),
     Row("a job without machines", observed(jobs=[job("A")]), [launch(4)]),
     Row("no more than are useful", observed(jobs=[job("A", wants=2)]), [launch(2)]),
@@ -93,7 +133,10 @@ TABLE = [
     Row("an unknown pool", observed(jobs=[job("A", pools=("moon",))]), []),
     Row(
         "launches in flight count",
-        observed(jobs=[job("A")], pools=[PoolView("local", launching=3, launches=7)]),
+        observed(
+            jobs=[job("A")],
+            pools=[PoolView("local", launching=3, markets={("z", True): Market(launches=7)})],
+        ),
         [launch(1, launches=7)],
     ),
     Row(
@@ -533,10 +576,12 @@ def carried_out(state: Observed, actions: list[Action]) -> Observed:
                 del workers[name]
             case Terminate(machine_id):
                 del machines[machine_id]
+    (pool,) = state.pools
+    launched = {("z", True): Market(launches=pool.market("z", spot=True).launches + 1)}
     return replace(
         state,
         machines=tuple(machines.values()),
         nodes=frozenset(machines),
         workers=tuple(one for one in workers.values() if one.machine_id in machines),
-        pools=tuple(replace(pool, launches=pool.launches + 1) for pool in state.pools),
+        pools=(replace(pool, markets=launched),),
     )

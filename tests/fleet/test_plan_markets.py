@@ -21,7 +21,7 @@ from vcasgd.fleet.plan import (
     launch_token,
     market_name,
 )
-from vcasgd.fleet.plan.prices import scores
+from vcasgd.fleet.plan.market import scores
 from vcasgd.fleet.providers.base import Offer
 
 
@@ -110,7 +110,7 @@ TABLE = [
         pools=[ALL_REFUSE, pool(offer(pool="next"), name="next")],
     ), [launch(2, name="next")]),
     Row("a market's own count makes the token", observed(
-        jobs=[ONE], pools=[pool(offer(), launches=7, markets={("z1", True): Market(launches=5)})],
+        jobs=[ONE], pools=[pool(offer(), markets={("z1", True): Market(launches=5)})],
     ), [launch(1, launches=5)]),
     Row("nothing above the pool's maximum", observed(
         jobs=[job("A", maximum=2)],
@@ -119,8 +119,8 @@ TABLE = [
     Row("nothing above the job's maximum", observed(
         jobs=[job("A", maximum=2, max_price=0.5)], pools=[SPOT_POOL],
     ), []),
-    Row("unknown prices and a maximum: nothing", observed(
-        jobs=[job("A", maximum=2, max_price=0.5)],
+    Row("nothing before the prices are known", replace(
+        observed(jobs=[ONE]), pools=(PoolView("local"),),
     ), []),
     Row("a quota caps the pool", observed(
         [machine("a", zone="z1")], [on("a")], [job("A", maximum=4)],
@@ -129,6 +129,21 @@ TABLE = [
     Row("a quota of another kind does not", observed(
         jobs=[ONE], pools=[pool(offer(), quotas={False: 0})],
     ), [launch(1)]),
+    Row("the minimum without risk", observed(
+        jobs=[job("A", 1, 3, on_demand_minimum=1)], pools=[pool(offer())],
+    ), [launch(1, spot=False), launch(2)]),
+    Row("the minimum without risk is there", observed(
+        [machine("a", spot=False), machine("b")], [on("a"), on("b")],
+        [job("A", 1, 2, on_demand_minimum=1)], pools=[pool(offer())],
+    ), []),
+    Row("a spot machine is not stopped before the one without risk is there", observed(
+        [machine("a"), machine("b")], [on("a"), on("b")],
+        [job("A", 1, 2, on_demand_minimum=1)], pools=[pool(offer())],
+        history=ObservationTimes(0.0, surplus={"A": NOW - 100}),
+    ), [launch(1, spot=False)]),
+    Row("an idle spot machine is none without risk", observed(
+        [machine("a")], jobs=[job("A", 1, 1, on_demand_minimum=1)], pools=[pool(offer())],
+    ), [launch(1, spot=False)]),
     Row("no fallback while a zone may still have one", observed(
         jobs=[FALLBACK],
         pools=[pool(*TWO_ZONES, markets={("z1", True): refusing(400, blocked=True)})],
@@ -159,7 +174,7 @@ TABLE = [
     ), [StopWorker("A@a", "no work for it")]),
     Row("a replacement is ordered at the advice", observed(
         [machine("a", advised_at=NOW), machine("b")], [on("a"), on("b")], [job("A", maximum=2)],
-    ), [Launch("local", 1, launch_token("test", "local", 0))]),
+    ), [launch(1, "z", "small")]),
     Row("the advised one works on where there is none", observed(
         [machine("a", advised_at=NOW - 9_000)], [on("a")], [ONE],
         pools=[PoolView("local", blocked_until=NOW + 1)],
@@ -171,7 +186,7 @@ TABLE = [
     Row("nothing new starts on an advised machine", observed(
         [machine("a", advised_at=NOW)], jobs=[ONE],
     ), [Terminate("a", "the cloud recommends leaving it"),
-        Launch("local", 1, launch_token("test", "local", 0))]),
+        launch(1, "z", "small")]),
     Row("dear for a moment", observed(
         [machine("a", price=2.0)], [on("a")], [job("A", maximum=1, max_price=1.0)],
         pools=[pool(offer(price=2.0))], history=ObservationTimes(0.0, dear={"a": NOW - 599}),
@@ -187,9 +202,6 @@ TABLE = [
     Row("the budget pays for so many machines", observed(
         jobs=[job("A", maximum=4, affordable=2.5 / 60)], pools=[pool(offer())],
     ), [launch(2)]),
-    Row("unknown prices and a budget: nothing", observed(
-        jobs=[job("A", maximum=4, affordable=1e9)],
-    ), []),
     Row(
         "what a job with a budget no longer works on ends at once",
         replace(
@@ -215,7 +227,7 @@ TABLE = [
         [job("A", maximum=2, pools=("safe",), barred=frozenset({"local"}))],
         pools=[PoolView("local"), PoolView("safe")],
     ), [Terminate("a", "pool local may not see the data of A"),
-        Launch("safe", 1, launch_token("test", "safe", 0))]),
+        launch(1, "z", "small", name="safe")]),
     Row("nor keep what is cached there", replace(observed(
         [machine("a")], jobs=[job("A", maximum=0, pools=(), barred=frozenset({"local"}))],
     ), payers={"a": "A"}), [Terminate("a", "pool local may not see the data of A")]),

@@ -9,7 +9,7 @@ from itertools import permutations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.fleets import LIMITS, NOW, job, machine, observed, on
+from support.fleets import LIMITS, NOW, job, machine, observed, on, selling
 
 from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, PoolView, with_history
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide, make_plan
@@ -184,6 +184,15 @@ def test_machine_is_taken_after_a_time(state: Observed, actions: list[StopWorker
     assert decide(state, NOW) == actions
 
 
+def test_only_an_on_demand_machine_serves_an_on_demand_minimum() -> None:
+    fleet_ = [machine("a", price=2), machine("b", spot=False)]
+    jobs = [job("A", 0, 2), job("B", 1, 1, on_demand_minimum=1)]
+    full = [PoolView("local", capacity=2)]
+    state = observed(fleet_, [on("a"), on("b")], jobs, pools=full)
+    stops = [each for each in decide(with_history(state, NOW), NOW) if isinstance(each, StopWorker)]
+    assert [each.name for each in stops] == ["A@b"]
+
+
 def test_a_dearer_machine_than_its_price_is_no_use_to_a_job() -> None:
     fleet_ = [machine("a", price=1), machine("b", price=2), machine("c", price=3)]
     jobs = [job("A", 0, 3), job("B", 1, 1, max_price=2.0)]
@@ -243,7 +252,7 @@ def test_every_job_gets_what_the_policy_entitles_it_to(
         one.rounds(pause)
     while len(one.state.machines) > after:
         one.lose(one.state.machines[-1].id)
-    one.state = replace(one.state, pools=(PoolView("local", capacity=after),))
+    one.state = replace(one.state, pools=(selling(PoolView("local", capacity=after)),))
     one.rounds(QUIET)
     count = one.counts()
     lacking = [each for each in jobs if count[each.job] < each.needed]

@@ -13,8 +13,7 @@ from support.work import calls_of
 
 from vcasgd.fleet.observed import ObservationTimes, Observed, PoolView, with_history
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide
-from vcasgd.fleet.plan.staff import worth
-from vcasgd.fleet.plan.stock import Stock
+from vcasgd.fleet.plan.staff import Stock, worth
 from vcasgd.fleet.providers.base import Machine, Offer
 
 #: Four times the fleet may cost this many times the work; sorting adds a little.
@@ -35,23 +34,29 @@ machines = st.lists(
     max_size=12,
 ).map(lambda found: [replace(one, id=f"m{at}") for at, one in enumerate(found)])
 requests = st.lists(
-    st.tuples(st.lists(st.sampled_from(POOLS), unique=True), st.integers(0, 5)), max_size=12
-)
+    st.tuples(
+        st.lists(st.sampled_from(POOLS), unique=True), st.integers(0, 5), st.booleans()
+    ),
+    max_size=12,
+)  # fmt: skip
 
 
 @given(machines, requests)
 def test_stock_takes_what_a_search_finds(
-    fleet: list[Machine], wishes: list[tuple[list[str], int]]
+    fleet: list[Machine], wishes: list[tuple[list[str], int, bool]]
 ) -> None:
     stock, left = Stock((one, one.id) for one in fleet), list(fleet)
-    for pools, limit in wishes:
+    for pools, limit, on_demand in wishes:
         fitting = [
             one
             for one in left
-            if one.pool in pools and one.advised_at is None and one.price_per_hour <= limit
+            if one.pool in pools
+            and one.advised_at is None
+            and not (on_demand and one.spot)
+            and one.price_per_hour <= limit
         ]
         expected = min(fitting, key=worth, default=None)
-        taken = stock.take(pools, lambda _, most=limit: float(most))
+        taken = stock.take(pools, lambda _, most=limit: float(most), on_demand=on_demand)
         assert taken == (expected.id if expected else None)
         left = [one for one in left if one is not expected]
 

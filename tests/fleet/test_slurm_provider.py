@@ -153,7 +153,7 @@ def test_requests_that_slurm_refuses_are_errors_of_the_fleet(
     (machine,) = few.launch("hpc", 1, _boot(tmp_path), "token-5", zones=["spot"])
     eventually(lambda: few.machines() and few.boot_error(machine))
     assert "Config" in str(few.boot_error(machine))
-    with pytest.raises(NoCapacity, match="preemptible"):
+    with pytest.raises(NoCapacity, match="its machines are spot"):
         provider.launch("hpc", 1, _boot(tmp_path), "token-6", spot=False)
 
     # A controller that can't be reached is no empty list.

@@ -10,10 +10,7 @@ import pytest
 import yaml
 from support.kubernetes import MANIFESTS
 
-from vcasgd.fleet.pools import KubernetesPoolSpec, parse_pools
 from vcasgd.settings import Settings
-
-HOW_TO = MANIFESTS.parents[1] / "docs" / "how-to" / "kubernetes.md"
 
 
 def documents() -> dict[str, dict[str, Any]]:
@@ -39,15 +36,6 @@ def test_control_plane_has_valid_settings() -> None:
     assert port["port"] == settings.join_port == container["ports"][0]["containerPort"]
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert str(settings.pools) == f"{mounts['pools']}/pools.yaml"
-
-
-def test_pools_use_the_namespace_and_the_secret_of_the_guide() -> None:
-    (pool,) = parse_pools(yaml.safe_load((MANIFESTS / "pools.yaml").read_text()))
-    assert isinstance(pool, KubernetesPoolSpec)
-    guide = HOW_TO.read_text()
-    assert f"kubectl create namespace {pool.template.namespace}" in guide
-    assert f"secret generic {pool.template.token_secret} --from-file=token" in guide
-    assert f"token create pods --join --pool {pool.name}" in guide
 
 
 def test_controller_may_only_order_list_and_end_pods() -> None:

@@ -6,6 +6,7 @@ The proxy runs out of capacity by subnet, sets spot prices, and refuses chosen c
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import os
 import re
@@ -54,6 +55,8 @@ class EmulatedEc2:
     prices: dict[tuple[str, str], float] = field(default_factory=dict)
     #: Refusals by action; each is returned once, in order.
     refusals: list[tuple[str, str, int]] = field(default_factory=list)
+    #: Values of quotas by their codes; moto has none of EC2's.
+    quotas: dict[str, float] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     #: While it is cleared, calls get no answer; ``waiting`` counts them.
     answers: threading.Event = field(default_factory=threading.Event)
@@ -223,6 +226,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self._call_made()
             self._send(*answer)
             return
+        if self.headers.get("X-Amz-Target", "").endswith(".GetServiceQuota"):
+            code = json.loads(body)["QuotaCode"]
+            if code in self.server.ec2.quotas:
+                quota = {"QuotaCode": code, "Value": self.server.ec2.quotas[code]}
+                answer = json.dumps({"Quota": quota}).encode()
+                self._send(200, answer, "application/x-amz-json-1.1")
+                return
         self._send(*self._forward(body))
 
     def _call_made(self) -> None:

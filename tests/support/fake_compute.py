@@ -81,8 +81,9 @@ class FakeCompute:
     instances: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     operations: dict[str, Operation] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
-    #: Permissions of the caller.
+    #: Permissions of the caller, and limit and usage by metric.
     granted: set[str] = field(default_factory=set)
+    quotas: dict[str, dict[str, float]] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     changed: threading.Condition = field(init=False)
 
@@ -110,6 +111,10 @@ class FakeCompute:
             self.instances = {k: row for k, row in self.instances.items() if row["name"] != name}
 
     # -- methods of the API ----------------------------------------------------------------------
+
+    def region(self, name: str) -> dict[str, Any]:
+        rows = [{"metric": metric, **row} for metric, row in self.quotas.items()]
+        return {"name": name, "quotas": rows}
 
     def bulk_insert(self, zone: str, request: str, body: dict[str, Any]) -> Operation:
         if known := next((o for o in self.operations.values() if o.request == request), None):
@@ -264,6 +269,7 @@ class _Handler(BaseHTTPRequestHandler):
                     )
                 ),
                 r"(global|regions/[\w-]+)/instanceTemplates/[\w-]+": self._template,
+                r"regions/([\w-]+)": lambda compute, region: compute.region(region),
             }
         )
 

@@ -14,7 +14,7 @@ from vcasgd.fleet.observed import (
     WorkerView,
     with_history,
 )
-from vcasgd.fleet.providers.base import Machine, MachineState
+from vcasgd.fleet.providers.base import Machine, MachineState, Offer
 
 NOW = 10_000.0
 LIMITS = Limits(idle_seconds=60, boot_seconds=300, lost_seconds=30, surplus_seconds=15)
@@ -23,7 +23,7 @@ LIMITS = Limits(idle_seconds=60, boot_seconds=300, lost_seconds=30, surplus_seco
 def machine(
     id_: str, *, pool: str = "local", age: float = 100.0, price: float = 1.0, **more: Any
 ) -> Machine:
-    fields: dict[str, Any] = {"spot": True, **more}
+    fields: dict[str, Any] = {"spot": True, "zone": "z", **more}
     return Machine(
         id=id_,
         pool=pool,
@@ -58,7 +58,7 @@ def observed(
     pools: list[PoolView] | None = None,
     history: ObservationTimes | None = None,
 ) -> Observed:
-    """Return an observation.
+    """Return an observation, in which pools without offers sell one type in the zone ``z``.
 
     ``nodes``: ``*`` for all machines, None if Ray is unreachable, else IDs separated by blanks.
     """
@@ -70,10 +70,16 @@ def observed(
         nodes=None if nodes is None else frozenset(joined),
         workers=tuple(workers or ()),
         jobs=tuple(jobs or ()),
-        pools=tuple(pools or [PoolView("local")]),
+        pools=tuple(map(selling, pools or [PoolView("local")])),
         history=history or ObservationTimes(since=0.0),
         limits=LIMITS,
     )
+
+
+def selling(pool: PoolView) -> PoolView:
+    """Return a pool with an offer, if it has none."""
+    offer = Offer(pool.name, "z", "small", pool.spot, 1.0, 3.0, 4.0, 0, NOW, "test")
+    return replace(pool, offers=(offer,)) if pool.offers is None else pool
 
 
 def remembered(state: Observed) -> Observed:

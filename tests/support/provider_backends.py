@@ -31,7 +31,7 @@ from vcasgd.fleet.providers.aws.provider import AwsProvider
 from vcasgd.fleet.providers.base import Boot, Provider
 from vcasgd.fleet.providers.gcp.provider import GcpProvider
 from vcasgd.fleet.providers.join.provider import NothingJoined
-from vcasgd.fleet.providers.kubernetes.names import CLUSTER_LABEL, POOL_LABEL
+from vcasgd.fleet.providers.kubernetes.manifest import CLUSTER_LABEL, POOL_LABEL
 from vcasgd.fleet.providers.kubernetes.provider import KubernetesProvider
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.fleet.providers.slurm.names import Label

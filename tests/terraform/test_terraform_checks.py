@@ -19,7 +19,6 @@ from support.terraform_harness import (
 
 #: Variables in conditions of policies, which look like permissions.
 CONDITION_KEYS = {"ec2:CreateAction", "iam:AWSServiceName", "iam:PassedToService"}
-MODULES = sorted(path.parent for path in (REPOSITORY / "terraform/modules").rglob("main.tf"))
 
 
 def _without_clouds(directory: Path) -> dict[str, str]:
@@ -44,26 +43,6 @@ def _with_provider(root: str, tmp_path: Path) -> Terraform:
 def test_hcl_is_formatted() -> None:
     need_terraform()
     Terraform(REPOSITORY, ".")("fmt", "-check", "-recursive", "-diff")
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: "-".join(path.parts[-2:]))
-def test_module_has_the_four_files(module: Path) -> None:
-    assert {path.name for path in module.glob("*.tf")} == {
-        "main.tf",
-        "outputs.tf",
-        "variables.tf",
-        "versions.tf",
-    }
-
-
-@pytest.mark.parametrize("root", ["aws", "gcp", "local"])
-def test_root_has_readme_example_and_outputs(root: str) -> None:
-    folder = REPOSITORY / "terraform" / root
-    assert (folder / "README.md").is_file()
-    assert (folder / "example.tfvars").is_file()
-    outputs = (folder / "outputs.tf").read_text()
-    for name in ("api_url", "dashboard_url", "token_command"):
-        assert f'output "{name}"' in outputs
 
 
 @pytest.mark.parametrize("root", ["aws", "gcp"])

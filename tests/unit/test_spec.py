@@ -163,6 +163,11 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"epochs": None, "max_samples": 1, "max_steps": 1}, "max_steps", "with max_samples"),
         ({"epochs": None}, "epochs", r"is required \(set one of epochs, max_samples, max_steps"),
         ({"workers": {"min": 5, "max": 2}}, "workers", r"min \(5\) is larger than max \(2\)"),
+        (
+            {"workers": {"on_demand_min": 5}},
+            "workers",
+            r"on_demand_min \(5\) is larger than max \(4\)",
+        ),
         ({"labels": "eu-only"}, "labels", r"a list of labels such as \[confidential"),
         ({"labels": ["EU only"]}, "labels.0", "should match pattern"),
         ({"data": {"labels": [1]}}, "data.labels", "a list of labels"),

@@ -6,15 +6,9 @@ from collections.abc import Iterable, Mapping
 from math import isfinite, nan
 from typing import Any
 
-from vcasgd.fleet.costs import CostReport, PoolCost, report
-from vcasgd.fleet.estimate import Estimate
+from vcasgd.fleet.costs import report
 from vcasgd.schemas.base import finite
-from vcasgd.schemas.costs import (
-    CostView,
-    PlanView,
-    PoolSpend,
-    SpendView,
-)
+from vcasgd.schemas.costs import CostReport, PoolCostView, PoolSpend, SpendView
 from vcasgd.schemas.fleet import NodeView, ServerGaugesView, StoreView
 from vcasgd.schemas.history import SpanView, StalenessBucket, StalenessView, TimelineView
 from vcasgd.schemas.jobs import (
@@ -137,19 +131,6 @@ def timeline_view(machine: str, lane: Mapping[str, Any], job: JobRecord) -> Time
 # -- costs --------------------------------------------------------------------------------------
 
 
-def cost_view(job: JobRecord, report: CostReport) -> CostView:
-    """Return the cost of a job so far."""
-    limit = job.spec.stop.max_cost_usd
-    costs = {**vars(report), "saved_usd": report.saved_usd, "wasted": report}
-    return CostView.model_validate({**costs, "job": job.id, "max_cost_usd": limit})
-
-
-def plan_view(plan: Estimate, *, costs_money: bool) -> PlanView:
-    """Return the view of an estimate."""
-    offers = [{**vars(row.offer), **vars(row)} for row in plan.offers]
-    return PlanView.model_validate({**vars(plan), "costs_money": costs_money, "offers": offers})
-
-
 def spend_view(
     machines: Iterable[Mapping[str, Any]],
     pools: Mapping[str, Mapping[str, Any]],
@@ -179,7 +160,7 @@ def _pool_spend(
     name: str,
     pool: Mapping[str, Any],
     machines: Iterable[Mapping[str, Any]],
-    costs: Iterable[PoolCost],
+    costs: Iterable[PoolCostView],
 ) -> PoolSpend:
     machines = [machine for machine in machines if _pool(machine) == name]
     parts = [part for part in costs if part.pool == name]

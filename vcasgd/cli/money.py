@@ -61,6 +61,10 @@ def plan(
         float | None,
         typer.Option(min=0, help="Speed of one machine (default: from earlier runs)."),
     ] = None,
+    parameters: Annotated[
+        int | None,
+        typer.Option(min=1, help="Parameters of the model, for the traffic between zones."),
+    ] = None,
     changes: Changes = None,
     as_json: Json = False,
     url: Url = None,
@@ -70,7 +74,9 @@ def plan(
     spec = load_job(file, changes or ())
     show_warnings(spec)
     with open_client(url, token) as client:
-        offer = client.plan(spec, samples=samples, samples_per_second=samples_per_second)
+        offer = client.plan(
+            spec, samples=samples, samples_per_second=samples_per_second, parameters=parameters
+        )
     if as_json:
         show_json(offer)
         return

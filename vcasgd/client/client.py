@@ -151,14 +151,20 @@ class Client:
         *,
         samples: int | None = None,
         samples_per_second: float | None = None,
+        parameters: int | None = None,
     ) -> PlanView:
         """Estimate what a job would buy now, how long it would take, and what it would cost.
 
-        This buys nothing. ``samples`` per epoch and ``samples_per_second`` of one machine replace
-        measurements of earlier jobs with the same name and task. Raises
+        This buys nothing. ``samples`` per epoch, ``samples_per_second`` of one machine, and
+        ``parameters`` of the model replace measurements of earlier jobs with the same name and
+        task. Raises
         :class:`~vcasgd.errors.Conflict` if no controller has reported its pools yet.
         """
-        options = {"samples": samples, "samples_per_second": samples_per_second}
+        options = {
+            "samples": samples,
+            "samples_per_second": samples_per_second,
+            "parameters": parameters,
+        }
         body: dict[str, Any] = {name: each for name, each in options.items() if each is not None}
         return self._api.post(PlanView, "plan", {**body, "spec": spec.model_dump(mode="json")})
 

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from vcasgd.fleet.observed import Limits
 from vcasgd.fleet.providers.base import Machine
+from vcasgd.schemas.costs import CostReport, PoolCostView, WastedView, WasteView
 
 #: Seconds by which the clock of a job advances at least. Booking writes to disk, and
 #: :func:`accrued` counts what is not booked yet.
@@ -179,47 +180,6 @@ def accrued(meter: Meter, now: float, clock: float) -> float:
     return 0.0 if meter.closed else _usd(meter.price_per_hour, now - meter.paid_until(clock))
 
 
-@dataclass(frozen=True)
-class Waste:
-    """Time and money that trained nothing."""
-
-    seconds: float
-    usd: float
-
-
-@dataclass(frozen=True)
-class PoolCost:
-    """Costs of a job in one pool, by spot or on demand."""
-
-    pool: str
-    spot: bool
-    seconds: float
-    usd: float
-    on_demand_usd: float
-
-
-@dataclass(frozen=True)
-class CostReport:
-    """Costs of a job.
-
-    ``on_demand_usd`` is the price of the same machines for the same time on demand. ``lost_work``
-    is part of the working time; ``booting`` and ``idle`` aren't.
-    """
-
-    spent_usd: float
-    on_demand_usd: float
-    machine_seconds: float
-    pools: tuple[PoolCost, ...]
-    booting: Waste
-    idle: Waste
-    lost_work: Waste
-
-    @property
-    def saved_usd(self) -> float:
-        """USD saved compared to on-demand machines."""
-        return self.on_demand_usd - self.spent_usd
-
-
 def report(amounts: Mapping[str, float]) -> CostReport:
     """Build a report from sums of :meth:`Charge.amounts`."""
     sums: defaultdict[tuple[str, str, str], defaultdict[str, float]]
@@ -230,23 +190,34 @@ def report(amounts: Mapping[str, float]) -> CostReport:
     pools = []
     for pool, kind in sorted({(pool, kind) for pool, kind, _ in sums}):
         rows = [row for key, row in sums.items() if key[:2] == (pool, kind)]
-        total = [sum(row[what] for row in rows) for what in ("seconds", "usd", "on_demand_usd")]
-        pools.append(PoolCost(pool, kind == "spot", *total))
-
-    def waste(doing: Doing, prefix: str = "") -> Waste:
-        rows = [row for key, row in sums.items() if key[2] == doing]
-        return Waste(
-            sum(row[f"{prefix}seconds"] for row in rows), sum(row[f"{prefix}usd"] for row in rows)
+        seconds, usd, on_demand = (
+            sum(row[what] for row in rows) for what in ("seconds", "usd", "on_demand_usd")
+        )
+        pools.append(
+            PoolCostView(
+                pool=pool, spot=kind == "spot", seconds=seconds, usd=usd, on_demand_usd=on_demand
+            )
         )
 
+    def waste(doing: Doing, prefix: str = "") -> WasteView:
+        rows = [row for key, row in sums.items() if key[2] == doing]
+        return WasteView(
+            seconds=sum(row[f"{prefix}seconds"] for row in rows),
+            usd=sum(row[f"{prefix}usd"] for row in rows),
+        )
+
+    spent, on_demand = sum(each.usd for each in pools), sum(each.on_demand_usd for each in pools)
     return CostReport(
-        spent_usd=sum(each.usd for each in pools),
-        on_demand_usd=sum(each.on_demand_usd for each in pools),
+        spent_usd=spent,
+        on_demand_usd=on_demand,
+        saved_usd=on_demand - spent,
         machine_seconds=sum(each.seconds for each in pools),
-        pools=tuple(pools),
-        booting=waste(Doing.BOOTING),
-        idle=waste(Doing.IDLE),
-        lost_work=waste(Doing.WORKING, "lost_"),
+        pools=pools,
+        wasted=WastedView(
+            booting=waste(Doing.BOOTING),
+            idle=waste(Doing.IDLE),
+            lost_work=waste(Doing.WORKING, "lost_"),
+        ),
     )
 
 

@@ -15,9 +15,16 @@ from vcasgd.fleet.observed import (
     highest_price,
 )
 from vcasgd.fleet.plan import Launch, decide
-from vcasgd.fleet.plan.prices import price_of
+from vcasgd.fleet.plan.market import price_of
 from vcasgd.fleet.pools import PoolChoice, pools_of_job
 from vcasgd.fleet.providers.base import Offer
+from vcasgd.fleet.traffic import (
+    StoreNetwork,
+    bytes_per_sample,
+    described,
+    traffic,
+)
+from vcasgd.schemas.costs import OfferView, PlanView, TrafficEstimateView, VerdictView
 from vcasgd.spec.job import JobSpec
 
 #: Name of the planned job; no real job can have it.
@@ -32,7 +39,8 @@ class PlannedWork:
 
     ``samples`` is the number in an epoch, ``batch_size`` that in a local step. ``rates`` are
     measured samples per second of one machine by pool and type; ``rate_given``, from the user,
-    replaces them all.
+    replaces them all. ``bytes_per_sample`` is what workers pushed and fetched for one;
+    ``parameters``, from the user, replaces it.
     """
 
     samples: int | None = None
@@ -40,54 +48,14 @@ class PlannedWork:
     samples_given: bool = False
     batch_size: int | None = None
     rate_given: float | None = None
+    bytes_per_sample: float | None = None
+    parameters: int | None = None
 
     def rate(self, offer: Offer) -> float | None:
         """Return samples per second of one machine, or None if unknown."""
         if self.rate_given is not None:
             return self.rate_given
         return (self.rates or {}).get((offer.pool, offer.machine_type))
-
-
-@dataclass(frozen=True)
-class PlanRow:
-    """Offer with the number of machines that would be bought, or why none would be."""
-
-    offer: Offer
-    spot: bool
-    price_per_hour: float
-    machines: int
-    samples_per_second: float | None
-    usd_per_million_samples: float | None
-    excluded: str | None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Usability of a pool for the job, with the reasons if it is excluded."""
-
-    pool: str
-    usable: bool
-    reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Plan of a job.
-
-    None means unknown, and a remedy explains how to make it known. Money is in USD, without the
-    costs of a control plane, disks, and traffic.
-    """
-
-    offers: tuple[PlanRow, ...]
-    pools: tuple[Verdict, ...]
-    machines: int
-    usd_per_hour: float
-    on_demand_usd_per_hour: float
-    hours: float | None
-    cost_usd: float | None
-    on_demand_cost_usd: float | None
-    assumptions: tuple[str, ...]
-    remedies: tuple[str, ...]
 
 
 def estimate(
@@ -98,11 +66,15 @@ def estimate(
     now: float,
     *,
     vacant: Sequence[PoolView] = (),
-) -> Estimate:
+    network: StoreNetwork | None = None,
+) -> PlanView:
     """Estimate what a job would buy at ``now`` (Unix seconds).
 
+    Money is without the costs of a control plane, disks, and traffic.
+
     ``pools`` are all pools with their remaining room, ``vacant`` the same pools without any machine
-    in use, and ``labels`` the labels that each pool is cleared for.
+    in use, and ``labels`` the labels that each pool is cleared for. Without ``network``, the zone
+    of the store is unknown.
     """
     named = pools_of_job(
         spec,
@@ -116,19 +88,24 @@ def estimate(
     if not bought and (later := _bought(demand, vacant, now)):
         pools, bought, waits = vacant, later, True
     by_name = {pool.name: pool for pool in pools}
-    rows = tuple(
+    rows = [
         row
         for name in named
         if name in by_name
         for row in _rows(by_name[name], demand, bought, workload, now)
-    )
-    verdicts = tuple(_verdict(name, spec, by_name.get(name), labels, demand, now) for name in named)
+    ]
+    verdicts = [_verdict(name, spec, by_name.get(name), labels, demand, now) for name in named]
     machines = sum(bought.values())
-    per_hour = sum(row.price_per_hour * row.machines for row in rows)
-    risk_free = sum(row.offer.on_demand_price_per_hour * row.machines for row in rows)
+    with_spares = 1 + spec.workers.spare / max(machines, 1)
+    per_hour = with_spares * sum(row.price_per_hour * row.machines for row in rows)
+    risk_free = with_spares * sum(row.on_demand_price_per_hour * row.machines for row in rows)
     hours = _hours(spec, rows, workload, machines)
+    network = network or StoreNetwork()
+    moved = _traffic(spec, workload, rows, network)
     assumptions = _assumptions(spec, workload, machines, hours, per_hour)
-    return Estimate(
+    if moved is not None:
+        assumptions.append(described(moved, network.store_zone))
+    return PlanView(
         offers=rows,
         pools=verdicts,
         machines=machines,
@@ -137,9 +114,27 @@ def estimate(
         hours=hours,
         cost_usd=None if hours is None else hours * per_hour,
         on_demand_cost_usd=None if hours is None else hours * risk_free,
-        assumptions=((WAITS,) if waits else ()) + tuple(assumptions),
-        remedies=tuple(_remedies(spec, workload, machines, rows)),
+        assumptions=[WAITS] * waits + assumptions,
+        remedies=_remedies(spec, workload, machines, rows),
+        traffic=moved,
     )
+
+
+def _traffic(
+    spec: JobSpec, workload: PlannedWork, rows: Sequence[OfferView], network: StoreNetwork
+) -> TrafficEstimateView | None:
+    samples = _samples(spec, workload)
+    each = bytes_per_sample(
+        spec,
+        parameters=workload.parameters,
+        measured=workload.bytes_per_sample,
+        samples=workload.samples,
+        batch_size=workload.batch_size,
+    )
+    # Only clouds charge for it.
+    if each is None or samples is None or set(network.providers.values()) <= {"local"}:
+        return None
+    return traffic(each, samples, rows, network)
 
 
 def _demand(
@@ -160,6 +155,7 @@ def _demand(
         ),
         wants=spec.known_subtasks or spec.workers.max,
         running=True,
+        on_demand_minimum=workers.on_demand_min,
         max_price=workers.max_price_per_hour,
         rates=workload.rates or {},
     )
@@ -176,12 +172,12 @@ def _bought(
     offers = {pool.name: pool.offers or () for pool in pools}
     bought: Counter[tuple[str, str, str, bool]] = Counter()
     for action in decide(state, now):
-        if isinstance(action, Launch) and action.zone is not None:
-            spot = bool(action.spot)
+        if isinstance(action, Launch):
+            spot = action.spot
             fitting = [
                 each
                 for each in offers[action.pool]
-                if each.zone == action.zone and each.machine_type in (action.machine_types or ())
+                if each.zone == action.zone and each.machine_type in action.machine_types
             ]
             best = min(fitting, key=lambda each: (price_of(each, spot=spot), each.machine_type))
             bought[action.pool, action.zone, best.machine_type, spot] += action.count
@@ -194,7 +190,7 @@ def _rows(
     bought: Counter[tuple[str, str, str, bool]],
     workload: PlannedWork,
     now: float,
-) -> list[PlanRow]:
+) -> list[OfferView]:
     rows = []
     for offer in pool.offers or ():
         for spot in {offer.spot, False} if offer.spot else {False}:
@@ -202,7 +198,7 @@ def _rows(
             # On-demand machines of a spot pool are listed only if they are bought.
             if count or spot == offer.spot:
                 rows.append(_row(pool, offer, demand, workload, now, spot=spot, count=count))
-    return sorted(rows, key=lambda row: (row.price_per_hour, row.offer.zone, row.spot))
+    return sorted(rows, key=lambda row: (row.price_per_hour, row.zone, row.spot))
 
 
 def _row(
@@ -214,17 +210,17 @@ def _row(
     *,
     spot: bool,
     count: int,
-) -> PlanRow:
+) -> OfferView:
     price, rate = price_of(offer, spot=spot), workload.rate(offer)
-    return PlanRow(
-        offer=offer,
-        spot=spot,
-        price_per_hour=price,
-        machines=count,
-        samples_per_second=rate,
-        usd_per_million_samples=price / 3600 / rate * 1e6 if rate else None,
-        excluded=None if count else _excluded(pool, offer, demand, price, now, spot=spot),
-    )
+    own = {
+        "spot": spot,
+        "price_per_hour": price,
+        "machines": count,
+        "samples_per_second": rate,
+        "usd_per_million_samples": price / 3600 / rate * 1e6 if rate else None,
+        "excluded": None if count else _excluded(pool, offer, demand, price, now, spot=spot),
+    }
+    return OfferView.model_validate({**vars(offer), **own})
 
 
 def _excluded(
@@ -247,9 +243,9 @@ def _verdict(
     labels: Mapping[str, frozenset[str]],
     demand: JobDemand,
     now: float,
-) -> Verdict:
+) -> VerdictView:
     if pool is None:
-        return Verdict(name, False, ("no such pool",))
+        return VerdictView(pool=name, usable=False, reasons=["no such pool"])
     reasons = []
     if missing := [each for each in spec.required_labels if each not in labels.get(name, ())]:
         reasons.append(f"may not see {', '.join(missing)}")
@@ -265,11 +261,11 @@ def _verdict(
             reasons += sorted({each for each in offers if each})
     elif not reasons:
         reasons.append("it offers no machines now")
-    return Verdict(name, not reasons, tuple(reasons))
+    return VerdictView(pool=name, usable=not reasons, reasons=reasons)
 
 
 def _hours(
-    spec: JobSpec, rows: Sequence[PlanRow], workload: PlannedWork, machines: int
+    spec: JobSpec, rows: Sequence[OfferView], workload: PlannedWork, machines: int
 ) -> float | None:
     taken = [row for row in rows if row.machines]
     samples = _samples(spec, workload)
@@ -295,6 +291,8 @@ def _assumptions(
     spec: JobSpec, workload: PlannedWork, machines: int, hours: float | None, per_hour: float
 ) -> list[str]:
     lines = [f"{machines} of at most {spec.workers.max} machines run from start to end"]
+    if spec.workers.spare:
+        lines.append(f"workers.spare: {spec.workers.spare} more run without work, at their price")
     if workload.rate_given is not None:
         lines.append(f"each trains {workload.rate_given:g} samples/s, as given")
     elif workload.rates:
@@ -321,7 +319,7 @@ def _assumptions(
 
 
 def _remedies(
-    spec: JobSpec, workload: PlannedWork, machines: int, rows: Sequence[PlanRow]
+    spec: JobSpec, workload: PlannedWork, machines: int, rows: Sequence[OfferView]
 ) -> list[str]:
     if not machines:
         return ["nothing can be bought now; see the reasons for each pool above"]

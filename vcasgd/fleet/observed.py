@@ -39,8 +39,11 @@ class JobDemand:
     pools: tuple[str, ...]
     wants: int
     running: bool
+    spare: int = 0
+    """Further machines to keep ready while the job can use all of its maximum."""
     barred: frozenset[str] = frozenset()
     """Pools of the job that are not, or no longer, cleared for its data."""
+    on_demand_minimum: int = 0
     fallback_after: float | None = None
     """Seconds that its spot pools must refuse before the minimum is bought on demand; None means
     never."""
@@ -58,7 +61,7 @@ class JobDemand:
     owner: str | None = None
     """User who submitted it."""
     limited: str | None = None
-    """Why it may have fewer machines than it could use; see :mod:`vcasgd.fleet.plan.limits`."""
+    """Why it may have fewer machines than it could use; see :mod:`vcasgd.fleet.plan.shares`."""
     withheld: int = 0
     """Number of machines that it could use beyond those."""
 
@@ -66,6 +69,11 @@ class JobDemand:
     def desired(self) -> int:
         """Number of workers that the job gets if there are enough machines."""
         return max(0, min(self.maximum, self.wants)) if self.running else 0
+
+    @property
+    def spares(self) -> int:
+        """Number of machines without a worker that wait for the job."""
+        return self.spare if self.running and self.wants > self.maximum else 0
 
     @property
     def needed(self) -> int:
@@ -78,6 +86,7 @@ class Market:
     """Zone of a pool, spot or on demand, as of its last response."""
 
     launches: int = 0
+    """Launches with a recorded outcome, including refusals; determines the next token."""
     blocked_until: float = 0.0
     reason: str | None = None
     refused_since: float | None = None
@@ -89,8 +98,6 @@ class PoolView:
     """Pool as of its last response."""
 
     name: str
-    launches: int = 0
-    """Launches with a recorded outcome, including refusals; determines the next token."""
     launching: int = 0
     """Machines that are ordered, or granted and not listed among the machines yet. One that is
     never listed stops counting after a while."""
@@ -103,7 +110,7 @@ class PoolView:
     spot: bool = True
     """True if it sells spot machines by default."""
     offers: tuple[Offer, ...] | None = None
-    """None until its prices are known."""
+    """None until its prices are known; nothing is bought before."""
     markets: Mapping[tuple[str, bool], Market] = field(default_factory=dict)
     """Markets by zone and spot."""
     quotas: Mapping[bool, int] = field(default_factory=dict)

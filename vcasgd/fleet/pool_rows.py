@@ -37,7 +37,7 @@ def to_row(
         "trust": trust,
         "blocked_until": view.blocked_until,
         "reason": view.reason,
-        "launches": view.launches + sum(each.launches for each in view.markets.values()),
+        "launches": sum(each.launches for each in view.markets.values()),
         "machines": machines,
         "idle": idle,
         "capacity": view.capacity,

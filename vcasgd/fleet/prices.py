@@ -25,6 +25,8 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from vcasgd.errors import SpecError
+from vcasgd.fleet.pools import PoolSpec
+from vcasgd.fleet.providers.base import Offer
 from vcasgd.spec.problems import spec_error
 from vcasgd.spec.values import StrictModel
 from vcasgd.spec.yaml import load_mapping
@@ -41,6 +43,21 @@ class ListPrice:
     as_of: float
     """Unix seconds."""
     source: str
+
+    def offer(self, spec: PoolSpec, zone: str, kind: str, price_per_hour: float) -> Offer:
+        """Return an offer of a pool at a price of this list."""
+        return Offer(
+            pool=spec.name,
+            zone=zone,
+            machine_type=kind,
+            spot=spec.spot,
+            price_per_hour=price_per_hour,
+            on_demand_price_per_hour=self.on_demand,
+            cpus=spec.cpus or self.cpus,
+            gpus=self.gpus if spec.gpus is None else spec.gpus,
+            as_of=self.as_of,
+            source=self.source,
+        )
 
 
 class _MachineType(StrictModel):

@@ -33,7 +33,18 @@ class PoolCostView(Schema):
     on_demand_usd: float
 
 
-class CostView(Schema):
+class CostReport(Schema):
+    """Cost of machines, and the price of the same hours on demand."""
+
+    spent_usd: float
+    on_demand_usd: float
+    saved_usd: float
+    machine_seconds: float
+    pools: list[PoolCostView]
+    wasted: WastedView
+
+
+class CostView(CostReport):
     """Cost of a job's machines so far, and the price of the same hours on demand.
 
     The controller books costs at least every 10 seconds. A control plane, disks, and network
@@ -41,13 +52,7 @@ class CostView(Schema):
     """
 
     job: str
-    spent_usd: float
-    on_demand_usd: float
-    saved_usd: float
     max_cost_usd: float | None
-    machine_seconds: float
-    pools: list[PoolCostView]
-    wasted: WastedView
 
 
 class OfferView(Schema):
@@ -77,6 +82,17 @@ class VerdictView(Schema):
     reasons: list[str]
 
 
+class TrafficEstimateView(Schema):
+    """Estimate of what workers push to the store and fetch from it."""
+
+    total_bytes: float
+    between_zones: float | None = Field(
+        description="Bytes between zones; null if the store's zone is unknown."
+    )
+    usd: float | None = Field(description="Price of those, which the cost does not include.")
+    assumption: str
+
+
 class PlanView(Schema):
     """Estimate of what a job would buy now, and of its cost.
 
@@ -89,9 +105,14 @@ class PlanView(Schema):
     hours: float | None
     cost_usd: float | None
     on_demand_cost_usd: float | None
-    costs_money: bool = Field(description="True if the job's pools may cause a bill.")
+    costs_money: bool = Field(
+        default=False, description="True if the job's pools may cause a bill."
+    )
     offers: list[OfferView]
     pools: list[VerdictView]
+    traffic: TrafficEstimateView | None = Field(
+        default=None, description="null if nothing is known about it, or no pool is in a cloud."
+    )
     assumptions: list[str]
     remedies: list[str]
 
@@ -104,6 +125,9 @@ class PlanRequest(RequestBody):
     samples: int | None = Field(default=None, ge=1, le=10**15, description="Samples per epoch.")
     samples_per_second: float | None = Field(
         default=None, gt=0, le=1e15, allow_inf_nan=False, description="Speed of one machine."
+    )
+    parameters: int | None = Field(
+        default=None, ge=1, le=10**15, description="Parameters of the model, for its traffic."
     )
 
 

@@ -80,11 +80,18 @@ class Workers(StrictModel):
     """Number of machines, and the pools to get them from, in order of preference.
 
     ``fallback: on-demand`` buys ``min`` machines on demand once all spot pools have refused for
-    ``fallback_after``.
+    ``fallback_after``. ``on_demand_min`` machines are on demand from the start.
     """
 
     min: int = Field(default=1, ge=0, le=10_000, strict=True)
     max: int = Field(default=4, ge=1, le=10_000, strict=True)
+    spare: int = Field(
+        default=0,
+        ge=0,
+        le=1000,
+        strict=True,
+        description="further machines that run without work, and take the place of lost ones",
+    )
     pools: tuple[str, ...] | None = Field(
         default=None,
         min_length=1,
@@ -94,14 +101,16 @@ class Workers(StrictModel):
     fallback_after: Duration = Field(
         default=timedelta(minutes=5), json_schema_extra={"default": 300}
     )
+    on_demand_min: int = Field(default=0, ge=0, le=10_000, strict=True)
     max_price_per_hour: float | None = Field(
         default=None, gt=0, strict=True, description="USD per machine"
     )
 
     @model_validator(mode="after")
     def _ordered(self) -> Workers:
-        if self.min > self.max:
-            raise ValueError(f"min ({self.min}) is larger than max ({self.max})")
+        for name in ("min", "on_demand_min"):
+            if getattr(self, name) > self.max:
+                raise ValueError(f"{name} ({getattr(self, name)}) is larger than max ({self.max})")
         return self
 
 

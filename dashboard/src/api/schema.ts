@@ -1085,21 +1085,21 @@ export interface components {
          *     traffic are not included.
          */
         CostView: {
-            /** Job */
-            job: string;
             /** Spent Usd */
             spent_usd: number;
             /** On Demand Usd */
             on_demand_usd: number;
             /** Saved Usd */
             saved_usd: number;
-            /** Max Cost Usd */
-            max_cost_usd: number | null;
             /** Machine Seconds */
             machine_seconds: number;
             /** Pools */
             pools: components["schemas"]["PoolCostView"][];
             wasted: components["schemas"]["WastedView"];
+            /** Job */
+            job: string;
+            /** Max Cost Usd */
+            max_cost_usd: number | null;
         };
         /**
          * Data
@@ -1423,7 +1423,9 @@ export interface components {
              * @default {
              *       "min": 1,
              *       "max": 4,
-             *       "fallback_after": 300
+             *       "spare": 0,
+             *       "fallback_after": 300,
+             *       "on_demand_min": 0
              *     }
              */
             workers: components["schemas"]["Workers-Input"];
@@ -1585,7 +1587,9 @@ export interface components {
              * @default {
              *       "min": 1,
              *       "max": 4,
-             *       "fallback_after": 300
+             *       "spare": 0,
+             *       "fallback_after": 300,
+             *       "on_demand_min": 0
              *     }
              */
             workers: components["schemas"]["Workers-Output"];
@@ -2218,6 +2222,11 @@ export interface components {
              * @description Speed of one machine.
              */
             samples_per_second?: number | null;
+            /**
+             * Parameters
+             * @description Parameters of the model, for its traffic.
+             */
+            parameters?: number | null;
         };
         /**
          * PlanView
@@ -2241,12 +2250,15 @@ export interface components {
             /**
              * Costs Money
              * @description True if the job's pools may cause a bill.
+             * @default false
              */
             costs_money: boolean;
             /** Offers */
             offers: components["schemas"]["OfferView"][];
             /** Pools */
             pools: components["schemas"]["VerdictView"][];
+            /** @description null if nothing is known about it, or no pool is in a cloud. */
+            traffic: components["schemas"]["TrafficEstimateView"] | null;
             /** Assumptions */
             assumptions: string[];
             /** Remedies */
@@ -2999,6 +3011,26 @@ export interface components {
          */
         TrackerKind: "tensorboard" | "mlflow" | "wandb" | "trackio";
         /**
+         * TrafficEstimateView
+         * @description Estimate of what workers push to the store and fetch from it.
+         */
+        TrafficEstimateView: {
+            /** Total Bytes */
+            total_bytes: number;
+            /**
+             * Between Zones
+             * @description Bytes between zones; null if the store's zone is unknown.
+             */
+            between_zones: number | null;
+            /**
+             * Usd
+             * @description Price of those, which the cost does not include.
+             */
+            usd: number | null;
+            /** Assumption */
+            assumption: string;
+        };
+        /**
          * TrafficView
          * @description Bytes that all workers of a job have moved so far, as they are encoded on the network.
          *
@@ -3298,7 +3330,7 @@ export interface components {
          * @description Number of machines, and the pools to get them from, in order of preference.
          *
          *     ``fallback: on-demand`` buys ``min`` machines on demand once all spot pools have refused for
-         *     ``fallback_after``.
+         *     ``fallback_after``. ``on_demand_min`` machines are on demand from the start.
          */
         "Workers-Input": {
             /**
@@ -3312,6 +3344,12 @@ export interface components {
              */
             max: number;
             /**
+             * Spare
+             * @description further machines that run without work, and take the place of lost ones
+             * @default 0
+             */
+            spare: number;
+            /**
              * Pools
              * @description all spot pools of the cluster that may see the job, if not set
              */
@@ -3324,6 +3362,11 @@ export interface components {
              */
             fallback_after: number | string;
             /**
+             * On Demand Min
+             * @default 0
+             */
+            on_demand_min: number;
+            /**
              * Max Price Per Hour
              * @description USD per machine
              */
@@ -3334,7 +3377,7 @@ export interface components {
          * @description Number of machines, and the pools to get them from, in order of preference.
          *
          *     ``fallback: on-demand`` buys ``min`` machines on demand once all spot pools have refused for
-         *     ``fallback_after``.
+         *     ``fallback_after``. ``on_demand_min`` machines are on demand from the start.
          */
         "Workers-Output": {
             /**
@@ -3348,6 +3391,12 @@ export interface components {
              */
             max: number;
             /**
+             * Spare
+             * @description further machines that run without work, and take the place of lost ones
+             * @default 0
+             */
+            spare: number;
+            /**
              * Pools
              * @description all spot pools of the cluster that may see the job, if not set
              */
@@ -3359,6 +3408,11 @@ export interface components {
              * @default 300
              */
             fallback_after: number;
+            /**
+             * On Demand Min
+             * @default 0
+             */
+            on_demand_min: number;
             /**
              * Max Price Per Hour
              * @description USD per machine

@@ -8,14 +8,15 @@ from typing import Any
 from fastapi import APIRouter
 
 from vcasgd.api.access import READ
-from vcasgd.api.convert import cost_view, plan_view, spend_view
-from vcasgd.api.dependencies import ControlDep, CostsDep, JobsDep, WorkloadsDep
+from vcasgd.api.convert import spend_view
+from vcasgd.api.dependencies import ControlDep, CostsDep, JobsDep, SettingsDep, WorkloadsDep
 from vcasgd.api.problems import documented
 from vcasgd.errors import Conflict
 from vcasgd.fleet.costs import report
 from vcasgd.fleet.estimate import PlannedWork, estimate
 from vcasgd.fleet.pool_rows import choices, from_row
 from vcasgd.fleet.pools import JOIN, pools_of_job
+from vcasgd.fleet.traffic import StoreNetwork
 from vcasgd.schemas.costs import CostView, PlanRequest, PlanView, SpendView
 
 router = APIRouter(tags=["money"])
@@ -30,11 +31,14 @@ FREE_PROVIDERS = ("local", JOIN)
 def get_cost(jobs: JobsDep, costs: CostsDep, job: str) -> CostView:
     """Show the cost of a job's machines so far."""
     record = jobs.get(job)
-    return cost_view(record, report(costs.of(record.id)))
+    booked = report(costs.of(record.id))
+    return CostView(**vars(booked), job=record.id, max_cost_usd=record.spec.stop.max_cost_usd)
 
 
 @router.post("/plan", dependencies=READ, responses=documented(409, 413))
-def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) -> PlanView:
+def plan_job(
+    settings: SettingsDep, control: ControlDep, workloads: WorkloadsDep, body: PlanRequest
+) -> PlanView:
     """Estimate what a job would buy now, how long it would take, and what it would cost. This
     buys nothing and submits nothing."""
     pools = control.pools()
@@ -45,11 +49,6 @@ def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) ->
         )
     offered = choices(pools)
     earlier = workloads.get(body.spec.name, body.spec.task)
-    rates = {
-        (pool, kind): rate
-        for name, rate in earlier.rates.items()
-        for pool, _, kind in [name.partition("|")]
-    }
     plan = estimate(
         body.spec,
         [from_row(choice.name, pools[choice.name]) for choice in offered],
@@ -57,15 +56,22 @@ def plan_job(control: ControlDep, workloads: WorkloadsDep, body: PlanRequest) ->
         PlannedWork(
             samples=body.samples or earlier.samples,
             batch_size=earlier.batch_size,
-            rates=rates,
+            rates=earlier.speeds,
             samples_given=body.samples is not None,
             rate_given=body.samples_per_second,
+            bytes_per_sample=earlier.bytes_per_sample,
+            parameters=body.parameters,
         ),
         time.time(),
-        vacant=[from_row(choice.name, pools[choice.name], vacant=True) for choice in offered],
+        vacant=[from_row(each.name, pools[each.name], vacant=True) for each in offered],
+        network=StoreNetwork(
+            settings.store_zone,
+            {each.name: str(pools[each.name].get("provider")) for each in offered},
+        ),
     )
     named = pools_of_job(body.spec, offered)
-    return plan_view(plan, costs_money=any(_costs_money(pools.get(name)) for name in named))
+    costs_money = any(_costs_money(pools.get(name)) for name in named)
+    return plan.model_copy(update={"costs_money": costs_money})
 
 
 @router.get("/fleet/spend", dependencies=READ)

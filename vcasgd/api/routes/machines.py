@@ -23,7 +23,7 @@ from vcasgd.api.routes.packages import object_name
 from vcasgd.errors import Conflict, JobUnreadable, NotFound, SpecError, VersionDiffers
 from vcasgd.fleet.pools import JOIN as JOIN_PROVIDER
 from vcasgd.fleet.pools import KUBERNETES, SLURM
-from vcasgd.fleet.providers.kubernetes import names as kubernetes_names
+from vcasgd.fleet.providers.kubernetes.manifest import PodName
 from vcasgd.fleet.providers.slurm import names as slurm_names
 from vcasgd.schemas.machines import (
     MACHINE_SECRET,
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 #: How the names of ordered machines are parsed, by provider.
 _ORDERED = {
-    KUBERNETES: kubernetes_names.PodName.parse,
+    KUBERNETES: PodName.parse,
     SLURM: slurm_names.MachineName.parse,
 }
 

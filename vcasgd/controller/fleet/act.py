@@ -30,7 +30,7 @@ from vcasgd.fleet.plan import (
     Terminate,
     market_name,
 )
-from vcasgd.fleet.plan.prices import price_of
+from vcasgd.fleet.plan.market import price_of
 from vcasgd.fleet.pools import JOINING_PROVIDERS
 from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer, Provider
 from vcasgd.logging import bound
@@ -91,22 +91,19 @@ class MachineActuator:
             action.count,
             self._boot(action.pool, offers),
             action.token,
-            zones=None if action.zone is None else (action.zone,),
+            zones=(action.zone,),
             machine_types=action.machine_types,
             spot=action.spot,
         )
-        spot = self._pools.specs[action.pool].spot if action.spot is None else action.spot
         market = market_name(action.pool, action.zone, action.spot)
-        take = partial(self._take_launch, action, offers, spot)
+        take = partial(self._take_launch, action, offers)
         # While a launch is under way, the next one would have the same token.
         if self._calls.start(CallKind.LAUNCH, provider, market, request, take):
             names = [f"{action.token}/{number}" for number in range(action.count)]
             expected = [_launched_machine(name, action, offers) for name in names]
             self._cloud.order(action.token, expected, action.jobs)
 
-    def _take_launch(
-        self, action: Launch, offers: list[Offer], spot: bool, call: Future[list[str]]
-    ) -> None:
+    def _take_launch(self, action: Launch, offers: list[Offer], call: Future[list[str]]) -> None:
         """Record the answer to a launch."""
         self._cloud.forget_order(action.token)
         try:
@@ -114,7 +111,7 @@ class MachineActuator:
         except NotLeading:
             raise
         except FleetError as error:
-            held = self._cloud.held(action.pool, spot=spot)
+            held = self._cloud.held(action.pool, spot=action.spot)
             self._launches.refused(action, error, held, steady_time())
             return
         # A repeated launch gets the first answer, whose machines may have ended meanwhile.
@@ -341,14 +338,12 @@ def _matching_offers(action: Launch, state: Observed) -> list[Offer]:
     return [
         each
         for each in pool.offers or ()
-        if action.zone in (None, each.zone)
-        and (action.machine_types is None or each.machine_type in action.machine_types)
+        if each.zone == action.zone and each.machine_type in action.machine_types
     ]
 
 
 def _launched_machine(machine: str, action: Launch, offers: list[Offer]) -> Machine:
     """Return a launched machine as far as it is known, at the highest price of its offers."""
-    spot = action.spot is not False
     return Machine(
         id=machine,
         pool=action.pool,
@@ -356,9 +351,9 @@ def _launched_machine(machine: str, action: Launch, offers: list[Offer]) -> Mach
         launched_at=steady_time(),
         notice_at=None,
         host="",
-        price_per_hour=max((price_of(each, spot=spot) for each in offers), default=0.0),
-        spot=spot,
-        zone=action.zone or "",
+        price_per_hour=max((price_of(each, spot=action.spot) for each in offers), default=0.0),
+        spot=action.spot,
+        zone=action.zone,
         on_demand_price_per_hour=max(
             (each.on_demand_price_per_hour for each in offers), default=0.0
         ),

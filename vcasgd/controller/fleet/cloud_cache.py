@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, zip_longest
+from typing import Generic, TypeVar
 
 from vcasgd.controller.fleet.cloud_calls import CallKind, CloudCalls
 from vcasgd.controller.fleet.pools import PoolRegistry
@@ -16,6 +18,7 @@ from vcasgd.fleet.plan import Blame
 from vcasgd.fleet.providers.base import Machine, MachineState, Offer, Provider
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: Seconds between two lists of machines from a provider; clouds throttle frequent callers.
 LIST_SECONDS = {"local": 0.0, "join": 0.0}
@@ -38,37 +41,15 @@ ANSWER_SECONDS = 0.5
 
 
 @dataclass
-class _Listing:
-    """Machines of a provider. Times are those of the cache's clock, in seconds."""
+class _Answer(Generic[T]):
+    """Last answer to a request that is repeated. Times are those of the cache's clock."""
 
-    machines: list[Machine]
+    value: T
     answered: bool = False
-    """False if the machines are those of an earlier provider or process."""
+    """False if the value is that of an earlier provider or process."""
     problem: str | None = None
     """Why the last request failed, if it did."""
     due: float = float("-inf")
-
-
-@dataclass
-class _CachedOffers:
-    offers: tuple[Offer, ...] | None = None
-    problem: str | None = None
-    due: float = float("-inf")
-    answered: bool = False
-
-
-@dataclass
-class _Boot:
-    due: float = float("-inf")
-    report: str | None = None
-
-
-@dataclass
-class _Order:
-    """Launch under way: the machines that it may get, and the jobs that will pay for them."""
-
-    machines: list[Machine]
-    jobs: tuple[str, ...]
 
 
 class CloudCache:
@@ -89,17 +70,18 @@ class CloudCache:
         self._pools = pools
         self._calls = calls
         self._clock = clock
-        self._listings: dict[Provider, _Listing] = {}
+        self._listings: dict[Provider, _Answer[list[Machine]]] = {}
         #: Machines of removed pools whose provider can't be reached; they may still run.
         self._orphans = list(known)
         #: When a machine of a removed pool was last seen, or the pool itself for the first time.
         self._occupied_at: dict[str, float] = {}
         self._unlisted: dict[str, tuple[Machine, float]] = {}
         self._lapsed: list[Machine] = []
-        self._offers: dict[str, _CachedOffers] = {}
+        self._offers: dict[str, _Answer[tuple[Offer, ...] | None]] = {}
         self._provider_of: dict[str, Provider] = {}
-        self._boots: dict[str, _Boot] = {}
-        self._orders: dict[str, _Order] = {}
+        self._boots: dict[str, _Answer[str | None]] = {}
+        #: Machines that launches under way may get, and the jobs that will pay for them, by token.
+        self._orders: dict[str, list[tuple[Machine, str | None]]] = {}
         #: Machines that are being ended, and when their provider has confirmed it, if it has.
         self._ending: dict[str, float | None] = {}
         self._changed_at = float("-inf")
@@ -111,10 +93,10 @@ class CloudCache:
         """
         providers = dict.fromkeys(self._pools.providers.values())
         for gone in self._listings.keys() - providers.keys():
-            self._orphans += self._listings.pop(gone).machines
+            self._orphans += self._listings.pop(gone).value
         for provider in providers:
             if provider not in self._listings:
-                self._listings[provider] = _Listing(self._adopt(provider))
+                self._listings[provider] = _Answer(self._adopt(provider))
             self._request_list(provider)
         for pool in self._pools.specs:
             self._request_offers(pool)
@@ -202,7 +184,7 @@ class CloudCache:
 
     def order(self, token: str, machines: Sequence[Machine], jobs: Sequence[str]) -> None:
         """Add the machines that a launch may get, until :meth:`forget_order`."""
-        self._orders[token] = _Order(list(machines), tuple(jobs))
+        self._orders[token] = list(zip_longest(machines, jobs))
 
     def forget_order(self, token: str) -> None:
         """Remove a launch that was answered."""
@@ -210,12 +192,8 @@ class CloudCache:
 
     def ordered(self, job: str | None = None) -> list[Machine]:
         """Return the machines that launches under way may get, all or those for a job."""
-        return [
-            one
-            for order in self._orders.values()
-            for position, one in enumerate(order.machines)
-            if job is None or order.jobs[position : position + 1] == (job,)
-        ]
+        orders = chain.from_iterable(self._orders.values())
+        return [one for one, payer in orders if job in (None, payer)]
 
     @property
     def ending(self) -> frozenset[str]:
@@ -237,13 +215,16 @@ class CloudCache:
 
     def boot_error(self, one: Machine) -> str | None:
         """Return what a machine last reported about its failed boot, or None; request it if due."""
-        provider, boot = self._provider_of.get(one.id), self._boots.setdefault(one.id, _Boot())
+        provider, boot = (
+            self._provider_of.get(one.id),
+            self._boots.setdefault(one.id, _Answer(None)),
+        )
         if provider is not None and self._clock() >= boot.due:
             call = partial(provider.boot_error, one.id)
             self._calls.start(
                 CallKind.BOOT_REPORT, provider, one.id, call, partial(self._take_report, boot)
             )
-        return boot.report
+        return boot.value
 
     def offers(self, pool: str) -> tuple[tuple[Offer, ...] | None, str | None]:
         """Return the offers of a pool and the present problem, if any.
@@ -251,12 +232,12 @@ class CloudCache:
         The offers are None if the provider has never answered.
         """
         cached = self._offers[pool]
-        return cached.offers, cached.problem
+        return cached.value, cached.problem
 
     # -- requests and answers ------------------------------------------------------------------
 
     def _listed(self) -> list[Machine]:
-        listed = [one for each in self._listings.values() for one in each.machines]
+        listed = [one for each in self._listings.values() for one in each.value]
         return [*listed, *self._orphans]
 
     def _adopt(self, provider: Provider) -> list[Machine]:
@@ -298,9 +279,9 @@ class CloudCache:
             listing.problem = str(error)
             return
         # Machines that are as before stay the same objects, which the rest of a round compares.
-        before = {one.id: one for one in listing.machines}
+        before = {one.id: one for one in listing.value}
         machines = [before[one.id] if before.get(one.id) == one else one for one in machines]
-        listing.machines, listing.answered, listing.problem = machines, True, None
+        listing.value, listing.answered, listing.problem = machines, True, None
         self._provider_of |= dict.fromkeys((one.id for one in machines), provider)
         self._orphans = [one for one in self._orphans if self._provider_of.get(one.id) != provider]
         for one in machines:
@@ -310,22 +291,27 @@ class CloudCache:
                 del self._ending[one.id]
 
     def _request_offers(self, pool: str) -> None:
-        cached = self._offers.setdefault(pool, _CachedOffers())
+        cached = self._offers.setdefault(pool, _Answer(None))
         if self._clock() >= cached.due:
             provider = self._pools.providers[pool]
             call, take = partial(provider.offers, pool), partial(self._take_offers, pool, cached)
             self._calls.start(CallKind.PRICES, provider, pool, call, take)
 
-    def _take_offers(self, pool: str, cached: _CachedOffers, call: Future[list[Offer]]) -> None:
+    def _take_offers(
+        self,
+        pool: str,
+        cached: _Answer[tuple[Offer, ...] | None],
+        call: Future[list[Offer]],
+    ) -> None:
         cached.due = self._clock() + RETRY_SECONDS
         try:
-            cached.offers, cached.problem = tuple(call.result()), None
+            cached.value, cached.problem = tuple(call.result()), None
             cached.due = self._clock() + OFFERS_SECONDS
         except VcasgdError as error:
             log.warning("%s: no prices: %s", pool, error)
             cached.problem = str(error)
         cached.answered = True
 
-    def _take_report(self, boot: _Boot, call: Future[str | None]) -> None:
+    def _take_report(self, boot: _Answer[str | None], call: Future[str | None]) -> None:
         boot.due = self._clock() + BOOT_REPORT_SECONDS
-        boot.report = call.result()
+        boot.value = call.result()

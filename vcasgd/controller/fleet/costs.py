@@ -16,7 +16,6 @@ from vcasgd.fleet.costs import (
     clock_amounts,
     last_charge,
     opened,
-    report,
 )
 from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.store.connection import RedisClient
@@ -60,7 +59,7 @@ class CostLedger:
         """Return what a job has spent in USD, including the time that is not booked yet."""
         clock = self._clocks.get(job) or 0.0
         open_ = sum(accrued(each, now, clock) for each in self._paid.get(job, {}).values())
-        return report(self._costs.of(job)).spent_usd + open_
+        return self._costs.spent(job) + open_
 
     @property
     def paid(self) -> dict[str, Collection[str]]:

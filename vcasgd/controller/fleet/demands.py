@@ -10,7 +10,7 @@ from vcasgd.controller.fleet.speeds import Speeds
 from vcasgd.errors import JobUnreadable, NotFound
 from vcasgd.fleet.costs import affordable, commitment, pause_reason
 from vcasgd.fleet.observed import JobDemand, Limits
-from vcasgd.fleet.plan.prices import price_of
+from vcasgd.fleet.plan.market import price_of
 from vcasgd.fleet.providers.base import Machine, Offer
 from vcasgd.logging import isolated
 from vcasgd.spec.job import PRIORITIES
@@ -69,7 +69,9 @@ class Demands:
             pools=pools,
             wants=_work_items(job, work),
             running=has_machines and not why,
+            spare=workers.spare,
             barred=barred,
+            on_demand_minimum=workers.on_demand_min,
             fallback_after=workers.fallback_after.total_seconds() if workers.fallback else None,
             max_price=workers.max_price_per_hour,
             affordable=left,

@@ -70,32 +70,20 @@ class LaunchHistory:
                 reasons.append(where + row.reason)
         return reasons
 
-    def launches(self, pool: str) -> int:
-        """Return the number of launches in all markets of a pool."""
-        return sum(row.launches for name, row in self._rows.items() if _parts(name)[0] == pool)
-
     # -- answers -------------------------------------------------------------------------------
 
     def granted(self, launch: Launch) -> None:
         """Record a launch that was granted."""
         name = market_name(launch.pool, launch.zone, launch.spot)
         row = self.pool(name)
-        self._set(
-            name,
-            Pool(
-                row.launches + 1,
-                # A boot may have failed since the launch was requested.
-                blocked_until=row.blocked_until if row.failed_boots else 0.0,
-                reason=row.reason if row.failed_boots else None,
-                # Granted machines count as an answer only once one of them joins.
-                refused_since=row.refused_since if row.failed_boots else None,
-                failed_boots=row.failed_boots,
-                given_up_at=row.given_up_at,
-            ),
-        )
-        whole = self.pool(launch.pool)
-        if name != launch.pool and whole.failures:
-            self._set(launch.pool, Pool(whole.launches))
+        row = replace(row, launches=row.launches + 1, failures=0)
+        # Granted machines count as an answer only once one of them joins, and a boot may have
+        # failed since the launch was requested.
+        if not row.failed_boots:
+            row = replace(row, blocked_until=0.0, reason=None, refused_since=None)
+        self._set(name, row)
+        if self.pool(launch.pool).failures:
+            self._set(launch.pool, Pool())
 
     def refused(self, launch: Launch, error: FleetError, held: int, now: float) -> None:
         """Record a launch that was refused. ``held``: machines of its kind that the pool has."""
@@ -107,7 +95,7 @@ class LaunchHistory:
         if isinstance(error, QuotaExceeded):
             why = f"quota: the account may have {held} such machines: {error}"
             row = Pool(blocked_until=now + QUOTA_SECONDS, reason=why, quota=held)
-            self._set(_quota_name(launch.pool, launch.spot is not False), row)
+            self._set(_quota_name(launch.pool, launch.spot), row)
         elif not isinstance(error, NoCapacity):
             name = launch.pool
         self._block(name, str(error), now)
@@ -119,7 +107,7 @@ class LaunchHistory:
 
         ``waits``: seconds after the first one in a row, and at most after later ones.
         """
-        name = market_name(blame.pool, blame.zone or None, blame.spot)
+        name = market_name(blame.pool, blame.zone, blame.spot)
         row = self.pool(name)
         count = row.failed_boots + 1
         wait = backoff(count, *waits)
@@ -140,7 +128,7 @@ class LaunchHistory:
     def joined(self, machines: Iterable[Machine]) -> None:
         """Unblock the markets of machines that joined."""
         for one in machines:
-            name = market_name(one.pool, one.zone or None, one.spot)
+            name = market_name(one.pool, one.zone, one.spot)
             row = self._rows.get(name)
             if row is not None and row.failed_boots and one.launched_at > row.given_up_at:
                 self._set(name, replace(row, failed_boots=0, refused_since=None))

@@ -243,7 +243,6 @@ class Observer:
             reasons.append(f"{in_use} of {capacity} machines in use")
         return PoolView(
             name=name,
-            launches=stored.launches,
             launching=len(unlisted),
             capacity=capacity,
             # It must not buy what it may already have.

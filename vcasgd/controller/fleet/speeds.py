@@ -1,9 +1,9 @@
-"""Speeds of machines, measured from the heartbeats of their workers."""
+"""Speeds and traffic of machines, measured from the heartbeats of their workers."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 
@@ -39,11 +39,7 @@ class Speeds:
 
     def rates(self, job: JobRecord) -> Rates:
         """Return the speeds by pool and type, from all jobs with the same name and task."""
-        return {
-            (pool, kind): rate
-            for name, rate in self._of(job).rates.items()
-            for pool, _, kind in [name.partition("|")]
-        }
+        return self._of(job).speeds
 
     def measure(
         self,
@@ -65,10 +61,22 @@ class Speeds:
             if (one := machines.get(name)) and rate > 0:
                 speeds[f"{one.pool}|{one.machine_type}"].append(rate)
         medians = {name: median(rates) for name, rates in speeds.items()}
+        self._keep(job, medians, _bytes_per_sample(beats.values()), now)
+
+    def _keep(
+        self, job: JobRecord, rates: Mapping[str, float], traffic: float | None, now: float
+    ) -> None:
         before = self._of(job)
-        after = replace(before, rates={**before.rates, **medians})
-        if job.facts:
-            after = replace(after, samples=job.facts.samples, batch_size=job.facts.batch_size)
+        samples = job.facts.samples if job.facts else before.samples
+        batch_size = job.facts.batch_size if job.facts else before.batch_size
+        rates = {**before.rates, **rates}
+        after = replace(
+            before,
+            samples=samples,
+            batch_size=batch_size,
+            rates=rates,
+            bytes_per_sample=traffic or before.bytes_per_sample,
+        )
         if after != before and now - self._written.get(job.id, 0.0) >= WRITE_SECONDS:
             self._changed[job.spec.name, job.spec.task] = after
             self._known[job.id], self._written[job.id] = after, now
@@ -86,6 +94,16 @@ class Speeds:
         if job.id not in self._known:
             self._known[job.id] = self._workloads.get(job.spec.name, job.spec.task)
         return self._known[job.id]
+
+
+def _bytes_per_sample(beats: Iterable[Heartbeat]) -> float | None:
+    """Return the bytes that workers pushed and fetched for a sample; None if nothing is known."""
+    known = [
+        (beat.pushed_bytes + beat.fetched_bytes, beat.samples)
+        for beat in beats
+        if beat.samples and beat.pushed_bytes and beat.fetched_bytes
+    ]
+    return sum(each for each, _ in known) / sum(each for _, each in known) if known else None
 
 
 def _rate(

@@ -1,15 +1,12 @@
 """Plan of the fleet: turns desired and observed state into actions, without any I/O.
 
 ``actions``     actions, and names of launches and markets
-``decide``      what ends, and the order of all actions
+``decide``      what ends, the order of all actions, and why jobs wait
 ``allocation``  which job gets which machine
-``market``      what is bought: pool, zone, type, spot or on demand
-``prices``      what a machine is worth
-``staff``       which workers a job keeps
-``shares``      in which order jobs get machines
+``market``      what is bought: pool, zone, type, spot or on demand, by its price for a sample
+``staff``       which workers a job keeps, and which machines others can take
+``shares``      in which order jobs get machines, and how many those of one user may have
 ``preemption``  which job gives a machine to which other one
-``waiting``     why a job has fewer machines than it could use
-``limits``      how many machines all jobs of one user may have
 
 Sharing. One worker runs on one machine. Each job first gets its minimum, by priority and then in
 order of submission. Each ``age_seconds`` that a job has lacked a part of its minimum count as one
@@ -34,8 +31,8 @@ of time at the limit. Machines with a notice don't count.
 Buying. Pools are used in the job's order. Within a pool, the cheapest measured sample decides.
 Zones and types that cost up to :data:`SPREAD_PREMIUM` more are equally good, and the zone with the
 fewest machines wins. Nothing is bought above the maximum price of pool or job, beyond the budget,
-or where labels forbid it. The fallback buys the minimum on demand once all of the job's spot
-markets have refused for long enough.
+or where labels forbid it. ``on_demand_minimum`` places take only on-demand machines. The fallback
+buys the minimum on demand once all of the job's spot markets have refused for long enough.
 
 Replacing ahead of time. This concerns machines that the cloud recommends leaving, and machines that
 the fallback bought while spot is for sale again. They keep running until the desired number of
@@ -78,8 +75,8 @@ from vcasgd.fleet.plan.actions import (
     market_name,
 )
 from vcasgd.fleet.plan.decide import decide, make_plan
-from vcasgd.fleet.plan.limits import within_limits
 from vcasgd.fleet.plan.market import SPREAD_PREMIUM
+from vcasgd.fleet.plan.shares import within_limits
 
 __all__ = [
     "SPREAD_PREMIUM",

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Launch:
-    """Request up to ``count`` machines from the pool. None means any of the pool's choices."""
+    """Request up to ``count`` machines in a market."""
 
     pool: str
     count: int
     token: str
-    zone: str | None = None
-    machine_types: tuple[str, ...] | None = None
-    spot: bool | None = None
+    zone: str
+    machine_types: tuple[str, ...]
+    spot: bool
     jobs: tuple[str, ...] = field(default=(), compare=False)
     """Jobs that pay for the machines until a worker runs on them, one per machine; not part of the
     request to the cloud."""
@@ -78,8 +78,6 @@ def launch_token(cluster: str, market: str, launches: int) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"vcasgd/{cluster}/{market}/{launches}"))
 
 
-def market_name(pool: str, zone: str | None, spot: bool | None) -> str:
-    """Return the name under which a market's launches are counted; the pool's without a zone."""
-    if zone is None:
-        return pool
+def market_name(pool: str, zone: str, spot: bool) -> str:
+    """Return the name under which a market's launches are counted."""
     return f"{pool}/{zone}/{'spot' if spot else 'on-demand'}"

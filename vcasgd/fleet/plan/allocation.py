@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from vcasgd.fleet.observed import JobDemand, Observed, WorkerView, highest_price
 from vcasgd.fleet.plan.actions import Blame, Launch, StartWorker, StopWorker, Terminate
-from vcasgd.fleet.plan.limits import OwnerRooms
 from vcasgd.fleet.plan.market import Markets
 from vcasgd.fleet.plan.preemption import (
     Claim,
@@ -16,9 +15,8 @@ from vcasgd.fleet.plan.preemption import (
     preempt_for_minimum,
     preempt_for_share,
 )
-from vcasgd.fleet.plan.shares import Shares, by_minimum, fill_by_share, levels
-from vcasgd.fleet.plan.staff import Staff, divide
-from vcasgd.fleet.plan.stock import Stock
+from vcasgd.fleet.plan.shares import OwnerRooms, Shares, by_minimum, fill_by_share, levels
+from vcasgd.fleet.plan.staff import Staff, Stock, divide
 from vcasgd.fleet.providers.base import Machine
 
 
@@ -130,69 +128,91 @@ class Allocation:
     def _fill(self) -> None:
         jobs = by_minimum(self._state, self._now)
         for job in jobs:
-            self._fill_minimum(job)
+            on_demand = min(job.on_demand_minimum, job.needed)
+            self._fill_minimum(job, range(on_demand), on_demand=True)
+            self._fill_minimum(job, range(on_demand, job.needed), on_demand=False)
         for level in levels(jobs):
             fill_by_share(level, self._place_beyond)
+        # What remains can wait for losses.
+        for job in jobs:
+            self._keep_spares(job)
 
-    def _fill_minimum(self, job: JobDemand) -> None:
-        """Fill places until one stays empty, as all others then would."""
+    def _fill_minimum(self, job: JobDemand, numbers: range, *, on_demand: bool) -> None:
+        """Fill places until one stays empty, as all others of its kind then would."""
         filled = 0
-        while filled < job.needed and self._place(job, filled):
+        while filled < len(numbers) and self._place(job, numbers[filled]):
             filled += 1
-        if filled < job.needed:
-            self._lacking[job.job] = job.needed - filled
-            places = self._rooms.take(job, job.needed - filled)
-            self._minimum_claims.append(Claim(job, places))
+        if filled < len(numbers):
+            self._lacking[job.job] += len(numbers) - filled
+            places = self._rooms.take(job, len(numbers) - filled)
+            self._minimum_claims.append(Claim(job, places, on_demand=on_demand))
 
     def _place_beyond(self, job: JobDemand, number: int) -> bool:
         if self._place(job, number):
             return True
-        self._share_claims.append(Claim(job, self._rooms.take(job, job.desired - number)))
+        on_demand = number < job.on_demand_minimum
+        places = self._rooms.take(job, job.desired - number)
+        self._share_claims.append(Claim(job, places, on_demand=on_demand))
         return False
 
     def _place(self, job: JobDemand, number: int) -> bool:
-        """Fill one place. Replaceable workers keep theirs if no replacement is available."""
-        staff, worker = self._staff[job.job], None
-        if staff.firm:
-            worker = staff.firm.popleft()
-        elif not self._find(job, beyond=number >= job.needed):
-            if not staff.replaceable:
+        """Fill one place. A job's first places are its on-demand minimum."""
+        on_demand, beyond = number < job.on_demand_minimum, number >= job.needed
+        staff = self._staff[job.job]
+        worker = staff.take(on_demand=on_demand)
+        if worker is None and not self._find(job, on_demand=on_demand, beyond=beyond):
+            worker = staff.take_replaceable(on_demand=on_demand)
+            if worker is None:
                 return False
-            worker = staff.replaceable.popleft()
         self._shares.machines[job.job] += 1
         if worker is not None and number >= job.needed + self._lacking[job.job]:
             self._donations.append(Donation(job, worker, self._machines[worker.machine_id]))
         return True
 
-    def _find(self, job: JobDemand, *, beyond: bool) -> bool:
+    def _keep_spares(self, job: JobDemand) -> None:
+        """Keep machines without a worker, or order them, as long as there are some."""
+        kept = 0
+        while kept < job.spares and self._rooms.take(job, 1):
+            idle = self._idle_stock.take(job.pools, self._limit(job), on_demand=False)
+            if idle is not None:
+                del self._idle[idle]
+            elif not self._await(job, False) and not self._markets.buy(
+                job, on_demand=False, last_resort=False
+            ):
+                self._rooms.give_back(job)
+                return
+            kept += 1
+
+    def _find(self, job: JobDemand, *, on_demand: bool, beyond: bool) -> bool:
         if not self._rooms.take(job, 1):
             return False
         found = (
-            self._reuse(job)
-            or self._succeed(job)
-            or self._take_over(job)
-            or self._await(job)
-            or self._markets.buy(job, last_resort=not beyond)
+            self._reuse(job, on_demand)
+            or self._succeed(job, on_demand)
+            or self._take_over(job, on_demand)
+            or self._await(job, on_demand)
+            or self._markets.buy(job, on_demand=on_demand, last_resort=not beyond)
         )
         if not found:
             self._rooms.give_back(job)
         return found
 
-    def _reuse(self, job: JobDemand) -> bool:
+    def _reuse(self, job: JobDemand, on_demand: bool) -> bool:
         for pool in job.pools:
-            chosen = self._idle_stock.take((pool,), self._limit(job))
+            chosen = self._idle_stock.take((pool,), self._limit(job), on_demand=on_demand)
             if chosen is not None:
                 del self._idle[chosen]
                 self.starts.append(StartWorker(chosen, job.job))
                 return True
         return False
 
-    def _succeed(self, job: JobDemand) -> bool:
+    def _succeed(self, job: JobDemand, on_demand: bool) -> bool:
         """Wait for a machine whose worker was asked to leave."""
-        return self._vacated_stock.take(job.pools, self._limit(job)) is not None
+        limit = self._limit(job)
+        return self._vacated_stock.take(job.pools, limit, on_demand=on_demand) is not None
 
-    def _take_over(self, job: JobDemand) -> bool:
-        chosen = self._spare_stock.take(job.pools, self._limit(job))
+    def _take_over(self, job: JobDemand, on_demand: bool) -> bool:
+        chosen = self._spare_stock.take(job.pools, self._limit(job), on_demand=on_demand)
         if chosen is None:
             return False
         worker = self._spare.pop(chosen)
@@ -201,11 +221,12 @@ class Allocation:
             self.handovers.append(StopWorker(worker.name, reason))
         return True
 
-    def _await(self, job: JobDemand) -> bool:
+    def _await(self, job: JobDemand, on_demand: bool) -> bool:
         for pool in job.pools:
-            if self._coming[pool]:
-                self._coming[pool].popleft()
-                return True
+            for spot in (False,) if on_demand else (True, False):
+                if self._coming[pool, spot]:
+                    self._coming[pool, spot].popleft()
+                    return True
         return False
 
     def _limit(self, job: JobDemand) -> Callable[[str], float]:
@@ -255,20 +276,20 @@ class Allocation:
         free = nodes - self._busy()
         return [one for one in self._machines.values() if one.id in free]
 
-    def _coming_machines(self) -> defaultdict[str, deque[str]]:
-        """Return, by pool, the ids of machines that will soon be idle, spot machines first.
+    def _coming_machines(self) -> defaultdict[tuple[str, bool], deque[str]]:
+        """Return, by pool and kind, the ids of machines that will soon be idle.
 
         The id is empty for machines that are not listed yet.
         """
         joined = self._busy() | (self._state.nodes or frozenset())
-        coming: defaultdict[str, deque[str]] = defaultdict(deque)
-        for spot in (True, False):
-            for one in self._machines.values():
-                if one.id not in joined and one.spot is spot:
-                    coming[one.pool].append(one.id)
-            for pool in self._state.pools:
-                coming[pool.name] += [""] * pool.launching_of(spot=spot)
-        self._coming_ids = {id_ for ids in coming.values() for id_ in ids if id_}
+        coming: defaultdict[tuple[str, bool], deque[str]] = defaultdict(deque)
+        for one in self._machines.values():
+            if one.id not in joined:
+                coming[one.pool, one.spot].append(one.id)
+        self._coming_ids = {id_ for ids in coming.values() for id_ in ids}
+        for pool in self._state.pools:
+            for spot in (True, False):
+                coming[pool.name, spot] += [""] * pool.launching_of(spot=spot)
         return coming
 
     def _unneeded_booting(self) -> list[Machine]:

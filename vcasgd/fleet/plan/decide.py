@@ -1,13 +1,14 @@
-"""Decision of what ends, and the order of all actions."""
+"""Decision of what ends, the order of all actions, and why jobs wait."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vcasgd.fleet.observed import Observed
+from vcasgd.fleet.observed import JobDemand, Observed
 from vcasgd.fleet.plan.actions import Action, Blame, StopWorker, Terminate
 from vcasgd.fleet.plan.allocation import Allocation
-from vcasgd.fleet.plan.waiting import reasons
 from vcasgd.fleet.providers.base import Machine
 
 #: Reason for ending a machine whose Ray node never appeared.
@@ -49,7 +50,7 @@ def make_plan(state: Observed, now: float) -> Plan:
         *allocation.starts,
         *allocation.launches(),
     ]
-    return Plan(actions, reasons(state, allocation.missing()))
+    return Plan(actions, _waiting(state, allocation.missing()))
 
 
 def _failed(state: Observed, now: float) -> dict[str, str]:
@@ -105,3 +106,53 @@ def _stop_unwanted(state: Observed) -> list[StopWorker]:
         for worker in state.workers
         if worker.alive and worker.job not in running
     ]
+
+
+def _waiting(state: Observed, missing: Mapping[str, int]) -> dict[str, str]:
+    """Return why each job waits for machines: those that are ``missing``, or that a limit of its
+    user withholds from it."""
+    short = {job.job for job in state.jobs if missing.get(job.job, 0) > 0 or job.withheld > 0}
+    if not short:
+        return {}
+    pool_of = {one.id: one.pool for one in state.staying()}
+    jobs = {job.job: job for job in state.jobs}
+    holders: defaultdict[str, set[str]] = defaultdict(set)
+    for worker in state.workers:
+        if worker.alive and worker.machine_id in pool_of and worker.job in jobs:
+            holders[pool_of[worker.machine_id]].add(worker.job)
+    return {
+        name: _why_waiting(jobs[name], max(0, missing.get(name, 0)), state, jobs, holders)
+        for name in sorted(short)
+    }
+
+
+def _why_waiting(
+    job: JobDemand,
+    missing: int,
+    state: Observed,
+    jobs: Mapping[str, JobDemand],
+    holders: Mapping[str, set[str]],
+) -> str:
+    causes = _causes(job, state, jobs, holders) if missing else []
+    causes += [job.limited] if job.limited else []
+    why = ", ".join(causes) or "none is for sale"
+    return f"waits for {missing + job.withheld} of {job.desired + job.withheld} machines: {why}"
+
+
+def _causes(
+    job: JobDemand,
+    state: Observed,
+    jobs: Mapping[str, JobDemand],
+    holders: Mapping[str, set[str]],
+) -> list[str]:
+    """Return why the machines that the job may have can't be found."""
+    names = {name for pool in job.pools for name in holders.get(pool, ())} - {job.job}
+    others = [jobs[name].priority - job.priority for name in names]
+    groups = {
+        "of higher priority": sum(each > 0 for each in others),
+        "of the same priority": sum(each == 0 for each in others),
+        "of lower priority": sum(each < 0 for each in others),
+    }
+    causes = [f"{count} job{'s'[: count > 1]} {kind}" for kind, count in groups.items() if count]
+    pools = (pool for pool in state.pools if pool.name in job.pools)
+    return causes + [f"{pool.name}: {pool.reason}" for pool in pools if pool.reason]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
 
-from vcasgd.fleet.observed import JobDemand, Observed, PoolView, highest_price
+from vcasgd.fleet.observed import JobDemand, Observed, PoolView, Rates, highest_price
 from vcasgd.fleet.plan.actions import Launch, launch_token, market_name
-from vcasgd.fleet.plan.prices import price_of, scores
 from vcasgd.fleet.providers.base import Offer
 
 #: Largest premium, as a share of the cheapest price of a sample, for spreading over zones and for
@@ -16,8 +16,12 @@ from vcasgd.fleet.providers.base import Offer
 #: of a zone's fleet, which then has to boot again.
 SPREAD_PREMIUM = 0.25
 
+#: Number of processors that a GPU counts as before anything is measured. It only affects the order
+#: of types that no job has tried yet.
+CPUS_PER_GPU = 64.0
+
 #: Content of one launch: pool, zone, types, spot.
-_Order = tuple[str, str | None, tuple[str, ...] | None, bool | None]
+_Order = tuple[str, str, tuple[str, ...], bool]
 
 
 @dataclass(frozen=True, order=True)
@@ -47,16 +51,17 @@ class Markets:
         self._refusals_of: dict[tuple[str, str], list[float | None]] = {}
         self._orders: defaultdict[_Order, list[str]] = defaultdict(list)
 
-    def buy(self, job: JobDemand, *, last_resort: bool) -> bool:
+    def buy(self, job: JobDemand, *, on_demand: bool, last_resort: bool) -> bool:
         """Order one machine from the first of the job's pools that has a suitable one.
 
-        ``last_resort`` adds on-demand machines if the job allows a fallback and its spot pools have
-        refused for long enough. Returns False if no pool has a machine.
+        ``on_demand`` excludes spot machines. ``last_resort`` adds on-demand machines if the job
+        allows a fallback and its spot pools have refused for long enough. Returns False if no pool
+        has a machine.
         """
         pools = [self._pools[name] for name in job.pools if name in self._pools]
-        if any(self._buy_in(pool, job, spot=pool.spot) for pool in pools):
+        if any(self._buy_in(pool, job, spot=not on_demand and pool.spot) for pool in pools):
             return True
-        if not last_resort or not self.fallback_due(job):
+        if on_demand or not last_resort or not self.fallback_due(job):
             return False
         return any(self._buy_in(pool, job, spot=False) for pool in pools if pool.spot)
 
@@ -92,7 +97,7 @@ class Markets:
         for order, jobs in sorted(self._orders.items(), key=lambda each: position[each[0][0]]):
             pool, zone, types, spot = order
             name = market_name(pool, zone, spot)
-            number = self._launches_of(pool, zone, spot) + used[name]
+            number = self._pools[pool].market(zone, spot).launches + used[name]
             used[name] += 1
             token = launch_token(self._state.cluster, name, number)
             launches.append(Launch(pool, len(jobs), token, zone, types, spot, tuple(jobs)))
@@ -103,39 +108,17 @@ class Markets:
     def _buy_in(self, pool: PoolView, job: JobDemand, *, spot: bool) -> bool:
         if pool.blocked_until > self._now or not self._has_room(pool, spot=spot):
             return False
-        if pool.offers is None:
-            return self._buy_unpriced(pool, job, spot=spot)
         zones = self._good_zones(pool, job, spot=spot)
         if not zones:
             return False
         chosen = min(zones, key=lambda each: (self._zones[pool.name, each.name], each))
         if not self._pay(job, chosen.price):
             return False
-        self._order(pool, job, chosen.name, chosen.types, spot)
-        return True
-
-    def _buy_unpriced(self, pool: PoolView, job: JobDemand, *, spot: bool) -> bool:
-        """Order without prices, unless the pool or the job limits them."""
-        bounded = (pool.max_price, job.max_price, job.affordable)
-        if spot != pool.spot or any(limit is not None for limit in bounded):
-            return False
-        if any(name == pool.name for name, _, _ in self._blamed):
-            return False
-        self._order(pool, job, None, None, None)
-        return True
-
-    def _order(
-        self,
-        pool: PoolView,
-        job: JobDemand,
-        zone: str | None,
-        types: tuple[str, ...] | None,
-        spot: bool | None,
-    ) -> None:
-        self._room[pool.name, pool.spot if spot is None else spot] -= 1
+        self._room[pool.name, spot] -= 1
         self._room[pool.name, None] -= 1
-        self._zones[pool.name, zone or ""] += 1
-        self._orders[pool.name, zone, types, spot].append(job.job)
+        self._zones[pool.name, chosen.name] += 1
+        self._orders[pool.name, chosen.name, chosen.types, spot].append(job.job)
+        return True
 
     def _good_zones(self, pool: PoolView, job: JobDemand, *, spot: bool) -> list[_Zone]:
         """Return the zones with an open, affordable offer that is sufficiently cheap."""
@@ -166,10 +149,6 @@ class Markets:
     def _refused_since(self, pool: PoolView, zone: str) -> float | None:
         zoned, whole = pool.market(zone, spot=True).refused_since, pool.refused_since
         return min((at for at in (zoned, whole) if at is not None), default=None)
-
-    def _launches_of(self, pool: str, zone: str | None, spot: bool | None) -> int:
-        view = self._pools[pool]
-        return view.launches if zone is None else view.market(zone, bool(spot)).launches
 
     # -- room and money ------------------------------------------------------------------------
 
@@ -222,3 +201,33 @@ def _zones(choices: Mapping[Offer, float], *, spot: bool) -> list[_Zone]:
         )
         for zone, offers in by_zone.items()
     ]
+
+
+def price_of(offer: Offer, *, spot: bool) -> float:
+    """Return USD per hour for the machine as spot or on demand."""
+    return offer.price_per_hour if spot == offer.spot else offer.on_demand_price_per_hour
+
+
+def scores(offers: Iterable[Offer], rates: Rates, *, spot: bool) -> dict[Offer, float]:
+    """Return USD per hour for each sample per second.
+
+    A type without measurements is assumed to be as fast for its size as the median of the measured
+    ones in the same pool. Without any measurement, only the order is meaningful.
+    """
+    offers = list(offers)
+    measured = [rate / size(each) for each in offers if (rate := _rate(each, rates)) is not None]
+    typical = median(measured) if measured else 1.0
+    return {
+        each: price_of(each, spot=spot) / (_rate(each, rates) or size(each) * typical)
+        for each in offers
+    }
+
+
+def size(offer: Offer) -> float:
+    """Return the size of a machine in processors."""
+    return max(offer.cpus + CPUS_PER_GPU * offer.gpus, 1e-3)
+
+
+def _rate(offer: Offer, rates: Rates) -> float | None:
+    rate = rates.get((offer.pool, offer.machine_type))
+    return rate if rate is not None and rate > 0 else None

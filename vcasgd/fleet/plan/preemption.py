@@ -21,6 +21,8 @@ class Claim:
 
     job: JobDemand
     places: int
+    on_demand: bool = False
+    """True if only on-demand machines fill them."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,14 @@ class Donors:
         allowed: Allowed,
     ) -> None:
         self._shares, self._limit, self._allowed = shares, limit, allowed
-        self._machines: dict[str, defaultdict[str, list[Donation]]] = {}
+        self._machines: dict[str, defaultdict[tuple[str, bool], list[Donation]]] = {}
         jobs: dict[str, JobDemand] = {}
         for each in sorted(donations, key=lambda each: worth(each.machine)):
             if each.machine.advised_at is not None:
                 continue
             jobs[each.job.job] = each.job
             groups = self._machines.setdefault(each.job.job, defaultdict(list))
-            groups[each.machine.pool].append(each)
+            groups[each.machine.pool, each.machine.spot].append(each)
         self._queue = [(shares.next_to_give(job), job) for job in jobs.values()]
         heapify(self._queue)
 
@@ -84,11 +86,12 @@ class Donors:
     def _take_from(self, donor: str, claim: Claim) -> Donation | None:
         groups, best = self._machines[donor], None
         for pool in claim.job.pools:
-            group = groups.get(pool)
-            index = self._dearest(group, claim.job, pool) if group else None
-            if group and index is not None:
-                key = worth(group[index].machine)
-                best = max(best, (key, group, index)) if best else (key, group, index)
+            for spot in (False,) if claim.on_demand else (True, False):
+                group = groups.get((pool, spot))
+                index = self._dearest(group, claim.job, pool) if group else None
+                if group and index is not None:
+                    key = worth(group[index].machine)
+                    best = max(best, (key, group, index)) if best else (key, group, index)
         return best[1].pop(best[2]) if best else None
 
     def _dearest(self, group: list[Donation], job: JobDemand, pool: str) -> int | None:

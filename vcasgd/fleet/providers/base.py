@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from vcasgd.errors import InvalidRequest
 from vcasgd.printable import printable
 
 #: Placeholder for the machine's id in a :class:`Boot`; the id is unknown before the launch.
@@ -101,6 +100,33 @@ class Boot:
         return f"Boot(argv={self.argv!r}, env={{{', '.join(f'{name}=…' for name in self.env)}}})"
 
 
+@dataclass(frozen=True)
+class AccountQuota:
+    """A quota that limits a pool's vCPUs.
+
+    ``least``: vCPUs of the pool's smallest machine. ``used`` is 0 if the cloud doesn't report it.
+    """
+
+    name: str
+    limit: float
+    least: float
+    used: float = 0.0
+    remedy: str = ""
+
+    @property
+    def suffices(self) -> bool:
+        """True if there is room for one machine."""
+        return self.limit - self.used >= self.least
+
+
+@dataclass(frozen=True)
+class AccountAnswer:
+    """Answer of a cloud. ``denied`` says which permission is missing, if one is."""
+
+    denied: str | None = None
+    quotas: tuple[AccountQuota, ...] = ()
+
+
 class Provider(Protocol):
     """Source of machines. Several processes and threads may call all methods.
 
@@ -157,7 +183,7 @@ class Provider(Protocol):
         ...
 
     def capacity(self, pool: str) -> int | None:
-        """Return the pool's maximum number of machines; None if only a launch can determine it."""
+        """Return how many machines the provider has; None if only a launch can determine it."""
         ...
 
     def machines(self) -> list[Machine]:
@@ -204,24 +230,3 @@ class Provider(Protocol):
 def one_line(text: str) -> str | None:
     """Return a machine's text as one printable line, or None if it is empty."""
     return " ".join(printable(text[:BOOT_ERROR_LENGTH]).split()) or None
-
-
-def narrowed(
-    available: Sequence[str], requested: Sequence[str] | None, pool: str, what: str
-) -> tuple[str, ...]:
-    """Return the ``requested`` zones or types of a pool, or all of them for None.
-
-    Raises :class:`~vcasgd.errors.InvalidRequest` if the pool has none of them.
-    """
-    chosen = (
-        tuple(available)
-        if requested is None
-        else tuple(one for one in requested if one in available)
-    )
-    if not chosen:
-        raise InvalidRequest(
-            f"{pool}: has no {what} {', '.join(requested or ())}",
-            remedy=f"known: {', '.join(available)}",
-            pool=pool,
-        )
-    return chosen

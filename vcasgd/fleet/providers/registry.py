@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from vcasgd.errors import SpecError, VcasgdError
 from vcasgd.fleet.pools import (
@@ -23,8 +23,6 @@ from vcasgd.fleet.providers.join.provider import JoinedFleet, JoinProvider, Noth
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.fleet.providers.slurm.provider import SlurmProvider
 from vcasgd.settings import Settings
-
-P = TypeVar("P", bound=PoolSpec)
 
 
 def configured_pools(settings: Settings) -> tuple[PoolSpec, ...]:
@@ -47,16 +45,7 @@ def make_providers(
         place = place_of(pool)
         if place not in made:
             together = [other for other in pools if place_of(other) == place]
-            if isinstance(pool, JoinPoolSpec):
-                made[place] = JoinProvider(joined or NothingJoined())
-            elif isinstance(pool, SlurmPoolSpec):
-                specs = _of(SlurmPoolSpec, together)
-                made[place] = SlurmProvider(settings.cluster, specs, joined or NothingJoined())
-            elif isinstance(pool, KubernetesPoolSpec):
-                pods = _of(KubernetesPoolSpec, together)
-                made[place] = _kubernetes(settings, pods, joined or NothingJoined())
-            else:
-                made[place] = _MAKERS[pool.provider](settings, together)
+            made[place] = _make(settings, together, joined or NothingJoined())
     return {pool.name: made[place_of(pool)] for pool in pools}
 
 
@@ -83,24 +72,6 @@ def make_reachable(
         except VcasgdError as error:
             problems[name] = str(error)
     return made, problems
-
-
-def missing_permission(settings: Settings, pool: PoolSpec) -> str | None:
-    """Return which permission of this process is missing to launch machines of a pool.
-
-    None if none is, or if the pool is in no cloud. Launches nothing. Raises
-    :class:`~vcasgd.errors.FleetError` if the cloud doesn't answer, and :class:`ImportError` without
-    its library.
-    """
-    if isinstance(pool, AwsPoolSpec):
-        from vcasgd.fleet.providers.aws import account as aws
-
-        return aws.missing_permission(pool, settings.cluster)
-    if isinstance(pool, GcpPoolSpec):
-        from vcasgd.fleet.providers.gcp import account as gcp
-
-        return gcp.missing_permission(pool, settings.compute_url)
-    return None
 
 
 def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:
@@ -142,55 +113,35 @@ def place_of(pool: PoolSpec) -> tuple[str, str]:
             return pool.provider, pool.name
 
 
-def _local(settings: Settings, pools: Sequence[PoolSpec]) -> Provider:
-    (spec,) = _of(LocalPoolSpec, pools)
-    return LocalProvider(settings.home_path, settings.cluster, local_pool(settings, spec))
-
-
-def _aws(settings: Settings, pools: Sequence[PoolSpec]) -> Provider:
+def _make(settings: Settings, pools: Sequence[Any], joined: JoinedFleet) -> Provider:
+    """Return the provider of pools of one place, whose library is imported only now."""
+    kind, cluster = pools[0].provider, settings.cluster
     try:
-        from vcasgd.fleet.providers.aws.provider import AwsProvider
+        match kind:
+            case "aws":
+                from vcasgd.fleet.providers.aws.provider import AwsProvider
+
+                table, seconds = PriceTable.load(kind, settings.prices), settings.price_seconds
+                return AwsProvider(cluster, pools, table, price_seconds=seconds)
+            case "gcp":
+                from vcasgd.fleet.providers.gcp.provider import GcpProvider
+
+                table = PriceTable.load(kind, settings.prices)
+                return GcpProvider(cluster, pools, table, url=settings.compute_url)
+            case "kubernetes":
+                from vcasgd.fleet.providers.kubernetes.provider import KubernetesProvider
+
+                return KubernetesProvider(cluster, pools, joined)
+            case "slurm":
+                return SlurmProvider(cluster, pools, joined)
+            case "join":
+                return JoinProvider(joined)
+            case _:
+                (spec,) = pools
+                return LocalProvider(settings.home_path, cluster, local_pool(settings, spec))
     except ImportError as error:
-        raise _missing("aws", error) from error
-    table = PriceTable.load("aws", settings.prices)
-    specs = _of(AwsPoolSpec, pools)
-    return AwsProvider(settings.cluster, specs, table, price_seconds=settings.price_seconds)
-
-
-def _gcp(settings: Settings, pools: Sequence[PoolSpec]) -> Provider:
-    try:
-        from vcasgd.fleet.providers.gcp.provider import GcpProvider
-    except ImportError as error:
-        raise _missing("gcp", error) from error
-    table = PriceTable.load("gcp", settings.prices)
-    specs = _of(GcpPoolSpec, pools)
-    return GcpProvider(settings.cluster, specs, table, url=settings.compute_url)
-
-
-def _kubernetes(
-    settings: Settings, pools: Sequence[KubernetesPoolSpec], joined: JoinedFleet
-) -> Provider:
-    try:
-        from vcasgd.fleet.providers.kubernetes.provider import KubernetesProvider
-    except ImportError as error:
-        raise _missing("kubernetes", error) from error
-    return KubernetesProvider(settings.cluster, pools, joined)
-
-
-_MAKERS: dict[str, Callable[[Settings, Sequence[PoolSpec]], Provider]] = {
-    "local": _local,
-    "aws": _aws,
-    "gcp": _gcp,
-}
-
-
-def _of(kind: type[P], pools: Sequence[PoolSpec]) -> list[P]:
-    return [pool for pool in pools if isinstance(pool, kind)]
-
-
-def _missing(extra: str, error: ImportError) -> SpecError:
-    return SpecError(
-        f"a pool of provider {extra} needs the library {error.name}, which is not installed",
-        remedy=f"run pip install 'vcasgd[{extra}]'",
-        field="pools",
-    )
+        raise SpecError(
+            f"a pool of provider {kind} needs the library {error.name}, which is not installed",
+            remedy=f"run pip install 'vcasgd[{kind}]'",
+            field="pools",
+        ) from error

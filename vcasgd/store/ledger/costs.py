@@ -160,12 +160,23 @@ class Workload:
     """Measurements of jobs with the same name and task.
 
     ``samples``: samples of an epoch. ``batch_size``: samples in a local step. ``rates``:
-    ``pool|machine type`` → samples per second of one machine.
+    ``pool|machine type`` → samples per second of one machine. ``bytes_per_sample``: what workers
+    pushed and fetched.
     """
 
     samples: int | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
     batch_size: int | None = None
+    bytes_per_sample: float | None = None
+
+    @property
+    def speeds(self) -> dict[tuple[str, str], float]:
+        """The rates by pool and machine type."""
+        return {
+            (pool, kind): rate
+            for name, rate in self.rates.items()
+            for pool, _, kind in [name.partition("|")]
+        }
 
 
 class Workloads:

@@ -117,6 +117,7 @@ resource "google_project_iam_custom_role" "launch" {
     "compute.instances.list",
     "compute.instanceTemplates.get",
     "compute.instanceTemplates.useReadOnly",
+    "compute.regions.get",
     "compute.subnetworks.use",
     "compute.subnetworks.useExternalIp",
     "compute.zoneOperations.get",

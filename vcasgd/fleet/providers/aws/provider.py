@@ -12,6 +12,7 @@ import base64
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import boto3
@@ -22,7 +23,7 @@ from vcasgd.errors import CloudUnavailable, FleetError, InvalidRequest, NoCapaci
 from vcasgd.fleet.pools import AwsPoolSpec
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.aws.errors import error_of, error_without_answer, worst
-from vcasgd.fleet.providers.aws.prices import Prices, SpotPrice, SpotPrices
+from vcasgd.fleet.providers.aws.prices import Prices, SpotPrices
 from vcasgd.fleet.providers.aws.request import (
     BOOT_ERROR_TAG,
     CLUSTER_TAG,
@@ -39,9 +40,9 @@ from vcasgd.fleet.providers.base import (
     Machine,
     MachineState,
     Offer,
-    narrowed,
     one_line,
 )
+from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ _STATES = {
 }
 
 
-class AwsProvider:
+class AwsProvider(PooledProvider[AwsPoolSpec]):
     """Implementation of :class:`~vcasgd.fleet.providers.base.Provider` for pools of one region.
 
     Launches return after some seconds. Machines are listed within seconds, and run a minute later.
@@ -94,8 +95,7 @@ class AwsProvider:
 
         ``price_seconds`` is how long spot prices are cached; they change a few times a day.
         """
-        self._cluster = cluster
-        self._pools = {pool.name: pool for pool in pools}
+        super().__init__(cluster, pools)
         self._region = pools[0].region
         self._table = table
         self._page = page
@@ -103,58 +103,42 @@ class AwsProvider:
             table.price(self._region, kind)
         self._ec2 = client("ec2", self._region)
         self._spot = SpotPrices(self._price_history, price_seconds)
-        self._boot_errors: dict[str, str | None] = {}
 
     def offers(self, pool: str) -> list[Offer]:
         """See the contract. A type without a spot price in a zone isn't sold there."""
         spec = self._pool(pool)
-        places = [(kind, zone) for zone in spec.zones for kind in spec.machine_types]
+        offers = super().offers(pool)
         if not spec.spot:
-            return [self._offer(spec, *place, None) for place in places]
+            return offers
         spot = self._spot.of(spec.machine_types, spec.zones)
-        return [self._offer(spec, *place, spot[place]) for place in places if place in spot]
+        prices = [(each, spot.get((each.machine_type, each.zone))) for each in offers]
+        return [
+            replace(
+                offer,
+                price_per_hour=price.per_hour,
+                as_of=price.since,
+                source="EC2 spot price history",
+            )
+            for offer, price in prices
+            if price is not None
+        ]
 
-    def launch(
-        self,
-        pool: str,
-        count: int,
-        boot: Boot,
-        token: str,
-        *,
-        zones: Sequence[str] | None = None,
-        machine_types: Sequence[str] | None = None,
-        spot: bool | None = None,
-    ) -> list[str]:
+    def _launch(self, order: LaunchOrder[AwsPoolSpec]) -> list[str]:
         """See the contract. EC2 stops listing terminated machines after an hour."""
-        spec = self._pool(pool)
-        kinds = narrowed(spec.machine_types, machine_types, pool, "machine type")
-        where = narrowed(spec.zones, zones, pool, "zone")
-        if granted := self._granted(token):
+        pool = order.spec.name
+        if granted := self._granted(order.token):
             return granted
-        request = fleet_request(
-            spec,
-            cluster=self._cluster,
-            count=count,
-            token=token,
-            kinds=kinds,
-            zones=where,
-            spot=spec.spot if spot is None else spot,
-            user_data=self._user_data(spec, boot),
-        )
+        request = fleet_request(order, self._cluster, self._user_data(order.spec, order.boot))
         try:
             answer = self._call("create_fleet", pool, request)
         except InvalidRequest as error:
             if error.code != "IdempotentParameterMismatch":
                 raise
-            return self._await_granted(token)
+            return self._await_granted(order.token)
         ids = [id_ for part in answer.get("Instances", ()) for id_ in part["InstanceIds"]]
         if not ids:
             raise _refusal(pool, answer)
         return sorted(ids)
-
-    def capacity(self, pool: str) -> int | None:
-        """See the contract."""
-        return self._pool(pool).max_machines
 
     def machines(self) -> list[Machine]:
         """See the contract."""
@@ -163,10 +147,6 @@ class AwsProvider:
         reported = {row["InstanceId"]: _tags(row).get(BOOT_ERROR_TAG, "") for row in rows}
         self._boot_errors = {machine: one_line(text) for machine, text in reported.items()}
         return [self._machine(row, spot) for row in rows]
-
-    def boot_error(self, machine_id: str) -> str | None:
-        """See the contract. The error is a tag, as last listed."""
-        return self._boot_errors.get(machine_id)
 
     def terminate(self, *machine_ids: str) -> None:
         """See the contract. Ignores machines without the cluster's tag."""
@@ -212,15 +192,6 @@ class AwsProvider:
             middle = len(machines) // 2
             return [*self._terminate(machines[:middle]), *self._terminate(machines[middle:])]
         return []
-
-    def _pool(self, name: str) -> AwsPoolSpec:
-        if name not in self._pools:
-            raise InvalidRequest(
-                f"there is no pool {name!r}",
-                remedy=f"known pools: {', '.join(self._pools)}",
-                pool=name,
-            )
-        return self._pools[name]
 
     def _user_data(self, spec: AwsPoolSpec, boot: Boot) -> str:
         environment = boot_environment(boot, "aws", self._region, spec.template.secrets)
@@ -288,20 +259,10 @@ class AwsProvider:
             on_demand_price_per_hour=on_demand,
         )
 
-    def _offer(self, spec: AwsPoolSpec, kind: str, zone: str, spot: SpotPrice | None) -> Offer:
+    def _offer(self, spec: AwsPoolSpec, zone: str, kind: str) -> Offer:
+        """Return an offer at the price on demand."""
         listed = self._table.price(self._region, kind)
-        return Offer(
-            pool=spec.name,
-            zone=zone,
-            machine_type=kind,
-            spot=spec.spot,
-            price_per_hour=spot.per_hour if spot else listed.on_demand,
-            on_demand_price_per_hour=listed.on_demand,
-            cpus=spec.cpus or listed.cpus,
-            gpus=listed.gpus if spec.gpus is None else spec.gpus,
-            as_of=spot.since if spot else listed.as_of,
-            source="EC2 spot price history" if spot else listed.source,
-        )
+        return listed.offer(spec, zone, kind, listed.on_demand)
 
     def _price_history(self, **request: Any) -> Any:
         return self._call("describe_spot_price_history", None, request)

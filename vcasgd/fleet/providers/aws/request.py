@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vcasgd.fleet.pools import AwsPoolSpec
+from vcasgd.fleet.providers.pooled import LaunchOrder
 
 CLUSTER_TAG = "vcasgd:cluster"
 POOL_TAG = "vcasgd:pool"
@@ -15,23 +16,14 @@ BOOT_ERROR_TAG = "vcasgd:boot-error"
 MAX_OVERRIDES = 300
 
 
-def fleet_request(
-    spec: AwsPoolSpec,
-    *,
-    cluster: str,
-    count: int,
-    token: str,
-    kinds: tuple[str, ...],
-    zones: tuple[str, ...],
-    spot: bool,
-    user_data: str,
-) -> dict[str, Any]:
+def fleet_request(order: LaunchOrder[AwsPoolSpec], cluster: str, user_data: str) -> dict[str, Any]:
     """Return the arguments of ``CreateFleet``. ``user_data`` is base64."""
+    spec, spot = order.spec, order.spot
     tags = [
         {"Key": "Name", "Value": f"{cluster}-{spec.name}"},
         {"Key": CLUSTER_TAG, "Value": cluster},
         {"Key": POOL_TAG, "Value": spec.name},
-        {"Key": LAUNCH_TAG, "Value": token},
+        {"Key": LAUNCH_TAG, "Value": order.token},
     ]
     allocation = (
         {"SpotOptions": {"AllocationStrategy": "price-capacity-optimized"}}
@@ -39,15 +31,19 @@ def fleet_request(
         else {"OnDemandOptions": {"AllocationStrategy": "lowest-price"}}
     )
     template = {**template_of(spec), "LaunchTemplateSpecificationUserData": user_data}
-    overrides = [_override(spec, kind, zone, spot=spot) for kind in kinds for zone in zones]
+    overrides = [
+        _override(spec, kind, zone, spot=spot)
+        for kind in order.machine_types
+        for zone in order.zones
+    ]
     return {
         "Type": "instant",
-        "ClientToken": token,
+        "ClientToken": order.token,
         "LaunchTemplateConfigs": [
             {"LaunchTemplateSpecification": template, "Overrides": overrides[:MAX_OVERRIDES]}
         ],
         "TargetCapacitySpecification": {
-            "TotalTargetCapacity": count,
+            "TotalTargetCapacity": order.count,
             "DefaultTargetCapacityType": "spot" if spot else "on-demand",
         },
         **allocation,

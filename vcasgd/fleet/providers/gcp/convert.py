@@ -9,7 +9,7 @@ from typing import Any
 from vcasgd.errors import SpecError
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.prices import ListPrice, PriceTable
-from vcasgd.fleet.providers.base import Machine, MachineState, Offer
+from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.fleet.providers.gcp.request import POOL_LABEL
 
 #: States of machines that still exist.
@@ -50,23 +50,6 @@ def machine_of(machine: Any, table: PriceTable) -> Machine:
         zone=zone,
         machine_type=kind,
         on_demand_price_per_hour=on_demand,
-    )
-
-
-def offer_of(spec: GcpPoolSpec, kind: str, zone: str, table: PriceTable) -> Offer:
-    """Return an offer. Raises :class:`~vcasgd.errors.SpecError` without a price."""
-    listed, price = priced(spec, kind, table)
-    return Offer(
-        pool=spec.name,
-        zone=zone,
-        machine_type=kind,
-        spot=spec.spot,
-        price_per_hour=price,
-        on_demand_price_per_hour=listed.on_demand,
-        cpus=spec.cpus or listed.cpus,
-        gpus=listed.gpus if spec.gpus is None else spec.gpus,
-        as_of=listed.as_of,
-        source=listed.source,
     )
 
 

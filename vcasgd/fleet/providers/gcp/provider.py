@@ -26,13 +26,14 @@ from vcasgd.errors import (
     FleetError,
     InvalidRequest,
     NoCapacity,
+    QuotaExceeded,
     Throttled,
 )
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers.base import Boot, Machine, Offer, narrowed, one_line
-from vcasgd.fleet.providers.gcp.convert import STATES, is_spot, last, machine_of, offer_of, priced
-from vcasgd.fleet.providers.gcp.errors import error_of
+from vcasgd.fleet.providers.base import Boot, Machine, Offer, one_line
+from vcasgd.fleet.providers.errors import fleet_error, kind_of
+from vcasgd.fleet.providers.gcp.convert import STATES, is_spot, last, machine_of, priced
 from vcasgd.fleet.providers.gcp.request import (
     BOOT_ERROR_ATTRIBUTE,
     CLUSTER_LABEL,
@@ -41,10 +42,10 @@ from vcasgd.fleet.providers.gcp.request import (
     labelled,
     launch_label,
     launch_resource,
-    names_of,
     request_id,
     template_path,
 )
+from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 
 T = TypeVar("T")
@@ -57,9 +58,22 @@ LAUNCH_SECONDS = 25.0
 USER_DATA_BYTES = 262_144
 #: Machines in one page of a listing.
 PAGE = 500
+#: Patterns of the codes of operations, and of the reasons and states of refused requests:
+#: https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation,
+#: https://cloud.google.com/apis/design/errors.
+CODES: dict[type[FleetError], str] = {
+    Throttled: "rate_?(limit)?_?exceeded|^RESOURCE_EXHAUSTED$",
+    NoCapacity: "EXHAUSTED|STOCKOUT|VM_MIN_COUNT_NOT_REACHED|CAPACITY_NOT_AVAILABLE"
+    "|UNSUPPORTED_OPERATION_IN_ZONE",
+    QuotaExceeded: "(quota|limit)_?exceeded|^billingNotEnabled|^QUOTA_",
+    CloudDenied: "permission|denied|unauthenticated|forbidden|NotConfigured|disabled|^authError"
+    "|^required$|policy|condition_?not_?met|^CONSUMER_INVALID",
+    CloudUnavailable: "^internal|^backendError|^serverError|unavailable|timeout|^ABORTED|^CANCELLED"
+    "|^UNKNOWN$|^DATA_LOSS|^DEADLINE_EXCEEDED|CANCELED_BY_USER|RESOURCE_STATE_CHANGED",
+}
 
 
-class GcpProvider:
+class GcpProvider(PooledProvider[GcpPoolSpec]):
     """Implementation of :class:`~vcasgd.fleet.providers.base.Provider` for pools of one project.
 
     A launch returns with Google's result, usually within some seconds and at most after half a
@@ -84,8 +98,7 @@ class GcpProvider:
 
         ``url`` replaces Google's own. A plain HTTP URL is called without credentials.
         """
-        self._cluster = cluster
-        self._pools = {pool.name: pool for pool in pools}
+        super().__init__(cluster, pools)
         self._project = pools[0].template.project
         self._table = table
         self._page = page
@@ -98,58 +111,29 @@ class GcpProvider:
         self._global = attempt(lambda: compute_v1.InstanceTemplatesClient(**options))
         self._regional = attempt(lambda: compute_v1.RegionInstanceTemplatesClient(**options))
 
-    def offers(self, pool: str) -> list[Offer]:
-        """See the contract. A type costs the same in all zones of a region."""
-        spec = self._pool(pool)
-        return [
-            offer_of(spec, kind, zone, self._table)
-            for zone in spec.zones
-            for kind in spec.machine_types
-        ]
+    def _offer(self, spec: GcpPoolSpec, zone: str, kind: str) -> Offer:
+        """Return an offer. A type costs the same in all zones of a region."""
+        listed, price = priced(spec, kind, self._table)
+        return listed.offer(spec, zone, kind, price)
 
-    def launch(
-        self,
-        pool: str,
-        count: int,
-        boot: Boot,
-        token: str,
-        *,
-        zones: Sequence[str] | None = None,
-        machine_types: Sequence[str] | None = None,
-        spot: bool | None = None,
-    ) -> list[str]:
+    def _launch(self, order: LaunchOrder[GcpPoolSpec]) -> list[str]:
         """See the contract. Repeat a launch with the same zones and types."""
-        spec = self._pool(pool)
-        kinds = narrowed(spec.machine_types, machine_types, pool, "machine type")
-        where = narrowed(spec.zones, zones, pool, "zone")
-        if granted := self._granted(token):
+        pool = order.spec.name
+        if granted := self._granted(order.token):
             return granted
-        names = names_of(self._cluster, pool, token, count)
-        metadata = self._metadata(spec, boot)
+        metadata = self._metadata(order.spec, order.boot)
         deadline = time.monotonic() + LAUNCH_SECONDS
         refusal: FleetError = NoCapacity(f"{pool}: no zone responded in time", pool=pool)
-        for zone, kind in [(zone, kind) for zone in where for kind in kinds]:
+        for zone, kind in [(zone, kind) for zone in order.zones for kind in order.machine_types]:
             if time.monotonic() > deadline:
                 break
-            resource = launch_resource(
-                spec,
-                cluster=self._cluster,
-                names=names,
-                token=token,
-                kind=kind,
-                spot=spec.spot if spot is None else spot,
-                metadata=metadata,
-            )
+            resource = launch_resource(order, self._cluster, kind, metadata)
             try:
-                request = request_id(self._cluster, pool, token, zone, kind)
-                return self._insert(spec, zone, request, resource, deadline)
+                request = request_id(self._cluster, pool, order.token, zone, kind)
+                return self._insert(order.spec, zone, request, resource, deadline)
             except NoCapacity as error:
                 refusal = error
         raise refusal
-
-    def capacity(self, pool: str) -> int | None:
-        """See the contract."""
-        return self._pool(pool).max_machines
 
     def machines(self) -> list[Machine]:
         """See the contract."""
@@ -194,15 +178,6 @@ class GcpProvider:
         """See the contract."""
         for each in (self._machines, self._operations, self._global, self._regional):
             each.transport.close()
-
-    def _pool(self, name: str) -> GcpPoolSpec:
-        if name not in self._pools:
-            raise InvalidRequest(
-                f"there is no pool {name!r}",
-                remedy=f"known pools: {', '.join(self._pools)}",
-                pool=name,
-            )
-        return self._pools[name]
 
     def _metadata(self, spec: GcpPoolSpec, boot: Boot) -> dict[str, str]:
         environment = boot_environment(boot, "gcp", spec.region, spec.template.secrets)
@@ -352,3 +327,17 @@ def _reason(error: GoogleAPICallError) -> str:
         if isinstance(row, dict) and row.get("reason"):
             return str(row["reason"])
     return str(error.reason or error.code)
+
+
+def error_of(
+    code: str,
+    message: str,
+    *,
+    status: int = 400,
+    pool: str | None = None,
+    zone: str | None = None,
+) -> FleetError:
+    """Convert an error of Google. The message contains the code."""
+    kind = kind_of(code, CODES, status)
+    text = f"{code}: {message}"
+    return fleet_error(kind, text, code=code, status=status, pool=pool, zone=zone)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vcasgd.fleet.pools import GcpPoolSpec
+from vcasgd.fleet.providers.pooled import LaunchOrder
 
 CLUSTER_LABEL = "vcasgd-cluster"
 POOL_LABEL = "vcasgd-pool"
@@ -40,16 +41,11 @@ def request_id(*parts: str) -> str:
 
 
 def launch_resource(
-    spec: GcpPoolSpec,
-    *,
-    cluster: str,
-    names: Sequence[str],
-    token: str,
-    kind: str,
-    spot: bool,
-    metadata: Mapping[str, str],
+    order: LaunchOrder[GcpPoolSpec], cluster: str, kind: str, metadata: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return a ``BulkInsertInstanceResource``; ``metadata`` replaces that of the template."""
+    spec = order.spec
+    names = names_of(cluster, spec.name, order.token, order.count)
     return {
         "count": len(names),
         "min_count": 1,
@@ -57,11 +53,11 @@ def launch_resource(
         "source_instance_template": template_path(spec),
         "instance_properties": {
             "machine_type": kind,
-            "scheduling": _scheduling(spot=spot, gpus=bool(spec.gpus)),
+            "scheduling": _scheduling(spot=order.spot, gpus=bool(spec.gpus)),
             "labels": {
                 CLUSTER_LABEL: cluster,
                 POOL_LABEL: spec.name,
-                LAUNCH_LABEL: launch_label(token),
+                LAUNCH_LABEL: launch_label(order.token),
             },
             "metadata": {
                 "items": [{"key": key, "value": metadata[key]} for key in sorted(metadata)]

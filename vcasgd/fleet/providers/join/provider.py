@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from vcasgd.errors import NoCapacity
-from vcasgd.fleet.providers.base import Boot, Machine, Offer
+from vcasgd.fleet.providers.base import Machine, Offer
 
 #: Seconds that a machine has after an eviction without a time.
 NOTICE_SECONDS = 30.0
@@ -67,17 +66,7 @@ class JoinProvider:
         """Return nothing, because nothing is for sale."""
         return []
 
-    def launch(
-        self,
-        pool: str,
-        count: int,
-        boot: Boot,
-        token: str,
-        *,
-        zones: Sequence[str] | None = None,
-        machine_types: Sequence[str] | None = None,
-        spot: bool | None = None,
-    ) -> list[str]:
+    def launch(self, pool: str, *_: Any, **__: Any) -> list[str]:
         """Raise :class:`~vcasgd.errors.NoCapacity`."""
         raise NoCapacity(f"machines of pool {pool} join by themselves", pool=pool)
 

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from vcasgd.errors import CloudUnavailable
 from vcasgd.fleet.providers.base import MachineState, one_line
-from vcasgd.fleet.providers.kubernetes.names import POOL_LABEL, ZONE_LABEL, PodName
+from vcasgd.fleet.providers.kubernetes.manifest import POOL_LABEL, ZONE_LABEL, PodName
 
 #: Reasons of a container that waits and won't start by itself.
 _STUCK = (

@@ -15,13 +15,13 @@ import fcntl
 import hashlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from vcasgd.errors import FleetError, InvalidRequest, NoCapacity, SpecError
-from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer, narrowed
+from vcasgd.errors import FleetError, NoCapacity, SpecError
+from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer
 from vcasgd.fleet.providers.local.directory import (
     UNFINISHED,
     LaunchRequest,
@@ -31,6 +31,7 @@ from vcasgd.fleet.providers.local.directory import (
 )
 from vcasgd.fleet.providers.local.processes import Process, processes_of
 from vcasgd.fleet.providers.local.spawn import Spawner
+from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider
 
 #: Seconds that machines outlive the stack that owns them; enough to restart it after a crash.
 OWNER_GRACE_SECONDS = 20.0
@@ -69,17 +70,8 @@ class LocalPool:
             raise SpecError(f"{self.name!r} is not a valid pool name", field="pools")
 
 
-@dataclass(frozen=True)
-class _Selection:
-    """Part of the pool that a launch requests."""
-
-    zones: tuple[str, ...]
-    machine_type: str
-    spot: bool
-
-
-class LocalProvider:
-    """Implementation of :class:`~vcasgd.fleet.providers.base.Provider` for one local pool.
+class LocalProvider(PooledProvider[LocalPool]):
+    """Provider for one local pool.
 
     ``owner_grace_seconds`` is how long machines outlive the holder of ``home/stack.lock``; None
     means that they need no owner.
@@ -98,7 +90,7 @@ class LocalProvider:
     ) -> None:
         self._home = home.resolve()
         self._machines = self._home / "machines"
-        self._cluster = cluster
+        super().__init__(cluster, [pool])
         self._configured = pool
         self._owner_grace = owner_grace_seconds
         self._spawner = Spawner()
@@ -123,54 +115,30 @@ class LocalProvider:
         self._override.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._override, fields)
 
-    def offers(self, pool: str) -> list[Offer]:
-        """See the contract. The pool's settings determine the number of processors."""
-        self._check(pool)
-        now, as_of = self.pool, time.time()
-        return [
-            Offer(
-                pool=now.name,
-                zone=zone,
-                machine_type=kind,
-                spot=now.spot,
-                price_per_hour=now.price(spot=now.spot),
-                on_demand_price_per_hour=now.on_demand_price_per_hour,
-                cpus=now.cpus,
-                gpus=now.gpus,
-                as_of=as_of,
-                source="settings of the pool",
-            )
-            for zone in now.zones
-            for kind in now.machine_types
-        ]
+    def _offer(self, spec: LocalPool, zone: str, kind: str) -> Offer:
+        return Offer(
+            pool=spec.name,
+            zone=zone,
+            machine_type=kind,
+            spot=spec.spot,
+            price_per_hour=spec.price(spot=spec.spot),
+            on_demand_price_per_hour=spec.on_demand_price_per_hour,
+            cpus=spec.cpus,
+            gpus=spec.gpus,
+            as_of=time.time(),
+            source="settings of the pool",
+        )
 
-    def launch(
-        self,
-        pool: str,
-        count: int,
-        boot: Boot,
-        token: str,
-        *,
-        zones: Sequence[str] | None = None,
-        machine_types: Sequence[str] | None = None,
-        spot: bool | None = None,
-    ) -> list[str]:
+    def _launch(self, order: LaunchOrder[LocalPool]) -> list[str]:
         """See the contract. A token is valid while a directory of its machines is kept.
 
         The machines of a launch are spread over the zones in turn.
         """
-        self._check(pool)
-        now = self.pool
-        selection = _Selection(
-            zones=narrowed(now.zones, zones, pool, "zone"),
-            machine_type=narrowed(now.machine_types, machine_types, pool, "machine type")[0],
-            spot=now.spot if spot is None else spot,
-        )
         with self._exclusive():
-            directories = self._create(count, boot, token, selection)
+            directories = self._create(order)
         self._used_at = time.monotonic()
         new = [directory for directory in directories if not _started(directory)]
-        self._spawner.spawn(new, boot)
+        self._spawner.spawn(new, order.boot)
         return [directory.id for directory in directories]
 
     def capacity(self, pool: str) -> int | None:
@@ -199,10 +167,6 @@ class LocalProvider:
         notice = self.pool.notice_seconds if notice_seconds is None else notice_seconds
         if (directory := self._find(machine_id)) is not None:
             directory.notify(time.time() + notice)
-
-    def boot_error(self, machine_id: str) -> str | None:  # noqa: ARG002
-        """See the contract. Returns None: a process writes its errors to its log."""
-        return None
 
     def terminate(self, *machine_ids: str) -> None:
         """See the contract. Usually nothing is alive when it returns."""
@@ -236,42 +200,36 @@ class LocalProvider:
     def _override(self) -> Path:
         return self._home / "pools" / f"{self._configured.name}.json"
 
-    def _check(self, pool: str) -> None:
-        if pool != self._configured.name:
-            raise InvalidRequest(
-                f"there is no pool {pool!r}",
-                remedy=f"known pools: {self._configured.name}",
-                pool=pool,
-            )
+    def _pool(self, name: str) -> LocalPool:
+        super()._pool(name)
+        return self.pool
 
-    def _create(
-        self, count: int, boot: Boot, token: str, selection: _Selection
-    ) -> list[MachineDirectory]:
+    def _create(self, order: LaunchOrder[LocalPool]) -> list[MachineDirectory]:
         """Return one directory for each granted machine, or those of the first launch."""
         self._remove_unfinished()
-        pool, now = self.pool, time.time()
+        pool = order.spec
         launch = LaunchRequest(
             id="",
             cluster=self._cluster,
             pool=pool.name,
-            token=token,
-            count=self._granted(count, token),
-            launched_at=now,
-            price_per_hour=pool.price(spot=selection.spot),
+            token=order.token,
+            count=self._granted(order.count, order.token),
+            launched_at=time.time(),
+            price_per_hour=pool.price(spot=order.spot),
             boot_seconds=pool.boot_seconds,
             owner_grace_seconds=self._owner_grace,
-            spot=selection.spot,
-            machine_type=selection.machine_type,
+            spot=order.spot,
+            machine_type=order.machine_types[0],
             on_demand_price_per_hour=pool.on_demand_price_per_hour,
         )
         return [
             self._ensure(
                 replace(
                     launch,
-                    id=self._id(token, index),
-                    zone=selection.zones[index % len(selection.zones)],
+                    id=self._id(order.token, index),
+                    zone=order.zones[index % len(order.zones)],
                 ),
-                boot,
+                order.boot,
             )
             for index in range(launch.count)
         ]

@@ -1,0 +1,202 @@
+"""Parts that providers of machines share: their pools, and the request of a launch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from vcasgd.errors import InvalidRequest, NoCapacity
+from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer
+from vcasgd.fleet.providers.join.provider import JoinedFleet
+
+
+class Choices(Protocol):
+    """Offers of a pool."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def zones(self) -> tuple[str, ...]: ...
+    @property
+    def machine_types(self) -> tuple[str, ...]: ...
+    @property
+    def spot(self) -> bool: ...
+
+
+Spec = TypeVar("Spec", bound=Choices)
+
+
+@dataclass(frozen=True)
+class LaunchOrder(Generic[Spec]):
+    """Request for up to ``count`` machines in any of these zones, of any of these types."""
+
+    spec: Spec
+    count: int
+    boot: Boot
+    token: str
+    zones: tuple[str, ...]
+    machine_types: tuple[str, ...]
+    spot: bool
+
+
+class PooledProvider(Generic[Spec]):
+    """Base of implementations of :class:`~vcasgd.fleet.providers.base.Provider`.
+
+    They implement ``_offer`` and ``_launch``, which may raise what the contract names.
+    """
+
+    def __init__(self, cluster: str, pools: Sequence[Spec]) -> None:
+        self._cluster = cluster
+        self._pools = {pool.name: pool for pool in pools}
+        #: Reasons of failed boots, as last listed.
+        self._boot_errors: dict[str, str | None] = {}
+
+    def offers(self, pool: str) -> list[Offer]:
+        """See the contract."""
+        spec = self._pool(pool)
+        return [self._offer(spec, zone, kind) for zone in spec.zones for kind in spec.machine_types]
+
+    def launch(
+        self,
+        pool: str,
+        count: int,
+        boot: Boot,
+        token: str,
+        *,
+        zones: Sequence[str] | None = None,
+        machine_types: Sequence[str] | None = None,
+        spot: bool | None = None,
+    ) -> list[str]:
+        """See the contract."""
+        spec = self._pool(pool)
+        return self._launch(
+            LaunchOrder(
+                spec,
+                count,
+                boot,
+                token,
+                _narrowed(spec.zones, zones, pool, "zone"),
+                _narrowed(spec.machine_types, machine_types, pool, "machine type"),
+                spec.spot if spot is None else spot,
+            )
+        )
+
+    def capacity(self, pool: str) -> int | None:  # noqa: ARG002
+        """See the contract."""
+        return None
+
+    def boot_error(self, machine_id: str) -> str | None:
+        """See the contract."""
+        return self._boot_errors.get(machine_id)
+
+    def close(self) -> None:
+        """See the contract."""
+
+    def _offer(self, spec: Spec, zone: str, kind: str) -> Offer:
+        raise NotImplementedError
+
+    def _launch(self, order: LaunchOrder[Spec]) -> list[str]:
+        raise NotImplementedError
+
+    def _pool(self, name: str) -> Spec:
+        if name not in self._pools:
+            raise InvalidRequest(
+                f"there is no pool {name!r}",
+                remedy=f"known pools: {', '.join(self._pools)}",
+                pool=name,
+            )
+        return self._pools[name]
+
+
+class PricedChoices(Choices, Protocol):
+    """A pool without a price list: its price is in the template."""
+
+    @property
+    def template(self) -> Any: ...
+    @property
+    def cpus(self) -> float | None: ...
+    @property
+    def gpus(self) -> int | None: ...
+
+
+Priced = TypeVar("Priced", bound=PricedChoices)
+
+
+class OrderedProvider(PooledProvider[Priced]):
+    """Base of providers whose machines are ordered elsewhere and join through the gateway.
+
+    ``joined`` says which agents leave, before the place where they were ordered knows it.
+    """
+
+    def __init__(self, cluster: str, pools: Sequence[Priced], joined: JoinedFleet) -> None:
+        super().__init__(cluster, pools)
+        self._joined = joined
+
+    def _check_kind(self, order: LaunchOrder[Priced]) -> None:
+        """Raise :class:`NoCapacity` if the pool doesn't have machines of the requested kind."""
+        if order.spot is not order.spec.spot:
+            kind = "spot" if order.spec.spot else "not spot"
+            raise NoCapacity(f"{order.spec.name}: its machines are {kind}", pool=order.spec.name)
+
+    def _offer(self, spec: Priced, zone: str, kind: str) -> Offer:
+        price = spec.template.price_per_hour
+        return Offer(
+            pool=spec.name,
+            zone=zone,
+            machine_type=kind,
+            spot=spec.spot,
+            price_per_hour=price,
+            on_demand_price_per_hour=price,
+            cpus=float(spec.cpus or 1),
+            gpus=spec.gpus or 0,
+            as_of=time.time(),
+            source="the pools file",
+        )
+
+    def _machine(
+        self,
+        id_: str,
+        pool: str,
+        state: MachineState,
+        *,
+        launched_at: float,
+        notice_at: float | None,
+        host: str,
+        zone: str | None,
+        left_at: float | None,
+    ) -> Machine:
+        """Return a machine. ``left_at``: when its agent said that it leaves, if it did."""
+        spec = self._pools.get(pool)
+        price = spec.template.price_per_hour if spec else 0.0
+        return Machine(
+            id=id_,
+            pool=pool,
+            state=state if left_at is None else MachineState.LEAVING,
+            launched_at=launched_at,
+            notice_at=notice_at if left_at is None else left_at,
+            host=host,
+            price_per_hour=price,
+            spot=spec.spot if spec else True,
+            zone=zone or (spec.zones[0] if spec else ""),
+            machine_type=spec.machine_types[0] if spec else "",
+            on_demand_price_per_hour=price,
+        )
+
+
+def _narrowed(
+    available: Sequence[str], requested: Sequence[str] | None, pool: str, what: str
+) -> tuple[str, ...]:
+    """Return the ``requested`` zones or types of a pool, or all of them for None.
+
+    Raises :class:`~vcasgd.errors.InvalidRequest` if the pool has none of them.
+    """
+    chosen = tuple(one for one in available if requested is None or one in requested)
+    if not chosen:
+        raise InvalidRequest(
+            f"{pool}: has no {what} {', '.join(requested or ())}",
+            remedy=f"known: {', '.join(available)}",
+            pool=pool,
+        )
+    return chosen
