@@ -9,14 +9,15 @@ from support.fleet_records import NOW, PACKAGE, events_of, job_spec, machine
 
 from vcasgd.controller.fleet.cloud_cache import LAUNCH_UNLISTED_SECONDS, CloudCache
 from vcasgd.controller.fleet.cloud_calls import CloudCalls
-from vcasgd.controller.fleet.events import FleetEvents, FleetRow
+from vcasgd.controller.fleet.events import FleetEvents
 from vcasgd.controller.fleet.pools import PoolRegistry
+from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
 
-ROW = FleetRow("east", "running", False, None, NOW, None, "", True, 1.0)
+ROW = Machine("m-1", "east", MachineState.RUNNING, NOW, None, "", 1.0, True, joined=False)
 
 
 def test_rebalance_advice_is_reported_once(ledger: RedisClient, jobs: Jobs) -> None:
@@ -38,7 +39,7 @@ def test_machine_that_disappears_before_it_joins_is_reported_once(
         {
             "failed-boot": ROW,
             "terminated": ROW,
-            "interrupted": replace(ROW, state="leaving"),
+            "interrupted": replace(ROW, state=MachineState.LEAVING),
             "lost": replace(ROW, was_up=True),
             "present": ROW,
         },
@@ -46,9 +47,8 @@ def test_machine_that_disappears_before_it_joins_is_reported_once(
     )
     # A new controller has not seen the lost machine in the cluster and reports it as not up.
     events = FleetEvents(control, jobs)
-    events.publish(
-        {**{name: FleetRow(**each) for name, each in control.machines().items()}, "lost": ROW}, {}
-    )
+    rows = {name: Machine.from_row(each) for name, each in control.machines().items()}
+    events.publish({**rows, "lost": ROW}, {})
     events.mark_terminated("terminated", "idle")
 
     assert events.never_joined({"present"}) == {"failed-boot": ROW}

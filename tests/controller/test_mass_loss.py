@@ -9,7 +9,7 @@ from support.fleet_records import NOW, PACKAGE, events_of, job_spec, machine
 from support.work import calls_of
 
 from vcasgd.controller.fleet.costs import CostLedger
-from vcasgd.controller.fleet.events import FleetEvents, FleetRow
+from vcasgd.controller.fleet.events import FleetEvents
 from vcasgd.controller.fleet.machine_timeline import (
     MachinePhase,
     MachineTimeline,
@@ -18,6 +18,7 @@ from vcasgd.controller.fleet.machine_timeline import (
     advance,
 )
 from vcasgd.fleet.costs import report
+from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.jobs import Jobs
@@ -26,7 +27,7 @@ from vcasgd.store.ledger.servers import Control
 from vcasgd.worker_names import worker_name
 
 COUNT = 1000
-ROW = FleetRow("east", "running", True, None, NOW, None, "", True, 1.0)
+ROW = Machine("m-1", "east", MachineState.RUNNING, NOW, None, "", 1.0, True, joined=True)
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_only_changed_machines_are_published(ledger: RedisClient, jobs: Jobs) ->
     events.publish(rows, {"east": {}})
     ledger.flushall()
 
-    rows["m-1"] = replace(ROW, state="leaving")
+    rows["m-1"] = replace(ROW, state=MachineState.LEAVING)
     del rows["m-2"]
     events.publish(rows, {"east": {"idle": 1}})
     assert control.machines().keys() == {"m-1"}

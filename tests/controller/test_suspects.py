@@ -11,7 +11,7 @@ from vcasgd.controller.jobs.suspects import checkpoint_before
 from vcasgd.fleet.pools import parse_pools
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.joined_machines import JoinedMachines, MachineFacts
+from vcasgd.store.ledger.joined_machines import JoinedMachines
 from vcasgd.store.ledger.owners import Owners, Suspect
 
 LISTED = {name: {"versions": [version, 2 * version]} for name, version in (("a", 3), ("b", 7))}
@@ -46,7 +46,7 @@ def test_the_token_of_a_volunteers_machine_is_its_owner(
         }
     )
     policy.set_pools({pool.name: pool for pool in pools})
-    facts = MachineFacts(host="h", cpus=1, memory_mb=1)
+    facts = {"host": "h", "cpus": 1, "memory_mb": 1}
     ours = machines.join("lab", "0" * 64, "s", None, "ours", facts)
     theirs = machines.join("alice", "1" * 64, "s", None, "theirs", facts)
 

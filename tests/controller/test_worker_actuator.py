@@ -18,7 +18,7 @@ from vcasgd.fleet.pools import parse_pools
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.joined_machines import JoinedMachines, MachineFacts
+from vcasgd.store.ledger.joined_machines import JoinedMachines
 from vcasgd.store.ledger.lost_workers import LostWorkers
 from vcasgd.store.ledger.worker_orders import WorkerOrders
 from vcasgd.worker_names import worker_name
@@ -91,7 +91,7 @@ def test_only_workers_of_volunteers_learn_that_they_are(ledger: RedisClient, job
         {"pools": [{"name": n, "provider": "join", "trust": t} for n, t in trusted.items()]}
     )
     clearance.set_pools({pool.name: pool for pool in pools})
-    facts = MachineFacts(host="h", cpus=1, memory_mb=1)
+    facts = {"host": "h", "cpus": 1, "memory_mb": 1}
     joined = {name: machines.join("ann", "0" * 64, "s", None, name, facts).name for name in trusted}
     for name in joined.values():
         machines.report(name, {}, leaving=False)

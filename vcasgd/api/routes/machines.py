@@ -39,7 +39,6 @@ from vcasgd.store.address import LEDGER, tensors_service
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.joined_machines import (
     JoinedMachines,
-    MachineFacts,
     WorkerReport,
 )
 from vcasgd.store.ledger.servers import Control
@@ -94,7 +93,7 @@ def join(
             status=422,
         )
     pool = _pool(control, caller, body.machine)
-    facts = MachineFacts.model_validate(body.model_dump())
+    facts = body.model_dump(exclude={"version", "machine"})
     machine = joined.join(
         caller.name, caller.digest or "", secret, caller.max_machines, pool, facts, body.machine
     )

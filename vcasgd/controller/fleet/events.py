@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from vcasgd.fleet.providers.base import Machine, MachineState
@@ -12,53 +12,8 @@ from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
 
-#: State of a machine that has received its notice.
-LEAVING = "leaving"
 #: Seconds between two complete writes of the published view.
 WRITE_ALL_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class FleetRow:
-    """A machine as the API shows it.
-
-    ``job`` is the job that the machine works for. ``was_up`` is true if the machine has ever
-    joined the cluster. ``problem`` says why it can't be ended. Times are Unix seconds.
-    """
-
-    pool: str
-    state: str
-    joined: bool
-    job: str | None
-    launched_at: float
-    notice_at: float | None
-    host: str
-    spot: bool
-    price_per_hour: float
-    zone: str = ""
-    machine_type: str = ""
-    on_demand_price_per_hour: float = 0.0
-    advised_at: float | None = None
-    was_up: bool = False
-    pool_removed: bool = False
-    problem: str | None = None
-
-    def machine(self, name: str) -> Machine:
-        """Return the machine with this name."""
-        return Machine(
-            id=name,
-            pool=self.pool,
-            state=MachineState(self.state),
-            launched_at=self.launched_at,
-            notice_at=self.notice_at,
-            host=self.host,
-            price_per_hour=self.price_per_hour,
-            spot=self.spot,
-            zone=self.zone,
-            machine_type=self.machine_type,
-            on_demand_price_per_hour=self.on_demand_price_per_hour,
-            advised_at=self.advised_at,
-        )
 
 
 class FleetEvents:
@@ -69,7 +24,7 @@ class FleetEvents:
     ) -> None:
         self._control = control
         self._jobs = jobs
-        self._rows = {name: FleetRow(**row) for name, row in control.machines().items()}
+        self._rows = {name: Machine.from_row(row) for name, row in control.machines().items()}
         self._terminated: dict[str, str] = {}
         self._clock = clock
         self._written_at = float("-inf")
@@ -82,7 +37,7 @@ class FleetEvents:
 
     def machines(self) -> list[Machine]:
         """Return the machines of the previous observation."""
-        return [row.machine(name) for name, row in self._rows.items()]
+        return list(self._rows.values())
 
     def unreachable(self) -> set[str]:
         """Return the machines that could not be ended at the previous observation."""
@@ -106,7 +61,7 @@ class FleetEvents:
         """
         return {name: self._terminated.get(name) for name in self._rows if name not in present}
 
-    def never_joined(self, present: Collection[str]) -> dict[str, FleetRow]:
+    def never_joined(self, present: Collection[str]) -> dict[str, Machine]:
         """Return the machines that disappeared on their own before they joined the cluster."""
         return {
             name: row
@@ -114,11 +69,11 @@ class FleetEvents:
             if name not in present
             and name not in self._terminated
             and not row.was_up
-            and row.state != LEAVING
+            and row.state is not MachineState.LEAVING
         }
 
     def publish(
-        self, rows: Mapping[str, FleetRow], pools: Mapping[str, Any]
+        self, rows: Mapping[str, Machine], pools: Mapping[str, Any]
     ) -> dict[str, str | None]:
         """Write events for the changes, and the rows themselves to the ledger.
 
@@ -142,14 +97,14 @@ class FleetEvents:
         self._rows = present
         return lost
 
-    def _write(self, present: Mapping[str, FleetRow], pools: Mapping[str, Any]) -> None:
+    def _write(self, present: Mapping[str, Machine], pools: Mapping[str, Any]) -> None:
         """Write the rows that changed, and sometimes all, in case the ledger lost some."""
         now = self._clock()
         everything = now - self._written_at >= WRITE_ALL_SECONDS
         if everything:
             self._written_at = now
         changed = {
-            name: vars(row)
+            name: row.to_row()
             for name, row in present.items()
             if everything or ((before := self._rows.get(name)) is not row and before != row)
         }
@@ -160,7 +115,7 @@ class FleetEvents:
             self._control.update(changed, removed, pools if pools != self._pools else None)
         self._pools = dict(pools)
 
-    def _with_past(self, name: str, row: FleetRow, active: set[str]) -> FleetRow:
+    def _with_past(self, name: str, row: Machine, active: set[str]) -> Machine:
         before = self._rows.get(name)
         if before is None:
             return row
@@ -176,7 +131,7 @@ class FleetEvents:
         for name in lost:
             row = self._rows[name]
             if row.job is not None and row.job in active and name not in self._terminated:
-                noticed = row.state == LEAVING
+                noticed = row.state is MachineState.LEAVING
                 how = "evicted" if noticed else "killed"
                 text = f"{name} was lost {'after' if noticed else 'without'} a notice"
                 event = NewEvent(row.job, f"worker-{how}", text, {"machine": name})
@@ -185,14 +140,15 @@ class FleetEvents:
         return [event for (_, event), new in zip(events, recorded, strict=True) if new]
 
 
-def _changes(name: str, before: FleetRow | None, row: FleetRow) -> Iterator[NewEvent]:
+def _changes(name: str, before: Machine | None, row: Machine) -> Iterator[NewEvent]:
     """Yield the events of one machine of an active job."""
     if row.job is None:
         return
     if before is None or before.job != row.job:
         text = f"{name} works on the job"
         yield NewEvent(row.job, "worker-started", text, {"machine": name})
-    if row.state == LEAVING and (before is None or before.state != LEAVING):
+    leaving = MachineState.LEAVING
+    if row.state is leaving and (before is None or before.state is not leaving):
         text = f"{name} received an eviction notice; a replacement is ordered"
         details = {"machine": name, "at": row.notice_at}
         yield NewEvent(row.job, "eviction-notice", text, details)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vcasgd.controller.fleet.cloud_cache import CloudCache
-from vcasgd.controller.fleet.events import FleetEvents, FleetRow
+from vcasgd.controller.fleet.events import FleetEvents
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.observed import Observed
@@ -54,7 +55,7 @@ class StatusPublisher:
         #: Workers of machines that disappeared, by job.
         self._gone: dict[str, set[str]] = {}
         #: Row of each machine, and what it was made of.
-        self._rows: dict[str, tuple[tuple[Any, ...], FleetRow]] = {}
+        self._rows: dict[str, tuple[tuple[Any, ...], Machine]] = {}
 
     def failed_boots(self, state: Observed) -> list[Blame]:
         """Return the machines that disappeared before they joined; call it before publishing."""
@@ -107,7 +108,7 @@ class StatusPublisher:
             self._jobs.set_waiting(changed)
         self._waiting = waiting
 
-    def _machine_rows(self, state: Observed, job_of: Mapping[str, str]) -> dict[str, FleetRow]:
+    def _machine_rows(self, state: Observed, job_of: Mapping[str, str]) -> dict[str, Machine]:
         """Return the rows of all machines; those of unchanged ones are the previous ones."""
         nodes, joined = state.nodes or frozenset(), state.history.joined
         before, self._rows = self._rows, {}
@@ -116,8 +117,18 @@ class StatusPublisher:
             removed = one.pool not in self._pools.specs
             problem = self._cloud.problem(one)
             key = one, name in nodes, job_of.get(name), name in joined, removed, problem
-            known = before.get(name)
-            self._rows[name] = known if known and known[0] == key else (key, _row(*key))
+            if (known := before.get(name)) and known[0] == key:
+                self._rows[name] = known
+                continue
+            row = replace(
+                one,
+                joined=name in nodes,
+                was_up=name in joined,
+                job=job_of.get(name),
+                pool_removed=removed,
+                problem=problem,
+            )
+            self._rows[name] = key, row
         return {name: row for name, (_, row) in self._rows.items()}
 
     def _pool_rows(self, state: Observed) -> dict[str, dict[str, object]]:
@@ -155,7 +166,7 @@ def limit_events(before: Mapping[str, str], state: Observed) -> list[NewEvent]:
 
 
 def unreachable_events(
-    machines: Mapping[str, FleetRow], payers: Mapping[str, str]
+    machines: Mapping[str, Machine], payers: Mapping[str, str]
 ) -> list[NewEvent]:
     """Return the events of the jobs that pay for machines that can't be ended."""
     return [
@@ -175,26 +186,3 @@ def _is_warm(one: Machine, state: Observed) -> bool:
     """Return True if a job could get the machine at once."""
     leaving = one.notice_at is not None or one.advised_at is not None
     return one.id in state.history.idle and not leaving
-
-
-def _row(
-    one: Machine, joined: bool, job: str | None, was_up: bool, removed: bool, problem: str | None
-) -> FleetRow:
-    return FleetRow(
-        pool=one.pool,
-        state=one.state.value,
-        joined=joined,
-        job=job,
-        launched_at=one.launched_at,
-        notice_at=one.notice_at,
-        host=one.host,
-        spot=one.spot,
-        price_per_hour=one.price_per_hour,
-        zone=one.zone,
-        machine_type=one.machine_type,
-        on_demand_price_per_hour=one.on_demand_price_per_hour,
-        advised_at=one.advised_at,
-        was_up=was_up,
-        pool_removed=removed,
-        problem=problem,
-    )

@@ -8,10 +8,10 @@ results of slow operations appear in :meth:`Provider.machines`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from vcasgd.printable import printable
 
@@ -36,7 +36,11 @@ class MachineState(StrEnum):
 
 @dataclass(frozen=True)
 class Machine:
-    """Machine as its cloud reports it. Times are Unix seconds, prices USD per hour."""
+    """Machine, wherever it comes from: bought, ordered, or joined by itself.
+
+    Its provider reports it, and the controller adds what it knows: the fields from ``joined`` on.
+    Times are Unix seconds, prices USD per hour.
+    """
 
     id: str
     pool: str
@@ -54,6 +58,23 @@ class Machine:
     """On-demand price of this type in this zone."""
     advised_at: float | None = None
     """Since when the cloud has recommended leaving it; it may still run for long."""
+    joined: bool = False
+    """True if it is part of the cluster; ``was_up``: if it ever was."""
+    was_up: bool = False
+    job: str | None = None
+    """Job that it works for."""
+    pool_removed: bool = False
+    problem: str | None = None
+    """Why it can't be ended."""
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the machine as JSON data."""
+        return {**vars(self), "state": self.state.value}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Machine:
+        """Return the machine that :meth:`to_row` described."""
+        return cls(**{**row, "state": MachineState(row["state"])})
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import Mapping
 from hmac import compare_digest
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -45,19 +45,14 @@ class _JoinEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class MachineFacts(_JoinEntry):
-    """Properties of a machine, as it measured them."""
+class JoinedMachine(_JoinEntry):
+    """A machine, what it measured about itself, and the token that it joined with."""
 
     host: str
     cpus: float
     memory_mb: int
     gpus: int = 0
     gpu: str = ""
-
-
-class JoinedMachine(MachineFacts):
-    """A machine, and the token that it joined with."""
-
     name: str
     token: str
     #: Digest of that token. A later token with the same name is another one.
@@ -135,17 +130,17 @@ class JoinedMachines:
         secret: str,
         limit: int | None,
         pool: str,
-        facts: MachineFacts,
+        facts: Mapping[str, Any],
         ordered: str | None = None,
     ) -> JoinedMachine:
         """Add a machine of a token, which may have up to ``limit`` at a time.
 
-        ``secret``: its own. ``ordered``: its name at the provider that ordered it, if one did; it
-        may join again with the same secret, or after it was lost. Raises :class:`Conflict` if there
-        are too many, or if another one has this name.
+        ``secret``: its own. ``facts``: what it measured about itself. ``ordered``: its name at the
+        provider that ordered it, if one did; it may join again with the same secret, or after it
+        was lost. Raises :class:`Conflict` if there are too many, or if another one has this name.
         """
         machine = JoinedMachine(
-            **facts.model_dump(),
+            **facts,
             name=ordered or f"{PREFIX}{token[:_NAME_LETTERS]}-{secrets.token_hex(_NAME_BYTES)}",
             token=token,
             digest=digest,
