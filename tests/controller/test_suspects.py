@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vcasgd.controller.fleet.clearance import ClearancePolicy
-from vcasgd.controller.jobs.suspects import checkpoint_before
+from vcasgd.controller.jobs.divergence import checkpoint_before
 from vcasgd.fleet.pools import parse_pools
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vcasgd.controller.jobs.worker_events import WorkerEvents
+from vcasgd.controller.jobs.announcements import WorkerEvents
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs

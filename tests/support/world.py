@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from support.exact import counts_after
+from vcasgd.controller.jobs.lifecycle import JobLifecycle
 from vcasgd.errors import Fenced, SnapshotMissing
 from vcasgd.learning.encodings.encoder import Encoder, codec_of
 from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
@@ -118,11 +119,15 @@ class World:
         assert lease.kind is Work.INITIALISE
         assert self.install()
         assert self.leases("first").report_facts(lease, self.facts().to_dict())
-        self.jobs.set_plan(self.job, self.facts().points(self.spec))
         if self.jobs.get(self.job).state is JobState.STARTING:
-            starting = [JobState.STARTING]
-            why = "facts are known"
-            self.jobs.transition(self.job, JobState.RUNNING, starting, why=why, started_at=self.now)
+            JobLifecycle(
+                self.job,
+                ledger=self.ledger,
+                nodes=[self.tensors],
+                storage=self.storage,
+                writer=ThreadPoolExecutor(),
+                clock=lambda: self.now,
+            ).step()
 
     def install(self) -> bool:
         floats = torch.zeros(self.layout.floats)

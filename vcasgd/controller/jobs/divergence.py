@@ -1,13 +1,15 @@
-"""Divergence of one job: how it shows, and the models to which training can go back. No I/O."""
+"""What training goes back from and to: divergence, and owners whose work was wrong. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
+from typing import Any
 
 from vcasgd.controller.jobs.failures import repeated
 from vcasgd.learning.divergence import MAX_DIVERGENCES, divergences
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord
+from vcasgd.store.ledger.owners import Suspect
 
 #: Remedy in the reason of a job that diverged.
 REMEDY = "lower the learning rate or clip gradients (clip_norm of the task)"
@@ -59,6 +61,28 @@ def hopeless(job: JobRecord, how: str, models: Sequence[Evaluation]) -> str | No
         f"{how}; training diverged {times} times since its best model, of {models[0].place}, to "
         f"which it went back, at last with {rate:.0%} of the learning rate; {REMEDY}"
     )
+
+
+def suspect_to_undo(job: JobRecord) -> tuple[str, Suspect] | None:
+    """Return an owner of which updates were applied that may be wrong; None if all are undone."""
+    for owner, suspect in sorted(job.tuned.suspects.items()):
+        if suspect.version is not None and owner not in job.tuned.undone:
+            return owner, suspect
+    return None
+
+
+def checkpoint_before(suspect: Suspect, listed: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the newest checkpoint without updates that may be wrong, else the oldest one.
+
+    ``listed`` are descriptions by name. Returns None if there is no checkpoint.
+    """
+    versions = {name: each["versions"][suspect.shard] for name, each in listed.items()}
+    if not versions:
+        return None
+    clean = {name: each for name, each in versions.items() if each <= (suspect.version or 0)}
+    if clean:
+        return max(clean, key=lambda name: clean[name])
+    return min(versions, key=lambda name: versions[name])
 
 
 def _shown(job: JobRecord) -> dict[int, str]:

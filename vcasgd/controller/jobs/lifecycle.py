@@ -11,7 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from vcasgd.controller.jobs.announcements import Announcements
 from vcasgd.controller.jobs.checkpointing import CheckpointWriter
-from vcasgd.controller.jobs.divergence import REMEDY, diverged, hopeless, models_before
+from vcasgd.controller.jobs.divergence import (
+    REMEDY,
+    checkpoint_before,
+    diverged,
+    hopeless,
+    models_before,
+    suspect_to_undo,
+)
 from vcasgd.controller.jobs.failures import (
     at_fault,
     none_agree,
@@ -19,7 +26,6 @@ from vcasgd.controller.jobs.failures import (
     repeated,
     still_counting,
 )
-from vcasgd.controller.jobs.suspects import checkpoint_before, suspect_to_undo
 from vcasgd.errors import SnapshotMissing, SpecError
 from vcasgd.faults import Cause
 from vcasgd.learning.divergence import learning_rate_factor

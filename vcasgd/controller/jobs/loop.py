@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
+from vcasgd.controller.jobs.announcements import WorkerEvents
 from vcasgd.controller.jobs.lifecycle import JobLifecycle
 from vcasgd.controller.jobs.sweeper import Sweeper
 from vcasgd.controller.jobs.tuning import Tuner
-from vcasgd.controller.jobs.worker_events import WorkerEvents
 from vcasgd.controller.leadership import Leadership
 from vcasgd.encryption import StorageCipher
 from vcasgd.errors import (
@@ -23,13 +24,11 @@ from vcasgd.errors import (
     StoreUnavailable,
     VcasgdError,
 )
-from vcasgd.limits import MAX_CONTENT_BYTES
 from vcasgd.logging import bound
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
 from vcasgd.store.admission import LedgerAdmission, worker_lease_pass
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.job_secrets import SecretDelivery
 from vcasgd.store.ledger.jobs import Jobs
@@ -48,6 +47,17 @@ LAST_CHECKPOINT_SECONDS = 15.0
 LINGER_LEASES = 3.0
 #: Seconds between two deletions of jobs that ended long ago.
 RETAIN_SECONDS = 60.0
+
+
+@dataclass
+class _KnownJob:
+    lifecycle: JobLifecycle
+    tuner: Tuner
+    events: WorkerEvents
+    quota: ContentQuota
+    delivery: SecretDelivery
+    #: Since when it has ended, by :func:`time.monotonic`.
+    ended_at: float | None = None
 
 
 class JobLoop(EssentialThread):
@@ -81,15 +91,10 @@ class JobLoop(EssentialThread):
             if settings.job_secret
             else None
         )
-        self._lifecycles: dict[str, JobLifecycle] = {}
-        self._tuners: dict[str, Tuner] = {}
-        self._worker_events: dict[str, WorkerEvents] = {}
-        self._quotas: dict[str, ContentQuota] = {}
-        self._deliveries: dict[str, SecretDelivery] = {}
+        #: Jobs that are active, or not cleaned up yet.
+        self._known: dict[str, _KnownJob] = {}
         key = settings.secrets_key
         self._cipher = StorageCipher(key.get_secret_value()) if key else None
-        #: Ended jobs that are not cleaned up, and since when by :func:`time.monotonic`.
-        self._ended_at: dict[str, float] = {}
         #: Jobs that were failed because of what their workers wrote.
         self._expelled: set[str] = set()
         self._retention = Retention(ledger)
@@ -103,7 +108,7 @@ class JobLoop(EssentialThread):
             if self._leadership.sure:
                 self._step_all()
             # Without jobs, no step is urgent; a new job has no machine yet.
-            self._stopped.wait(self._settings.heartbeat / (4 if self._lifecycles else 1))
+            self._stopped.wait(self._settings.heartbeat / (4 if self._known else 1))
 
     def stop(self, *, checkpoint: bool) -> None:
         """Stop the thread; with ``checkpoint``, write a last checkpoint of each job."""
@@ -111,9 +116,9 @@ class JobLoop(EssentialThread):
         self._sweeper.stop()
         self.join(timeout=STEP_SECONDS)
         if checkpoint:
-            for job, lifecycle in self._lifecycles.items():
+            for job, known in self._known.items():
                 try:
-                    lifecycle.checkpoint_now(LAST_CHECKPOINT_SECONDS)
+                    known.lifecycle.checkpoint_now(LAST_CHECKPOINT_SECONDS)
                 except VcasgdError as error:
                     log.warning("%s: the last checkpoint failed: %s", job, error)
         self._writer.shutdown(wait=False, cancel_futures=True)
@@ -127,7 +132,7 @@ class JobLoop(EssentialThread):
             for job in active:
                 with _errors_logged(job):
                     self._step(job)
-            for job in self._lifecycles.keys() - set(active):
+            for job in self._known.keys() - set(active):
                 with _errors_logged(job):
                     self._clean_up(job)
             self._retain()
@@ -136,7 +141,7 @@ class JobLoop(EssentialThread):
         """Delete jobs that ended long ago, except those that are still cleaned up here."""
         if time.monotonic() < self._retain_at:
             return
-        deleted = self._retention.keep(self._settings.keep_jobs, self._lifecycles.keys())
+        deleted = self._retention.keep(self._settings.keep_jobs, self._known.keys())
         if deleted:
             log.info("deleted jobs that ended long ago: %s", ", ".join(deleted))
             return  # Continues in the next step.
@@ -144,31 +149,34 @@ class JobLoop(EssentialThread):
         self._retain_at = time.monotonic() + RETAIN_SECONDS
 
     def _step(self, job: str) -> None:
-        if job not in self._lifecycles:
-            self._begin(job)
-        lifecycle, tuner, quota = self._lifecycles[job], self._tuners[job], self._quotas[job]
-        with bound(job=job, request=lifecycle.request):
-            if why := quota.enforce() or _violation(lifecycle):
+        if job not in self._known:
+            self._known[job] = self._begin(job)
+        known = self._known[job]
+        with bound(job=job, request=known.lifecycle.request):
+            if why := known.quota.enforce() or _violation(known.lifecycle):
                 self._expel(job, why)
             else:
-                if lifecycle.has_secrets:
-                    self._deliver_secrets(job)
-                tuner.step()
-                self._worker_events[job].step()
+                if known.lifecycle.has_secrets:
+                    self._deliver_secrets(job, known.delivery)
+                known.tuner.step()
+                known.events.step()
 
-    def _begin(self, job: str) -> None:
-        heartbeat = self._settings.heartbeat
-        self._tuners[job] = Tuner(job, self._ledger, self._beats, heartbeat)
-        self._worker_events[job] = WorkerEvents(job, self._jobs, self._beats)
-        content = dict.fromkeys(LedgerKeys(job).written_by_workers, MAX_CONTENT_BYTES)
-        self._quotas[job] = ContentQuota(self._ledger, content, heartbeat)
-        pass_of = partial(worker_lease_pass, self._settings, job)
-        self._deliveries[job] = SecretDelivery(self._ledger, job, self._cipher, pass_of)
-        self._lifecycles[job] = self._lifecycle(job)
+    def _begin(self, job: str) -> _KnownJob:
+        settings, ledger = self._settings, self._ledger
+        pass_of = partial(worker_lease_pass, settings, job)
+        return _KnownJob(
+            JobLifecycle(
+                job, ledger=ledger, nodes=self._nodes, storage=self._storage, writer=self._writer
+            ),
+            Tuner(job, ledger, self._beats, settings.heartbeat),
+            WorkerEvents(job, self._jobs, self._beats),
+            ContentQuota(ledger, job, settings.heartbeat),
+            SecretDelivery(ledger, job, self._cipher, pass_of),
+        )
 
-    def _deliver_secrets(self, job: str) -> None:
+    def _deliver_secrets(self, job: str, delivery: SecretDelivery) -> None:
         try:
-            self._deliveries[job].answer()
+            delivery.answer()
         except JobUnreadable as error:
             active = [state for state in JobState if not state.over]
             self._jobs.transition(job, JobState.FAILED, active, why=error.message)
@@ -183,24 +191,13 @@ class JobLoop(EssentialThread):
 
     def _clean_up(self, job: str) -> None:
         """Delete the data of an ended job, and forget the job once its workers have no access."""
-        ended_at = self._ended_at.setdefault(job, time.monotonic())
-        if why := self._quotas[job].enforce():
+        known, now = self._known[job], time.monotonic()
+        known.ended_at = now if known.ended_at is None else known.ended_at
+        if why := known.quota.enforce():
             log.error("%s: %s", job, why)
-        lingers = time.monotonic() - ended_at < LINGER_LEASES * self._settings.lease_seconds
-        if self._lifecycles[job].clean_up() and not lingers:
-            states = (self._lifecycles, self._tuners, self._worker_events, self._quotas,
-                      self._deliveries, self._ended_at)  # fmt: skip
-            for state in states:
-                del state[job]
-
-    def _lifecycle(self, job: str) -> JobLifecycle:
-        return JobLifecycle(
-            job,
-            ledger=self._ledger,
-            nodes=self._nodes,
-            storage=self._storage,
-            writer=self._writer,
-        )
+        lingers = now - known.ended_at < LINGER_LEASES * self._settings.lease_seconds
+        if known.lifecycle.clean_up() and not lingers:
+            del self._known[job]
 
 
 def _violation(lifecycle: JobLifecycle) -> str | None:
