@@ -1,4 +1,4 @@
-"""What training goes back from and to: divergence, and owners whose work was wrong. No I/O."""
+"""Divergence of one job, and owners whose work was wrong: what training goes back to. No I/O."""
 
 from __future__ import annotations
 
