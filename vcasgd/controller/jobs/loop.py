@@ -24,11 +24,13 @@ from vcasgd.errors import (
     StoreUnavailable,
     VcasgdError,
 )
+from vcasgd.limits import MAX_CONTENT_BYTES
 from vcasgd.logging import bound
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
 from vcasgd.store.admission import LedgerAdmission, worker_lease_pass
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.job_secrets import SecretDelivery
 from vcasgd.store.ledger.jobs import Jobs
@@ -163,6 +165,7 @@ class JobLoop(EssentialThread):
 
     def _begin(self, job: str) -> _KnownJob:
         settings, ledger = self._settings, self._ledger
+        content = dict.fromkeys(LedgerKeys(job).written_by_workers, MAX_CONTENT_BYTES)
         pass_of = partial(worker_lease_pass, settings, job)
         return _KnownJob(
             JobLifecycle(
@@ -170,7 +173,7 @@ class JobLoop(EssentialThread):
             ),
             Tuner(job, ledger, self._beats, settings.heartbeat),
             WorkerEvents(job, self._jobs, self._beats),
-            ContentQuota(ledger, job, settings.heartbeat),
+            ContentQuota(ledger, content, settings.heartbeat),
             SecretDelivery(ledger, job, self._cipher, pass_of),
         )
 
