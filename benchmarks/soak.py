@@ -30,9 +30,9 @@ sys.path.insert(0, str(HERE.parent))
 
 import machine
 from markdown import table
-from scenarios.run import ScenarioReport, run_scenario
-from scenarios.scenario import Scenario
 from vcasgd.chaos.audited_job import AuditedJob
+from vcasgd.chaos.run import ScenarioReport, run_scenario
+from vcasgd.chaos.scenario import Scenario
 from vcasgd.errors import StackError, StoreError
 from vcasgd.stack import StackState
 from vcasgd.store.connection import connect

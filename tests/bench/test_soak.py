@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.waiting import await_truth
 
-from scenarios.scenario import schedule
+from vcasgd.chaos.scenario import schedule
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 

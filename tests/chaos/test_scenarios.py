@@ -17,11 +17,11 @@ import pytest
 from support.harness import Process as Program
 from support.waiting import PATIENCE, await_truth
 
-from scenarios import clock, network
-from scenarios.clock import Clocks, StepClock
-from scenarios.faults import Freeze, FullDisk, LimitedCapacity, SlowFsync, small_disk
-from scenarios.network import ControlGroup, PacketFilter, PacketLoss
-from scenarios.scenario import Counts, Expectations, OneWay, Scenario, schedule, shortfalls
+from vcasgd.chaos import clock, network
+from vcasgd.chaos.clock import Clocks, StepClock
+from vcasgd.chaos.faults import Freeze, FullDisk, LimitedCapacity, SlowFsync, small_disk
+from vcasgd.chaos.network import ControlGroup, PacketFilter, PacketLoss
+from vcasgd.chaos.scenario import Counts, Expectations, OneWay, Scenario, schedule, shortfalls
 from vcasgd.errors import NoCapacity, SpecError, StackError
 from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local.processes import Process
@@ -358,7 +358,7 @@ def test_full_disk_has_no_space_until_its_end(tmp_path: Path) -> None:
     ],
 )
 def test_scenario_costs_no_more_than_expected(path: Path) -> None:
-    argv = [sys.executable, "-m", "scenarios", str(path), "--json"]
+    argv = [sys.executable, "-m", "vcasgd.cli", "chaos", "run", str(path), "--json"]
     done = subprocess.run(
         argv, cwd=SCENARIOS.parent, capture_output=True, text=True, timeout=1100, check=False
     )

@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from support.waiting import await_truth
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from scenarios.faults import Freeze
 from vcasgd.chaos.audited_job import counting_spec
+from vcasgd.chaos.faults import Freeze
 from vcasgd.client import Client, Job
 from vcasgd.fleet.providers.local.processes import Process, kill_all, processes_of
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.clock import Clocks
 from support.harness import RedisServer
 from support.waiting import await_truth
+from vcasgd.chaos.clock import Clocks
 from vcasgd.errors import StackError
 
 #: Seconds of difference that are less than any step of a test.

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from vcasgd.chaos.audited_job import CountReport
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 
@@ -43,6 +48,27 @@ def audit_command(
         AuditOptions(kills=kills, seed=seed, store_nodes=store_nodes, replicas=replicas),
         log=lambda text: typer.echo(text, err=as_json_),
     )
-    for line in [json.dumps(report.as_json())] if as_json_ else describe(report):
+    _print_report(report, describe(report), as_json=as_json_)
+
+
+@app.command("run")
+def run_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Scenario.")],
+    as_json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Inject the faults of a scenario during a job, and compare their cost with the expected one.
+
+    Starts a stack in a temporary folder. Exits with status 0 only if every fault fired and cost no
+    more than the scenario expects.
+    """
+    from vcasgd.chaos.run import describe_scenario, run_scenario
+    from vcasgd.chaos.scenario import Scenario
+
+    report = run_scenario(Scenario.load(file), log=lambda text: typer.echo(text, err=as_json_))
+    _print_report(report, describe_scenario(report), as_json=as_json_)
+
+
+def _print_report(report: CountReport, lines: Iterable[str], *, as_json: bool) -> NoReturn:
+    for line in [json.dumps(report.as_json())] if as_json else lines:
         typer.echo(line)
     raise typer.Exit(0 if report.passed else 1)

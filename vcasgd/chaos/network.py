@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from scenarios.faults import FIRE_SECONDS, POLL_SECONDS, LastingFault
-from scenarios.scenario import Direction, OneWay
+from vcasgd.chaos.faults import FIRE_SECONDS, POLL_SECONDS, LastingFault
+from vcasgd.chaos.scenario import Direction, OneWay
 from vcasgd.errors import StackError
 
 # Numbers of bpf(2), by architecture, and of its commands and types; see linux/bpf.h.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from scenarios.scenario import Counts
+from vcasgd.chaos.scenario import Counts
 from vcasgd.errors import FleetError, StackError
 from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.fleet.providers.local.provider import LocalProvider

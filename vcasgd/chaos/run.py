@@ -12,17 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scenarios.clock import Clocks, StepClock
-from scenarios.faults import (
-    Freeze,
-    FullDisk,
-    LastingFault,
-    LimitedCapacity,
-    SlowFsync,
-    small_disk,
-)
-from scenarios.network import ControlGroup, PacketLoss
-from scenarios.scenario import Injection, Scenario, max_gap, schedule, shortfalls
 from vcasgd.chaos.audited_job import (
     WORKERS,
     AuditedJob,
@@ -32,7 +21,18 @@ from vcasgd.chaos.audited_job import (
     own_settings,
     report_folder,
 )
+from vcasgd.chaos.clock import Clocks, StepClock
+from vcasgd.chaos.faults import (
+    Freeze,
+    FullDisk,
+    LastingFault,
+    LimitedCapacity,
+    SlowFsync,
+    small_disk,
+)
 from vcasgd.chaos.killers import Killer, Target, await_result
+from vcasgd.chaos.network import ControlGroup, PacketLoss
+from vcasgd.chaos.scenario import Injection, Scenario, max_gap, schedule, shortfalls
 from vcasgd.errors import StackError, StoreError, VcasgdError
 from vcasgd.stack import StackHome, StackState, running
 from vcasgd.store.connection import connect
@@ -49,7 +49,7 @@ ANSWER_SECONDS, POLL_SECONDS = 1.0, 0.1
 
 @dataclass
 class ScenarioReport(CountReport):
-    """Report of a scenario; ``python -m scenarios --json`` prints its fields."""
+    """Report of a scenario; ``vcasgd chaos run --json`` prints its fields."""
 
     #: For each fault: what it was, and the longest time without progress until the next one;
     #: for ``drop``, also how many packets were lost.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scenarios.faults import FIRE_SECONDS, POLL_SECONDS, LastingFault
+from vcasgd.chaos.faults import FIRE_SECONDS, POLL_SECONDS, LastingFault
 from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.processes import Process
 
