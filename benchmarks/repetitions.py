@@ -27,20 +27,20 @@ from torch.optim import Optimizer
 
 from strangers import EPOCHS, HOSTILE, OWNERS, ROOT
 from vcasgd.fleet.presence import Life, always
-from vcasgd.learning.repetition import (
-    DIFFERENT,
-    DIFFERENT_STATE,
-    MAX_WRONG,
-    update_difference,
-)
-from vcasgd.parameter_server.repetitions import ONE_IN
 from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.simulation.worker import SimulatedInterval, SimulatedWorker
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.header import Header
 from vcasgd.task.task import Task
+from vcasgd.verification.judge import (
+    DIFFERENT,
+    DIFFERENT_STATE,
+    MAX_WRONG,
+    update_difference,
+)
+from vcasgd.verification.repeater import IntervalFacts, RepeatingLearner, state_of
+from vcasgd.verification.repetitions import ONE_IN
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.repetition.repeater import IntervalFacts, RepeatingLearner, state_of
 
 ATTACKS = ("flip", "backdoor", "momentum")
 
@@ -109,7 +109,7 @@ class RepeatedJob(Simulation):
             facts = IntervalFacts(
                 *(header.subtask, header.start, header.stop, header.stop, header.batch)
             )
-            self.state_bytes = max(self.state_bytes, len(before.data) + len(after.data))
+            self.state_bytes = max(self.state_bytes, len(before.to_bytes()) + len(after.to_bytes()))
             self._repeat(worker, forged, facts, interval, payload, before, after, times)
         return header, payload
 
@@ -119,7 +119,7 @@ class RepeatedJob(Simulation):
     ) -> None:  # fmt: skip
         base = interval.start_from.base
         assert worker.learner is not None
-        repeating = RepeatingLearner.beside(worker.learner)
+        repeating = RepeatingLearner(worker.learner)
         began = time.process_time()
         with torch.backends.mkldnn.flags(enabled=False):
             trained = repeating.repeat(facts, (base.floats, base.integers), before)
@@ -130,7 +130,7 @@ class RepeatedJob(Simulation):
                 worker.name,
                 forged,
                 update_difference(sent, trained.update, base.floats, self._model.parameters),
-                after.difference(repeating.state()),
+                after.difference(state_of(repeating)),
                 *times,
                 seconds,
             )

@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from vcasgd.fleet.presence import always
-from vcasgd.learning.screening import Measure, Screening, Sketcher
 from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.simulation.worker import SimulatedWorker
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.header import Header
+from vcasgd.verification.screening import Screening
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
 
@@ -66,8 +66,7 @@ class ScreenedJob(Simulation):
         self.accusations: list[tuple[int, str, str]] = []
         self.refused: Counter[str] = Counter()
         self.screened = 0
-        self._screening = Screening()
-        self._sketcher = Sketcher(self._model.weights.numel(), 1)
+        self._screening = Screening(self._model.weights.numel(), 1)
         self._kept: Tensor | None = None
         self._noise = torch.Generator().manual_seed(3)
         self._target = torch.randn(self._model.parameters, generator=self._noise)
@@ -78,17 +77,13 @@ class ScreenedJob(Simulation):
             payload = self._forged(payload)
         model.payload(header)[:] = payload
         step = model.step_of(header)
-        drift = float(step[model.parameters :].norm())
-        step[model.parameters :] = 0
         samples = header.stop - header.start
-        sketches = self._sketcher.sketch(step), self._sketcher.sketch(model.weights)
-        measure = Measure(float(step.norm()), drift, samples, *sketches)
+        measure = self._screening.measure(step, model.weights, model.parameters, samples)
         self.screened += 1
         if self._screening.refusal(owner, measure):
             self.refused[owner] += 1
-        suspicion = self._screening.add(owner, measure, model.meta.version)
-        if suspicion:
-            self.accusations.append((self.screened, owner, suspicion.why))
+        if why := self._screening.add(owner, measure, model.meta.version):
+            self.accusations.append((self.screened, owner, why))
         if self._replicas:
             self._changes[header.subtask] = self._changes.get(header.subtask, 0) + step
         super()._apply(worker, header, payload)

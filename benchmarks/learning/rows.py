@@ -42,8 +42,6 @@ ASYNCHRONOUS = (
     "bench/simulated_worker.py",
     "fleet/presence.py",
 )
-#: Files among them that a run without strangers doesn't use.
-LEARNS_NOTHING = frozenset({"learning/screening.py", "learning/repetition.py"})
 
 
 #: Fields of a job that don't decide what it learns in the simulator.
@@ -94,7 +92,7 @@ def package_code() -> str:
     """Return the code behind asynchronous training."""
     root = Path(vcasgd.__file__).parent
     found = {path for pattern in ASYNCHRONOUS for path in root.glob(pattern)}
-    paths = sorted(found - {root / name for name in LEARNS_NOTHING})
+    paths = sorted(found)
     return "\0".join(code(path) for path in paths)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vcasgd.parameter_server import repetitions
 from vcasgd.parameter_server.main import main
+from vcasgd.verification import repetitions
 
 
 def run() -> int:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vcasgd.store.tensors.repetitions import RepetitionExchange, RepetitionRequest
+from vcasgd.verification.exchange import RepetitionExchange, RepetitionRequest
+from vcasgd.verification.recorder import StateRecorder
 from vcasgd.worker.interval import Trained
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.main import main
-from vcasgd.worker.repetition.recorder import StateRecorder
 
 ATTACK, BEGUN = "HOSTILE_ATTACK", "HOSTILE_SINCE"
 

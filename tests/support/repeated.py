@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 
 import vcasgd
 from vcasgd.spec.job import JobSpec
+from vcasgd.verification.repeater import IntervalFacts, RepeatingLearner, state_of
+from vcasgd.verification.state import LearnerState, NotRepeatable
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.repetition.repeater import IntervalFacts, RepeatingLearner, state_of
-from vcasgd.worker.repetition.state import LearnerState, NotRepeatable
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 OPTIMIZERS: dict[str, MakeOptimizer] = {
@@ -109,6 +109,6 @@ def assert_not_repeated(machine: Machine) -> None:
     before, _, after, facts = machine.interval()
 
     with pytest.raises(NotRepeatable):
-        RepeatingLearner.beside(machine.learner).repeat(facts, machine.base, before)
+        RepeatingLearner(machine.learner).repeat(facts, machine.base, before)
 
     assert state_of(machine.learner).digest == after.digest

@@ -22,7 +22,6 @@ from vcasgd.errors import (
     StoreUnavailable,
 )
 from vcasgd.faults import Cause, fault_of
-from vcasgd.learning.repetition import why_not_repeatable
 from vcasgd.limits import MAX_CONTENT_BYTES, MAX_HEADERS_BYTES
 from vcasgd.parameter_server.model_state import MAX_UPDATES, ModelState, ShardConfig
 from vcasgd.parameter_server.pins import Pins
@@ -30,7 +29,7 @@ from vcasgd.parameter_server.publish import Publisher
 from vcasgd.parameter_server.recovery import Recovery
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.parameter_server.round_members import RoundMembers
-from vcasgd.parameter_server.strangers import Strangers
+from vcasgd.parameter_server.verification import verification_of
 from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.store.acl import worker_key
 from vcasgd.store.connection import RedisClient
@@ -38,12 +37,10 @@ from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import Failure, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import WorkKind
-from vcasgd.store.ledger.owners import Owners
 from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.quotas import ContentQuota
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.push_slots import PushSlots
-from vcasgd.store.tensors.repetitions import RepetitionExchange
 from vcasgd.store.tensors.snapshot import SnapshotView
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import Arrivals, StreamEntry, UpdateReader
@@ -142,14 +139,8 @@ class Shard:
             shards=job.facts.shards,
             executor=readers,
         )
-        several = "the job has several shards" if job.facts.shards > 1 else None
-        self._strangers = Strangers(
-            Owners(prompt or ledger),
-            job.id,
-            number,
-            self._reports,
-            RepetitionExchange(tensors, keys),
-            several or why_not_repeatable(job.spec),
+        self._verification = verification_of(
+            job.spec, keys, job.facts.shards, prompt or ledger, tensors, self._reports
         )
         self._background = Background[Tuned | None](executor)
         self._reported_at = float("-inf")
@@ -216,7 +207,7 @@ class Shard:
     def lose(self, workers: Collection[str]) -> None:
         """Wait for lost workers no longer."""
         self._members.lose(workers)
-        self._strangers.lose(workers)
+        self._verification.lose(workers)
         if self._model is not None:
             self._model.lose(workers)
 
@@ -243,9 +234,8 @@ class Shard:
         if rolled_back is None:
             return 0
         model = rolled_back
-        self._strangers.remember(model)
+        self._verification.turn(model)
         processed = self._collect(model, arrivals)
-        self._strangers.turn()
         if model.batch.pending and self._round_is_complete(model):
             self._close(model)
             self._publish(model)
@@ -405,7 +395,7 @@ class Shard:
 
     def _use_tuned(self, model: ModelState, tuned: Tuned) -> None:
         self._tuned, model.factor = tuned, tuned.mixing
-        self._strangers.exclude(tuned.suspects)
+        self._verification.exclude(tuned.suspects)
 
     def _roll_back(self, model: ModelState) -> ModelState | None:
         """Go back to an earlier model if the controller has decided so; return the present one.
@@ -425,7 +415,7 @@ class Shard:
                 # Updates of an open round stay in the stream, and are refused.
                 self._model = restored
                 self._members.end()
-                self._strangers.restart()
+                self._verification.restart()
             return restored
         except (CheckpointDamaged, NotFound) as error:
             cause = "an owner's work was wrong" if tuned.restores else "training diverged"
@@ -477,8 +467,8 @@ class Shard:
             for chunk in self._reader.receive(header, model.payload(header)):
                 model.inspect(header, chunk, at)
                 at += chunk.nbytes
-            measure, version = self._strangers.check(header, model), model.meta.version
-            blending = True
+            self._verification.check(header, model)
+            version, blending = model.meta.version, True
             model.blend(entry.id, header, keys)
             self._members.arrive(header.worker, header.interval_seconds, time.monotonic())
         except InvalidUpdate as error:
@@ -496,7 +486,7 @@ class Shard:
             # At once: an error below must not have the entry processed again.
             model.batch.last_read = entry.id
             self._reports.applied(header.worker)
-            self._strangers.applied(header, measure, version)
+            self._verification.applied(header, version)
         return True
 
     def _note_failure(self, entry: StreamEntry, error: Exception, blending: bool) -> None:
@@ -507,7 +497,7 @@ class Shard:
             # A part of it may be in the model. The updates of the batch are still in the stream.
             self._model = None
             self._members.end()
-            self._strangers.restart()
+            self._verification.restart()
 
     def _poison(self, entry: StreamEntry, header: Header) -> InvalidUpdate:
         """Return why an update is refused that failed too often, and report it to the job once."""

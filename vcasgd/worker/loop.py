@@ -31,11 +31,9 @@ from vcasgd.worker.lease_book import LeaseBook, LeaseState, WorkInterrupted
 from vcasgd.worker.log_capture import LineCapture
 from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.notices import NoticeLike, NoticePoll, NoticeWatch
-from vcasgd.worker.repetition.duty import RepetitionDuty
-from vcasgd.worker.repetition.recorder import StateRecorder
-from vcasgd.worker.repetition.verifier import Verifier
 from vcasgd.worker.setup import Setup
 from vcasgd.worker.trainer import Trainer, TunedSettings
+from vcasgd.worker.verification import verification_of
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +73,12 @@ class Worker:
             context, self.exchange, self._status, self._departure.leave_if_due, build
         )
         self._moments = MomentsExchange(context.nodes, job, name)
+        verification = verification_of(
+            context, self._departure.leave_if_due, self._status.note_progress
+        )
         self._trainer = Trainer(
             *(name, self.exchange, self._book, self._departure, self._status, self._tuned),
-            *(self._moments, self._repetition_duty()),
+            *(self._moments, verification),
         )
         self._evaluator = Evaluator(context, self._status)
         self._errors = ErrorHandler(
@@ -140,13 +141,6 @@ class Worker:
         for lease in self._book.held(LeaseState.WORKING, LeaseState.POSTPONED):
             self._context.leases.release(lease)
             self._book.drop(lease)
-
-    def _repetition_duty(self) -> RepetitionDuty:
-        context = self._context
-        names = context.nodes[0], context.job, context.name
-        if context.settings.volunteer:
-            return StateRecorder(*names)
-        return Verifier(*names, self._departure.leave_if_due, self._status.note_progress)
 
     # -- one work item after the other -------------------------------------------------------------
 

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -32,8 +31,8 @@ from vcasgd.worker.learner import Learner
 from vcasgd.worker.lease_book import LeaseBook, LeaseState, WorkInterrupted
 from vcasgd.worker.member import is_late
 from vcasgd.worker.moments_exchange import MomentsExchange
-from vcasgd.worker.repetition.duty import RepetitionDuty
 from vcasgd.worker.update_queue import Settled
+from vcasgd.worker.verification import Verification
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +94,7 @@ class Trainer:
         status: WorkerStatus,
         tuned: TunedSettings,
         moments: MomentsExchange,
-        duty: RepetitionDuty,
+        verification: Verification,
     ) -> None:
         self._name = name
         self._exchange = exchange
@@ -104,7 +103,7 @@ class Trainer:
         self._status = status
         self._tuned = tuned
         self._moments = moments
-        self._duty = duty
+        self._verification = verification
         self._pushes = 0
         #: Measured in the last interval; None before the first one.
         self._seconds_per_sample: float | None = None
@@ -120,8 +119,8 @@ class Trainer:
         positions = self._exchange.begin(subtask, work.epoch, work.size, lease.token)
         self._watch_complete(work, positions)
         if len(positions) > 1:
-            # There are no repetitions in jobs with several shards.
-            self._duty = RepetitionDuty()
+            # An interval can be verified only if one server gets all of its update.
+            self._verification = Verification()
         self._status.doing = f"training subtask {subtask}"
         if min(positions) < work.size:
             learner.start_subtask()
@@ -135,9 +134,9 @@ class Trainer:
                 learner.member.measure_exchange(self._exchange[0].settled, time.monotonic())
                 learner.member.follow(self._exchange.base)
                 self._moments.open(len(positions))
-                if self._duty.overlaps:
+                if self._verification.overlaps:
                     self._exchange.limit_unapplied(learner.max_unapplied)
-                if self._duty.adopts:
+                if self._verification.adopts:
                     self._moments.adopt(learner.member, self._exchange.rollbacks)
                 # The local batch may have changed.
                 step = next_step(positions, work.size, reach) or step
@@ -167,7 +166,7 @@ class Trainer:
     def _apply(self, settled: Settled) -> None:
         for subtask, reason in settled.rejected:
             log.warning("an update of subtask %d was rejected: %s", subtask, reason)
-            self._duty.rejected(reason)
+            self._verification.rejected(reason)
         self._book.settle(settled.rework, self._exchange.subtasks())
 
     # -- before an interval ------------------------------------------------------------------------
@@ -179,7 +178,7 @@ class Trainer:
         """
         waited = self._wait_for_room(work.lease, step)
         self._status.note_progress()
-        waited = self._duty.serve(work.learner) or waited
+        waited = self._verification.serve(work.learner) or waited
         # Without an interval, a fetch would take memory for nothing.
         self._check_lease(work.lease, step)
         # What was fetched before a wait is too old.
@@ -228,7 +227,7 @@ class Trainer:
             done, seconds = status.steps - steps_before, time.monotonic() - started
             return is_late(base.round, planned, done, seconds)
 
-        self._duty.begin(work.learner, base)
+        self._verification.begin(work.learner, base)
         trained = work.learner.train(
             base,
             work.lease.number,
@@ -247,7 +246,7 @@ class Trainer:
             status.uncorrected = member.uncorrected or status.uncorrected
         unchanged = torch.equal(trained.integers, base.integers)
         integers = "" if unchanged else encode_integers(trained.integers)
-        self._push(work, step, trained, integers, self._duty.end(work.learner, step.stop))
+        self._push(work, step, trained, integers)
         if member is not None:
             member.end(self._exchange[0].updates.added, ended)
         status.unpushed_since = None
@@ -262,16 +261,14 @@ class Trainer:
         status.local_steps = trained.steps
         status.momentum = trained.momentum
 
-    def _push(
-        self, work: _Work, step: Step, trained: Trained, integers: str, states: dict[str, Any]
-    ) -> None:
-        """Hand an update over to the exchange; ``states`` are fields of its headers."""
+    def _push(self, work: _Work, step: Step, trained: Trained, integers: str) -> None:
+        """Hand an update over to the exchange."""
         self._pushes += 1
         lease, learner = work.lease, work.learner
         member = learner.member
         last = learner.is_last(lease.number, trained.stop) or self._departure.leave_if_due()
         name = f"{self._name}.{os.getpid()}.{self._pushes}"
-        self._duty.submitted(name)
+        claims = self._verification.end(learner, name, step.stop)
         fields = {
             "update": name,
             "worker": self._name,
@@ -285,7 +282,7 @@ class Trainer:
             "batch": member.batch if member else 0.0,
             "step_seconds": member.step_seconds if member else 0.0,
             "exchange_seconds": member.exchange_seconds if member else 0.0,
-            **states,
+            "claims": claims,
         }
         keep = member is not None and member.overlaps
         self._exchange.push(fields, work.epoch, trained.update, step.shards, last=last, keep=keep)

@@ -19,7 +19,6 @@ MAX_NAME_LENGTH = 64
 UNSIGNED = "signature"
 
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
-_Digest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
 
 class Header(BaseModel):
@@ -35,12 +34,8 @@ class Header(BaseModel):
     its local steps, and ``exchange_seconds`` the least time between two of its last intervals; 0 if
     unknown.
 
-    ``planned`` is where the interval was to stop, at ``stop`` or after it. ``state_before`` and
-    ``state_after`` are digests of the learner's state before and after the interval
-    (:mod:`vcasgd.worker.repetition`), by which a volunteer's worker commits to them; otherwise they
-    are empty. ``repeats`` is True if the worker can repeat intervals of others.
-    ``signature`` is the HMAC-SHA256 of the rest under its worker's key, or empty if workers have no
-    keys.
+    ``claims`` is what :mod:`vcasgd.verification` needs, or empty. ``signature`` is the HMAC-SHA256
+    of the rest under its worker's key, or empty if workers have no keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -65,10 +60,7 @@ class Header(BaseModel):
     batch: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
     step_seconds: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
     exchange_seconds: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
-    planned: _Count = 0
-    state_before: _Digest = ""
-    state_after: _Digest = ""
-    repeats: bool = False
+    claims: str = Field(default="", max_length=512)
     signature: str = Field(default="", max_length=64)
 
     @property

@@ -7,14 +7,15 @@ from support.repeated import OPTIMIZERS, Machine, Noisy
 
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.tensors.repetitions import (
-    FRESH,
+from vcasgd.verification.exchange import (
     WRONG_STATE,
+    Claims,
     RepetitionExchange,
     RepetitionRequest,
 )
+from vcasgd.verification.recorder import StateRecorder
+from vcasgd.verification.state import FRESH
 from vcasgd.worker.interval import Base
-from vcasgd.worker.repetition.recorder import StateRecorder
 
 JOB, WORKER = "job", "job.join-eve-1"
 PLANNED = 8
@@ -33,11 +34,11 @@ class RecordedMachine(Machine):
         self.recorder.serve(self.learner)
         self.recorder.begin(self.learner, Base(*self.base, self.rollbacks))
         self.move(self.interval()[1])
-        fields = self.recorder.end(self.learner, PLANNED)
-        assert fields.pop("planned") == PLANNED
         self.number += 1
-        self.recorder.submitted(f"{WORKER}.1.{self.number}")
-        return fields["state_before"], fields["state_after"]
+        text = self.recorder.end(self.learner, f"{WORKER}.1.{self.number}", PLANNED)
+        claims = Claims.model_validate_json(text)
+        assert claims.planned == PLANNED
+        return claims.before, claims.after
 
 
 def test_the_states_of_intervals_fit_together(tensors: RedisClient) -> None:
@@ -63,10 +64,8 @@ def test_after_a_rollback_the_state_is_that_of_a_new_optimizer(tensors: RedisCli
 def test_after_a_refused_update_the_worker_starts_with_a_new_optimizer(
     tensors: RedisClient,
 ) -> None:
-    # Given a worker with Adam, which may take over second moments
     machine = RecordedMachine(tensors, "adam")
     machine.push()
-    assert machine.recorder.adopts
 
     # When an update is refused for another reason, nothing changes
     machine.recorder.rejected("duplicate")
@@ -77,7 +76,6 @@ def test_after_a_refused_update_the_worker_starts_with_a_new_optimizer(
 
     # Then the next one starts from a state that needs no proof, once
     assert machine.push()[0] == FRESH
-    assert not machine.recorder.adopts
     assert machine.push()[0] != FRESH
 
 
@@ -119,4 +117,20 @@ def test_a_learner_that_cant_be_repeated_names_no_state(tensors: RedisClient) ->
     machine.recorder.begin(machine.learner, Base(*machine.base))
     machine.interval()
 
-    assert machine.recorder.end(machine.learner, PLANNED) == {}
+    assert machine.recorder.end(machine.learner, "u", PLANNED) == ""
+
+
+def test_after_an_interval_that_failed_the_worker_starts_with_a_new_optimizer(
+    tensors: RedisClient,
+) -> None:
+    machine = RecordedMachine(tensors)
+    machine.push()
+
+    # When an interval changes the optimizer, and never ends
+    machine.recorder.begin(machine.learner, Base(*machine.base))
+    machine.interval()
+
+    # Then nobody has to know that state
+    before = machine.push()[0]
+    assert before == FRESH
+    assert machine.push()[0] != FRESH

@@ -1,7 +1,7 @@
-"""Exchange of an interval that is repeated: its request, the states around it, and the result.
+"""What servers and workers exchange to repeat an interval: a request, states, a task, a result.
 
 The parameter server asks the worker that made an update for its states before and after the
-interval, and then a worker on a machine of one's own to repeat it. Workers write only under their
+interval, and then a worker on a machine of the cluster to repeat it. Workers write only under their
 own names, so nobody answers for another one. Everything expires.
 """
 
@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from vcasgd.errors import InvalidUpdate
 from vcasgd.limits import MAX_HEADER_BYTES
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
@@ -22,8 +23,6 @@ from vcasgd.store.ledger.untrusted import Content, Invalid, Text, parse
 from vcasgd.store.tensors.bf16_split import bytes_of, chunk_count, chunks_of
 from vcasgd.store.tensors.header import Header
 
-#: Digest of the state of a new learner: no parameter has any.
-FRESH = "0" * 64
 #: Reason of the rejection of an update that does not continue from its worker's last state.
 WRONG_STATE = "state"
 #: Part of the server's memory limit up to which repetitions may use it.
@@ -35,16 +34,40 @@ MAX_ANSWER_LENGTH = 1 << 10
 #: Bytes of a task, which contains an update's header.
 MAX_TASK_LENGTH = 1 << 21
 #: Largest relative difference in a result; any larger one counts as much.
-LARGEST_DIFFERENCE = 1e9
-#: Vectors that belong to a repetition, at the start of their names.
+MAX_DIFFERENCE = 1e9
+#: Vectors that belong to a repetition, and states that a worker uploads.
 VectorName = Literal["base", "sent"]
-#: States that a worker uploads.
 StateName = Literal["before", "after"]
 
 Answer = TypeVar("Answer", bound=Content)
 _Id = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,150}$")]
 _Bytes = Annotated[int, Field(gt=0, le=1 << 40)]
+_Count = Annotated[int, Field(ge=0, lt=2**53)]
+_Digest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+_Difference = Annotated[float, Field(ge=0, le=MAX_DIFFERENCE, allow_inf_nan=False)]
+
+
+class Claims(Content):
+    """What the header of an update claims for verification.
+
+    ``planned`` is the sample where the interval was to stop, at its end or after it. ``before`` and
+    ``after`` are digests of the learner's states around the interval, by which a volunteer's worker
+    commits to them. ``repeats`` is True if the worker can repeat intervals of others.
+    """
+
+    planned: _Count = 0
+    before: _Digest = ""
+    after: _Digest = ""
+    repeats: bool = False
+
+    @classmethod
+    def of(cls, header: Header) -> Claims:
+        """Return the claims of an update. Raises :class:`~vcasgd.errors.InvalidUpdate`."""
+        try:
+            return parse(cls, header.claims.encode(), MAX_ANSWER_LENGTH) if header.claims else cls()
+        except Invalid as error:
+            raise InvalidUpdate(f"header: claims: {error}", reason="header") from error
 
 
 class RepetitionRequest(Content):
@@ -66,7 +89,6 @@ class RepetitionTask(Content):
     """Request to the worker ``by`` to repeat the interval of an update.
 
     ``header`` is that of the update, as JSON; ``integers`` is base64 of the base's counters.
-    ``fresh``: the state before has to be that of a new learner.
     """
 
     id: _Id
@@ -75,7 +97,6 @@ class RepetitionTask(Content):
     integers: str
     restorations: Annotated[int, Field(ge=0)]
     sizes: StateSizes
-    fresh: bool
 
     @property
     def update(self) -> Header:
@@ -90,8 +111,8 @@ class RepetitionResult(Content):
     """
 
     outcome: Literal["repeated", "malformed", "unable"]
-    update: Annotated[float, Field(ge=0, le=LARGEST_DIFFERENCE, allow_inf_nan=False)] = 0.0
-    state: Annotated[float, Field(ge=0, le=LARGEST_DIFFERENCE, allow_inf_nan=False)] = 0.0
+    update: _Difference = 0.0
+    state: _Difference = 0.0
     why: Text = ""
 
 
@@ -113,11 +134,8 @@ class RepetitionExchange:
 
     def request(self, request: RepetitionRequest, base: Tensor, sent: Tensor) -> None:
         """Store the base of an interval and its update, float32 [floats], and ask for states."""
-        for name, vector in (("base", base), ("sent", sent)):
-            keys = self._vector_keys(request.id, name, vector.numel())
-            self._transfer.store(
-                zip(keys, chunks_of(bytes_of(vector)), strict=True), expire=KEPT_SECONDS
-            )
+        self._store(self._vector_keys(request.id, "base", base.numel()), base)
+        self._store(self._vector_keys(request.id, "sent", sent.numel()), sent)
         self._set(self._keys.repetition("request"), request)
 
     def answer(self, request: RepetitionRequest) -> StateSizes | None:
@@ -125,7 +143,7 @@ class RepetitionExchange:
 
         Raises :class:`~vcasgd.store.ledger.untrusted.Invalid`.
         """
-        return _parsed(StateSizes, self._start_of(self._sizes_key(request.worker, request.id)))
+        return self._read(StateSizes, self._sizes_key(request.worker, request.id))
 
     def assign(self, task: RepetitionTask) -> None:
         """Ask a worker to repeat the interval."""
@@ -136,7 +154,7 @@ class RepetitionExchange:
 
         Raises :class:`~vcasgd.store.ledger.untrusted.Invalid`.
         """
-        return _parsed(RepetitionResult, self._start_of(self._result_key(task.by, task.id)))
+        return self._read(RepetitionResult, self._result_key(task))
 
     def end(self, request: RepetitionRequest, floats: int, sizes: StateSizes | None) -> None:
         """Delete what belongs to a repetition of a shard with so many floats."""
@@ -158,12 +176,10 @@ class RepetitionExchange:
 
     def upload(self, request: RepetitionRequest, before: Tensor, after: Tensor) -> None:
         """Upload the states around the interval, uint8 [n] each."""
-        for name, state in (("before", before), ("after", after)):
-            keys = self._state_keys(request.worker, request.id, name, len(state))
-            items = zip(keys, chunks_of(bytes_of(state)), strict=True)
-            self._transfer.store(items, expire=KEPT_SECONDS)
-        sizes = StateSizes(before=len(before), after=len(after))
-        self._set(self._sizes_key(request.worker, request.id), sizes)
+        names = request.worker, request.id
+        self._store(self._state_keys(*names, "before", len(before)), before)
+        self._store(self._state_keys(*names, "after", len(after)), after)
+        self._set(self._sizes_key(*names), StateSizes(before=len(before), after=len(after)))
 
     # -- for the worker that repeats it --------------------------------------------------------
 
@@ -177,29 +193,30 @@ class RepetitionExchange:
 
         Raises :class:`~vcasgd.store.ledger.untrusted.Invalid` if it is gone.
         """
-        out = torch.empty(floats)
-        self._load(self._vector_keys(task.id, name, floats), out, name)
-        return out
+        return self._load(self._vector_keys(task.id, name, floats), torch.empty(floats), name)
 
-    def state(self, task: RepetitionTask, name: StateName, most: int) -> Tensor:
+    def state(self, task: RepetitionTask, name: StateName, limit: int) -> Tensor:
         """Return an uploaded state, uint8 [n], of at most so many bytes. It can be anything.
 
         Raises :class:`~vcasgd.store.ledger.untrusted.Invalid`.
         """
-        size = getattr(task.sizes, name)
-        if size > most:
-            raise Invalid(f"the state {name} has {size} bytes, at most {most} are possible")
-        out = torch.empty(size, dtype=torch.uint8)
-        self._load(self._state_keys(task.update.worker, task.id, name, size), out, name)
-        return out
+        size = task.sizes.before if name == "before" else task.sizes.after
+        if size > limit:
+            raise Invalid(f"the state {name} has {size} bytes, at most {limit} are possible")
+        keys = self._state_keys(task.update.worker, task.id, name, size)
+        return self._load(keys, torch.empty(size, dtype=torch.uint8), name)
 
     def report(self, task: RepetitionTask, result: RepetitionResult) -> None:
         """Store the result under this worker's name."""
-        self._set(self._result_key(task.by, task.id), result)
+        self._set(self._result_key(task), result)
 
-    # -- keys ----------------------------------------------------------------------------------
+    # -- keys and their content ----------------------------------------------------------------
 
-    def _load(self, keys: Sequence[str], out: Tensor, name: str) -> None:
+    def _store(self, keys: Sequence[str], vector: Tensor) -> None:
+        items = zip(keys, chunks_of(bytes_of(vector)), strict=True)
+        self._transfer.store(items, expire=KEPT_SECONDS)
+
+    def _load(self, keys: Sequence[str], out: Tensor, name: str) -> Tensor:
         try:
             for _ in self._transfer.load(keys, chunks_of(bytes_of(out))):
                 pass
@@ -207,28 +224,26 @@ class RepetitionExchange:
             raise Invalid(f"a part of {name} is missing") from error
         except WrongLength as error:
             raise Invalid(f"chunk {error.index} of {name} is {error.value}") from error
+        return out
 
     def _set(self, key: str, content: Content) -> None:
         self._tensors.set(key, content.model_dump_json(), ex=KEPT_SECONDS)
 
-    def _start_of(self, key: str) -> bytes:
+    def _read(self, model: type[Answer], key: str) -> Answer | None:
         # A worker may have stored a string of any length.
-        return bytes(self._tensors.getrange(key, 0, MAX_ANSWER_LENGTH))
+        text = bytes(self._tensors.getrange(key, 0, MAX_ANSWER_LENGTH))
+        return parse(model, text, MAX_ANSWER_LENGTH) if text else None
 
-    def _vector_keys(self, number: str, name: str, floats: int) -> list[str]:
+    def _vector_keys(self, number: str, name: VectorName, floats: int) -> list[str]:
         count = chunk_count(floats * 4)
         return [self._keys.repetition(f"{number}.{name}.{index}") for index in range(count)]
 
-    def _state_keys(self, worker: str, number: str, name: str, size: int) -> list[str]:
-        name = f"{worker}.states.{number}.{name}"
-        return [self._keys.payload_chunk(name, index) for index in range(chunk_count(size))]
+    def _state_keys(self, worker: str, number: str, name: StateName, size: int) -> list[str]:
+        prefix = f"{worker}.states.{number}.{name}"
+        return [self._keys.payload_chunk(prefix, index) for index in range(chunk_count(size))]
 
     def _sizes_key(self, worker: str, number: str) -> str:
         return self._keys.payload_chunk(f"{worker}.states.{number}", 0)
 
-    def _result_key(self, worker: str, number: str) -> str:
-        return self._keys.payload_chunk(f"{worker}.result.{number}", 0)
-
-
-def _parsed(model: type[Answer], text: bytes) -> Answer | None:
-    return parse(model, text, MAX_ANSWER_LENGTH) if text else None
+    def _result_key(self, task: RepetitionTask) -> str:
+        return self._keys.payload_chunk(f"{task.by}.result.{task.id}", 0)

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vcasgd.learning.batch_source import SampleRange
-from vcasgd.learning.repetition import why_not_repeatable
+from vcasgd.verification.judge import why_not_repeatable
+from vcasgd.verification.state import LearnerState, NotRepeatable, StateFormat
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.member import Member
-from vcasgd.worker.repetition.state import LearnerState, NotRepeatable, StateFormat
 
 
 class WrongInterval(Exception):
@@ -39,15 +39,22 @@ class IntervalFacts:
     restorations: int = 0
 
 
-def check_repeatable(learner: Learner) -> None:
-    """Raise :class:`NotRepeatable` if another worker can't repeat a learner's intervals."""
+def format_of(learner: Learner) -> StateFormat:
+    """Return the format of a learner's states.
+
+    Raises :class:`NotRepeatable` if its intervals depend on more than their base, their samples,
+    and the state of an optimizer.
+    """
+    task = learner.task
     if why := why_not_repeatable(learner.spec):
         raise NotRepeatable(why)
-    task = learner.task
     if task.makes_steps or not task.repeatable:
         raise NotRepeatable("the task is a script, or a trainer of another library")
     if task.mixed_precision is not None:
         raise NotRepeatable(f"{task.mixed_precision} rounds too much")
+    if learner.optimizer is None:
+        raise NotRepeatable("there is no optimizer yet")
+    return StateFormat(learner.optimizer)
 
 
 def state_of(learner: Learner) -> LearnerState:
@@ -56,14 +63,6 @@ def state_of(learner: Learner) -> LearnerState:
         raise NotRepeatable("there is no optimizer yet")
     member = learner.member
     return LearnerState.of(learner.optimizer, member.moments if member else None)
-
-
-def new_state(learner: Learner) -> LearnerState:
-    """Return the state of a learner with a new optimizer. Raises :class:`NotRepeatable`."""
-    if learner.optimizer is None:
-        raise NotRepeatable("there is no optimizer yet")
-    present = StateFormat(learner.optimizer)
-    return present.new(bytes(present.parameters))
 
 
 def renew_optimizer(learner: Learner) -> None:
@@ -78,32 +77,21 @@ class RepeatingLearner(Learner):
     Only one of both may train at a time: the other one loads its next base anyway.
     """
 
-    @classmethod
-    def beside(cls, learner: Learner) -> RepeatingLearner:
-        """Return a learner beside one that has trained.
-
-        Raises :class:`NotRepeatable` if intervals depend on more than their base, their samples,
-        and the state of an optimizer.
-        """
-        check_repeatable(learner)
-        other = cls.__new__(cls)
-        vars(other).update(vars(learner))
+    def __init__(self, learner: Learner) -> None:
+        """Raise as :func:`format_of` does; ``learner`` should have trained."""
+        self.format = format_of(learner)
+        vars(self).update(vars(learner))
         # The learner's own loader processes are ahead of it.
-        vars(other).pop("_source", None)
+        vars(self).pop("_source", None)
         assert learner.optimizer is not None
-        other._live = learner.optimizer
-        other._format = StateFormat(learner.optimizer)
-        return other
-
-    _format: StateFormat
-    #: The optimizer that the other learner trains with.
-    _live: Optimizer
+        #: The optimizer that the other learner trains with.
+        self._live = learner.optimizer
 
     def _new_optimizer(self) -> Optimizer:
         live = self._live
         kept = live.state, live.param_groups
         # The task may return the same optimizer again, and reset it.
-        live.state, live.param_groups = defaultdict(dict), [{**each} for each in kept[1]]
+        live.state, live.param_groups = defaultdict(dict), [{**group} for group in kept[1]]
         try:
             made = super()._new_optimizer()
         finally:
@@ -111,15 +99,6 @@ class RepeatingLearner(Learner):
         if made is live:
             raise NotRepeatable("the task returns the same optimizer each time")
         return made
-
-    @property
-    def format(self) -> StateFormat:
-        """Format of the states of this job's learners."""
-        return self._format
-
-    def state(self) -> LearnerState:
-        """Return a copy of the state after the last repetition."""
-        return state_of(self)
 
     def repeat(
         self,
@@ -143,7 +122,7 @@ class RepeatingLearner(Learner):
         assert self.optimizer is not None
         before.load(self.optimizer, self._member.moments if self._member else None)
         # An interval that was cut short ended after a whole local step.
-        most = -(-(facts.stop - facts.start) // self._step_size(facts.planned - facts.start))
+        limit = -(-(facts.stop - facts.start) // self._step_size(facts.planned - facts.start))
         steps = 0
 
         def count() -> None:
@@ -157,7 +136,7 @@ class RepeatingLearner(Learner):
                 facts.subtask,
                 facts.start,
                 facts.planned,
-                should_stop=lambda: should_stop() or steps >= most,
+                should_stop=lambda: should_stop() or steps >= limit,
                 on_step=count,
             )
         if trained.stop != facts.stop and not should_stop():

@@ -7,32 +7,33 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load, save
 from support.repeated import OPTIMIZERS, Machine, Noisy
 from torch import Tensor
 from torch.optim import SGD
 
 import vcasgd
-from vcasgd.learning.repetition import update_difference
-from vcasgd.store.tensors.repetitions import FRESH
 from vcasgd.store.tensors.snapshot import RoundFacts
-from vcasgd.worker.interval import Base
-from vcasgd.worker.repetition.repeater import (
+from vcasgd.verification.judge import update_difference
+from vcasgd.verification.repeater import (
     IntervalFacts,
     RepeatingLearner,
     WrongInterval,
     state_of,
 )
-from vcasgd.worker.repetition.state import (
+from vcasgd.verification.state import (
+    FRESH,
     LearnerState,
     MalformedState,
     NotRepeatable,
     StateFormat,
 )
+from vcasgd.worker.interval import Base
 
 
 def sent(state: LearnerState, state_format: StateFormat) -> LearnerState:
     """Return what another machine makes of the bytes of a state."""
-    return state_format.parse(state.data.clone())
+    return state_format.parse(state.to_bytes())
 
 
 @pytest.mark.parametrize("rule", ["rounds", "async-local-sgd"])
@@ -52,14 +53,14 @@ def test_a_repetition_is_the_same_to_the_last_bit(name: str, rule: str) -> None:
         last = after.digest
 
         # When it repeats the interval
-        repeating = RepeatingLearner.beside(own.learner)
+        repeating = RepeatingLearner(own.learner)
         again = repeating.repeat(facts, base, sent(before, repeating.format))
 
         # Then it gets the same update and the same state
         assert torch.equal(again.update, trained.update)
         assert torch.equal(again.integers, trained.integers)
-        assert after.difference(repeating.state()) == 0.0
-        assert repeating.state().digest == after.digest
+        assert after.difference(state_of(repeating)) == 0.0
+        assert state_of(repeating).digest == after.digest
         volunteer.move(trained)
 
 
@@ -81,12 +82,12 @@ def test_a_repetition_follows_a_changed_share_of_the_batch(name: str) -> None:
     before, trained, after, facts = volunteer.interval()
     assert before.digest == last.digest
 
-    repeating = RepeatingLearner.beside(own.learner)
+    repeating = RepeatingLearner(own.learner)
     again = repeating.repeat(facts, base, sent(before, repeating.format))
 
     parameters = volunteer.learner.layout.parameters
     assert update_difference(trained.update, again.update, base[0], parameters) < 1e-6
-    assert after.difference(repeating.state()) < 1e-6
+    assert after.difference(state_of(repeating)) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])
@@ -97,7 +98,7 @@ def test_the_own_training_is_the_same_to_the_last_bit(name: str) -> None:
     for each in (own, twin):
         each.move(each.interval()[1])
     before, _, _, facts = volunteer.interval()
-    repeating = RepeatingLearner.beside(own.learner)
+    repeating = RepeatingLearner(own.learner)
     repeating.repeat(facts, volunteer.base, sent(before, repeating.format))
 
     # When both go on
@@ -115,11 +116,11 @@ def test_an_interval_that_was_cut_short_is_repeated_up_to_there() -> None:
     before, trained, after, facts = volunteer.interval(most=2)
     assert facts.stop < facts.planned
 
-    repeating = RepeatingLearner.beside(own.learner)
+    repeating = RepeatingLearner(own.learner)
     again = repeating.repeat(facts, base, sent(before, repeating.format))
 
     assert torch.equal(again.update, trained.update)
-    assert after.difference(repeating.state()) == 0.0
+    assert after.difference(state_of(repeating)) == 0.0
 
 
 def test_an_interval_after_a_rollback_has_smaller_steps() -> None:
@@ -130,12 +131,12 @@ def test_an_interval_after_a_rollback_has_smaller_steps() -> None:
     base = volunteer.base
     _, trained, after, facts = volunteer.interval()
 
-    repeating = RepeatingLearner.beside(own.learner)
-    fresh = repeating.format.new(bytes(repeating.format.parameters))
+    repeating = RepeatingLearner(own.learner)
+    fresh = LearnerState(repeating.format, {})
     again = repeating.repeat(facts, base, fresh)
 
     assert torch.equal(again.update, trained.update)
-    assert after.difference(repeating.state()) == 0.0
+    assert after.difference(state_of(repeating)) == 0.0
     assert fresh.digest == FRESH
 
 
@@ -146,14 +147,14 @@ def test_a_pushed_momentum_differs(push: float, least: float, most: float) -> No
     volunteer.move(volunteer.interval()[1])
     base = volunteer.base
     before, _, after, facts = volunteer.interval()
-    momenta = [each.values for each in after.tensors()]
+    momenta = list(after.tensors.values())
     whole = sum(float(each.square().sum()) for each in momenta) ** 0.5
     momenta[0].view(-1)[0] += push * whole
 
-    repeating = RepeatingLearner.beside(own.learner)
+    repeating = RepeatingLearner(own.learner)
     repeating.repeat(facts, base, sent(before, repeating.format))
 
-    assert least <= after.difference(repeating.state()) <= most
+    assert least <= after.difference(state_of(repeating)) <= most
 
 
 def test_a_wrong_base_shows_in_the_update() -> None:
@@ -162,77 +163,69 @@ def test_a_wrong_base_shows_in_the_update() -> None:
     floats, integers = volunteer.base
     before, trained, _, facts = volunteer.interval()
 
-    repeating = RepeatingLearner.beside(own.learner)
+    repeating = RepeatingLearner(own.learner)
     again = repeating.repeat(facts, (floats + 0.3, integers), sent(before, repeating.format))
 
     parameters = own.learner.layout.parameters
     assert update_difference(trained.update, again.update, floats, parameters) > 0.1
 
 
-def test_only_second_moments_make_no_old_optimizer() -> None:
-    # Given a new optimizer of Adam that took over second moments
-    machine = Machine(Noisy(OPTIMIZERS["adam"]))
-    member = machine.learner.member
-    assert member is not None
-    assert member.adopt(torch.full((member.lacking,), 0.5), 100)
-    adopted = state_of(machine.learner)
-    assert adopted.is_fresh
-    assert adopted.digest != FRESH
-
-    # When it trains
-    machine.interval()
-
-    # Then it isn't new any more
-    assert not state_of(machine.learner).is_fresh
-
-
 # -- bytes that aren't trusted -----------------------------------------------------------------
 
 
-def _changed(at: int, value: int) -> Callable[[Tensor], Tensor]:
-    def change(data: Tensor) -> Tensor:
-        data[at] = value
-        return data
+def _save(**changed: Tensor | None) -> Callable[[dict[str, Tensor]], bytes]:
+    """Return a function that changes tensors of the first parameter, and writes the state."""
 
-    return change
+    def write(tensors: dict[str, Tensor]) -> bytes:
+        for name, tensor in changed.items():
+            if tensor is None:
+                del tensors[f"0.{name}"]
+            else:
+                tensors[f"0.{name}"] = tensor
+        return bytes(save(tensors))
 
-
-def _with_float(at: int, value: float) -> Callable[[Tensor], Tensor]:
-    def change(data: Tensor) -> Tensor:
-        data[at : at + 4].view(torch.float32).fill_(value)
-        return data
-
-    return change
-
-
-#: Start of Adam's tensors of the first parameter, float32 [6, 4]: ``exp_avg``, ``exp_avg_sq``, and
-#: ``step``.
-FIRST, COUNTER = 0, 2 * 96
+    return write
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("write", "message"),
     [
-        (lambda data: data[:0], "flags"),
-        (lambda data: data[:3], "flags"),
-        (lambda data: data[1:], "expected"),
-        (lambda data: torch.cat([torch.zeros(16, dtype=torch.uint8), data]), "expected"),
-        (lambda data: torch.full_like(data, 255), "flags"),
-        (_changed(-1, 2), "flags"),
-        (_changed(-1, 0), "expected"),
-        (_with_float(FIRST, float("nan")), "exp_avg is not finite"),
-        (_with_float(FIRST + 96, float("inf")), "exp_avg_sq is not finite"),
-        (_with_float(COUNTER, -1.0), "step is not a number of steps"),
-        (_with_float(COUNTER, 1e30), "step is not a number of steps"),
+        (lambda _: b"", "can't be read"),
+        (lambda _: b"\xff" * 1000, "can't be read"),
+        (lambda tensors: save(tensors)[:-1], "can't be read"),
+        (lambda tensors: save(tensors) + b"x", "can't be read"),
+        (lambda tensors: save({**tensors, "9.step": torch.ones(())}), "not those of this model"),
+        (lambda tensors: save({**tensors, "00.step": torch.ones(())}), "not those of this model"),
+        (_save(other=torch.ones(6, 4)), "not those of this model"),
+        (_save(step=None), "lacks some"),
+        (_save(exp_avg=torch.ones(4, 6)), "another type or shape"),
+        (_save(exp_avg=torch.ones(6, 4).double()), "another type or shape"),
+        (_save(step=torch.ones(1)), "another type or shape"),
+        (_save(exp_avg=torch.full((6, 4), torch.nan)), "exp_avg is not finite"),
+        (_save(exp_avg_sq=torch.full((6, 4), torch.inf)), "exp_avg_sq is not finite"),
+        (_save(step=torch.tensor(-1.0)), "step is not a number of steps"),
+        (_save(step=torch.tensor(1e30)), "step is not a number of steps"),
     ],
 )
-def test_malformed_bytes_are_refused(change: Callable[[Tensor], Tensor], message: str) -> None:
+def test_malformed_bytes_are_refused(
+    write: Callable[[dict[str, Tensor]], bytes], message: str
+) -> None:
     machine = Machine(Noisy(OPTIMIZERS["adam"]), update={"rule": "async-local-sgd"})
     machine.interval()
     state = state_of(machine.learner)
+    data = write(load(bytes(state.to_bytes().numpy())))
 
     with pytest.raises(MalformedState, match=message):
-        state.format.parse(change(state.data.clone()))
+        state.format.parse(torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else
+                           torch.empty(0, dtype=torch.uint8))  # fmt: skip
+
+
+def test_a_state_is_no_larger_than_its_format_allows() -> None:
+    for make in OPTIMIZERS.values():
+        machine = Machine(Noisy(make))
+        machine.interval()
+        state = state_of(machine.learner)
+        assert len(state.to_bytes()) <= state.format.max_bytes
 
 
 @pytest.mark.parametrize(
@@ -250,7 +243,7 @@ def test_an_interval_that_no_worker_trains_is_refused(changes: dict[str, Any]) -
     machine = Machine(Noisy())
     base = machine.base
     before, _, _, facts = machine.interval()
-    repeating = RepeatingLearner.beside(machine.learner)
+    repeating = RepeatingLearner(machine.learner)
 
     with pytest.raises(WrongInterval):
         repeating.repeat(IntervalFacts(**{**vars(facts), **changes}), base, before)
@@ -269,7 +262,7 @@ class Halved(Noisy):
 )
 def test_a_learner_whose_intervals_depend_on_more_is_named(task: vcasgd.Task, message: str) -> None:
     with pytest.raises(NotRepeatable, match=message):
-        RepeatingLearner.beside(Machine(task).learner)
+        RepeatingLearner(Machine(task).learner)
 
 
 class Factored(SGD):
@@ -287,4 +280,4 @@ def test_an_optimizer_with_another_state_is_named() -> None:
     machine.learner.optimizer.step()
 
     with pytest.raises(NotRepeatable, match="another shape"):
-        RepeatingLearner.beside(machine.learner)
+        RepeatingLearner(machine.learner)

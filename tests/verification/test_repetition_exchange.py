@@ -16,7 +16,7 @@ from vcasgd.errors import StoreDenied
 from vcasgd.store.acl import TENSORS_SCRIPTS, AclUsers, tensors_user
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.ledger.untrusted import Invalid
-from vcasgd.store.tensors.repetitions import (
+from vcasgd.verification.exchange import (
     KEPT_SECONDS,
     RepetitionExchange,
     RepetitionRequest,
@@ -50,7 +50,6 @@ class Parties:
             integers="",
             restorations=0,
             sizes=sizes,
-            fresh=False,
         )
 
 

@@ -9,18 +9,19 @@ import pytest
 import torch
 from support.world import World
 
-from vcasgd.parameter_server import repetitions as module
 from vcasgd.parameter_server import shard as shard_module
-from vcasgd.parameter_server.repetitions import MAX_ATTEMPTS, MAX_LATER
 from vcasgd.store.ledger.owners import Owners
 from vcasgd.store.tensors.header import Header
-from vcasgd.store.tensors.repetitions import (
-    FRESH,
+from vcasgd.verification import repetitions as module
+from vcasgd.verification.exchange import (
     MAX_ANSWER_LENGTH,
+    Claims,
     RepetitionExchange,
     RepetitionRequest,
     RepetitionResult,
 )
+from vcasgd.verification.repetitions import MAX_ATTEMPTS, MAX_LATER
+from vcasgd.verification.state import FRESH
 
 MakeWorld = Callable[..., World]
 SAMPLES = 200
@@ -47,7 +48,8 @@ class RepeatedWorld:
 
     def own(self, name: str = "own", *, repeats: bool = True) -> None:
         subtask, at = next(self._next)
-        self.world.push(subtask, at, at + 1, worker=name, repeats=repeats)
+        claims = Claims(repeats=repeats).model_dump_json()
+        self.world.push(subtask, at, at + 1, worker=name, claims=claims)
         self.shard.turn()
 
     def push(self, owner: str, before: str | None = None, **changes: object) -> Header:
@@ -58,9 +60,7 @@ class RepeatedWorld:
         header, _ = self.world.push(
             *(subtask, at, at + 1),
             worker=self.workers[owner],
-            planned=at + 1,
-            state_before=before,
-            state_after=after,
+            claims=Claims(planned=at + 1, before=before, after=after).model_dump_json(),
             base=self.world.snapshots.read().meta.version,
             vector=0.01 * self.world.delta(subtask, at, at + 1),
             **changes,
@@ -137,7 +137,7 @@ def repeated(make_world: MakeWorld) -> RepeatedWorld:
 
 
 def test_each_update_continues_from_the_state_after_the_last_one(repeated: RepeatedWorld) -> None:
-    states = (digest(900), None, digest(901), "", None, FRESH, None)
+    states = (FRESH, None, digest(901), "", None, FRESH, None)
     fates = [repeated.world.fate(repeated.push("eve", before)) for before in states]
 
     wrong = "rejected:state"
@@ -343,12 +343,18 @@ def test_nothing_is_left_of_a_repetition(repeated: RepeatedWorld) -> None:
 
 
 def test_states_start_again_when_the_model_goes_back(repeated: RepeatedWorld) -> None:
+    # Given a volunteer whose states are known
     world = repeated.world
     stored = world.checkpoint()
     repeated.push("eve")
     repeated.push("eve")
     assert world.fate(repeated.push("eve", digest(700))) == "rejected:state"
+
+    # When the model goes back
     assert world.jobs.roll_back(world.job, 1, stored.name, "", restorations=1, undone=["x"])
     repeated.turn(2)
 
-    assert world.fate(repeated.push("eve", digest(700), rollbacks=1)) == "applied"
+    # Then only a new optimizer's state is known
+    assert world.fate(repeated.push("eve", rollbacks=1)) == "rejected:state"
+    assert world.fate(repeated.push("eve", FRESH, rollbacks=1)) == "applied"
+    assert world.fate(repeated.push("eve", rollbacks=1)) == "applied"

@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from vcasgd.learning.repetition import (
+from vcasgd.spec.job import JobSpec
+from vcasgd.verification.judge import (
     DIFFERENT,
     MAX_LEFT,
     MAX_WRONG,
+    Outcome,
     RepetitionJudge,
     update_difference,
     why_not_repeatable,
 )
-from vcasgd.spec.job import JobSpec
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_a_push_of_a_third_is_different() -> None:
     assert DIFFERENT < 0.3 / 2
 
 
-RIGHT, WRONG, LEFT = "right", "wrong", "left"
+RIGHT, WRONG, LEFT = Outcome
 
 
 @pytest.mark.parametrize(
@@ -89,11 +90,11 @@ RIGHT, WRONG, LEFT = "right", "wrong", "left"
     ],
 )
 def test_an_owner_is_accused_for_wrong_updates_and_for_leaving(
-    results: list[tuple[str, str]], accused: list[str]
+    results: list[tuple[str, Outcome]], accused: list[str]
 ) -> None:
     judge = RepetitionJudge()
     for owner, result in results:
-        getattr(judge, result)(owner)
+        judge.count(owner, result)
 
     assert [owner for owner in ("bob", "eve") if judge.accusation(owner)] == accused
     assert judge.is_unclear is (not accused and len(results) > 1 and {

@@ -8,16 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from vcasgd.learning.screening import (
+from vcasgd.verification.screening import (
     FAR_TOO_LONG,
     OWN,
     SKETCH,
     SUSPECT,
     WINDOW,
-    Measure,
     Screening,
-    Sketcher,
-    Suspicion,
 )
 
 LENGTH, COMMON = 3000, 20
@@ -61,26 +58,27 @@ def train(
     noise: dict[str, float] | None = None,
     samples: dict[str, int] | None = None,
     drift: float = 0.0,
-) -> tuple[list[tuple[int, str, Suspicion]], list[tuple[int, str]]]:
+) -> tuple[list[tuple[int, str, str, int | None]], list[tuple[int, str]]]:
     """Apply updates of each owner in turn; the last one forges its second half.
 
-    Returns accusations and refusals with the number of the update of the owner.
+    Returns accusations and refusals with the number of the update of the owner; accusations also
+    with the reason, and the version before.
     """
-    work, screening, sketcher = Work(), Screening(), Sketcher(LENGTH, 7)
+    work, screening = Work(), Screening(LENGTH, 7)
     accused, refused = [], []
     for number in range(updates):
         for owner in owners:
             step = work.step((noise or {}).get(owner, 0.5), drift)
             if forge is not None and owner == OWNERS[-1] and number >= updates // 2:
                 step = forge(step, work)
-            sketches = sketcher.sketch(step), sketcher.sketch(work.model)
-            measure = Measure(float(step.norm()), 0.0, (samples or {}).get(owner, 4), *sketches)
+            count = (samples or {}).get(owner, 4)
+            measure = screening.measure(step.clone(), work.model, LENGTH, count)
             if screening.refusal(owner, measure) is not None:
                 refused.append((number, owner))
                 continue
             work.model += step / len(OWNERS)
             if found := screening.add(owner, measure, number):
-                accused.append((number, owner, found))
+                accused.append((number, owner, found, screening.version_before(owner)))
     return accused, refused
 
 
@@ -111,12 +109,12 @@ def test_a_hostile_owner_is_accused(forge: Forge, words: str) -> None:
     # While the model still learns something; later, a flipped step is noise like any other.
     accused, _ = train(forge, drift=0.02)
 
-    number, owner, suspicion = accused[0]
-    assert {each for _, each, _ in accused} == {"mallory"}, owner
-    assert words in suspicion.why
+    number, owner, why, version = accused[0]
+    assert {name for _, name, *_ in accused} == {"mallory"}, owner
+    assert words in why
     # Its updates since well before the attack may be wrong.
-    assert suspicion.version == number - SUSPECT + 1
-    assert suspicion.version <= 2 * WINDOW + 4 <= number
+    assert version == number - SUSPECT + 1
+    assert version <= 2 * WINDOW + 4 <= number
 
 
 def test_a_single_update_that_is_far_too_long_is_refused() -> None:
@@ -135,16 +133,16 @@ def test_nobody_is_accused_by_one_other_owner_alone() -> None:
 def test_machines_of_ones_own_accuse_and_are_not_accused() -> None:
     accused, _ = train(lambda step, work: work.noise() * step.norm(), owners=(OWN, "mallory"))
 
-    assert {owner for _, owner, _ in accused} <= {"mallory"}
+    assert {owner for _, owner, *_ in accused} <= {"mallory"}
     assert accused or train(lambda step, work: work.noise() * step.norm(), (OWN, "mallory"))[1]
 
 
 def test_sketches_keep_inner_products() -> None:
-    random, sketcher = torch.Generator().manual_seed(1), Sketcher(10 * SKETCH + 5, 3)
+    random, screening = torch.Generator().manual_seed(1), Screening(10 * SKETCH + 5, 3)
     one, other = torch.randn(2, 10 * SKETCH + 5, generator=random)
     other = one + other
 
     exact = float(torch.cosine_similarity(one, other, dim=0))
-    kept = float(torch.cosine_similarity(sketcher.sketch(one), sketcher.sketch(other), dim=0))
+    kept = float(torch.cosine_similarity(screening.sketch(one), screening.sketch(other), dim=0))
 
     assert kept == pytest.approx(exact, abs=0.06)

@@ -9,12 +9,12 @@ import torch
 from support.world import World
 from torch import Tensor
 
-from vcasgd.learning.screening import FAR_TOO_LONG, WINDOW
 from vcasgd.parameter_server import shard as shard_module
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.owners import Owners, Suspect
+from vcasgd.verification.screening import FAR_TOO_LONG, WINDOW
 
 MakeWorld = Callable[..., World]
 OWNERS = ("alice", "bob", "carol", "mallory")

@@ -1,4 +1,4 @@
-"""Screening of strangers' updates: does an owner's work look like that of the others?
+"""Screening of volunteers' updates: does an owner's work look like that of the others?
 
 No single update is evidence: honest ones differ in length and direction by far more than an attack
 needs, and late in training they agree with nobody. Over some tens of updates, four numbers do show
@@ -48,7 +48,7 @@ OPPOSED, ERRORS, MORE_OPPOSED = -0.15, 4.0, 1.5
 #: Mean cosine of each of the others from which they agree with each other.
 AGREED = 0.1
 #: Updates over which the model's mean is taken.
-LATELY = 128
+MEAN_WINDOW = 128
 #: Part of the others' least familiarity, below which an owner's is noise.
 UNFAMILIAR = 0.25
 #: Relative difference up to which two updates are equal, and the part of repeated updates that is
@@ -58,59 +58,24 @@ EQUAL, TOO_MANY_EQUAL = 1e-3, 0.5
 RIDGE = 1e-3
 #: Updates in a mean of which standard errors are computed; consecutive ones aren't independent.
 BLOCK = 4
-#: Owner of all machines of one's own. They are compared with, and never accused.
+#: Owner of all machines of the cluster. They are compared with, and never accused.
 OWN = ""
-
-
-class Sketcher:
-    """Random sketches of vectors of one length; workers don't know the ``seed``."""
-
-    def __init__(self, length: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self._signs = torch.randint(0, 2, (length,), generator=generator, dtype=torch.int8)
-        self._signs.mul_(2).sub_(1)
-
-    def sketch(self, vector: Tensor) -> Tensor:
-        """Return the sketch, float32 [:data:`SKETCH`], of a float32 vector."""
-        out = torch.zeros(SKETCH)
-        whole = len(vector) // SKETCH * SKETCH
-        signed = vector * self._signs
-        if whole:
-            out += signed[:whole].view(-1, SKETCH).sum(0)
-        out[: len(vector) - whole] += signed[whole:]
-        return out
 
 
 @dataclass(frozen=True)
 class Measure:
-    """An update as it is screened: the norms of its change of the parameters and of the running
-    statistics, its number of samples, and the sketch of its change of the parameters."""
+    """An update as it is screened: the norm and the sketch of its change of the parameters, and the
+    sketch of the model that it is applied to.
+
+    ``lengths`` are the logarithms of the norms of its changes of the parameters and of the running
+    statistics, and of both norms per sample. A machine that trains longer intervals has a larger
+    norm; one that trains shorter ones can have a larger norm per sample, because of its momentum.
+    """
 
     norm: float
-    drift: float
-    samples: int
+    lengths: tuple[float, ...]
     sketch: Tensor
-    #: Sketch of the model that it is applied to.
     model: Tensor
-
-    @property
-    def lengths(self) -> tuple[float, ...]:
-        """Logarithms of both norms, and of both norms per sample.
-
-        A machine that trains longer intervals has a larger norm; one that trains shorter ones can
-        have a larger norm per sample, because of its momentum.
-        """
-        norms = [math.log(max(each, 1e-30)) for each in (self.norm, self.drift)]
-        share = math.log(max(self.samples, 1))
-        return (*norms, *(each - share for each in norms))
-
-
-@dataclass(frozen=True)
-class Suspicion:
-    """Why an owner's work is wrong, and the version before the first update that may be."""
-
-    why: str
-    version: int
 
 
 @dataclass(frozen=True)
@@ -132,42 +97,75 @@ class _OwnerHistory:
     count: int = 0
 
     @property
-    def window(self) -> list[_Row] | None:
-        """The newest updates; None before there are enough."""
-        rows = [each for each in self.rows if each.agreement is not None][-WINDOW:]
-        return rows if len(rows) == WINDOW else None
+    def window(self) -> list[_Row]:
+        """The newest updates; empty before there are enough."""
+        rows = [row for row in self.rows if row.agreement is not None][-WINDOW:]
+        return rows if len(rows) == WINDOW else []
 
 
 class Screening:
-    """Screening of one shard. Owners are names; :data:`OWN` are the machines of one's own.
+    """Screening of one shard, vectors of ``floats`` elements; workers don't know the ``seed``.
 
-    An owner is compared with all others together. That needs two of them, or machines of one's own.
+    Owners are names; :data:`OWN` are the machines of the cluster. An owner is compared with all
+    others together. That needs two of them, or machines of the cluster.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, floats: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._signs = torch.randint(0, 2, (floats,), generator=generator, dtype=torch.int8)
+        self._signs.mul_(2).sub_(1)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all updates."""
         self._histories: dict[str, _OwnerHistory] = {}
         self._recent: deque[tuple[str, Measure]] = deque(maxlen=RECENT)
         #: Mean of the models of the last updates.
         self._mean: Tensor | None = None
 
+    def measure(self, step: Tensor, model: Tensor, parameters: int, samples: int) -> Measure:
+        """Measure an update of so many samples.
+
+        ``step`` is how it changes the ``model``, float32 [floats] each, of which the statistics
+        follow the first ``parameters`` elements. It is changed.
+        """
+        drift = float(torch.linalg.vector_norm(step[parameters:]))
+        step[parameters:] = 0.0
+        norm, share = float(torch.linalg.vector_norm(step)), math.log(max(samples, 1))
+        lengths = [math.log(max(length, 1e-30)) for length in (norm, drift)]
+        lengths += [length - share for length in lengths]
+        return Measure(norm, tuple(lengths), self.sketch(step), self.sketch(model))
+
+    def sketch(self, vector: Tensor) -> Tensor:
+        """Return the sketch, float32 [:data:`SKETCH`], of a float32 vector."""
+        out = torch.zeros(SKETCH)
+        whole = len(vector) // SKETCH * SKETCH
+        signed = vector * self._signs
+        if whole:
+            out += signed[:whole].view(-1, SKETCH).sum(0)
+        out[: len(vector) - whole] += signed[whole:]
+        return out
+
     def refusal(self, owner: str, measure: Measure) -> str | None:
         """Return why a single update is refused, or None."""
-        others = [each.lengths for other, each in self._recent if other != owner]
-        if owner == OWN or len(others) < MIN_RECENT or not self._comparable(owner):
+        others = [other.lengths for name, other in self._recent if name != owner]
+        if owner == OWN or len(others) < MIN_RECENT or not self._others(owner):
             return None
-        usual = [median(each) for each in zip(*others, strict=True)]
-        factor = _excess(measure.lengths, usual)
+        factor = _excess(measure.lengths, [median(kind) for kind in zip(*others, strict=True)])
         far = factor > FAR_TOO_LONG
         return f"the update is {factor:.0f} times as long as those of others" if far else None
 
-    def add(self, owner: str, measure: Measure, version: int) -> Suspicion | None:
-        """Add an applied update, made on ``version``; return what its owner's last ones show."""
+    def add(self, owner: str, measure: Measure, version: int) -> str | None:
+        """Add an applied update, made on ``version``; return why its owner's last ones are wrong.
+
+        Returns None if they look right, or can't be judged now.
+        """
         history = self._histories.setdefault(owner, _OwnerHistory())
-        others = [each.sketch for other, each in self._recent if other != owner]
+        others = [other.sketch for name, other in self._recent if name != owner]
         agreement, familiarity = _compared(measure.sketch, others)
         repeated = _repeats(measure, history.measures)
         self._mean = measure.model.clone() if self._mean is None else self._mean
-        self._mean.lerp_(measure.model, 1 / LATELY)
+        self._mean.lerp_(measure.model, 1 / MEAN_WINDOW)
         outward = _cosine(measure.sketch, measure.model - self._mean)
         history.rows.append(
             _Row(version, measure.lengths, repeated, agreement, familiarity, outward)
@@ -175,41 +173,40 @@ class Screening:
         history.measures.append(measure)
         history.count += 1
         self._recent.append((owner, measure))
-        if owner == OWN or history.count % STEP or not self._comparable(owner):
+        if owner == OWN or history.count % STEP:
             return None
-        why = self._judge(owner, history)
-        return None if why is None else Suspicion(why, history.rows[0].version)
+        judged_by, window = self._others(owner), history.window
+        if not judged_by or not window:
+            return None
+        windows = [other.window for other in judged_by]
+        return (
+            _too_long(history, judged_by)
+            or _opposed(window, windows)
+            or _unfamiliar(window, windows)
+            or _repeating(window, windows)
+        )
 
     def version_before(self, owner: str) -> int | None:
-        """Return the version before the last updates of an owner; None if it has none."""
+        """Return the version before the last updates of an owner, of which any may be wrong.
+
+        Returns None if it has none.
+        """
         history = self._histories.get(owner)
         return None if history is None else history.rows[0].version
 
-    def _comparable(self, owner: str) -> bool:
-        others = {name for name, each in self._histories.items() if name != owner and each.window}
-        return OWN in others or len(others) > 1
-
-    def _judge(self, owner: str, history: _OwnerHistory) -> str | None:
-        window = history.window
-        others = [each for name, each in self._histories.items() if name != owner and each.window]
-        known = [rows for each in others if (rows := each.window)]
-        if window is None or not known:
-            return None
-        return (
-            _too_long(history, others)
-            or _opposed(window, known)
-            or _unfamiliar(window, known)
-            or _repeating(window, known)
-        )
+    def _others(self, owner: str) -> list[_OwnerHistory]:
+        """Return the histories that an owner is compared with; empty while they are too few."""
+        others = {n: each for n, each in self._histories.items() if n != owner and each.window}
+        return list(others.values()) if OWN in others or len(others) > 1 else []
 
 
 def _too_long(history: _OwnerHistory, others: Sequence[_OwnerHistory]) -> str | None:
     for number, limit in TOO_LONG.items():
         if len(history.rows) < number:
             continue
-        means = [_mean_lengths(each, number) for each in others]
-        most = [max(each) for each in zip(*means, strict=True)]
-        factor = _excess(_mean_lengths(history, number), most)
+        means = [_mean_lengths(other, number) for other in others]
+        longest = [max(kind) for kind in zip(*means, strict=True)]
+        factor = _excess(_mean_lengths(history, number), longest)
         if factor > limit:
             return f"its updates are {factor:.1f} times as long as those of any other owner"
     return None
@@ -218,7 +215,7 @@ def _too_long(history: _OwnerHistory, others: Sequence[_OwnerHistory]) -> str | 
 def _mean_lengths(history: _OwnerHistory, number: int) -> list[float]:
     """Return the means of at most so many of the newest updates."""
     lengths = [row.lengths for row in list(history.rows)[-number:]]
-    return [fmean(each) for each in zip(*lengths, strict=True)]
+    return [fmean(kind) for kind in zip(*lengths, strict=True)]
 
 
 def _excess(lengths: Sequence[float], usual: Sequence[float]) -> float:
@@ -229,39 +226,35 @@ def _excess(lengths: Sequence[float], usual: Sequence[float]) -> float:
 
 
 def _opposed(window: list[_Row], others: Sequence[list[_Row]]) -> str | None:
-    values = [row.agreement or 0.0 for row in window]
-    blocks = [fmean(values[at : at + BLOCK]) for at in range(0, len(values), BLOCK)]
+    blocks = [_mean(window[at : at + BLOCK], "agreement") for at in range(0, WINDOW, BLOCK)]
     mean, error = fmean(blocks), stdev(blocks) / math.sqrt(len(blocks))
     # The others push back against a hostile owner, so that they oppose it, too, but less.
-    least = min(_mean_agreement(each) for each in others)
+    least = min(_mean(other, "agreement") for other in others)
     if mean + ERRORS * error >= OPPOSED or mean >= MORE_OPPOSED * min(least, 0.0):
         return None
-    outward = _mean_outwardness(window) > max([0.0, *map(_mean_outwardness, others)])
+    outwardness = [_mean(other, "outwardness") for other in others]
+    outward = _mean(window, "outwardness") > max(0.0, *outwardness)
     if outward or least > AGREED:
         return f"its updates oppose those of the others, with a mean cosine of {mean:.2f}"
     return None
 
 
-def _mean_outwardness(window: list[_Row]) -> float:
-    return fmean(row.outwardness for row in window)
-
-
-def _mean_agreement(window: list[_Row]) -> float:
-    return fmean(row.agreement or 0.0 for row in window)
+def _mean(window: Iterable[_Row], name: str) -> float:
+    return fmean(getattr(row, name) for row in window)
 
 
 def _unfamiliar(window: list[_Row], others: Iterable[list[_Row]]) -> str | None:
-    least = min(fmean(row.familiarity or 0.0 for row in each) for each in others)
-    own = fmean(row.familiarity or 0.0 for row in window)
+    least = min(_mean(other, "familiarity") for other in others)
+    own = _mean(window, "familiarity")
     if own < UNFAMILIAR * least:
         return f"its updates have {own / least:.0%} of what those of the others have in common"
     return None
 
 
 def _repeating(window: list[_Row], others: Iterable[list[_Row]]) -> str | None:
-    own = fmean(row.repeated for row in window)
-    most = max(fmean(row.repeated for row in each) for each in others)
-    if own > TOO_MANY_EQUAL > 2 * most:
+    own = _mean(window, "repeated")
+    largest = max(_mean(other, "repeated") for other in others)
+    if own > TOO_MANY_EQUAL > 2 * largest:
         return f"{own:.0%} of its updates are equal to earlier ones of its own"
     return None
 
@@ -283,8 +276,8 @@ def _compared(sketch: Tensor, others: list[Tensor]) -> tuple[float | None, float
 def _repeats(measure: Measure, earlier: Iterable[Measure]) -> bool:
     limit = EQUAL * measure.norm
     # Nearly all have another norm, which is cheap to compare.
-    alike = (each.sketch for each in earlier if abs(each.norm - measure.norm) <= limit)
-    return any(float((measure.sketch - each).norm()) <= limit for each in alike)
+    alike = (other.sketch for other in earlier if abs(other.norm - measure.norm) <= limit)
+    return any(float((measure.sketch - sketch).norm()) <= limit for sketch in alike)
 
 
 def _cosine(one: Tensor, other: Tensor) -> float:

@@ -1,16 +1,15 @@
-"""Repetition of push intervals: how far an update is from the right one, and what follows for its
-owner.
+"""What a repetition shows: how far an update is from the right one, and what follows for its owner.
 
 An interval is a function of its base, its samples, and the learner's state before it. Another
 machine that repeats it gets the same update, but for the rounding of its hardware. So a single
-repetition shows what screening can't (:mod:`vcasgd.learning.screening`): a slight push in one
-direction, or a flipped update that is no longer than others. Pure: no I/O, no clock.
+repetition shows what screening can't (:mod:`vcasgd.verification.screening`): a slight push in one
+direction, or a flipped update that is no longer than others. No I/O, no clock.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter
+from enum import StrEnum
 
 from torch import Tensor
 
@@ -51,45 +50,37 @@ def update_difference(sent: Tensor, right: Tensor, base: Tensor, parameters: int
     statistics after them. The difference is relative to the length of the right change, for
     parameters and for statistics; the larger of both counts.
     """
-    change = right[parameters:] - base[parameters:]
-    least = MIN_PARAMETERS * float(base[:parameters].norm())
-    min_statistics = MIN_STATISTICS * float(base[parameters:].norm())
+    difference, change = sent - right, right.clone()
+    change[parameters:] -= base[parameters:]
+    parts = (
+        (slice(None, parameters), MIN_PARAMETERS),
+        (slice(parameters, None), MIN_STATISTICS),
+    )
     return max(
-        _relative(sent[:parameters], right[:parameters], right[:parameters], least),
-        _relative(sent[parameters:], right[parameters:], change, min_statistics),
+        float(difference[part].norm())
+        / max(float(change[part].norm()), rounding * float(base[part].norm()), 1e-30)
+        for part, rounding in parts
     )
 
 
-def _relative(sent: Tensor, right: Tensor, change: Tensor, least: float) -> float:
-    return float((sent - right).norm()) / max(float(change.norm()), least, 1e-30)
+class Outcome(StrEnum):
+    """Outcome of a repetition for an owner: its update was right, or wrong or impossible to check
+    through its worker's fault, or its worker left before it answered."""
 
-
-@dataclass
-class RepetitionCounts:
-    """Results of the repetitions of one owner's updates."""
-
-    right: int = 0
-    wrong: int = 0
-    left: int = 0
+    RIGHT = "right"
+    WRONG = "wrong"
+    LEFT = "left"
 
 
 class RepetitionJudge:
     """Judge of a job's owners by the repetitions of their updates."""
 
     def __init__(self) -> None:
-        self._counts: defaultdict[str, RepetitionCounts] = defaultdict(RepetitionCounts)
+        self._counts: dict[str, Counter[Outcome]] = {}
 
-    def right(self, owner: str) -> None:
-        """Count an update that was what its interval gives."""
-        self._counts[owner].right += 1
-
-    def wrong(self, owner: str) -> None:
-        """Count one that wasn't, or that couldn't be checked through its worker's fault."""
-        self._counts[owner].wrong += 1
-
-    def left(self, owner: str) -> None:
-        """Count one whose worker left before it answered."""
-        self._counts[owner].left += 1
+    def count(self, owner: str, outcome: Outcome) -> None:
+        """Count a repetition of an owner's update."""
+        self._counts.setdefault(owner, Counter())[outcome] += 1
 
     @property
     def is_unclear(self) -> bool:
@@ -97,20 +88,19 @@ class RepetitionJudge:
 
         Then the task may depend on its machine, so that no other machine can repeat it.
         """
-        return not self._any_right and any(
-            each.wrong >= MAX_WRONG for each in self._counts.values()
-        )
+        wrong = max((counts[Outcome.WRONG] for counts in self._counts.values()), default=0)
+        return wrong >= MAX_WRONG and not self._any_right
 
     def accusation(self, owner: str) -> str | None:
         """Return why an owner's work is wrong; None if it isn't, or if that is unclear."""
-        counts = self._counts[owner]
-        if counts.wrong >= MAX_WRONG and self._any_right:
-            number = counts.wrong + counts.right
-            return f"{counts.wrong} of its {number} updates that were repeated are wrong"
-        if counts.left >= MAX_LEFT and counts.left > counts.right:
-            return f"its machines left {counts.left} times when they were asked for their states"
+        counts = self._counts.get(owner, Counter())
+        right, wrong, left = (counts[each] for each in Outcome)
+        if wrong >= MAX_WRONG and self._any_right:
+            return f"{wrong} of its {wrong + right} updates that were repeated are wrong"
+        if left >= MAX_LEFT and left > right:
+            return f"its machines left {left} times when they were asked for their states"
         return None
 
     @property
     def _any_right(self) -> bool:
-        return any(each.right for each in self._counts.values())
+        return any(counts[Outcome.RIGHT] for counts in self._counts.values())

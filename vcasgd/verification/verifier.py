@@ -1,4 +1,4 @@
-"""The side of a machine of one's own: repeats volunteers' intervals between its own ones."""
+"""The side of a machine of the cluster: repeats volunteers' intervals between its own ones."""
 
 from __future__ import annotations
 
@@ -6,42 +6,35 @@ import base64
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from vcasgd.errors import InvalidUpdate, NonFiniteLoss, UserCodeError
-from vcasgd.learning.repetition import update_difference
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.untrusted import Invalid
-from vcasgd.store.tensors.header import Header
-from vcasgd.store.tensors.repetitions import (
-    LARGEST_DIFFERENCE,
+from vcasgd.store.tensors.snapshot import encode_integers
+from vcasgd.verification.exchange import (
+    MAX_DIFFERENCE,
+    Claims,
     RepetitionExchange,
     RepetitionResult,
     RepetitionTask,
     StateName,
 )
-from vcasgd.store.tensors.snapshot import encode_integers
-from vcasgd.worker.interval import Trained
-from vcasgd.worker.learner import Learner
-from vcasgd.worker.repetition.duty import RepetitionDuty
-from vcasgd.worker.repetition.repeater import (
+from vcasgd.verification.judge import update_difference
+from vcasgd.verification.repeater import (
     IntervalFacts,
     RepeatingLearner,
     WrongInterval,
-    check_repeatable,
+    format_of,
+    state_of,
 )
-from vcasgd.worker.repetition.state import (
-    LearnerState,
-    MalformedState,
-    NotRepeatable,
-    StateFormat,
-)
+from vcasgd.verification.state import LearnerState, MalformedState, NotRepeatable, StateFormat
+from vcasgd.worker.learner import Learner
+from vcasgd.worker.verification import Verification
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +42,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 
 
-class Verifier(RepetitionDuty):
+class Verifier(Verification):
     """Repeats intervals and reports the differences; this worker's training stays the same.
 
     ``should_stop`` is True once the worker has to leave, and ``on_step`` is called after each
@@ -72,11 +65,11 @@ class Verifier(RepetitionDuty):
         self._look_at = 0.0
         self._done = ""
 
-    def end(self, learner: Learner, planned: int) -> dict[str, Any]:  # noqa: ARG002
+    def end(self, learner: Learner, update: str, planned: int) -> str:  # noqa: ARG002
         """Tell the parameter server that this worker can repeat intervals, if it can."""
         if self._able[0] is not learner.optimizer:
             self._able = learner.optimizer, _is_repeatable(learner)
-        return {"repeats": self._able[1]}
+        return Claims(repeats=True).model_dump_json() if self._able[1] else ""
 
     def serve(self, learner: Learner) -> bool:
         """Repeat an interval if the parameter server asks this worker to."""
@@ -97,7 +90,7 @@ class Verifier(RepetitionDuty):
         return True
 
     def _result(self, learner: Learner, task: RepetitionTask) -> RepetitionResult:
-        repeating = RepeatingLearner.beside(learner)
+        repeating = RepeatingLearner(learner)
         try:
             return self._repeat(repeating, task)
         except (MalformedState, WrongInterval, NonFiniteLoss) as error:
@@ -112,27 +105,31 @@ class Verifier(RepetitionDuty):
 
     def _repeat(self, repeating: RepeatingLearner, task: RepetitionTask) -> RepetitionResult:
         header, floats = task.update, repeating.layout.floats
-        base = self._exchange.vector(task, "base", floats), _integers(task.integers)
+        claims = Claims.of(header)
+        counters = np.frombuffer(base64.b64decode(task.integers), dtype="<i8").astype(np.int64)
+        base = self._exchange.vector(task, "base", floats), torch.from_numpy(counters)
         sent = self._exchange.vector(task, "sent", floats)
-        before = self._state(task, "before", header.state_before, repeating.format)
-        after = self._state(task, "after", header.state_after, repeating.format)
-        if task.fresh and not before.is_fresh:
-            raise MalformedState("the first state of the worker isn't that of a new optimizer")
+        before = self._state(task, "before", claims.before, repeating.format)
+        after = self._state(task, "after", claims.after, repeating.format)
+        facts = IntervalFacts(
+            *(header.subtask, header.start, header.stop, claims.planned, header.batch),
+            *(header.rollbacks, task.restorations),
+        )
         trained = repeating.repeat(
-            _facts(header, task.restorations),
-            base,
-            before,
-            should_stop=self._should_stop,
-            on_step=self._on_step,
+            facts, base, before, should_stop=self._should_stop, on_step=self._on_step
         )
         if self._should_stop():
             return RepetitionResult(outcome="unable", why="the worker had to leave")
-        _check_integers(header, base[1], trained)
-        parameters = repeating.layout.parameters
+        unchanged = torch.equal(base[1], trained.integers)
+        if header.integers != ("" if unchanged else encode_integers(trained.integers)):
+            raise MalformedState("the counters of the update are not those of its interval")
+        difference = update_difference(sent, trained.update, base[0], repeating.layout.parameters)
+        state_difference = after.difference(state_of(repeating))
+        # In this order, because NaN is not less than anything.
         return RepetitionResult(
             outcome="repeated",
-            update=_bounded(update_difference(sent, trained.update, base[0], parameters)),
-            state=_bounded(after.difference(repeating.state())),
+            update=min(MAX_DIFFERENCE, difference),
+            state=min(MAX_DIFFERENCE, state_difference),
         )
 
     def _state(
@@ -150,38 +147,8 @@ class Verifier(RepetitionDuty):
 
 def _is_repeatable(learner: Learner) -> bool:
     try:
-        check_repeatable(learner)
-        assert learner.optimizer is not None
-        StateFormat(learner.optimizer)
+        format_of(learner)
     except NotRepeatable as error:
         log.info("intervals of this job can't be repeated: %s", error)
         return False
     return True
-
-
-def _facts(header: Header, restorations: int) -> IntervalFacts:
-    return IntervalFacts(
-        header.subtask,
-        header.start,
-        header.stop,
-        header.planned,
-        header.batch,
-        header.rollbacks,
-        restorations,
-    )
-
-
-def _integers(text: str) -> Tensor:
-    return torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype="<i8").astype(np.int64))
-
-
-def _check_integers(header: Header, base: Tensor, trained: Trained) -> None:
-    """Raise :class:`MalformedState` if the counters of an update are not the right ones."""
-    unchanged = torch.equal(base, trained.integers)
-    if header.integers != ("" if unchanged else encode_integers(trained.integers)):
-        raise MalformedState("the counters of the update are not those of its interval")
-
-
-def _bounded(difference: float) -> float:
-    # In this order, because NaN is not less than anything.
-    return min(LARGEST_DIFFERENCE, difference)
