@@ -8,7 +8,8 @@ import pytest
 from support.world import World
 
 from vcasgd.errors import Fenced
-from vcasgd.parameter_server.shard import REPORT_SECONDS, VIEW_SECONDS, Shard
+from vcasgd.parameter_server.reports import REPORT_SECONDS
+from vcasgd.parameter_server.shard import VIEW_SECONDS, Shard
 from vcasgd.store.tensors.updates import Arrivals, wait_for_entries
 
 

@@ -17,7 +17,7 @@ from support.servers import Fault, Moment, through_proxy
 from support.world import HonestWorker, World, run_to_end
 
 from vcasgd.errors import SnapshotMissing, StoreUnavailable
-from vcasgd.parameter_server import shard as shard_module
+from vcasgd.parameter_server import reports
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.connection import RedisClient
 
@@ -179,7 +179,7 @@ class TestRollback:
 
     @pytest.fixture(autouse=True)
     def _at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shard_module, "TUNED_SECONDS", 0.0)
+        monkeypatch.setattr(reports, "TUNED_SECONDS", 0.0)
 
     @pytest.mark.parametrize("moment", ["before", "after"])
     def test_killed_at_any_command(self, build: Build, moment: Moment) -> None:

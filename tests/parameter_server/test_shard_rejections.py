@@ -15,8 +15,9 @@ from torch import Tensor
 from vcasgd.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
 from vcasgd.learning.rules import Context
 from vcasgd.limits import MAX_HEADER_BYTES
+from vcasgd.parameter_server.collect import POISON, UPDATE_ATTEMPTS
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
-from vcasgd.parameter_server.shard import POISON, UPDATE_ATTEMPTS, Shard
+from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import encode_integers

@@ -9,7 +9,7 @@ import torch
 from support.world import World
 
 from vcasgd.faults import Cause
-from vcasgd.parameter_server import shard as shard_module
+from vcasgd.parameter_server import reports
 from vcasgd.storage.checkpoints import StoredCheckpoint
 
 MakeWorld = Callable[..., World]
@@ -17,7 +17,7 @@ MakeWorld = Callable[..., World]
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_module, "TUNED_SECONDS", 0.0)
+    monkeypatch.setattr(reports, "TUNED_SECONDS", 0.0)
 
 
 def diverge(world: World) -> StoredCheckpoint:

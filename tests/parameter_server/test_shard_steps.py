@@ -16,7 +16,7 @@ from vcasgd.errors import StoreError, StoreUnavailable
 from vcasgd.learning.encodings.encoder import step_format
 from vcasgd.learning.encodings.steps import checksum
 from vcasgd.learning.shards import Cut
-from vcasgd.parameter_server import shard as shard_module
+from vcasgd.parameter_server import reports
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.tensors.snapshot import Meta, PublishedStep
 
@@ -171,7 +171,7 @@ def test_a_successor_continues_with_the_difference_that_is_left(make_world: Make
 def test_no_step_leads_back_to_an_earlier_model(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_module, "TUNED_SECONDS", 0.0)
+    monkeypatch.setattr(reports, "TUNED_SECONDS", 0.0)
     world = world_of(make_world)
     shard, worker = world.shard(), Follower(world)
     publish(world, shard, 0)

@@ -26,7 +26,7 @@ PUSH_POSITION = "position ~= tonumber(ARGV[3])"
 @pytest.fixture(autouse=True)
 def _regular_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the commands of a turn independent of time."""
-    monkeypatch.setattr(shard, "SLOTS_SECONDS", 0.0)
+    monkeypatch.setattr(shard, "UPKEEP_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

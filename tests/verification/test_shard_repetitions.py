@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.world import World
 
+from vcasgd.parameter_server import reports
 from vcasgd.parameter_server import shard as shard_module
 from vcasgd.store.ledger.owners import Owners
 from vcasgd.store.tensors.header import Header
@@ -118,7 +119,7 @@ UNABLE = RepetitionResult(outcome="unable", why="no memory")
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "ONE_IN", 1)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(shard_module, "TUNED_SECONDS", 0.0)
+    monkeypatch.setattr(reports, "TUNED_SECONDS", 0.0)
     monkeypatch.setattr(shard_module, "VIEW_SECONDS", 0.0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import torch
 from support.world import World
 from torch import Tensor
 
-from vcasgd.parameter_server import shard as shard_module
+from vcasgd.parameter_server import reports
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.leases import Lease
@@ -24,7 +24,7 @@ BEFORE, AFTER = WINDOW + 8, WINDOW
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(shard_module, "TUNED_SECONDS", 0.0)
+    monkeypatch.setattr(reports, "TUNED_SECONDS", 0.0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,7 +18,7 @@ from vcasgd.learning.rules import Context, Payload, Rounds, make_rule, merge_int
 from vcasgd.learning.rules.rounds import round_weight
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import LARGEST_VALUE
-from vcasgd.parameter_server.recent_members import RecentMembers
+from vcasgd.parameter_server.round_members import RoundMembers
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import MAX_STALENESS, ModelFacts
 from vcasgd.store.tensors.header import UNSIGNED, Header
@@ -84,8 +83,6 @@ class Batch:
     payloads: list[str] = field(default_factory=list)
     #: Sum of the weights of the round's updates, in samples.
     weight: float = 0.0
-    #: Last update of each worker in the round.
-    members: dict[str, Header] = field(default_factory=dict)
     #: Facts for the job's workers, set when the batch is closed.
     facts: RoundFacts = field(default_factory=RoundFacts)
     #: True if it waits for no further update.
@@ -135,7 +132,8 @@ class ModelState:
         self.state = state
         #: Weighted sum of the round's differences, float32 [floats]; None without rounds.
         self._sum = torch.zeros_like(weights) if config.rule.rounds else None
-        self._recent = RecentMembers()
+        #: Workers of the round, and of those before.
+        self.members = RoundMembers()
         self.integers = snapshot.meta.integer_vector()
         self.record = snapshot.record.applied(config.plan)
         self.batch = Batch(first_open=self.record.first_open)
@@ -143,6 +141,8 @@ class ModelState:
         self.meta = snapshot.meta
         #: Factor by which the weight of updates is multiplied.
         self.factor = 1.0
+        #: True if an error left a part of an update in it.
+        self.torn = False
 
     @property
     def point(self) -> int:
@@ -174,6 +174,11 @@ class ModelState:
             raise InvalidUpdate(f"payload of {header.size} bytes", reason="length")
         self.record.check(header.subtask, header.start, header.stop)
 
+    @property
+    def payload_size(self) -> int:
+        """Largest size of a payload in bytes."""
+        return len(self._payload)
+
     def payload(self, header: Header) -> memoryview:
         """Return the memory that receives the payload of a checked update."""
         return self._payload[: header.size]
@@ -193,7 +198,7 @@ class ModelState:
         A worker that doesn't wait for its last update may push one more before the round ends. A
         mean of both would move the model by half of their sum.
         """
-        return self._config.rule.rounds and header.worker in self.batch.members
+        return self._config.rule.rounds and header.worker in self.members.present
 
     def blend(self, entry: str, header: Header, keys: list[str]) -> None:
         """Apply the update in :meth:`payload`, which was checked and inspected.
@@ -204,23 +209,21 @@ class ModelState:
         payload = self._format(header).unpack(self.payload(header))
         staleness = self._staleness(header)
         weight = self._round_weight(header, staleness)
-        self._blend_floats(
-            self._format(header),
-            payload,
-            Context(
-                staleness,
-                epoch=self._config.plan.epoch_of(header.subtask) + 1,
-                parameters=self._config.part.parameters,
-                state=self.state if self._sum is None else self._sum,
-                factor=self.factor,
-                samples=weight,
-            ),
+        context = Context(
+            staleness,
+            epoch=self._config.plan.epoch_of(header.subtask) + 1,
+            parameters=self._config.part.parameters,
+            state=self.state if self._sum is None else self._sum,
+            factor=self.factor,
+            samples=weight,
         )
+        self.torn = True
+        self._blend_floats(self._format(header), payload, context)
         if integers is not None:
             merge_integers(self.integers, integers)
         self.batch.weight += weight
-        self.batch.members[header.worker] = header
         self._count_applied(entry, header, staleness, keys)
+        self.torn = False
 
     @property
     def parameters(self) -> int:
@@ -286,9 +289,9 @@ class ModelState:
         if self.batch.closed:
             return
         self.batch.closed = True
-        self.batch.facts = self._recent.facts(self.batch.members)
+        self.batch.facts = self.members.facts()
         if self._sum is not None and self.batch.weight:
-            factor = self.factor * self._recent.share(self.batch.members)
+            factor = self.factor * self.members.share()
             Rounds.finish(self.weights, self._sum, self.batch.weight, factor)
             self._sum.zero_()
         if self._config.steps is not None and self.batch.applied:
@@ -343,10 +346,6 @@ class ModelState:
         totals: UpdateTotals = replace(self.meta.totals, **changes)  # type: ignore[arg-type]
         self.meta = replace(self.meta, totals=totals)
 
-    def lose(self, workers: Collection[str]) -> None:
-        """Forget workers that are known to be lost: the others take over their part."""
-        self._recent.lose(workers)
-
     # -- publication ---------------------------------------------------------------------------
 
     def next_meta(self, token: int) -> Meta:
@@ -395,7 +394,7 @@ class ModelState:
 
     def published(self, meta: Meta) -> None:
         """Start a new batch after the present one was published as ``meta``."""
-        self._recent.end(self.batch.members)
+        self.members.end()
         self.meta, self.batch = meta, Batch(first_open=self.record.first_open)
 
 

@@ -1,4 +1,4 @@
-"""Publication of a shard's batches as new versions of its snapshot."""
+"""Publication of a shard's batches as new versions, and the versions that have to stay."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import time
 
 from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.parameter_server.model_state import ModelState
-from vcasgd.parameter_server.pins import Pins
 from vcasgd.parameter_server.reports import Reports
-from vcasgd.store.tensors.snapshot import Change, Meta, Snapshot, pin_text
+from vcasgd.store.tensors.snapshot import Change, Meta, Snapshot, SnapshotView, pin_text
+from vcasgd.store.tensors.snapshot_index import MAX_PINS
 from vcasgd.store.tensors.snapshot_store import REMOVED_CHUNKS, SnapshotStore
 
 #: Longest time for which a version has no low halves if workers need only bfloat16.
@@ -16,33 +16,49 @@ EXACT_SECONDS = 1.0
 
 
 class Publisher:
-    """Publisher of one shard under one fencing token."""
+    """Publisher of one shard under one fencing token.
+
+    Pinned versions stay in the tensors server. So does the previous one: readers may still be
+    reading it, so its chunks are deleted one publication later.
+    """
 
     def __init__(
-        self,
-        points: EvaluationPoints,
-        snapshots: SnapshotStore,
-        pins: Pins,
-        reports: Reports,
-        token: int,
+        self, points: EvaluationPoints, snapshots: SnapshotStore, reports: Reports, token: int
     ) -> None:
         self._points = points
         self._snapshots = snapshots
-        self._pins = pins
         self._reports = reports
         self._token = token
         self._exact_at = float("-inf")
+        self._pinned: dict[str, Meta] = {}
+        self._previous: Meta | None = None
         #: Versions that this process has published.
         self.publications = 0
+
+    def load_pins(self) -> list[Meta]:
+        """Read the pinned versions from the tensors server, and return them."""
+        self._pinned = {name: pin.meta for name, pin in self._snapshots.pins().items()}
+        self._previous = None
+        return list(self._pinned.values())
+
+    def replaced(self, version: Meta) -> None:
+        """Record that another version has replaced this one."""
+        self._previous = version
+
+    # -- batches -------------------------------------------------------------------------------
 
     def publish(self, model: ModelState, *, committed: bool = False) -> None:
         """Publish the model's batch. With ``committed``, only the last answer was lost.
 
         Raises as :meth:`SnapshotStore.commit` does; the same batch may then be published again.
         """
+        if not model.batch.closed:
+            # Decided once, so that a repeated publication stays the same.
+            model.batch.exact = model.batch.point is not None or self.exact_is_due
+            model.close()
         meta, changed = model.next_meta(self._token), model.batch.applied > 0
         name, point = None, model.batch.point
-        if point is not None and not self._pins.full:
+        if point is not None and len(self._pinned) < MAX_PINS:
             name = self._points.pin(point)
         elif point != self._points.last:
             # Evaluations don't keep up, so this one is left out.
@@ -51,7 +67,10 @@ class Publisher:
             self._commit(model, meta, name)
         if changed and meta.exact:
             self._exact_at = time.monotonic()
-        self._pins.published(model.meta if changed else None, {name: meta} if name else {})
+        if name is not None:
+            self._pinned[name] = meta
+        if changed:
+            self._previous = model.meta
         self._reports.published(model.batch.done, point)
         self.publications += changed
         model.published(meta)
@@ -73,7 +92,7 @@ class Publisher:
         unused: list[str] = []
         if batch.applied:
             followed = model.followed if meta.stepped else None
-            unused = self._pins.unused_chunks(model.meta)
+            unused = self._unused_chunks(model.meta)
             # A smaller version needs little room, and would cost one more exchange.
             large = len(unused) > REMOVED_CHUNKS
             self._snapshots.write(
@@ -98,3 +117,37 @@ class Publisher:
         )
         # Refused updates change the totals, so the description is always written.
         self._snapshots.commit(self._token, meta, change, [*batch.payloads, *unused])
+
+    def _unused_chunks(self, present: Meta) -> list[str]:
+        """Return the keys of the version before ``present``, unless it is still in use."""
+        if self._previous is None or self._is_used(self._previous, present):
+            return []
+        return self._snapshots.chunk_keys(self._previous)
+
+    # -- pins ----------------------------------------------------------------------------------
+
+    def serve_pins(self, view: SnapshotView, model: ModelState) -> None:
+        """Delete unpinned versions, and pin the present one under the requested names."""
+        for name in self._pinned.keys() - view.pins:
+            self._unpin(name, model.meta)
+        if names := view.pin_requests[: MAX_PINS - len(self._pinned)]:
+            # A name that is in use keeps its version.
+            snapshot = Snapshot(model.meta, model.stored_record())
+            self._snapshots.pin(self._token, names, snapshot)
+            self._pinned = dict.fromkeys(names, model.meta) | self._pinned
+
+    def _unpin(self, name: str, present: Meta) -> None:
+        meta = self._pinned[name]
+        # The next publication deletes the previous version.
+        kept = present, self._previous or present
+        if not self._is_used(meta, *kept, apart_from=name):
+            self._snapshots.remove([meta])
+        del self._pinned[name]
+
+    def _is_used(self, meta: Meta, *present: Meta, apart_from: str = "") -> bool:
+        """Return True if a version is one of the present or pinned ones."""
+        pinned = (each for name, each in self._pinned.items() if name != apart_from)
+        # Its totals may have changed since.
+        return any(
+            (each.version, each.token) == (meta.version, meta.token) for each in (*present, *pinned)
+        )

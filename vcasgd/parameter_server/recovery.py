@@ -15,15 +15,18 @@ from vcasgd.errors import (
     CheckpointDamaged,
     Fenced,
     JobUnreadable,
+    NotFound,
     SnapshotMissing,
     StoreUnavailable,
 )
+from vcasgd.faults import Cause
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
-from vcasgd.parameter_server.pins import Pins
+from vcasgd.parameter_server.publish import Publisher
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.storage.model_checkpoints import LoadedCheckpoint, ModelCheckpoints
+from vcasgd.store.ledger.job import Failure
 from vcasgd.store.ledger.tuning import Tuned
-from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot
+from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, SnapshotView
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.threads import Background
 
@@ -52,7 +55,7 @@ class Recovery:
         self,
         config: ShardConfig,
         snapshots: SnapshotStore,
-        pins: Pins,
+        publisher: Publisher,
         reports: Reports,
         checkpoints: ModelCheckpoints,
         *,
@@ -62,7 +65,7 @@ class Recovery:
     ) -> None:
         self._config = config
         self._snapshots = snapshots
-        self._pins = pins
+        self._publisher = publisher
         self._reports = reports
         self._checkpoints = checkpoints
         self._token = token
@@ -74,6 +77,8 @@ class Recovery:
         #: Description of a model that is being published again, and how the server came back;
         #: None once the server has answered.
         self._unanswered: tuple[Meta, str] | None = None
+        #: The last rollback whose model can't be read.
+        self._impossible = 0
         #: True while the model is lost and a worker has been asked to create it again.
         self.awaits_first_snapshot = False
 
@@ -98,7 +103,7 @@ class Recovery:
                 return None
             model = self._from_checkpoint(*parts)
         self.awaits_first_snapshot = False
-        self._snapshots.delete_orphans(self._token, [model.meta, *self._pins.load()])
+        self._snapshots.delete_orphans(self._token, [model.meta, *self._publisher.load_pins()])
         if not model.meta.exact:
             text = "the previous parameter server left its last second rounded to bfloat16"
             self._reports.add_event("rounded", text, version=model.meta.version)
@@ -145,12 +150,6 @@ class Recovery:
     def _newest(self) -> LoadedCheckpoint | None:
         return self._checkpoints.newest(self._report_damaged, self._shards)
 
-    def _chosen(self, tuned: Tuned) -> _Part | None:
-        """Return the model that the controller chose; None until it is read."""
-        name = tuned.rollback_to
-        parts = self._read(name, lambda: self._checkpoints.read(name))
-        return parts[0] if parts else None
-
     def _from_checkpoint(self, part: _Part) -> ModelState:
         """Return to the newest checkpoint, because both servers have lost the model."""
         # A checkpoint has only the exact model.
@@ -165,38 +164,49 @@ class Recovery:
         )
         return ModelState(self._config, snapshot, part.weights, part.state)
 
-    def roll_back(self, model: ModelState, tuned: Tuned) -> ModelState | None:
-        """Go back to the model that the controller chose because training diverged.
+    # -- earlier models ------------------------------------------------------------------------
 
-        Returns None until that is read. Raises :class:`~vcasgd.errors.CheckpointDamaged`,
-        :class:`~vcasgd.errors.NotFound` and :class:`~vcasgd.errors.StorageUnavailable`. Otherwise,
-        the model is unchanged.
+    def follow(self, model: ModelState, tuned: Tuned) -> ModelState | None:
+        """Go back to an earlier model if the controller has decided so; return the present one.
+
+        Returns None while the earlier one is read; until then, nothing more may be applied. A
+        parameter server that lost the rollback, because it was restarted or went back to a
+        checkpoint, repeats it.
         """
-        part = self._chosen(tuned)
-        if part is None:
+        if tuned.rollbacks <= max(model.meta.rollbacks, self._impossible):
+            return model
+        name = tuned.rollback_to
+        try:
+            parts = self._read(name, lambda: self._checkpoints.read(name))
+        except (CheckpointDamaged, NotFound) as error:
+            cause = "an owner's work was wrong" if tuned.restores else "training diverged"
+            why = f"{cause}, and the model to go back to can't be read: {error.message}"
+            self._reports.failed(Failure("parameter server", "rollback", why, "", Cause.JOB))
+            self._impossible = tuned.rollbacks
+            return model
+        if not parts:
             return None
+        return (self._restore if tuned.restores else self._roll_back)(model, tuned, *parts)
+
+    def _roll_back(self, model: ModelState, tuned: Tuned, part: _Part) -> ModelState:
+        """Go back to an earlier model because training diverged."""
         integers = part.stored.meta.integer_vector()
         model.roll_back(part.weights, integers, tuned.rollbacks, tuned.restorations)
         return model
 
-    def restore(self, model: ModelState, tuned: Tuned) -> ModelState | None:
-        """Go back to the model that the controller chose because an owner's work was wrong.
+    def _restore(self, model: ModelState, tuned: Tuned, part: _Part) -> ModelState:
+        """Go back to an earlier model because an owner's work was wrong.
 
-        The applied record goes back, too: all samples since then are open again. Returns None, and
-        raises, as :meth:`roll_back`.
+        The applied record goes back, too: all samples since then are open again.
         """
-        part = self._chosen(tuned)
-        if part is None:
-            return None
-        stored = part.stored
         meta = replace(
-            stored.meta,
+            part.stored.meta,
             version=model.meta.version,
-            totals=replace(stored.meta.totals, rejected=model.meta.totals.rejected),
+            totals=replace(part.stored.meta.totals, rejected=model.meta.totals.rejected),
             rollbacks=tuned.rollbacks,
             restorations=tuned.restorations,
         )
-        snapshot = Snapshot(meta, stored.record)
+        snapshot = Snapshot(meta, part.stored.record)
         restored = ModelState(self._config, snapshot, part.weights, part.state)
         restored.factor = model.factor
         restored.batch.applied, restored.batch.jumps = 1, True
@@ -209,7 +219,7 @@ class Recovery:
             number = self._config.points.number_of(name)
             if number is not None and number > restored.point:
                 self._snapshots.unpin(name)
-        self._pins.published(model.meta, {})
+        self._publisher.replaced(model.meta)
         self._reports.begin(restored)
         self._reports.reconcile(restored)
         return restored
@@ -225,7 +235,34 @@ class Recovery:
         text = f"{error.message}; the previous one is used"
         self._reports.add_event("checkpoint-damaged", text)
 
-    def republish(self, model: ModelState, stored: int | None) -> None:
+    # -- a tensors server that went back in time -----------------------------------------------
+
+    def confirm(self, model: ModelState, view: SnapshotView) -> bool:
+        """Return True if the tensors server has the published version, and is this server's.
+
+        If it has lost the version, it is published again.
+        """
+        if view.version is None or view.version < model.meta.version:
+            if not self._reports.job_is_over():
+                self._republish(model, view.version)
+            return False
+        # A version only counts updates: another server may have others under the same number.
+        own = [(model.meta.version, model.meta.token)]
+        if model.batch.applied:
+            # An unpublished batch may have been committed although the answer was lost.
+            own.append((model.meta.version + model.batch.applied, self._token))
+        if (view.version, view.writer) not in own:
+            raise Fenced(f"version {view.version} was not written by this server")
+        self._resume_republication(model)
+        if view.token != self._token:
+            # Another server took over, or a failover brought back the state before this one.
+            self._snapshots.takeover(self._token)
+        if view.safe < view.version:
+            # An earlier turn ended between the publication and the replicas' answer.
+            self._snapshots.confirm(self._token, view.version)
+        return True
+
+    def _republish(self, model: ModelState, stored: int | None) -> None:
         """Publish the model in memory again, with its batch.
 
         ``stored`` is the version on the tensors server, which came back empty (None) or, after a
@@ -243,8 +280,8 @@ class Recovery:
         if done:
             self._end_republication(model)
 
-    def resume_republication(self, model: ModelState) -> None:
-        """End a republication whose answer was lost; call it when the server has a version."""
+    def _resume_republication(self, model: ModelState) -> None:
+        """End a republication whose answer was lost, once the server has a version."""
         if self._unanswered is None:
             return
         if self._snapshots.read().meta == self._unanswered[0]:
@@ -255,7 +292,7 @@ class Recovery:
     def _end_republication(self, model: ModelState) -> None:
         assert self._unanswered is not None
         meta, found = self._unanswered
-        self._snapshots.delete_orphans(self._token, [meta, *self._pins.load()])
+        self._snapshots.delete_orphans(self._token, [meta, *self._publisher.load_pins()])
         self._unanswered = None
         self._reports.published(model.batch.done, model.point)
         model.published(meta)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from concurrent.futures import Executor
 from functools import partial
 from heapq import nsmallest
 from typing import Any
 
-from vcasgd.errors import InvalidUpdate
+from vcasgd.errors import InvalidUpdate, NotFound, StoreUnavailable
 from vcasgd.learning.tuning import implicit_momentum
 from vcasgd.parameter_server.model_state import ModelState
 from vcasgd.store.connection import RedisClient
@@ -18,13 +20,18 @@ from vcasgd.store.ledger.job import Failure
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Accounts
 from vcasgd.store.ledger.owners import Owners, Suspect
+from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.tensors.header import UNSIGNED, Header
 from vcasgd.store.tensors.snapshot import UpdateTotals
+from vcasgd.threads import Background
 
 log = logging.getLogger(__name__)
 
 #: Rejected updates in a row after which a worker gets no more work.
 REJECTIONS_BEFORE_QUARANTINE = 5
+#: Seconds between two reports to the ledger while no subtask is completed, and between two reads of
+#: what the controller has tuned.
+REPORT_SECONDS, TUNED_SECONDS = 0.2, 0.5
 #: Seconds between two points of the metrics, at least this part of the job's age. So their number
 #: grows with its logarithm, and recent ones are closest to each other.
 METRICS_SECONDS, METRICS_AGE_SHARE = 1.0, 1 / 2000
@@ -41,8 +48,8 @@ INNOCENT = frozenset({"duplicate", "out-of-place", "missing", "rolled-back", "su
 class Reports:
     """Reports of one shard, which are kept until the ledger has them, and may be sent twice.
 
-    ``prompt`` connects to the ledger for calls that can't wait long. ``created_at``: Unix time of
-    the job's submission.
+    ``prompt`` connects to the ledger for calls that can't wait long. ``executor`` sends reports;
+    without one, :meth:`exchange` does. ``created_at``: Unix time of the job's submission.
 
     Methods that access the ledger raise :class:`~vcasgd.errors.StoreUnavailable`, and
     :class:`~vcasgd.errors.Fenced` after a newer parameter server has reported.
@@ -59,8 +66,12 @@ class Reports:
         prompt: RedisClient | None = None,
         shard: int = 0,
         shards: int = 1,
+        executor: Executor | None = None,
     ) -> None:
-        self._jobs = Jobs(ledger)
+        self._jobs, self._prompt_jobs = Jobs(ledger), Jobs(prompt or ledger)
+        self._tunings = Tunings(ledger, job)
+        self._background = Background[Tuned | None](executor)
+        self._reported_at = self._tuned_at = float("-inf")
         self._costs = Costs(ledger)
         self._owners = Owners(ledger)
         self._accounts = Accounts(ledger, job, shard, shards)
@@ -92,7 +103,7 @@ class Reports:
         self._rejections: defaultdict[str, set[str]] = defaultdict(set)
         self._unattributed = 0
         #: Time and totals of the last point of the metrics, and of the previous one.
-        self._reported = self._reported_before = (clock(), UpdateTotals())
+        self._measured = self._measured_before = (clock(), UpdateTotals())
 
     def add_event(self, kind: str, text: str, **details: Any) -> None:
         """Add an event to the job's history."""
@@ -150,7 +161,7 @@ class Reports:
 
     def begin(self, model: ModelState) -> None:
         """Start the metrics at the model's present progress."""
-        self._reported = (self._clock(), model.meta.totals)
+        self._measured = (self._clock(), model.meta.totals)
 
     def reconcile(self, model: ModelState) -> None:
         """Report the whole applied record after a takeover, with the next report."""
@@ -160,6 +171,13 @@ class Reports:
         """Return the token of a newer parameter server in the ledger, or None."""
         newest = self._prompt_accounts.newest_token()
         return newest if newest > self._token else None
+
+    def job_is_over(self) -> bool:
+        """Return True if the job is known to be over."""
+        try:
+            return self._prompt_jobs.get(self._job).state.over
+        except (StoreUnavailable, NotFound):
+            return False
 
     def request_initial_model(self) -> None:
         """Request a new initial model from a worker, because the model is lost."""
@@ -181,25 +199,51 @@ class Reports:
         self.urgent = self.urgent or bool(done) or point is not None
         self._behind = True
 
-    def report(self, model: ModelState, waiting: Callable[[], int]) -> Callable[[], None]:
-        """Return a call that sends what is pending now, in any thread, one at a time.
+    def exchange(
+        self, model: ModelState, waiting: Callable[[], int], *, at_once: bool
+    ) -> Tuned | None:
+        """Take the result of the last report, and start the next one if it is time.
 
-        After an error of the call, pass what is pending to the next one with :meth:`keep`.
+        ``waiting`` returns the number of updates in the stream. Returns what the controller has
+        tuned, if it was read again. Raises the error of a report, whose content is kept.
         """
+        tuned = self._take()
+        now = time.monotonic()
+        due = at_once or self.urgent or now - self._reported_at >= REPORT_SECONDS
+        if due and not self._background.busy:
+            self._reported_at = now
+            self._background.start(self._report(model, waiting))
+            tuned = self._take() or tuned
+        return tuned
+
+    def _take(self) -> Tuned | None:
+        try:
+            return self._background.take()
+        except Exception:
+            self._keep()
+            raise
+
+    def _report(self, model: ModelState, waiting: Callable[[], int]) -> Callable[[], Tuned | None]:
+        """Return a call that sends what is pending now, in any thread."""
         account = self._account(model) if self._whole or self._behind else None
         self._sending, self._unaccounted, self._behind = self._unaccounted, [], False
         self.urgent = False
         self._sending_whole, self._whole = self._whole, False
-        self._reported_before = self._reported
+        self._measured_before = self._measured
         point = self._metrics(model, waiting)
 
-        def send() -> None:
+        def send() -> Tuned | None:
             self._send_quarantines()
             self._send_events()
             if account is not None:
                 account()
             if point is not None:
                 self._send_metrics(point)
+            if time.monotonic() - self._tuned_at < TUNED_SECONDS:
+                return None
+            tuned = self._tunings.read()
+            self._tuned_at = time.monotonic()
+            return tuned
 
         return send
 
@@ -220,12 +264,12 @@ class Reports:
             point=self._point,
         )
 
-    def keep(self) -> None:
-        """Report again what the last call of :meth:`report` didn't send."""
+    def _keep(self) -> None:
+        """Report again what the last report didn't send."""
         self._whole = self._whole or self._sending_whole
         self._unaccounted, self._behind = [*self._sending, *self._unaccounted], True
         self.urgent = True
-        self._reported = self._reported_before
+        self._measured = self._measured_before
 
     def _send_quarantines(self) -> None:
         while self._quarantines:
@@ -257,12 +301,12 @@ class Reports:
         if self._shard:
             return None
         now, totals = self._clock(), model.meta.totals
-        since, before = self._reported
+        since, before = self._measured
         updates, samples = totals.updates - before.updates, totals.samples - before.samples
         pause = max(METRICS_SECONDS, (now - self._created_at) * METRICS_AGE_SHARE)
         if now - since < pause or not updates:
             return None
-        self._reported = (now, totals)
+        self._measured = (now, totals)
         staleness = (totals.staleness_sum - before.staleness_sum) / updates
         return {
             "at": now,

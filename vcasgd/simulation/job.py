@@ -28,7 +28,6 @@ from vcasgd.errors import InvalidUpdate, NonFiniteLoss, SpecError
 from vcasgd.fleet.presence import Life
 from vcasgd.learning.rules import make_rule
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
-from vcasgd.parameter_server.round_members import RoundMembers
 from vcasgd.simulation.worker import Fetched, SimulatedInterval, SimulatedWorker
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.header import Header
@@ -136,7 +135,6 @@ class Simulation:
         self._epoch = 0
         self._numbers = count()
         self._rounds = make_rule(spec.update).rounds
-        self._members = RoundMembers()
         #: Workers of the blended updates that aren't published yet.
         self._pushed_by: list[SimulatedWorker] = []
         #: Takes the updates that are left to the next round.
@@ -299,21 +297,20 @@ class Simulation:
         model.inspect(header, model.payload(header), 0)
         model.blend(header.update, header, [])
         self._pushed_by.append(worker)
-        self._members.arrive(header.worker, header.interval_seconds, self._now)
+        model.members.arrive(header, self._now)
         self._end_round()
-        if self._members.deadline is not None:
-            self._at(self._members.deadline, self._end_round)
+        if model.members.deadline is not None:
+            self._at(model.members.deadline, self._end_round)
 
     def _end_round(self) -> None:
         """Publish unless more workers are expected; let those continue that waited for it."""
         model = self._model
         if not self._pushed_by or not (
-            not self._rounds or model.record.complete or self._members.complete(self._now)
+            not self._rounds or model.record.complete or model.members.complete(self._now)
         ):
             return
         model.close()
         model.published(model.next_meta(token=1))
-        self._members.end()
         applied, self._pushed_by = self._pushed_by, []
         if self._evaluate():
             # A new epoch can be leased.
