@@ -232,7 +232,7 @@ class TestFences:
         new.turn()
         go_back(world.tensors, past)
         world.push(0, 0, 2)
-        old._reports.report = lambda _model, _waiting: lambda: None  # type: ignore[method-assign]
+        old._reports.exchange = lambda *_, **__: None  # type: ignore[method-assign]
         old.turn()
 
         with pytest.raises(Fenced):

@@ -74,7 +74,7 @@ raw_texts = st.one_of(
 )  # fmt: skip
 
 #: fields that an honest header may do without: one more of them is no second one
-OPTIONAL = {"integers", "loss_sum", "signature"}
+OPTIONAL = {"claims", "integers", "loss_sum", "signature"}
 #: overrides of a header that is honest otherwise: [0, 2) of subtask 1
 wrong_places = st.one_of(
     st.fixed_dictionaries({"layout": st.text(max_size=64)}),
