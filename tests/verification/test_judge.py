@@ -12,8 +12,8 @@ from vcasgd.verification.judge import (
     DIFFERENT,
     MAX_LEFT,
     MAX_WRONG,
-    Outcome,
     RepetitionJudge,
+    RepetitionOutcome,
     update_difference,
     why_not_repeatable,
 )
@@ -73,7 +73,7 @@ def test_a_push_of_a_third_is_different() -> None:
     assert DIFFERENT < 0.3 / 2
 
 
-RIGHT, WRONG, LEFT = Outcome
+RIGHT, WRONG, LEFT = RepetitionOutcome
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ RIGHT, WRONG, LEFT = Outcome
     ],
 )
 def test_an_owner_is_accused_for_wrong_updates_and_for_leaving(
-    results: list[tuple[str, Outcome]], accused: list[str]
+    results: list[tuple[str, RepetitionOutcome]], accused: list[str]
 ) -> None:
     judge = RepetitionJudge()
     for owner, result in results:

@@ -10,7 +10,7 @@ from vcasgd.errors import InvalidUpdate
 from vcasgd.faults import Cause, fault_of
 from vcasgd.parameter_server.model_state import MAX_UPDATES, ModelState
 from vcasgd.parameter_server.reports import Reports
-from vcasgd.parameter_server.verification import Verification
+from vcasgd.parameter_server.verification import ServerVerification
 from vcasgd.store.acl import worker_key
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import Failure
@@ -39,7 +39,7 @@ class Collector:
         snapshots: SnapshotStore,
         reader: UpdateReader,
         reports: Reports,
-        verification: Verification,
+        verification: ServerVerification,
     ) -> None:
         self._keys = keys
         self._secret = secret

@@ -6,6 +6,7 @@ The core imports nothing else of that package, and works without it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from importlib import import_module
 
 from vcasgd.parameter_server.model_state import ModelState
 from vcasgd.parameter_server.reports import Reports
@@ -15,7 +16,7 @@ from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.header import Header
 
 
-class Verification:
+class ServerVerification:
     """Judgement of one shard's updates. This one accepts all of them."""
 
     def turn(self, model: ModelState) -> None:
@@ -48,12 +49,15 @@ def verification_of(
     ledger: RedisClient,
     tensors: RedisClient,
     reports: Reports,
-) -> Verification:
+) -> ServerVerification:
     """Return the judge of the updates of one of a job's shards."""
     try:
-        from vcasgd.verification.server import VolunteerVerification
+        module = import_module("vcasgd.verification.server")
     except ModuleNotFoundError as error:
         if error.name != "vcasgd.verification":
             raise
-        return Verification()
-    return VolunteerVerification(spec, keys, shards, ledger, tensors, reports)
+        return ServerVerification()
+    verification: ServerVerification = module.VolunteerVerification(
+        spec, keys, shards, ledger, tensors, reports
+    )
+    return verification

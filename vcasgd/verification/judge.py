@@ -63,7 +63,7 @@ def update_difference(sent: Tensor, right: Tensor, base: Tensor, parameters: int
     )
 
 
-class Outcome(StrEnum):
+class RepetitionOutcome(StrEnum):
     """Outcome of a repetition for an owner: its update was right, or wrong or impossible to check
     through its worker's fault, or its worker left before it answered."""
 
@@ -76,9 +76,9 @@ class RepetitionJudge:
     """Judge of a job's owners by the repetitions of their updates."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, Counter[Outcome]] = {}
+        self._counts: dict[str, Counter[RepetitionOutcome]] = {}
 
-    def count(self, owner: str, outcome: Outcome) -> None:
+    def count(self, owner: str, outcome: RepetitionOutcome) -> None:
         """Count a repetition of an owner's update."""
         self._counts.setdefault(owner, Counter())[outcome] += 1
 
@@ -88,13 +88,13 @@ class RepetitionJudge:
 
         Then the task may depend on its machine, so that no other machine can repeat it.
         """
-        wrong = max((counts[Outcome.WRONG] for counts in self._counts.values()), default=0)
-        return wrong >= MAX_WRONG and not self._any_right
+        wrong = [counts[RepetitionOutcome.WRONG] for counts in self._counts.values()]
+        return max(wrong, default=0) >= MAX_WRONG and not self._any_right
 
     def accusation(self, owner: str) -> str | None:
         """Return why an owner's work is wrong; None if it isn't, or if that is unclear."""
         counts = self._counts.get(owner, Counter())
-        right, wrong, left = (counts[each] for each in Outcome)
+        right, wrong, left = (counts[each] for each in RepetitionOutcome)
         if wrong >= MAX_WRONG and self._any_right:
             return f"{wrong} of its {wrong + right} updates that were repeated are wrong"
         if left >= MAX_LEFT and left > right:
@@ -103,4 +103,4 @@ class RepetitionJudge:
 
     @property
     def _any_right(self) -> bool:
-        return any(counts[Outcome.RIGHT] for counts in self._counts.values())
+        return any(counts[RepetitionOutcome.RIGHT] for counts in self._counts.values())

@@ -15,12 +15,12 @@ from vcasgd.verification.state import LearnerState, NotRepeatable
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.update_queue import MAX_UNAPPLIED
-from vcasgd.worker.verification import Verification
+from vcasgd.worker.verification import WorkerVerification
 
 log = logging.getLogger(__name__)
 
 
-class StateRecorder(Verification):
+class StateRecorder(WorkerVerification):
     """Keeps the states of the intervals that the parameter server may still ask for.
 
     It asks at the latest when it has applied the update, and this worker looks before each

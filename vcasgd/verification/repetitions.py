@@ -29,7 +29,7 @@ from vcasgd.verification.exchange import (
     RepetitionTask,
     StateSizes,
 )
-from vcasgd.verification.judge import DIFFERENT, DIFFERENT_STATE, Outcome, RepetitionJudge
+from vcasgd.verification.judge import DIFFERENT, DIFFERENT_STATE, RepetitionJudge, RepetitionOutcome
 from vcasgd.verification.state import FRESH
 
 log = logging.getLogger(__name__)
@@ -259,7 +259,7 @@ class Repetitions:
         elif repetition.later >= MAX_LATER:
             self._end_wrong(repetition, "its worker doesn't upload its states")
         elif repetition.lost or now - repetition.since > ANSWER_SECONDS:
-            self._end(repetition, Outcome.LEFT)
+            self._end(repetition, RepetitionOutcome.LEFT)
 
     def _assign(self, repetition: OpenRepetition, sizes: StateSizes) -> None:
         helpers, now = self._recent_helpers(), time.monotonic()
@@ -303,15 +303,15 @@ class Repetitions:
             self._end_wrong(repetition, f"the state after it differs by {result.state:.0%}")
         else:
             self._clean[repetition.owner] = repetition.version
-            self._end(repetition, Outcome.RIGHT)
+            self._end(repetition, RepetitionOutcome.RIGHT)
 
     def _end_wrong(self, repetition: OpenRepetition, why: str) -> None:
         owner, worker = repetition.owner, repetition.header.worker
         text = f"a repeated update of {worker}, owner {owner}, is wrong: {why}"
         self._reports.add_event("repetition-failed", text, owner=owner, worker=worker)
-        self._end(repetition, Outcome.WRONG)
+        self._end(repetition, RepetitionOutcome.WRONG)
 
-    def _end(self, repetition: OpenRepetition, outcome: Outcome | None = None) -> None:
+    def _end(self, repetition: OpenRepetition, outcome: RepetitionOutcome | None = None) -> None:
         owner, self._open = repetition.owner, None
         if outcome is not None:
             self._judge.count(owner, outcome)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from vcasgd.errors import InvalidUpdate
 from vcasgd.parameter_server.model_state import ModelState
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE, Reports
-from vcasgd.parameter_server.verification import Verification
+from vcasgd.parameter_server.verification import ServerVerification
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
@@ -30,7 +30,7 @@ SCREENED = "screened"
 SUSPECT = "suspect"
 
 
-class VolunteerVerification(Verification):
+class VolunteerVerification(ServerVerification):
     """Judge of one shard's updates, by their owners.
 
     Each shard judges its own part of the updates. One shard's judgement excludes an owner from all

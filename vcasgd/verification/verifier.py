@@ -34,7 +34,7 @@ from vcasgd.verification.repeater import (
 )
 from vcasgd.verification.state import LearnerState, MalformedState, NotRepeatable, StateFormat
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.verification import Verification
+from vcasgd.worker.verification import WorkerVerification
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 
 
-class Verifier(Verification):
+class Verifier(WorkerVerification):
     """Repeats intervals and reports the differences; this worker's training stays the same.
 
     ``should_stop`` is True once the worker has to leave, and ``on_step`` is called after each

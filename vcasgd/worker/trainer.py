@@ -32,7 +32,7 @@ from vcasgd.worker.lease_book import LeaseBook, LeaseState, WorkInterrupted
 from vcasgd.worker.member import is_late
 from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.update_queue import Settled
-from vcasgd.worker.verification import Verification
+from vcasgd.worker.verification import WorkerVerification
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Trainer:
         status: WorkerStatus,
         tuned: TunedSettings,
         moments: MomentsExchange,
-        verification: Verification,
+        verification: WorkerVerification,
     ) -> None:
         self._name = name
         self._exchange = exchange
@@ -120,7 +120,7 @@ class Trainer:
         self._watch_complete(work, positions)
         if len(positions) > 1:
             # An interval can be verified only if one server gets all of its update.
-            self._verification = Verification()
+            self._verification = WorkerVerification()
         self._status.doing = f"training subtask {subtask}"
         if min(positions) < work.size:
             learner.start_subtask()

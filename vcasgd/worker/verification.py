@@ -6,16 +6,17 @@ The core imports nothing else of that package, and works without it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
 
 
-class Verification:
-    """What a worker does around its intervals so that its work, or others', can be verified.
+class WorkerVerification:
+    """Duties of a worker around its intervals, so that its work, or others', can be verified.
 
-    This one does nothing. The training thread calls it.
+    This one has none. The training thread calls it.
     """
 
     #: True if a new optimizer may take over second moments of other workers.
@@ -45,20 +46,23 @@ class Verification:
 
 def verification_of(
     context: WorkerContext, should_stop: Callable[[], bool], on_step: Callable[[], None]
-) -> Verification:
+) -> WorkerVerification:
     """Return what a worker has to do for verification.
 
     ``should_stop`` is True once the worker has to leave; ``on_step`` is to be called after each
     local step.
     """
     try:
-        from vcasgd.verification.recorder import StateRecorder
-        from vcasgd.verification.verifier import Verifier
+        side = "recorder" if context.settings.volunteer else "verifier"
+        module = import_module(f"vcasgd.verification.{side}")
     except ModuleNotFoundError as error:
         if error.name != "vcasgd.verification":
             raise
-        return Verification()
+        return WorkerVerification()
+    verification: WorkerVerification
     names = context.nodes[0], context.job, context.name
     if context.settings.volunteer:
-        return StateRecorder(*names)
-    return Verifier(*names, should_stop, on_step)
+        verification = module.StateRecorder(*names)
+    else:
+        verification = module.Verifier(*names, should_stop, on_step)
+    return verification
