@@ -442,7 +442,7 @@ end:
     od
 }
 
-/* --- a parameter server: parameter_server/{shard,publish,recovery,model_state}.py ---------- */
+/* --- a parameter server: parameter_server/{shard,collect,publish,recovery,model_state}.py ---------- */
 
 inline forget_batch() {
     applied = 0; processed = 0; refused = 0; touched = 0; reset = 0
@@ -452,7 +452,7 @@ inline refuse(u) {
     refused = refused | bit(u); reset = reset | bit(u_subtask[u])
 }
 
-/* Shard._take: the entry was read before; its payload is read now */
+/* Collector._take: the entry was read before; its payload is read now */
 inline take(u) {
     d_step {
         answer = DONE;
@@ -589,7 +589,7 @@ retake:                                     /* another server took over, or trie
         if :: answer == FENCED -> goto gone :: else -> goto collect fi
     };
 
-republish:                                  /* Recovery.republish */
+republish:                                  /* Recovery._republish */
     check_newest();
     written = written | bit(token);
     atomic {

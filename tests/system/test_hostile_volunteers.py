@@ -10,7 +10,6 @@ from support.waiting import await_truth
 
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.owners import Owners
-from vcasgd.verification.screening import WINDOW
 
 OWNERS = ("alice", "bob", "carol", "mallory")
 SAMPLES, EPOCHS = 800, 12

@@ -130,7 +130,7 @@ def test_after_an_interval_that_failed_the_worker_starts_with_a_new_optimizer(
     machine.recorder.begin(machine.learner, Base(*machine.base))
     machine.interval()
 
-    # Then nobody has to know that state
+    # Then the next one starts from a state that needs no proof
     before = machine.push()[0]
     assert before == FRESH
     assert machine.push()[0] != FRESH

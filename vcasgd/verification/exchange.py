@@ -1,4 +1,4 @@
-"""What servers and workers exchange to repeat an interval: a request, states, a task, a result.
+"""Exchange of an interval that is repeated: a request, states, a task, and a result.
 
 The parameter server asks the worker that made an update for its states before and after the
 interval, and then a worker on a machine of the cluster to repeat it. Workers write only under their
@@ -49,7 +49,7 @@ _Difference = Annotated[float, Field(ge=0, le=MAX_DIFFERENCE, allow_inf_nan=Fals
 
 
 class Claims(Content):
-    """What the header of an update claims for verification.
+    """Claims of an update's header for verification.
 
     ``planned`` is the sample where the interval was to stop, at its end or after it. ``before`` and
     ``after`` are digests of the learner's states around the interval, by which a volunteer's worker

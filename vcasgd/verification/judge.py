@@ -1,4 +1,4 @@
-"""What a repetition shows: how far an update is from the right one, and what follows for its owner.
+"""Judge of repeated updates: how far each is from the right one, and what follows for its owner.
 
 An interval is a function of its base, its samples, and the learner's state before it. Another
 machine that repeats it gets the same update, but for the rounding of its hardware. So a single
