@@ -45,6 +45,11 @@ class SimulatedCloud:
             for name in list(self._machines)[:count]:
                 self._end(name)
 
+    def workers(self) -> set[str]:
+        """Return the names of the workers that run."""
+        with self._lock:
+            return set().union(*self._on_machine.values())
+
     def counts(self) -> dict[str, float]:
         """Return the number of present machines, of all launched ones, and of started workers, and
         when the last launch was requested, by :func:`time.monotonic`.
