@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.harness import Harness
 from support.training import BATCH, TASKS, Training
+from support.waiting import await_truth
 
 from vcasgd.errors import NonFiniteLoss, SpecError, TaskImportError, UserCodeError
 from vcasgd.learning.precision import MAX_SKIPPED
@@ -20,11 +21,13 @@ from vcasgd.learning.training import batch_size_of
 from vcasgd.session.script import ScriptTask, load
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import JobState
+from vcasgd.task.task import Task
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
 
 Eventually = Callable[..., Any]
 
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
 HEAD = """
 import sys
@@ -81,6 +84,30 @@ def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(
 
     # and the script's own function has evaluated the model
     assert job.evaluations[-1].metrics["applied"] == 2.0
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_the_digits_are_learned_by_a_script_although_a_worker_is_killed(harness: Harness) -> None:
+    # Given the example as a script, on two workers
+    spec = JobSpec.load(DIGITS / "script.yaml").model_copy(update={"epochs": 12})
+    fields = spec.model_dump(mode="json", exclude={"name", "working_dir"})
+    harness.start_server()
+    harness.start_job_loop()
+    job = harness.submit(DIGITS, **fields)
+    killed, _ = harness.start_workers(job, 2)
+
+    # When one is killed once both have trained
+    await_truth(lambda: harness.applied(job) > 200)
+    harness.workers[killed].kill()
+
+    # Then it learns as well as the class, and each image of each epoch is in the model once
+    await_truth(lambda: harness.jobs.get(job).state is JobState.SUCCEEDED)
+    done = harness.jobs.get(job)
+    assert done.totals["samples"] == 12 * 1437
+    assert done.totals["repeated"] == 0
+    assert done.best is not None
+    assert done.best.metrics["accuracy"] >= 0.955
 
 
 def test_a_worker_that_is_asked_to_leave_ends_the_script_in_its_loop(
@@ -416,6 +443,17 @@ def test_arguments_are_those_of_a_command_line(scripts: Scripts) -> None:
     scripts.learner(code + HEAD + LOOP, **args)
 
 
+def test_a_mapping_is_no_argument(scripts: Scripts) -> None:
+    with pytest.raises(SpecError, match=r"args\.sizes: a script's arguments are text"):
+        scripts.task(HEAD, sizes={"a": 1})
+
+
+def test_a_script_can_import_modules_beside_it(scripts: Scripts, tmp_path: Path) -> None:
+    (tmp_path / "helper_of_script.py").write_text("WIDTH = 1\n")
+
+    scripts.learner("import helper_of_script\n" + HEAD + LOOP)
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -478,6 +516,14 @@ def test_a_script_continues_after_a_loss_that_is_not_finite(scripts: Scripts) ->
     assert interval(learner) == -2
 
 
+def test_two_learners_cannot_share_a_script(scripts: Scripts) -> None:
+    task = scripts.task(HEAD + LOOP)
+    task.model()
+
+    with pytest.raises(UserCodeError, match="trains one model"):
+        task.loss(task.model(), torch.ones(2, 1))
+
+
 def test_a_waiting_script_can_be_ended(scripts: Scripts, tmp_path: Path) -> None:
     closing = "try:\n    {}\nfinally:\n    open({!r}, 'w').close()\nopen({!r}, 'w').close()\n"
     loop = LOOP.strip().replace("\n", "\n    ")
@@ -490,3 +536,10 @@ def test_a_waiting_script_can_be_ended(scripts: Scripts, tmp_path: Path) -> None
     assert task.ended
     assert reached.exists()
     assert not behind.exists()
+
+
+def test_a_class_is_still_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "task_beside_scripts.py").write_text("import vcasgd\nclass Mine(vcasgd.Task): ...")
+
+    assert isinstance(load("task_beside_scripts:Mine", {}, tmp_path), Task)
