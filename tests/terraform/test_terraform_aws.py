@@ -121,7 +121,6 @@ def _boot() -> Boot:
         cpus=2,
         temp_dir=None,
         heartbeat=2.0,
-        labels={},
         token="t" * 48,
     )
     return Boot(command.argv, {**command.env, "VCASGD_STORAGE_URL": "s3://a-bucket"})
