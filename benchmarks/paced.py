@@ -38,8 +38,9 @@ from vcasgd.stack.layout import GATEWAY  # noqa: E402
 BATCH = 32
 READY_SECONDS = 300.0
 POLL_SECONDS = 0.25
-#: Copies of the vector in all processes together, for one worker and for each further one.
-COPIES, COPIES_OF_WORKER = 9, 6
+#: Copies of the vector in all processes, for one worker and for each further one: those of
+#: docs/how-to/sizing.md, and the model itself. A row that needs more memory is skipped.
+COPIES, COPIES_OF_WORKER = 10, 4
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,8 @@ class Measured:
 def measure(row: Row, seconds: float) -> Measured:
     """Train a job on a stack of its own.
 
-    Raises:
-        MemoryError: The row needs more memory than there is.
-        TimeoutError: Not all workers pushed in time.
+    Raises MemoryError if the row needs more memory than is free, and TimeoutError if not all
+    workers push in time.
     """
     free = psutil.virtual_memory().available / 1e9
     if free < row.needs_gb:

@@ -103,7 +103,7 @@ class Training:
 
 
 class Sink:
-    """A process-like reader of a socket: a thread that discards what it receives."""
+    """A socket whose other end a thread of this process reads and discards."""
 
     def __init__(self) -> None:
         self.near, self.far = socket.socketpair()
@@ -185,7 +185,10 @@ class Exchange:
         self._beside(work)
 
     def send_beside(self) -> None:
-        """``difference_to_pinned``, and another thread writes the bytes to a socket."""
+        """``difference_to_pinned``, and another thread writes as many bytes to a socket.
+
+        It doesn't wait for the copy, because only its cost counts.
+        """
         self.difference_to_pinned()
         if self.busy.acquire(blocking=False):
             threading.Thread(target=self._send, daemon=True).start()
@@ -199,7 +202,10 @@ class Exchange:
             self.busy.release()
 
     def merge(self) -> None:
-        """Copy a new base from pinned memory beside training, and add what changed since."""
+        """Copy a new base from pinned memory beside training, and add it to the model.
+
+        It is multiplied by zero, which costs the same, so that training continues unchanged.
+        """
         self._beside(lambda: self.base.copy_(self.host, non_blocking=True))
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from vcasgd.client import Client
 from vcasgd.errors import SpecError
-from vcasgd.learning.adapter import adapter_of
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.vector import gather
 from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
 from vcasgd.task.base_path import use_base
+from vcasgd.worker.adapter import adapter_of
 
 Store = Callable[..., str]
 

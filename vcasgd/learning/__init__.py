@@ -1,7 +1,8 @@
 """The mathematics of training, pure: tensors in, tensors out.
 
 Nothing here reads a clock, the environment, a file, or a socket, so every line can be tested with
-numbers computed by hand and replayed in a simulation.
+numbers computed by hand and replayed in a simulation. The exception is ``loader_processes``, which
+forks processes that load samples ahead.
 
 ``vector``     a module's state as one flat vector, and back
 ``shards``     the vector cut into shards, and the next interval to train

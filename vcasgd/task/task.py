@@ -115,8 +115,6 @@ class Task:
         self.worker_init_fn = loader.worker_init_fn
 
 
-TaskFactory = Callable[[], Task]
-
 #: Folders from which this process has loaded tasks.
 _directories: set[Path] = set()
 

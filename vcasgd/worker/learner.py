@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError, VcasgdError
-from vcasgd.learning.adapter import adapter_of
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings.encoder import codec_of
@@ -38,6 +37,7 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.spec.sections import Tuning
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import Task, calling_user_code
+from vcasgd.worker.adapter import adapter_of
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.member import Member
 from vcasgd.worker.update_queue import MAX_UNAPPLIED

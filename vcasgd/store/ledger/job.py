@@ -65,7 +65,7 @@ class ModelFacts:
     batch_size: Annotated[Count, Field(ge=1)] | None = None
     #: Subtasks per epoch; None: those of the specification.
     subtasks_per_epoch: Annotated[int, Field(ge=1, le=MAX_SUBTASKS)] | None = None
-    #: The model's :class:`~vcasgd.learning.adapter.Adapter` as JSON; empty if it has none.
+    #: The model's :class:`~vcasgd.worker.adapter.Adapter` as JSON; empty if it has none.
     adapter: str = ""
     #: The training set's :class:`~vcasgd.learning.sample_content.SampleContent` as JSON.
     content: str = ""
