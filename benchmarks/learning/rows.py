@@ -38,8 +38,7 @@ ASYNCHRONOUS = (
     "worker/update_queue.py",
     "parameter_server/model_state.py",
     "parameter_server/round_members.py",
-    "bench/simulation.py",
-    "bench/simulated_worker.py",
+    "simulation/*.py",
     "fleet/presence.py",
 )
 
@@ -89,10 +88,15 @@ def code_digest() -> str:
 
 @cache
 def package_code() -> str:
-    """Return the code behind asynchronous training."""
+    """Return the code behind asynchronous training.
+
+    Raises FileNotFoundError if a pattern matches no module, so that a renamed one isn't left out.
+    """
     root = Path(vcasgd.__file__).parent
-    found = {path for pattern in ASYNCHRONOUS for path in root.glob(pattern)}
-    paths = sorted(found)
+    found = {pattern: list(root.glob(pattern)) for pattern in ASYNCHRONOUS}
+    if unmatched := [pattern for pattern, paths in found.items() if not paths]:
+        raise FileNotFoundError(f"ASYNCHRONOUS: no module matches {', '.join(unmatched)}")
+    paths = sorted({path for paths in found.values() for path in paths})
     return "\0".join(code(path) for path in paths)
 
 
