@@ -35,7 +35,6 @@ def fake_api(*answers: Answer) -> Iterator[Client]:
 
         def do_GET(self) -> None:
             if self.path.endswith("/jobs/job"):
-                self.close_connection = True
                 return reply(json.dumps(A_JOB).encode())(self)
             answer = left.pop(0) if len(left) > 1 else left[0]
             self.close_connection = True
@@ -68,6 +67,8 @@ def reply(
         for name, value in headers.items():
             handler.send_header(name, value)
         handler.send_header("Content-Length", str(len(content) + cut))
+        # Otherwise, the client may send its next request on a connection that is about to end.
+        handler.send_header("Connection", "close")
         handler.end_headers()
         handler.wfile.write(content)
 
@@ -89,6 +90,12 @@ def events(*numbers: int, end: bool = False) -> bytes:
 
 
 # -- following ----------------------------------------------------------------------------------
+
+
+def test_a_request_waits_while_the_token_has_too_many_in_progress() -> None:
+    busy = reply(b'{"detail": "the token has 32 requests in progress"}', status=429)
+    with fake_api(busy, busy, reply(b"[]")) as client:
+        assert list(client.jobs()) == []
 
 
 def test_broken_stream_is_resumed() -> None:

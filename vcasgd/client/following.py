@@ -39,8 +39,11 @@ class OpenStream(Protocol):
 class _Patience:
     """Growing pauses between attempts, and a limit to them."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(
+        self, seconds: float, is_temporary: Callable[[ApiError], bool] = may_work_later
+    ) -> None:
         self._seconds = seconds
+        self._is_temporary = is_temporary
         self.renew()
 
     def renew(self) -> None:
@@ -51,7 +54,7 @@ class _Patience:
     def wait(self, error: ApiError, longest: float = math.inf) -> None:
         """Sleep, at most ``longest`` seconds. Raise ``error`` if it persists, or if the limit
         is reached."""
-        if not may_work_later(error):
+        if not self._is_temporary(error):
             raise error
         now = time.monotonic()
         # count from the first failure: the caller may have worked on an entry for long before it
@@ -63,9 +66,13 @@ class _Patience:
         time.sleep(max(0.0, min(pause, longest)))
 
 
-def retried(request: Callable[[], Result], patience: float) -> Result:
+def retried(
+    request: Callable[[], Result],
+    patience: float,
+    is_temporary: Callable[[ApiError], bool] = may_work_later,
+) -> Result:
     """Return the result of a request, retried for ``patience`` seconds if the API is away."""
-    waiting = _Patience(patience)
+    waiting = _Patience(patience, is_temporary)
     while True:
         try:
             return request()

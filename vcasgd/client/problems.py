@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -51,6 +52,11 @@ def may_work_later(error: ApiError) -> bool:
     This is the case if the API, or a service that it uses, was unavailable or too busy.
     """
     return error.status in _TEMPORARY
+
+
+def was_busy(error: ApiError) -> bool:
+    """Return True if the API refused the request unseen, because too many are in progress."""
+    return error.status == HTTPStatus.TOO_MANY_REQUESTS
 
 
 def _refused_certificate(error: BaseException | None) -> ssl.SSLCertVerificationError | None:

@@ -16,14 +16,16 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from vcasgd.client.following import OpenStream
-from vcasgd.client.problems import mapped_errors, raise_for_problem
+from vcasgd.client.following import OpenStream, retried
+from vcasgd.client.problems import mapped_errors, raise_for_problem, was_busy
 from vcasgd.errors import ApiError, CheckpointDamaged, SpecError
 
 #: Entries per request to a long listing.
 PAGE = 1000
 #: Timeout in seconds for files, which the API may have to transfer from or to a remote storage.
 FILE_SECONDS = 300.0
+#: Seconds for which a request is repeated while the token has too many in progress.
+BUSY_SECONDS = 15.0
 
 _EVENT_STREAM = {"Accept": "text/event-stream"}
 
@@ -72,11 +74,19 @@ class Transport:
         self._http.close()
 
     def call(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Send a request and return its successful response."""
-        with mapped_errors(self.url):
-            response = self._http.request(method, path, **options)
-        raise_for_problem(response)
-        return response
+        """Send a request and return its successful response.
+
+        A request that the API refuses because the token has too many in progress is sent again
+        for a few seconds.
+        """
+
+        def send() -> httpx.Response:
+            with mapped_errors(self.url):
+                response = self._http.request(method, path, **options)
+            raise_for_problem(response)
+            return response
+
+        return retried(send, BUSY_SECONDS, was_busy)
 
     def get(self, kind: type[Result], path: str, **query: Any) -> Result:
         """Return the resource at ``path``. Query parameters that are None are left out."""
