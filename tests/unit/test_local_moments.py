@@ -87,17 +87,6 @@ def test_a_worker_with_the_whole_batch_does_the_same_as_one_process(name: str) -
     assert torch.equal(one.parameter, other.parameter)
 
 
-@pytest.mark.parametrize("name", ["sgd", "amsgrad"])
-def test_other_optimizers_stay_as_they_are(name: str) -> None:
-    one, other = Training(name, share=1 / WORKERS), Training(name, share=None)
-
-    for each in (one, other):
-        torch.manual_seed(1)
-        each.run(20, 0.5, 1.0)
-
-    assert torch.equal(one.parameter, other.parameter)
-
-
 @each_adam
 def test_they_change_gradually_when_others_join_and_leave(name: str) -> None:
     worker = Training(name, share=1.0)

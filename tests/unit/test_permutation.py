@@ -7,7 +7,6 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from vcasgd.learning import permutation
 from vcasgd.learning.permutation import CHUNK, SHUFFLED, permuted
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 
@@ -93,10 +92,3 @@ def test_an_order_of_a_billion_samples_takes_constant_memory(shards: int) -> Non
 
     assert peak < 4 << 20
     assert all(part.min() >= 0 and part.max() < samples for part in found)
-
-
-def test_few_chunks_are_kept() -> None:
-    for number in range(20):
-        permuted((0, 0), SIZE, number * CHUNK, number * CHUNK + 1)
-
-    assert permutation._chunk.cache_info().currsize == permutation.CACHED

@@ -21,6 +21,7 @@ from vcasgd.learning.rules import (
     merge_integers,
     payload_of,
 )
+from vcasgd.learning.rules.base import staleness_weight
 from vcasgd.learning.vector import gather
 from vcasgd.spec.update import (
     AsyncLocalSgdSpec,
@@ -267,3 +268,41 @@ def test_averaging_stays_between_the_old_and_the_new_weights(
     assert 0 < given_weight < 1
     assert low.le(weights).all()
     assert weights.le(high).all()
+
+
+# --- s(τ): numbers computed by hand -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "tau", "expected"),
+    [
+        ({"function": "constant"}, 0, 1.0),
+        ({"function": "constant"}, 1000, 1.0),
+        ({"function": "polynomial"}, 0, 1.0),
+        ({"function": "polynomial"}, 3, 0.5),  # 4^-½
+        ({"function": "polynomial", "a": 2}, 3, 1 / 16),
+        ({"function": "hinge"}, 4, 1.0),
+        ({"function": "hinge"}, 5, 1 / 11),  # 1/(10·(5−4)+1)
+        ({"function": "hinge", "a": 0.5, "b": 2}, 4, 0.5),
+    ],
+)
+def test_weights_of_stale_updates(spec: dict[str, object], tau: int, expected: float) -> None:
+    assert staleness_weight(Staleness.model_validate(spec), tau) == pytest.approx(expected)
+
+
+stalenesses = st.builds(
+    Staleness,
+    function=st.sampled_from(["constant", "polynomial", "hinge"]),
+    a=st.floats(0.01, 20),
+    b=st.floats(0, 20),
+)
+
+
+@given(stalenesses, st.integers(0, 10_000))
+def test_older_updates_never_weigh_more(spec: Staleness, tau: int) -> None:
+    assert 0 < staleness_weight(spec, tau + 1) <= staleness_weight(spec, tau) <= 1
+
+
+@given(stalenesses, st.integers(max_value=-1))
+def test_negative_staleness_counts_as_zero(spec: Staleness, tau: int) -> None:
+    assert staleness_weight(spec, tau) == staleness_weight(spec, 0) == 1

@@ -7,9 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcasgd.learning.rules import Context, make_rule
 from vcasgd.learning.shards import Cut, Step, next_step, shards_for
-from vcasgd.spec.update import AsyncLocalSgdSpec, VcAsgdSpec
 
 
 @pytest.mark.parametrize(
@@ -44,37 +42,6 @@ def test_parts_cover_the_vector_and_differ_by_at_most_one(
     assert min(sizes) >= 1
     assert max(sizes) - min(sizes) <= 1
     assert sum(part.parameters for part in cut.parts) == parameters
-
-
-@pytest.mark.parametrize(
-    ("nodes", "floats", "expected"), [(1, 100, 1), (3, 100, 3), (5, 2, 2), (3, 0, 1)]
-)
-def test_no_shard_is_empty(nodes: int, floats: int, expected: int) -> None:
-    assert shards_for(nodes, floats) == expected
-
-
-@given(
-    floats=st.integers(1, 40),
-    statistics=st.integers(0, 10),
-    nodes=st.integers(1, 6),
-    staleness=st.integers(0, 9),
-    seed=st.integers(0, 1000),
-    update=st.sampled_from([VcAsgdSpec(rule="vc-asgd"), AsyncLocalSgdSpec(rule="async-local-sgd")]),
-)
-def test_a_rule_on_each_shard_equals_the_rule_on_the_whole(
-    floats: int, statistics: int, nodes: int, staleness: int, seed: int, update: VcAsgdSpec
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    weights = torch.rand(floats, generator=generator)
-    sent = torch.rand(floats, generator=generator)
-    rule, parameters = make_rule(update), max(0, floats - statistics)
-    whole, cut = weights.clone(), weights.clone()
-
-    rule.blend(whole, sent, Context(staleness, 2, parameters))
-    for part in Cut(floats, parameters, shards_for(nodes, floats)).parts:
-        rule.blend(part.of(cut), part.of(sent), Context(staleness, 2, part.parameters))
-
-    assert torch.equal(whole, cut)
 
 
 @pytest.mark.parametrize(

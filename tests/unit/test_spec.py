@@ -17,7 +17,7 @@ from vcasgd.errors import SpecError
 from vcasgd.limits import MAX_DEPTH, MAX_DIGITS, MAX_TEXT, MAX_VALUES
 from vcasgd.spec.job import LENGTHS, JobSpec
 from vcasgd.spec.sections import Evaluate
-from vcasgd.spec.update import AsyncLocalSgdSpec, RoundsSpec, Staleness, VcAsgdSpec
+from vcasgd.spec.update import RoundsSpec, Staleness, VcAsgdSpec
 from vcasgd.spec.values import parse_duration
 
 LEAST: dict[str, Any] = {
@@ -60,28 +60,6 @@ def test_defaults() -> None:
     assert (job.stop.accuracy, job.stop.max_duration) == (None, None)
     assert job.known_subtasks == 300
     assert JobSpec.parse({**LEAST, "subtasks_per_epoch": None}).known_subtasks is None
-
-
-def test_everything_set() -> None:
-    job = spec(
-        args={"depth": 20, "nested": {"list": [1, 2.5, None, True]}},
-        push_every=16,
-        seed=2**32 - 1,
-        update={
-            "rule": "async-local-sgd",
-            "eta": 1,
-            "statistics_mix": 0.25,
-            "staleness": {"function": "polynomial"},
-            "codec": "bfloat16",
-        },
-        workers={"min": 2, "max": 8, "pools": ["aws", "gcp"]},
-        checkpoint={"every": "90s", "keep": 1},
-        stop={"accuracy": 0.91, "max_duration": "6h"},
-    )
-
-    assert isinstance(job.update, AsyncLocalSgdSpec)
-    assert job.update.eta == 1.0
-    assert job.stop.max_duration == timedelta(hours=6)
 
 
 def test_the_rule_is_optional() -> None:
@@ -191,6 +169,14 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"evaluate": {"every": "0 steps"}}, "evaluate.every", "from 1 to .* steps; not '0 steps'"),
         ({"evaluate": {"every": "0m"}}, "evaluate.every", "or a duration such as 10m; not '0m'"),
         ({"evaluate": {"each": "epoch"}}, "evaluate.each", r"no such field \(known fields: every"),
+        ({"tuning": {"local_steps": "yes"}}, "tuning.local_steps", "a valid boolean; not 'yes'"),
+        ({"tuning": {"learners_per_machine": 0}}, "tuning.learners_per_machine", "greater than"),
+        (
+            {"tuning": {"learners_per_machine": True}},
+            "tuning.learners_per_machine",
+            "valid integer",
+        ),
+        ({"tuning": {"speed": True}}, "tuning.speed", "there is no such field"),
         ({"checkpoint": {"every": "5x"}}, "checkpoint.every", "'5x' is not a duration"),
         ({"args": {"x": float("nan")}}, "args", "has a number that is not finite"),
         ({"args": {"when": timedelta(1)}}, "args", "can't contain a timedelta, .* quotes around"),

@@ -55,10 +55,6 @@ class TestEpochPlan:
 
         assert [plan.bounds(subtask) for subtask in range(subtasks)] == bounds
 
-    def test_epochs_and_totals(self) -> None:
-        assert PLAN.total_subtasks == 6
-        assert [PLAN.epoch_of(subtask) for subtask in range(6)] == [0, 0, 0, 1, 1, 1]
-
     @settings(deadline=None)
     @given(plans())
     def test_every_epoch_contains_every_sample_exactly_once(self, plan: EpochPlan) -> None:
@@ -201,36 +197,6 @@ class TestEpochPlan:
 
 
 class TestAppliedRecord:
-    def test_a_subtask_advances_push_by_push(self) -> None:
-        record = AppliedRecord(PLAN)
-
-        assert not record.advance(2, 0, 3)
-        assert (record.position(2), record.is_done(2), record.positions) == (3, False, {2: 3})
-        assert not record.advance(2, 3, 4)
-        assert (record.position(2), record.is_done(2), list(record.done)) == (4, True, [2])
-        assert record.positions == {}
-        assert (record.samples_applied, record.complete) == (4, False)
-
-    def test_a_finished_epoch_is_folded(self) -> None:
-        record = AppliedRecord(PLAN)
-        record.advance(0, 0, 3)
-        record.advance(1, 0, 3)
-        record.advance(3, 0, 1)
-
-        assert record.advance(2, 0, 4)
-        assert (record.finished_epochs, record.positions) == (1, {3: 1})
-        assert (record.position(2), record.is_done(2), list(record.done)) == (4, True, [])
-        assert record.samples_applied == 11
-
-    def test_epochs_are_folded_in_order(self) -> None:
-        record = AppliedRecord(PLAN)
-        for subtask in (3, 4, 5, 0, 1):
-            assert not record.advance(subtask, 0, PLAN.size(subtask))
-
-        assert record.finished_epochs == 0
-        assert record.advance(2, 0, 4)
-        assert (record.finished_epochs, record.positions, record.complete) == (2, {}, True)
-
     @pytest.mark.parametrize(
         ("subtask", "start", "stop", "reason"),
         [
@@ -263,16 +229,6 @@ class TestAppliedRecord:
         with pytest.raises(InvalidUpdate) as caught:
             AppliedRecord(PLAN, finished_epochs=1).advance(0, 0, 3)
         assert caught.value.reason == "duplicate"
-
-    def test_the_last_epoch_ends_with_the_job(self) -> None:
-        record = AppliedRecord(EpochPlan(10, 3, 2, seed=0, total_samples=15), finished_epochs=1)
-        assert not record.advance(4, 0, 2)
-        assert record.samples_applied == 12
-
-        assert record.advance(3, 0, 3)
-        assert (record.finished_epochs, record.complete, record.positions) == (2, True, {})
-        assert record.samples_applied == 15
-        assert (record.position(4), list(record.done)) == (2, [])
 
     def test_positions_of_done_subtasks_and_finished_epochs_are_folded(self) -> None:
         """Records of version 0.1.0 have them."""
@@ -319,7 +275,9 @@ class TestAppliedRecord:
             follows = start == record.position(subtask) and start < stop
             if follows:
                 assert not samples & applied
-                record.advance(subtask, start, stop)
+                finished = record.finished_epochs
+                ends_epoch = record.advance(subtask, start, stop)
+                assert ends_epoch == (record.finished_epochs > finished)
                 applied |= samples
             else:
                 with pytest.raises(InvalidUpdate):

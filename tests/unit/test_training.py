@@ -257,27 +257,12 @@ class TestTrain:
         assert model.weight.item() == -5.0  # type: ignore[operator]
         assert interval == Interval(samples=4, steps=2, loss_sum=2 * 0.0 + 2 * -5.25)
 
-    def test_the_loss_is_summed_over_samples(self) -> None:
-        task = Slope()
-        task.batch_size = 3
-
-        _, interval = trained(task, [0, 1, 2, 3, 4])
-
-        assert interval == Interval(samples=5, steps=2, loss_sum=3 * 0.0 + 2 * (-2 * 4.5))
-
     def test_it_stops_after_the_current_step(self) -> None:
         steps: list[int] = []
 
         _, interval = trained(Slope(), [0, 1, 2, 3], lambda: True, lambda: steps.append(1))
 
         assert (interval.samples, interval.steps, steps) == (2, 1, [1])
-
-    def test_every_step_is_reported(self) -> None:
-        steps: list[int] = []
-
-        _, interval = trained(Slope(), [0, 1, 2, 3], never, lambda: steps.append(1))
-
-        assert len(steps) == interval.steps == 2
 
     def test_no_batches(self) -> None:
         assert trained(Slope(), [])[1] == Interval(samples=0, steps=0, loss_sum=0.0)

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcasgd.errors import SpecError
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.tuning import (
     Load,
@@ -26,37 +25,7 @@ from vcasgd.learning.tuning import (
     shares_by_speed,
     smoothed_momentum,
 )
-from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import Task
-
-LEAST = {"name": "n", "task": "t:T", "epochs": 1, "subtasks_per_epoch": 1}
-
-# --- job.yaml -------------------------------------------------------------------------------
-
-
-def test_nothing_is_tuned_by_default() -> None:
-    tuning = JobSpec.parse(LEAST).tuning
-
-    assert (tuning.local_steps, tuning.momentum, tuning.mixing) == (False, False, False)
-    assert tuning.learners_per_machine == 1
-    assert not tuning.of_job
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"local_steps": "yes"}, "tuning.local_steps: must be a valid boolean; not 'yes'"),
-        ({"learners_per_machine": 0}, "tuning.learners_per_machine: must be greater than"),
-        ({"learners_per_machine": True}, "tuning.learners_per_machine: must be a valid integer"),
-        ({"speed": True}, "tuning.speed: there is no such field"),
-    ],
-)
-def test_mistakes_name_the_field(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        JobSpec.parse({**LEAST, "tuning": fields})
-
-    assert str(caught.value).startswith(message)
-
 
 # --- local steps ----------------------------------------------------------------------------
 

@@ -53,22 +53,6 @@ def test_parameters_come_first_then_statistics_and_integers_are_separate() -> No
     )
 
 
-def test_counts() -> None:
-    layout = Layout.of(Net())
-
-    assert (layout.parameters, layout.floats, layout.integers) == (13, 19, 3)
-    assert [(each.name, each.shape, each.dtype) for each in layout.base] == [
-        ("frozen", (2,), "float32")
-    ]
-
-
-def test_statistics_follow_all_parameters_in_any_module_tree() -> None:
-    layout = Layout.of(nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1)))
-
-    kinds = [entry.kind for entry in layout.entries]
-    assert kinds == [*[TensorKind.PARAMETER] * 4, *[TensorKind.STATISTIC] * 2, TensorKind.INTEGER]
-
-
 def test_scatter_is_the_inverse_of_gather() -> None:
     source, target = Net(), Net()
     source.norm(torch.randn(8, 3))
