@@ -231,6 +231,13 @@ class Settings(BaseSettings):
         le=1000,
         description="Most machines of the pool local.",
     )
+    local_gpus: int | None = Field(
+        default=None,
+        ge=0,
+        le=1000,
+        description="Most GPUs of this computer that the pool local uses; 0 for none. Defaults to "
+        "all.",
+    )
     local_boot_seconds: float = Field(
         default=0.0, ge=0, description="Simulated boot time of a local machine, in seconds."
     )

@@ -117,6 +117,34 @@ def test_concurrent_launches_with_one_token(cluster: LocalCluster) -> None:
     assert len(cluster.provider.machines()) == 2
 
 
+def test_machines_take_turns_over_the_gpus(tmp_path: Path, eventually: Eventually) -> None:
+    # Given a computer with three GPUs, and a pool whose machines see two each
+    pool = LocalPool("local", capacity=4, gpus=2, devices=("GPU-a", "GPU-b", "GPU-c"))
+    provider = LocalProvider(tmp_path, "test", pool)
+    program = "echo $CUDA_VISIBLE_DEVICES > new; mv new seen; exec sleep 300"
+    boot = Boot(("sh", "-c", program), {"PATH": os.environ["PATH"]})
+
+    def seen(id_: str) -> str:
+        file = tmp_path / "machines" / id_ / "seen"
+        eventually(file.exists)
+        return file.read_text().strip()
+
+    # Then a GPU gets a second machine only after all have one
+    try:
+        first, second, third = provider.launch("local", 3, boot, "t1")
+        assert [seen(id_) for id_ in (first, second, third)] == [
+            "GPU-a,GPU-b",
+            "GPU-c,GPU-a",
+            "GPU-b,GPU-c",
+        ]
+        # And a replacement gets those of the machine that it replaces
+        provider.terminate(second)
+        (replacement,) = provider.launch("local", 1, boot, "t2")
+        assert seen(replacement) == "GPU-a,GPU-c"
+    finally:
+        provider.destroy_all()
+
+
 def test_capacity(cluster: LocalCluster) -> None:
     assert len(cluster.launch(3, "t1")) == 2
     with pytest.raises(NoCapacity, match="2 of 2"):

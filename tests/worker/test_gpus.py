@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vcasgd.worker.gpus import VARIABLE, OwnGpu, choose_gpu
+from vcasgd.gpus import VISIBLE
+from vcasgd.worker.gpus import OwnGpu, choose_gpu
 from vcasgd.worker_names import learner_of
 
 
@@ -15,7 +16,7 @@ from vcasgd.worker_names import learner_of
 def test_learners_take_turns(worker: str, place: int) -> None:
     environment: dict[str, str] = {}
     assert choose_gpu(worker, environment=environment, count=lambda: 4) == OwnGpu(place, 4)
-    assert environment == {VARIABLE: str(place)}
+    assert environment == {VISIBLE: str(place)}
 
 
 @pytest.mark.parametrize(
@@ -23,12 +24,12 @@ def test_learners_take_turns(worker: str, place: int) -> None:
 )
 def test_listed_gpus_are_used(listed: str, own: str) -> None:
     """Given the GPUs that a scheduler or the machine's owner allows, a learner gets one of them."""
-    environment = {VARIABLE: listed}
+    environment = {VISIBLE: listed}
     assert choose_gpu("j.m_2", environment=environment, count=lambda: 2) == OwnGpu(1, 2)
-    assert environment == {VARIABLE: own}
+    assert environment == {VISIBLE: own}
 
 
-@pytest.mark.parametrize("environment", [{}, {VARIABLE: ""}])
+@pytest.mark.parametrize("environment", [{}, {VISIBLE: ""}])
 def test_no_gpu(environment: dict[str, str]) -> None:
     before = dict(environment)
     gpu = choose_gpu("j.m_2", environment=environment, count=lambda: 0)

@@ -36,7 +36,7 @@ MIN_ACCURACY = 0.96
 LIMIT_SECONDS = 600.0
 #: Settings of the user that the demo keeps. All others have their defaults, so that the demo
 #: touches nothing of the user's.
-KEPT = ("redis_server", "log_level")
+KEPT = ("redis_server", "log_level", "local_gpus")
 #: Machines of the demo; the first fault waits until all of them train.
 WORKERS = 3
 #: Fractions of the job after which a fault no longer waits for all machines.

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from vcasgd.gpus import VISIBLE
 from vcasgd.worker_names import learner_of
-
-VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,8 @@ def choose_gpu(
     total = count()
     if total == 0:
         return OwnGpu()
-    listed = environment.get(VARIABLE)
+    listed = environment.get(VISIBLE)
     names = listed.split(",") if listed else [str(number) for number in range(total)]
     place = (learner_of(worker) - 1) % total
-    environment[VARIABLE] = names[place].strip()
+    environment[VISIBLE] = names[place].strip()
     return OwnGpu(place, total)

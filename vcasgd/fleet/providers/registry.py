@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vcasgd.container_limits import processors
 from vcasgd.errors import SpecError, VcasgdError
 from vcasgd.fleet.pools import (
+    LOCAL_POOL,
     AwsPoolSpec,
     GcpPoolSpec,
     JoinPoolSpec,
@@ -22,12 +24,25 @@ from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.join.provider import JoinedFleet, JoinProvider, NothingJoined
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.fleet.providers.slurm.provider import SlurmProvider
+from vcasgd.gpus import visible_gpus
 from vcasgd.settings import Settings
 
 
 def configured_pools(settings: Settings) -> tuple[PoolSpec, ...]:
-    """Return the pools of ``VCASGD_POOLS``, in order. Raises :class:`~vcasgd.errors.SpecError`."""
-    return load_pools(settings.pools)
+    """Return the pools of ``VCASGD_POOLS``, in order. Raises :class:`~vcasgd.errors.SpecError`.
+
+    Without a file, the pool ``local`` has a machine for each GPU of this computer, if it has any.
+    """
+    gpus = [] if settings.pools else _local_gpus(settings)
+    if not gpus:
+        return load_pools(settings.pools)
+    chosen = "local_capacity" in settings.model_fields_set
+    machines = settings.local_capacity if chosen else len(gpus)
+    cpus = max(1.0, processors() // max(1, machines))
+    pool = LocalPoolSpec(
+        name=LOCAL_POOL, provider="local", max_machines=machines, cpus=cpus, gpus=1
+    )
+    return (pool,)
 
 
 def make_providers(
@@ -95,7 +110,13 @@ def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:
         machine_types=spec.machine_types,
         cpus=spec.cpus or 1.0,
         gpus=spec.gpus or 0,
+        devices=tuple(_local_gpus(settings)) if spec.gpus else (),
     )
+
+
+def _local_gpus(settings: Settings) -> list[str]:
+    """Return the identifiers of the GPUs of this computer that local machines use."""
+    return [gpu.uuid for gpu in visible_gpus()[: settings.local_gpus]]
 
 
 def place_of(pool: PoolSpec) -> tuple[str, str]:

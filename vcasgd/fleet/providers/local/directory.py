@@ -23,6 +23,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ class LaunchRequest:
     zone: str = ""
     machine_type: str = ""
     on_demand_price_per_hour: float = 0.0
+    devices: Sequence[str] = ()
+    """GPUs that the machine sees; all if there are none."""
 
 
 @dataclass(frozen=True)

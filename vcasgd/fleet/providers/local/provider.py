@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from vcasgd.fleet.providers.local.directory import (
 from vcasgd.fleet.providers.local.processes import Process, processes_of
 from vcasgd.fleet.providers.local.spawn import Spawner
 from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider
+from vcasgd.gpus import VISIBLE
 
 #: Seconds that machines outlive the stack that owns them; enough to restart it after a crash.
 OWNER_GRACE_SECONDS = 20.0
@@ -60,6 +62,9 @@ class LocalPool:
     machine_types: tuple[str, ...] = ("process",)
     cpus: float = 1.0
     gpus: int = 0
+    #: GPUs of this computer that the machines take turns over, as in ``CUDA_VISIBLE_DEVICES``.
+    #: Without any, each machine sees all.
+    devices: tuple[str, ...] = ()
 
     def price(self, *, spot: bool) -> float:
         """Return the price of a machine in USD per hour."""
@@ -235,9 +240,17 @@ class LocalProvider(PooledProvider[LocalPool]):
         ]
 
     def _ensure(self, launch: LaunchRequest, boot: Boot) -> MachineDirectory:
+        if devices := self._least_used():
+            launch = replace(launch, devices=devices)
+            boot = replace(boot, env={**boot.env, VISIBLE: ",".join(devices)})
         with contextlib.suppress(FileExistsError):
             return MachineDirectory.create(self._machines, launch, boot)
         return MachineDirectory(self._machines / launch.id)
+
+    def _least_used(self) -> list[str]:
+        """Return the GPUs for one more machine: those that the fewest machines see."""
+        users = Counter(name for one in self._unreaped() for name in one.launch().devices)
+        return sorted(self.pool.devices, key=users.__getitem__)[: self.pool.gpus]
 
     def _granted(self, count: int, token: str) -> int:
         first = MachineDirectory(self._machines / self._id(token, 0))
