@@ -28,7 +28,7 @@ from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import SpecError, StackError, VcasgdError
 from vcasgd.fleet.pools import LocalPoolSpec, PoolSpec, load_pools
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers.account import ask_account
+from vcasgd.fleet.providers.registry import ask_account
 from vcasgd.schemas.fleet import PoolRow, StatusView
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import StackHome, StackState, is_running, missing_libraries

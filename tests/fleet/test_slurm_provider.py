@@ -13,7 +13,7 @@ from support.slurm import SlurmCluster, slurm_cluster
 from vcasgd.errors import CloudUnavailable, InvalidRequest, NoCapacity
 from vcasgd.fleet.pools import SlurmPoolSpec
 from vcasgd.fleet.providers.base import MACHINE_ID, Boot, Machine, MachineState
-from vcasgd.fleet.providers.join.provider import NothingJoined
+from vcasgd.fleet.providers.joining import NothingJoined
 from vcasgd.fleet.providers.slurm.provider import SlurmProvider
 
 Eventually = Callable[..., Any]

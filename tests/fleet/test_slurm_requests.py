@@ -18,10 +18,9 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.pools import SlurmPoolSpec, parse_pools
 from vcasgd.fleet.providers.base import MACHINE_ID, MachineState
-from vcasgd.fleet.providers.slurm.client import error_of
-from vcasgd.fleet.providers.slurm.names import Label, MachineName
-from vcasgd.fleet.providers.slurm.queue import QueuedJob, parse_queue
-from vcasgd.fleet.providers.slurm.request import script, submission, submitted
+from vcasgd.fleet.providers.joining import OrderedMachine, pool_of_ordered
+from vcasgd.fleet.providers.slurm.jobs import job_name, job_of, parse_queue, script, submission
+from vcasgd.fleet.providers.slurm.provider import error_of
 
 TOKEN = "0f0e0d0c-0b0a-4908-8706-050403020100"
 POOL: dict[str, Any] = {
@@ -45,7 +44,7 @@ def line(
     return "".join(f"{field:<12}|" for field in fields) + f"{name:<200}|"
 
 
-def only(text: str) -> QueuedJob:
+def only(text: str) -> OrderedMachine:
     (job,) = parse_queue(text, "c")
     return job
 
@@ -67,16 +66,16 @@ def only(text: str) -> QueuedJob:
     ],
 )
 def test_states_of_jobs_are_those_of_machines(text: str, state: MachineState) -> None:
-    assert only(text).machine_state is state
+    assert only(text).state is state
 
 
 def test_jobs_have_their_times_and_owners() -> None:
     job = only(line(preempt="1795436769"))
-    assert (job.machine.job, str(job.machine)) == ("5_1", "join-hpc-17-5-1")
-    assert job.label == Label("c", "hpc-17", TOKEN)
-    assert (job.submitted_at, job.started_at) == (1795436760, 1795436766)
-    assert (job.preempted_at, job.node, job.partition) == (1795436769, "n1", "spot")
-    assert only(line("PENDING")).started_at is None, "it is an estimate"
+    assert (job.id, job_of(job.id)) == ("join-hpc-17-5-1", "5_1")
+    assert (job.pool, job.launch) == ("hpc-17", job_name("c", "hpc-17", TOKEN))
+    assert job.launched_at == 1795436766
+    assert (job.notice_at, job.host, job.zone) == (1795436769, "n1", "spot")
+    assert only(line("PENDING")).launched_at == 1795436760, "the start is an estimate"
 
 
 @pytest.mark.parametrize("name", ["wrap", "vcasgd/other/hpc/t", "a|b|c", "vcasgd/c/hpc", ""])
@@ -87,8 +86,8 @@ def test_other_jobs_are_left_alone(name: str) -> None:
 def test_array_that_never_began_has_one_machine_that_is_gone() -> None:
     cancelled = line("CANCELLED").replace("1           |", "N/A         |", 1)
     (job,) = parse_queue(cancelled, "c")
-    assert job.machine.index == 0
-    assert job.machine_state is MachineState.GONE
+    assert job.id == "join-hpc-17-5-0"
+    assert job.state is MachineState.GONE
     with pytest.raises(CloudUnavailable):
         parse_queue(cancelled.replace("CANCELLED", "RUNNING"), "c")
 
@@ -116,22 +115,26 @@ def test_unreadable_output_is_an_error_and_no_empty_list(text: str) -> None:
     ],
 )
 def test_jobs_that_will_not_start_say_why(reason: str, stuck: bool) -> None:
-    why = only(line("PENDING", reason=reason)).stuck
+    why = only(line("PENDING", reason=reason)).problem
     assert (why is not None) is stuck
     assert not stuck or reason in str(why)
-    assert only(line("RUNNING", reason=reason)).stuck is None
+    assert only(line("RUNNING", reason=reason)).problem is None
 
 
 @pytest.mark.parametrize(
-    "name", ["i-0abc", "join-alice-1a2b3c4d", "join-hpc-0-1", "join-hpc-5", "join-hpc-5-1 "]
+    ("name", "pool"),
+    [
+        ("i-0abc", None),
+        ("join-alice-1a2b3c4d", None),
+        ("join-hpc-5", None),
+        ("join-hpc-5-1 ", None),
+        ("join-hpc-17-5-0", "hpc-17"),
+        ("join-hpc-17-5", "hpc"),
+        ("join-gpu-big-0123456789ab-7", "gpu-big"),
+    ],
 )
-def test_other_machines_are_no_jobs(name: str) -> None:
-    assert MachineName.parse(name) is None
-
-
-def test_names_of_machines_say_their_pool_even_if_it_ends_with_a_number() -> None:
-    assert MachineName.parse("join-hpc-17-5-0") == MachineName("hpc-17", 5, 0)
-    assert MachineName.parse("join-hpc-17-5") == MachineName("hpc", 17, 5)
+def test_names_of_ordered_machines_say_their_pool(name: str, pool: str | None) -> None:
+    assert pool_of_ordered(name) == pool
 
 
 @pytest.mark.parametrize(
@@ -195,7 +198,7 @@ def spec(**template: Any) -> SlurmPoolSpec:
 
 def test_submission_asks_for_what_the_pool_says() -> None:
     pool = spec(account="ml", qos="low", memory="8G", time_limit="90s", constraint="a100&ib")
-    arguments = submission(pool, Label("c", "hpc-17", TOKEN), "spot", 3)
+    arguments = submission(pool, job_name("c", "hpc-17", TOKEN), ["spot"], 3)
     assert {
         f"--job-name=vcasgd/c/hpc-17/{TOKEN}",
         "--array=0-2",
@@ -210,7 +213,7 @@ def test_submission_asks_for_what_the_pool_says() -> None:
         "--no-requeue",
         "--signal=TERM@60",
     } <= set(arguments)
-    plain = submission(spec(), Label("c", "hpc-17", TOKEN), "spot", 1)
+    plain = submission(spec(), "a-name", ["spot"], 1)
     assert not [each for each in plain if each.startswith(("--account", "--mem", "--time"))]
 
 
@@ -220,11 +223,6 @@ def test_script_reads_the_token_on_the_node_and_names_the_machine() -> None:
     assert lines[:3] == ["#!/bin/bash", "module load python", "trap : TERM"]
     assert "'/home/ada/my token' vcasgd join 'a b' " in text
     assert '"join-hpc-17-${SLURM_ARRAY_JOB_ID}-${SLURM_ARRAY_TASK_ID}"' in text
-
-
-@pytest.mark.parametrize(("output", "array"), [("17\n", 17), ("17;cluster\n", 17)])
-def test_id_of_a_submission(output: str, array: int) -> None:
-    assert submitted(output) == array
 
 
 @pytest.mark.parametrize(

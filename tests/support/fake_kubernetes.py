@@ -32,6 +32,18 @@ class FakeKubernetes(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
+    def list_pods(self, query: dict[str, str]) -> Json:
+        wanted = [pair.split("=", 1) for pair in query.get("labelSelector", "").split(",") if pair]
+        found = [
+            pod
+            for name, pod in sorted(self.pods.items())
+            if all(pod["metadata"].get("labels", {}).get(key) == value for key, value in wanted)
+        ]
+        start = int(query.get("continue", 0))
+        stop = start + int(query.get("limit") or len(found))
+        metadata = {"continue": str(stop)} if stop < len(found) else {}
+        return {"kind": "PodList", "metadata": metadata, "items": found[start:stop]}
+
 
 class _Refused(Exception):
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -82,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
             case "POST", ["pods"]:
                 return self._create(body)
             case "GET", ["pods"]:
-                return self._list(query)
+                return self.server.list_pods(query)
             case "DELETE", ["pods", name]:
                 return self._delete(name, query.get("gracePeriodSeconds"))
             case "POST", ["pods", name, "binding"]:
@@ -121,18 +133,6 @@ class _Handler(BaseHTTPRequestHandler):
         pod["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": _text(_now())}
         pods[name] = {**pod, "status": {"phase": "Pending"}}
         return pods[name]
-
-    def _list(self, query: dict[str, str]) -> Json:
-        wanted = [pair.split("=", 1) for pair in query.get("labelSelector", "").split(",") if pair]
-        found = [
-            pod
-            for name, pod in sorted(self.server.pods.items())
-            if all(pod["metadata"].get("labels", {}).get(key) == value for key, value in wanted)
-        ]
-        start = int(query.get("continue", 0))
-        stop = start + int(query.get("limit") or len(found))
-        metadata = {"continue": str(stop)} if stop < len(found) else {}
-        return {"kind": "PodList", "metadata": metadata, "items": found[start:stop]}
 
     def _delete(self, name: str, grace: str | None) -> Json:
         pod = self._pod(name)

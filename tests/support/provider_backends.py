@@ -30,11 +30,10 @@ from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.aws.provider import AwsProvider
 from vcasgd.fleet.providers.base import Boot, Provider
 from vcasgd.fleet.providers.gcp.provider import GcpProvider
-from vcasgd.fleet.providers.join.provider import NothingJoined
-from vcasgd.fleet.providers.kubernetes.manifest import CLUSTER_LABEL, POOL_LABEL
+from vcasgd.fleet.providers.joining import NothingJoined
+from vcasgd.fleet.providers.kubernetes.pods import CLUSTER_LABEL, POOL_LABEL
 from vcasgd.fleet.providers.kubernetes.provider import KubernetesProvider
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
-from vcasgd.fleet.providers.slurm.names import Label
 from vcasgd.fleet.providers.slurm.provider import SlurmProvider
 
 #: Checks each request to EC2 by the cloud's rules, which the emulator doesn't.
@@ -298,9 +297,8 @@ class SlurmBackend:
     def tags(self, machine_id: str) -> Mapping[str, str]:
         array, _, index = machine_id.removeprefix(f"join-{self.pool}-").partition("-")
         (job,) = (each for each in self._cluster.jobs() if each.id == f"{array}_{index}")
-        label = Label.parse(job.name)
-        assert label is not None
-        return {"cluster": label.cluster, "pool": label.pool}
+        _, cluster, pool, _ = job.name.split("/")
+        return {"cluster": cluster, "pool": pool}
 
     def user_data(self, machine_id: str) -> str:
         job = machine_id.removeprefix(f"join-{self.pool}-").replace("-", "_")

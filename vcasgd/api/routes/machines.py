@@ -22,9 +22,8 @@ from vcasgd.api.problems import documented
 from vcasgd.api.routes.packages import object_name
 from vcasgd.errors import Conflict, JobUnreadable, NotFound, SpecError, VersionDiffers
 from vcasgd.fleet.pools import JOIN as JOIN_PROVIDER
-from vcasgd.fleet.pools import KUBERNETES, SLURM
-from vcasgd.fleet.providers.kubernetes.manifest import PodName
-from vcasgd.fleet.providers.slurm import names as slurm_names
+from vcasgd.fleet.pools import ORDERED_PROVIDERS
+from vcasgd.fleet.providers.joining import pool_of_ordered
 from vcasgd.schemas.machines import (
     MACHINE_SECRET,
     MIN_MACHINE_SECRET,
@@ -45,12 +44,6 @@ from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.worker_orders import WorkerOrder
 
 log = logging.getLogger(__name__)
-
-#: How the names of ordered machines are parsed, by provider.
-_ORDERED = {
-    KUBERNETES: PodName.parse,
-    SLURM: slurm_names.MachineName.parse,
-}
 
 #: Bytes of a package that are read at a time for one machine.
 PACKAGE_CHUNK_BYTES = 1 << 20
@@ -187,11 +180,9 @@ def _pool(control: Control, caller: Caller, machine: str | None) -> str:
     """
     pools = control.pools()
     row = pools.get(caller.pool or "", {})
-    parse = _ORDERED.get(str(row.get("provider")))
-    if caller.pool is not None and parse is not None:
-        name = parse(machine or "")
+    if caller.pool is not None and row.get("provider") in ORDERED_PROVIDERS:
         # A token of one pool must not take over what was ordered in another one.
-        if name is None or name.pool != caller.pool:
+        if pool_of_ordered(machine or "") != caller.pool:
             raise Conflict(
                 f"the stack orders the machines of pool {caller.pool} itself",
                 remedy="use a token for a pool with provider join",

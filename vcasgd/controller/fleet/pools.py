@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from vcasgd.errors import FleetError, SpecError
 from vcasgd.fleet.pools import JOIN, JOINING_PROVIDERS, ORDERED_PROVIDERS, PoolSpec, pool_row
 from vcasgd.fleet.providers.base import Provider
-from vcasgd.fleet.providers.join.provider import JoinedFleet
+from vcasgd.fleet.providers.joining import JoinedFleet
 from vcasgd.fleet.providers.registry import configured_pools, make_providers, make_reachable
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.servers import Control

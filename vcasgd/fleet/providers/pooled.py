@@ -1,15 +1,13 @@
-"""Parts that providers of machines share: their pools, and the request of a launch."""
+"""Base of providers: their pools, and the request of a launch."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from vcasgd.errors import InvalidRequest, NoCapacity
-from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer
-from vcasgd.fleet.providers.join.provider import JoinedFleet
+from vcasgd.errors import InvalidRequest
+from vcasgd.fleet.providers.base import Boot, Offer
 
 
 class Choices(Protocol):
@@ -47,7 +45,7 @@ class PooledProvider(Generic[Spec]):
     They implement ``_offer`` and ``_launch``, which may raise what the contract names.
     """
 
-    def __init__(self, cluster: str, pools: Sequence[Spec]) -> None:
+    def __init__(self, cluster: str, pools: Iterable[Spec]) -> None:
         self._cluster = cluster
         self._pools = {pool.name: pool for pool in pools}
         #: Reasons of failed boots, as last listed.
@@ -108,81 +106,6 @@ class PooledProvider(Generic[Spec]):
                 pool=name,
             )
         return self._pools[name]
-
-
-class PricedChoices(Choices, Protocol):
-    """A pool without a price list: its price is in the template."""
-
-    @property
-    def template(self) -> Any: ...
-    @property
-    def cpus(self) -> float | None: ...
-    @property
-    def gpus(self) -> int | None: ...
-
-
-Priced = TypeVar("Priced", bound=PricedChoices)
-
-
-class OrderedProvider(PooledProvider[Priced]):
-    """Base of providers whose machines are ordered elsewhere and join through the gateway.
-
-    ``joined`` says which agents leave, before the place where they were ordered knows it.
-    """
-
-    def __init__(self, cluster: str, pools: Sequence[Priced], joined: JoinedFleet) -> None:
-        super().__init__(cluster, pools)
-        self._joined = joined
-
-    def _check_kind(self, order: LaunchOrder[Priced]) -> None:
-        """Raise :class:`NoCapacity` if the pool doesn't have machines of the requested kind."""
-        if order.spot is not order.spec.spot:
-            kind = "spot" if order.spec.spot else "not spot"
-            raise NoCapacity(f"{order.spec.name}: its machines are {kind}", pool=order.spec.name)
-
-    def _offer(self, spec: Priced, zone: str, kind: str) -> Offer:
-        price = spec.template.price_per_hour
-        return Offer(
-            pool=spec.name,
-            zone=zone,
-            machine_type=kind,
-            spot=spec.spot,
-            price_per_hour=price,
-            on_demand_price_per_hour=price,
-            cpus=float(spec.cpus or 1),
-            gpus=spec.gpus or 0,
-            as_of=time.time(),
-            source="the pools file",
-        )
-
-    def _machine(
-        self,
-        id_: str,
-        pool: str,
-        state: MachineState,
-        *,
-        launched_at: float,
-        notice_at: float | None,
-        host: str,
-        zone: str | None,
-        left_at: float | None,
-    ) -> Machine:
-        """Return a machine. ``left_at``: when its agent said that it leaves, if it did."""
-        spec = self._pools.get(pool)
-        price = spec.template.price_per_hour if spec else 0.0
-        return Machine(
-            id=id_,
-            pool=pool,
-            state=state if left_at is None else MachineState.LEAVING,
-            launched_at=launched_at,
-            notice_at=notice_at if left_at is None else left_at,
-            host=host,
-            price_per_hour=price,
-            spot=spec.spot if spec else True,
-            zone=zone or (spec.zones[0] if spec else ""),
-            machine_type=spec.machine_types[0] if spec else "",
-            on_demand_price_per_hour=price,
-        )
 
 
 def _narrowed(

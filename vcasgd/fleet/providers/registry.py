@@ -1,8 +1,9 @@
-"""Providers for the pools of the pools file."""
+"""Providers for the pools of the pools file, and what their clouds allow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from vcasgd.container_limits import processors
@@ -20,8 +21,8 @@ from vcasgd.fleet.pools import (
     parse_pool,
 )
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers.base import Provider
-from vcasgd.fleet.providers.join.provider import JoinedFleet, JoinProvider, NothingJoined
+from vcasgd.fleet.providers.base import AccountAnswer, Provider
+from vcasgd.fleet.providers.joining import JoinedFleet, JoinProvider, NothingJoined
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.fleet.providers.slurm.provider import SlurmProvider
 from vcasgd.gpus import visible_gpus
@@ -87,6 +88,28 @@ def make_reachable(
         except VcasgdError as error:
             problems[name] = str(error)
     return made, problems
+
+
+def ask_account(settings: Settings, pool: PoolSpec) -> AccountAnswer:
+    """Ask the cloud of a pool, with this process's credentials; other pools have no limits.
+
+    Raises :class:`~vcasgd.errors.FleetError` if it doesn't answer, and :class:`ImportError` without
+    the cloud's library. Types without a price aren't checked.
+    """
+    if not isinstance(pool, AwsPoolSpec | GcpPoolSpec):
+        return AccountAnswer()
+    cpus = {}
+    for kind in pool.machine_types:
+        with suppress(SpecError):
+            table = PriceTable.load(pool.provider, settings.prices)
+            cpus[kind] = table.price(pool.region, kind).cpus
+    if isinstance(pool, AwsPoolSpec):
+        from vcasgd.fleet.providers.aws.account import ask_aws
+
+        return ask_aws(pool, settings.cluster, cpus)
+    from vcasgd.fleet.providers.gcp.account import ask_google
+
+    return ask_google(pool, cpus, settings.compute_url)
 
 
 def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:

@@ -1,17 +1,26 @@
-"""Pods as the API server lists them, parsed strictly: others may write to the namespace, too."""
+"""Pods as machines: their manifests, and how Kubernetes reports them.
+
+Names and labels say whose a pod is, so that no other record is needed to find the machines again.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated
+import hashlib
+from collections.abc import Sequence
+from typing import Any
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from vcasgd.fleet.pools import KubernetesPoolSpec
+from vcasgd.fleet.providers.base import MACHINE_ID, MachineState, one_line
+from vcasgd.fleet.providers.joining import OrderedMachine, ordered_name, pool_of_ordered
+from vcasgd.fleet.providers.pooled import LaunchOrder
 
-from vcasgd.errors import CloudUnavailable
-from vcasgd.fleet.providers.base import MachineState, one_line
-from vcasgd.fleet.providers.kubernetes.manifest import POOL_LABEL, ZONE_LABEL, PodName
+CLUSTER_LABEL = "vcasgd.dev/cluster"
+POOL_LABEL = "vcasgd.dev/pool"
+LAUNCH_LABEL = "vcasgd.dev/launch"
+#: Zone that a launch was restricted to; the zone of a node is not visible to the control plane.
+ZONE_LABEL = "vcasgd.dev/zone"
+#: Labels that Kubernetes and its clouds give to nodes.
+_ZONE, _TYPE = "topology.kubernetes.io/zone", "node.kubernetes.io/instance-type"
 
 #: Reasons of a container that waits and won't start by itself.
 _STUCK = (
@@ -20,132 +29,130 @@ _STUCK = (
 )  # fmt: skip
 _ENDED = ("Succeeded", "Failed")
 
-Text = Annotated[str, Field(max_length=100_000)]
 
+def launch_name(cluster: str, pool: str, token: str) -> str:
+    """Return the name of a launch, which is part of the names of its pods.
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel)
-
-
-class _Metadata(_Model):
-    name: Text
-    labels: dict[str, str] = {}
-    creation_timestamp: AwareDatetime
-    deletion_timestamp: AwareDatetime | None = None
-
-
-class _Spec(_Model):
-    node_name: Text | None = None
-
-
-class _Reason(_Model):
-    reason: Text = ""
-    message: Text = ""
-    finished_at: AwareDatetime | None = None
-
-
-class _State(_Model):
-    waiting: _Reason | None = None
-    terminated: _Reason | None = None
-
-
-class _Container(_Model):
-    state: _State = _State()
-
-
-class _Status(_Model):
-    phase: Text = "Pending"
-    reason: Text = ""
-    message: Text = ""
-    start_time: AwareDatetime | None = None
-    container_statuses: tuple[_Container, ...] | None = None
-
-
-class _Pod(_Model):
-    metadata: _Metadata
-    spec: _Spec
-    status: _Status = _Status()
-
-
-class _ListMetadata(_Model):
-    further: Text | None = Field(default=None, alias="continue")
-
-
-class _List(_Model):
-    metadata: _ListMetadata
-    items: tuple[_Pod, ...]
-
-
-@dataclass(frozen=True)
-class Pod:
-    """One of a pool's pods. Times are Unix seconds."""
-
-    machine: PodName
-    state: MachineState
-    node: str
-    zone: str | None
-    """The zone that it was restricted to; None if it may be in any of the pool's."""
-    created_at: float
-    taken_at: float | None
-    """When Kubernetes takes it; None if it isn't being deleted."""
-    ended_at: float | None
-    """None while it runs."""
-    problem: str | None
-    """Why it doesn't start, or why it failed."""
-
-
-def parse_pods(text: bytes) -> tuple[list[Pod], str | None]:
-    """Parse a list of pods, and return the machines and where the list continues.
-
-    Raises :class:`~vcasgd.errors.CloudUnavailable` if the list isn't as expected: one without some
-    machines would mean that these are gone.
+    A second creation of a pod with the same name is refused, so a launch can be repeated.
     """
-    try:
-        parsed = _List.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CloudUnavailable(
-            f"the API server lists pods that can't be read: {where}: {first['msg']}"
-        ) from error
-    pods = (_pod(each) for each in parsed.items)
-    return [each for each in pods if each is not None], parsed.metadata.further
+    return hashlib.sha256(f"{cluster}/{pool}/{token}".encode()).hexdigest()[:12]
 
 
-def _pod(pod: _Pod) -> Pod | None:
-    machine = PodName.parse(pod.metadata.name)
-    if machine is None or pod.metadata.labels.get(POOL_LABEL) != machine.pool:
-        return None  # Another user gave it our label.
-    container = (pod.status.container_statuses or (_Container(),))[0].state
-    deleted, started = pod.metadata.deletion_timestamp, pod.status.start_time
-    created = pod.metadata.creation_timestamp
-    ended = pod.status.phase in _ENDED
-    finished = container.terminated.finished_at if container.terminated else None
-    return Pod(
-        machine=machine,
-        state=_state(pod.status.phase, deleted),
-        node=pod.spec.node_name or "",
-        zone=pod.metadata.labels.get(ZONE_LABEL),
-        created_at=(started or created).timestamp(),
-        taken_at=deleted.timestamp() if deleted else None,
-        ended_at=(finished or created).timestamp() if ended else None,
-        problem=_problem(pod.status, container),
+def manifest(
+    order: LaunchOrder[KubernetesPoolSpec], cluster: str, launch: str, index: int
+) -> dict[str, Any]:
+    """Return the manifest of the pod of a machine of a launch.
+
+    The pod ends with its container: the plan replaces machines that leave, perhaps elsewhere. The
+    token is only named here, so that nobody who may read pods sees it.
+    """
+    spec, template = order.spec, order.spec.template
+    machine = ordered_name(spec.name, launch, index)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": machine,
+            "labels": {
+                "app.kubernetes.io/name": "vcasgd",
+                CLUSTER_LABEL: cluster,
+                POOL_LABEL: spec.name,
+                LAUNCH_LABEL: launch,
+                **({ZONE_LABEL: order.zones[0]} if len(order.zones) == 1 else {}),
+            },
+        },
+        "spec": {
+            "automountServiceAccountToken": False,
+            **template.pod,
+            **_affinity(spec, order.zones, order.machine_types),
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": template.grace_seconds,
+            "containers": [_container(spec, machine, order.boot.argv)],
+        },
+    }
+
+
+def _container(spec: KubernetesPoolSpec, machine: str, argv: Sequence[str]) -> dict[str, Any]:
+    template = spec.template
+    requests: dict[str, str] = {"cpu": f"{spec.cpus or 1:g}"}
+    limits: dict[str, str] = {}
+    if template.memory:
+        requests["memory"] = limits["memory"] = template.memory
+    if spec.gpus:
+        limits["nvidia.com/gpu"] = str(spec.gpus)
+    token = {"name": template.token_secret, "key": "token"}
+    return {
+        "resources": {"requests": requests, "limits": limits},
+        # The last lines of its output say why it failed.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **template.container,
+        "name": "machine",
+        "image": template.image,
+        "command": [argument.replace(MACHINE_ID, machine) for argument in argv],
+        "env": [
+            *template.container.get("env", ()),
+            {"name": "VCASGD_TOKEN", "valueFrom": {"secretKeyRef": token}},
+        ],
+    }
+
+
+def _affinity(
+    spec: KubernetesPoolSpec, zones: Sequence[str], machine_types: Sequence[str]
+) -> dict[str, Any]:
+    expressions = [
+        {"key": key, "operator": "In", "values": list(values)}
+        for key, values, given in (
+            (_ZONE, zones, "zones" in spec.model_fields_set),
+            (_TYPE, machine_types, "machine_types" in spec.model_fields_set),
+        )
+        if given
+    ]
+    if not expressions:
+        return {}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+
+
+def machine_of(pod: Any) -> OrderedMachine | None:
+    """Return a ``V1Pod`` as a machine; None for a pod to which another user gave our label."""
+    name, labels = pod.metadata.name, pod.metadata.labels or {}
+    pool = pool_of_ordered(name)
+    if pool is None or labels.get(POOL_LABEL) != pool:
+        return None
+    status, deleted = pod.status, pod.metadata.deletion_timestamp
+    container = status.container_statuses[0].state if status.container_statuses else None
+    waiting = container.waiting if container else None
+    terminated = container.terminated if container else None
+    created, ended_at = pod.metadata.creation_timestamp, None
+    if status.phase in _ENDED:
+        ended_at = ((terminated and terminated.finished_at) or created).timestamp()
+    return OrderedMachine(
+        id=name,
+        pool=pool,
+        launch=labels.get(LAUNCH_LABEL, ""),
+        state=_state(status.phase, leaves=deleted is not None),
+        launched_at=(status.start_time or created).timestamp(),
+        notice_at=deleted.timestamp() if deleted else None,
+        host=pod.spec.node_name or "",
+        zone=labels.get(ZONE_LABEL, ""),
+        problem=_problem(status, waiting, terminated),
+        ended_at=ended_at,
     )
 
 
-def _state(phase: str, deleted: datetime | None) -> MachineState:
+def _state(phase: str, *, leaves: bool) -> MachineState:
     if phase in _ENDED:
         return MachineState.GONE
-    if deleted is not None:
+    if leaves:
         return MachineState.LEAVING
     return MachineState.BOOTING if phase == "Pending" else MachineState.RUNNING
 
 
-def _problem(status: _Status, container: _State) -> str | None:
-    if container.waiting and container.waiting.reason in _STUCK:
-        return one_line(f"{container.waiting.reason}: {container.waiting.message}")
+def _problem(status: Any, waiting: Any, terminated: Any) -> str | None:
+    if waiting and waiting.reason in _STUCK:
+        return one_line(f"{waiting.reason}: {waiting.message or ''}")
     if status.phase != "Failed":
         return None
-    ended = container.terminated or _Reason(reason=status.reason, message=status.message)
+    ended = terminated or status
     # The end of a message has the error.
-    return one_line(f"{ended.reason or 'Failed'}: {ended.message.strip()[-200:]}")
+    return one_line(f"{ended.reason or 'Failed'}: {(ended.message or '').strip()[-200:]}")

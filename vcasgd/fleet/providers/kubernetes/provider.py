@@ -1,25 +1,40 @@
-"""Provider of machines that are pods of a Kubernetes cluster, and join through the gateway."""
+"""Provider of machines that are pods of a Kubernetes cluster, and join through the gateway.
+
+The only module that imports Kubernetes' official client.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
-from vcasgd.errors import FleetError
-from vcasgd.fleet.pools import KubernetesPoolSpec
-from vcasgd.fleet.providers.base import Machine, MachineState
-from vcasgd.fleet.providers.join.provider import JoinedFleet
-from vcasgd.fleet.providers.kubernetes.client import KubernetesClient
-from vcasgd.fleet.providers.kubernetes.manifest import (
-    CLUSTER_LABEL,
-    LAUNCH_LABEL,
-    PodName,
-    launch_name,
-    pod,
+import urllib3
+from kubernetes import client, config
+from pydantic import ValidationError
+
+from vcasgd.errors import (
+    CloudDenied,
+    CloudUnavailable,
+    FleetError,
+    InvalidRequest,
+    QuotaExceeded,
+    Throttled,
 )
-from vcasgd.fleet.providers.kubernetes.pods import Pod, parse_pods
-from vcasgd.fleet.providers.pooled import LaunchOrder, OrderedProvider
+from vcasgd.fleet.pools import KubernetesPoolSpec
+from vcasgd.fleet.providers.base import MachineState
+from vcasgd.fleet.providers.errors import fleet_error
+from vcasgd.fleet.providers.joining import JoinedFleet, OrderedMachine, OrderedProvider
+from vcasgd.fleet.providers.kubernetes.pods import (
+    CLUSTER_LABEL,
+    launch_name,
+    machine_of,
+    manifest,
+)
+from vcasgd.fleet.providers.pooled import LaunchOrder
 
 #: Machines of one launch, each of which is a request.
 MAX_LAUNCHED = 50
@@ -27,62 +42,29 @@ MAX_LAUNCHED = 50
 KEPT_SECONDS = 600.0
 #: Ended pods that are deleted at a time.
 MAX_CLEANED = 20
+#: Seconds to connect, and to wait for an answer.
+_TIMEOUT = (5, 20)
+#: Pods in one answer.
+_PAGE = 500
 
 
 class KubernetesProvider(OrderedProvider[KubernetesPoolSpec]):
-    """Provider for pools of one namespace."""
+    """Provider for pools of one namespace.
+
+    The names of pods derive from the launch's token. A pod that has ended is listed for some
+    minutes, unless it was deleted.
+    """
 
     name = "kubernetes"
     max_terminated = 20
 
     def __init__(
-        self, cluster: str, pools: Sequence[KubernetesPoolSpec], joined: JoinedFleet
+        self, cluster: str, pools: Iterable[KubernetesPoolSpec], joined: JoinedFleet
     ) -> None:
         super().__init__(cluster, pools, joined)
-        template = pools[0].template
-        self._kubernetes = KubernetesClient(template.namespace, template.context)
-
-    def _launch(self, order: LaunchOrder[KubernetesPoolSpec]) -> list[str]:
-        """See the contract. The names of the pods derive from the token.
-
-        A pod that has ended is listed for some minutes, unless it was deleted.
-        """
-        self._check_kind(order)
-        spec, launch = order.spec, launch_name(self._cluster, order.spec.name, order.token)
-        if granted := [str(each.machine) for each in self._listed({LAUNCH_LABEL: launch})]:
-            return sorted(granted)
-        created: list[str] = []
-        for index in range(min(order.count, MAX_LAUNCHED)):
-            machine = PodName(spec.name, launch, index)
-            try:
-                self._kubernetes.create(pod(order, self._cluster, machine), spec.name)
-            except FleetError:
-                if created:
-                    break  # The next launch meets the error first.
-                raise
-            created.append(str(machine))
-        return created
-
-    def machines(self) -> list[Machine]:
-        """See the contract. Deletes pods that ended some minutes ago."""
-        pods = self._listed()
-        self._boot_errors = {str(each.machine): each.problem for each in pods}
-        self._clean(each for each in pods if each.ended_at is not None)
-        leaving = self._joined.leaving()
-        return [
-            self._machine(
-                str(each.machine),
-                each.machine.pool,
-                each.state,
-                launched_at=each.created_at,
-                notice_at=each.taken_at,
-                host=each.node,
-                zone=self._zone(each),
-                left_at=leaving.get(str(each.machine)),
-            )
-            for each in pods
-            if each.state is not MachineState.GONE
-        ]
+        template = next(iter(self._pools.values())).template
+        self._namespace = template.namespace
+        self._core = client.CoreV1Api(_api_client(template.context))
 
     def terminate(self, *machine_ids: str) -> None:
         """See the contract. Ignores pods of others."""
@@ -98,38 +80,140 @@ class KubernetesProvider(OrderedProvider[KubernetesPoolSpec]):
 
     def close(self) -> None:
         """See the contract."""
-        self._kubernetes.close()
+        self._core.api_client.close()
 
-    def _listed(self, labels: dict[str, str] | None = None) -> list[Pod]:
-        """Return the cluster's pods, also those that have ended."""
-        selected = {CLUSTER_LABEL: self._cluster, **(labels or {})}
-        found, after = parse_pods(self._kubernetes.page(selected))
-        while after:
-            more, after = parse_pods(self._kubernetes.page(selected, after))
-            found += more
-        return found
+    def _launch_key(self, pool: str, token: str) -> str:
+        return launch_name(self._cluster, pool, token)
+
+    def _listed(self) -> list[OrderedMachine]:
+        found: list[OrderedMachine | None] = []
+        page: dict[str, Any] = {"label_selector": f"{CLUSTER_LABEL}={self._cluster}"}
+        while True:
+            with _errors():
+                answer = self._core.list_namespaced_pod(
+                    self._namespace, limit=_PAGE, _request_timeout=_TIMEOUT, **page
+                )
+            found += map(machine_of, answer.items)
+            if not answer.metadata.var_continue:
+                return [one for one in found if one is not None]
+            page["_continue"] = answer.metadata.var_continue
+
+    def _order(self, order: LaunchOrder[KubernetesPoolSpec], launch: str) -> list[str]:
+        created: list[str] = []
+        for index in range(min(order.count, MAX_LAUNCHED)):
+            pod = manifest(order, self._cluster, launch, index)
+            try:
+                self._create(pod, order.spec.name)
+            except FleetError:
+                if created:
+                    break  # The next launch meets the error first.
+                raise
+            created.append(pod["metadata"]["name"])
+        return created
+
+    def _clean(self, listed: list[OrderedMachine]) -> None:
+        """Delete pods that ended some minutes ago."""
+        before = time.time() - KEPT_SECONDS
+        old = [one.id for one in listed if one.ended_at is not None and one.ended_at < before]
+        with suppress(FleetError):  # They cost nothing.
+            for name in old[:MAX_CLEANED]:
+                self._delete_pod(name)
+
+    def _create(self, pod: dict[str, Any], pool: str) -> None:
+        """Create a pod, unless there is one with its name."""
+        options = {"_request_timeout": _TIMEOUT, "_preload_content": False}
+        try:
+            with _errors(pool):
+                self._core.create_namespaced_pod(self._namespace, pod, **options).release_conn()
+        except InvalidRequest as error:
+            if error.code != "AlreadyExists":
+                raise
 
     def _delete(self, machines: Iterable[str], grace_seconds: float | None = None) -> None:
         wanted, failed = set(machines), None
-        for each in self._listed():
-            leaves = each.taken_at is not None and grace_seconds != 0
-            if str(each.machine) not in wanted or leaves or each.state is MachineState.GONE:
+        for one in self._listed():
+            leaves = one.notice_at is not None and grace_seconds != 0
+            if one.id not in wanted or leaves or one.state is MachineState.GONE:
                 continue
             try:
-                self._kubernetes.delete(str(each.machine), grace_seconds)
+                self._delete_pod(one.id, grace_seconds)
             except FleetError as error:
                 failed = error
         if failed is not None:
             raise failed
 
-    def _clean(self, ended: Iterable[Pod]) -> None:
-        before = time.time() - KEPT_SECONDS
-        old = [each for each in ended if each.ended_at is not None and each.ended_at < before]
-        with suppress(FleetError):  # They cost nothing.
-            for each in old[:MAX_CLEANED]:
-                self._kubernetes.delete(str(each.machine))
+    def _delete_pod(self, name: str, grace_seconds: float | None = None) -> None:
+        """Delete a pod, whose processes then have some time; None means the pod's own."""
+        options: dict[str, Any] = {"_request_timeout": _TIMEOUT, "_preload_content": False}
+        if grace_seconds is not None:
+            options["grace_period_seconds"] = int(grace_seconds)
+        try:
+            with _errors():
+                self._core.delete_namespaced_pod(name, self._namespace, **options).release_conn()
+        except InvalidRequest as error:
+            if error.code != "NotFound":
+                raise
 
-    def _zone(self, one: Pod) -> str | None:
-        """Return the zone of a pod; None if its label names none of the pool's."""
-        spec = self._pools.get(one.machine.pool)
-        return one.zone if spec and one.zone in spec.zones else None
+
+def _api_client(context: str | None) -> client.ApiClient:
+    settings, file = client.Configuration(), os.environ.get("KUBECONFIG") or None
+    try:
+        if context is None and not file and "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(client_configuration=settings)
+        else:
+            config.load_kube_config(file, context=context, client_configuration=settings)
+    except (config.ConfigException, OSError, ValueError) as error:
+        raise InvalidRequest(
+            f"there is no access to a Kubernetes cluster: {str(error)[:200]}",
+            remedy="set KUBECONFIG, or run the controller in the cluster with a service account",
+        ) from error
+    settings.retries = 0
+    return client.ApiClient(settings)
+
+
+@contextmanager
+def _errors(pool: str | None = None) -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        # The client checks what it sends, and what it gets.
+        first = error.errors(include_input=False, include_url=False)[0]
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        if pool is None:
+            # A list without some machines would mean that these are gone.
+            raise CloudUnavailable(
+                f"the API server lists pods that can't be read: {why}"
+            ) from error
+        raise InvalidRequest(
+            f"{pool}: the pod is not valid: {why}", remedy="check the pool's template"
+        ) from error
+    except client.ApiException as error:
+        raise error_of(error.status or 0, error.body, pool) from error
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise CloudUnavailable(f"the API server doesn't answer: {str(error)[:200]}") from error
+
+
+def error_of(status: int, body: bytes | str | None, pool: str | None = None) -> FleetError:
+    """Convert an answer of the API server, whose body is a ``Status`` if all is well."""
+    try:
+        parsed = json.loads(body or b"")
+    except ValueError:
+        parsed = None
+    answer = parsed if isinstance(parsed, dict) else {}
+    message, reason = str(answer.get("message") or ""), str(answer.get("reason") or "")
+    kind, remedy = _kind(status, reason, message)
+    text = message[:300] or f"the API server answers {status}"
+    remedies = {kind: remedy} if remedy else {}
+    return fleet_error(kind, text, remedies=remedies, pool=pool, code=reason or None)
+
+
+def _kind(status: int, reason: str, message: str) -> tuple[type[FleetError], str | None]:
+    if status == 403 and "exceeded quota" in message:
+        return QuotaExceeded, "raise the namespace's ResourceQuota, or set max_machines"
+    if status in (401, 403):
+        return CloudDenied, "allow the stack to create, list, and delete pods in the namespace"
+    if status == 404:
+        return InvalidRequest, "check the pool's namespace"
+    if status in (400, 422) or reason == "AlreadyExists":
+        return InvalidRequest, "check the pool's template"
+    return (Throttled if status == 429 else CloudUnavailable), None

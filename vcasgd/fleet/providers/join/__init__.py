@@ -1,1 +1,0 @@
-"""Provider for machines that join by themselves."""

@@ -1,0 +1,220 @@
+"""Providers of machines that join through the gateway: by themselves, or ordered in a cluster."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from vcasgd.errors import NoCapacity
+from vcasgd.fleet.pools import KubernetesPoolSpec, SlurmPoolSpec
+from vcasgd.fleet.providers.base import Machine, MachineState, Offer
+from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider
+
+#: Seconds that a machine has after an eviction without a time.
+NOTICE_SECONDS = 30.0
+_ORDERED_NAME = re.compile(r"join-(?P<pool>[a-z][a-z0-9-]{0,39})-[0-9a-f]{1,12}-[0-9]{1,7}")
+
+
+class JoinedFleet(Protocol):
+    """Machines that joined. Calls raise :class:`~vcasgd.errors.CloudUnavailable`."""
+
+    def machines(self) -> list[Machine]:
+        """Return the machines that are present and that no provider ordered."""
+        ...
+
+    def leaving(self) -> dict[str, float]:
+        """Return when each ordered machine that leaves said so, in Unix seconds."""
+        ...
+
+    def end(self, machine_id: str, reason: str, seconds: float | None = None) -> None:
+        """Tell a machine to leave, within ``seconds`` or a usual time."""
+        ...
+
+    def remove(self, machine_id: str) -> None:
+        """Remove a machine at once."""
+        ...
+
+
+class NothingJoined:
+    """For processes that don't know the ledger: they see no machines."""
+
+    def machines(self) -> list[Machine]:
+        """Return nothing."""
+        return []
+
+    def leaving(self) -> dict[str, float]:
+        """Return nothing."""
+        return {}
+
+    def end(self, machine_id: str, reason: str, seconds: float | None = None) -> None:
+        """Do nothing."""
+
+    def remove(self, machine_id: str) -> None:
+        """Do nothing."""
+
+
+class JoinProvider:
+    """Implementation of :class:`~vcasgd.fleet.providers.base.Provider` for pools that buy nothing.
+
+    Machines appear when they join, and vanish when they leave or stop reporting.
+    """
+
+    name = "join"
+    max_terminated = 100
+
+    def __init__(self, joined: JoinedFleet) -> None:
+        self._joined = joined
+
+    def offers(self, pool: str) -> list[Offer]:
+        """Return nothing, because nothing is for sale."""
+        return []
+
+    def launch(self, pool: str, *_: Any, **__: Any) -> list[str]:
+        """Raise :class:`~vcasgd.errors.NoCapacity`."""
+        raise NoCapacity(f"machines of pool {pool} join by themselves", pool=pool)
+
+    def capacity(self, pool: str) -> int | None:
+        """Return None: any number can join."""
+        return None
+
+    def machines(self) -> list[Machine]:
+        """See the contract."""
+        return self._joined.machines()
+
+    def boot_error(self, machine_id: str) -> str | None:
+        """Return None: a machine that doesn't boot doesn't join."""
+        return None
+
+    def terminate(self, *machine_ids: str) -> None:
+        """Tell machines to leave. They may join again."""
+        for machine_id in machine_ids:
+            self._joined.end(machine_id, "the stack doesn't need this machine any more")
+
+    def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:
+        """See the contract."""
+        seconds = NOTICE_SECONDS if notice_seconds is None else notice_seconds
+        self._joined.end(machine_id, f"evicted at {time.strftime('%H:%M:%S')}", seconds)
+
+    def kill(self, machine_id: str) -> None:
+        """Remove a machine. Its agent kills the workers when it reports the next time."""
+        self._joined.remove(machine_id)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def ordered_name(pool: str, launch: str, index: int | str) -> str:
+    """Return the id of an ordered machine: the name under which it joins."""
+    return f"join-{pool}-{launch}-{index}"
+
+
+def pool_of_ordered(name: str) -> str | None:
+    """Return the pool of an ordered machine; None if the name isn't one of those."""
+    match = _ORDERED_NAME.fullmatch(name)
+    return match["pool"] if match else None
+
+
+@dataclass(frozen=True)
+class OrderedMachine:
+    """A machine as its cluster lists it. Times are Unix seconds."""
+
+    id: str
+    pool: str
+    launch: str
+    """The same for all machines of a launch."""
+    state: MachineState
+    launched_at: float
+    notice_at: float | None = None
+    host: str = ""
+    zone: str = ""
+    problem: str | None = None
+    """Why it doesn't start, or why it failed."""
+    ended_at: float | None = None
+
+
+Ordered = TypeVar("Ordered", bound=SlurmPoolSpec | KubernetesPoolSpec)
+
+
+class OrderedProvider(PooledProvider[Ordered]):
+    """Base of providers that order machines in a cluster, from where they join.
+
+    ``joined`` says which agents leave, before their cluster knows it. Subclasses implement
+    ``_launch_key``, ``_listed``, and ``_order``.
+    """
+
+    def __init__(self, cluster: str, pools: Iterable[Ordered], joined: JoinedFleet) -> None:
+        super().__init__(cluster, pools)
+        self._joined = joined
+
+    def machines(self) -> list[Machine]:
+        """See the contract."""
+        listed = self._listed()
+        self._boot_errors = {one.id: one.problem for one in listed}
+        self._clean(listed)
+        leaving = self._joined.leaving()
+        return [
+            self._machine(one, leaving.get(one.id))
+            for one in listed
+            if one.state is not MachineState.GONE
+        ]
+
+    def _launch(self, order: LaunchOrder[Ordered]) -> list[str]:
+        spec = order.spec
+        if order.spot is not spec.spot:
+            kind = "spot" if spec.spot else "not spot"
+            raise NoCapacity(f"{spec.name}: its machines are {kind}", pool=spec.name)
+        launch = self._launch_key(spec.name, order.token)
+        if granted := [one.id for one in self._listed() if one.launch == launch]:
+            return sorted(granted)
+        return self._order(order, launch)
+
+    def _launch_key(self, pool: str, token: str) -> str:
+        """Return the text that marks all machines of a launch in their cluster."""
+        raise NotImplementedError
+
+    def _listed(self) -> list[OrderedMachine]:
+        """Return the machines of this control plane, also those that have ended."""
+        raise NotImplementedError
+
+    def _order(self, order: LaunchOrder[Ordered], launch: str) -> list[str]:
+        """Order machines, and return their ids."""
+        raise NotImplementedError
+
+    def _clean(self, listed: list[OrderedMachine]) -> None:
+        """Remove what machines that have ended left in their cluster."""
+
+    def _offer(self, spec: Ordered, zone: str, kind: str) -> Offer:
+        price = spec.template.price_per_hour
+        return Offer(
+            pool=spec.name,
+            zone=zone,
+            machine_type=kind,
+            spot=spec.spot,
+            price_per_hour=price,
+            on_demand_price_per_hour=price,
+            cpus=float(spec.cpus or 1),
+            gpus=spec.gpus or 0,
+            as_of=time.time(),
+            source="the pools file",
+        )
+
+    def _machine(self, one: OrderedMachine, left_at: float | None) -> Machine:
+        """``left_at``: when the machine's agent said that it leaves, if it did."""
+        spec = self._pools.get(one.pool)
+        price, zones = (spec.template.price_per_hour, spec.zones) if spec else (0.0, ("",))
+        return Machine(
+            id=one.id,
+            pool=one.pool,
+            state=one.state if left_at is None else MachineState.LEAVING,
+            launched_at=one.launched_at,
+            notice_at=one.notice_at if left_at is None else left_at,
+            host=one.host,
+            price_per_hour=price,
+            spot=spec.spot if spec else True,
+            zone=one.zone if one.zone in zones else zones[0],
+            machine_type=spec.machine_types[0] if spec else "",
+            on_demand_price_per_hour=price,
+        )
