@@ -31,7 +31,7 @@ from vcasgd.store.connection import connect
 from vcasgd.store.embedded.server import ServerFiles
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.worker_names import job_of
 
 #: Rounds in which all workers start.

@@ -21,7 +21,7 @@ from vcasgd.store.embedded.server import ServerFiles
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.task.package import digest_of, pack
 
 #: Parts of a stack that exchange updates.

@@ -31,7 +31,7 @@ from vcasgd.limits import (
     MAX_REQUESTS_PER_TOKEN,
     MAX_STREAMS_PER_TOKEN,
 )
-from vcasgd.store.ledger.worker_orders import WorkerOrder, WorkerOrders
+from vcasgd.store.ledger.machines import WorkerOrder, WorkerOrders
 
 #: Seconds in which each answer arrives.
 SECONDS = 30

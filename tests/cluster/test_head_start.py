@@ -15,7 +15,7 @@ from support.ports import free_port
 
 from vcasgd.cluster import head_command
 from vcasgd.cluster.ray_node import CONTROL_SERVICE_DIED
-from vcasgd.store.embedded.replicas import replication_lines
+from vcasgd.store.embedded.server import replication_lines
 
 Eventually = Callable[..., Any]
 

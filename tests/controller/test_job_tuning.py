@@ -16,7 +16,7 @@ from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Accounts, Leases
 from vcasgd.store.ledger.tuning import Tuned, Tunings
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
 
 PERIOD = 1.0
 ALL = {"local_steps": True, "momentum": True, "mixing": True}

@@ -21,10 +21,9 @@ from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import CONTROLLER
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.joined_machines import JoinedMachines
 from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrder, WorkerOrders
 from vcasgd.store.ledger.servers import Control, Pool
-from vcasgd.store.ledger.worker_orders import WorkerOrder, WorkerOrders
 
 Eventually = Callable[..., Any]
 

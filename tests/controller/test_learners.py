@@ -16,7 +16,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
 from vcasgd.store.ledger.tuning import Tunings
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.worker_names import job_of, learner_of, machine_of, worker_name
 
 BEAT = 1.0

@@ -16,7 +16,7 @@ from support.harness import Harness
 from support.training import BATCH, Training
 
 from vcasgd.store.ledger.job import JobRecord, JobState
-from vcasgd.store.ledger.owners import Owners, Suspect
+from vcasgd.store.ledger.placement import Owners, Suspect
 
 Eventually = Callable[..., Any]
 

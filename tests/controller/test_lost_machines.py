@@ -17,7 +17,7 @@ from vcasgd.controller.fleet.loop import LOOK_SECONDS, FleetLoop
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.lost_workers import LostWorkers
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.worker_names import worker_name
 
 HOUR = 3600.0

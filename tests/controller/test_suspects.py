@@ -11,8 +11,8 @@ from vcasgd.controller.jobs.divergence import checkpoint_before
 from vcasgd.fleet.pools import parse_pools
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.joined_machines import JoinedMachines
-from vcasgd.store.ledger.owners import Owners, Suspect
+from vcasgd.store.ledger.machines import JoinedMachines
+from vcasgd.store.ledger.placement import Owners, Suspect
 
 LISTED = {name: {"versions": [version, 2 * version]} for name, version in (("a", 3), ("b", 7))}
 

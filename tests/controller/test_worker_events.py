@@ -9,7 +9,7 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
 
 LEASE_SECONDS = 60
 

@@ -36,8 +36,7 @@ from vcasgd.gateway.certificate import pin_of
 from vcasgd.gateway.relay import ACCEPTED
 from vcasgd.schemas.machines import JoinRequest, ReportBody, WorkerReportBody
 from vcasgd.store import keys as names
-from vcasgd.store.ledger.joined_machines import JoinedMachines
-from vcasgd.store.ledger.worker_orders import WorkerOrder, WorkerOrders
+from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrder, WorkerOrders
 
 MACHINE = ThisMachine("laptop", 2.0, 8000, 0, "")
 #: The secret that a machine chooses for itself when it joins.

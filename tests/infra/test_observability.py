@@ -12,7 +12,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from vcasgd.api.exposition import MetricSources, exposition
-from vcasgd.store.gauges import ServerGauges
+from vcasgd.store.quotas import ServerGauges
 
 INFRA = Path(__file__).parents[2] / "infra"
 NAME = re.compile(r"\bvcasgd_[a-z_]+")

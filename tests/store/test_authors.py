@@ -13,7 +13,7 @@ from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.acl import worker_key
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.ledger.heartbeats import Heartbeat
+from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.store.tensors.header import UNSIGNED, Header
 from vcasgd.store.tensors.updates import UpdateSender
 

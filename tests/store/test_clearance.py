@@ -8,8 +8,8 @@ import pytest
 from support.world import World
 
 from vcasgd.controller.jobs.announcements import Announcements
-from vcasgd.store.ledger.clearance import Clearances
 from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
+from vcasgd.store.ledger.placement import Clearances
 
 MakeWorld = Callable[..., World]
 LABELS = ("confidential", "eu-only")
@@ -25,7 +25,7 @@ class Guarded:
         self.clearances.allow({"inside": LABELS, "outside": LABELS[:1]})
 
     def worker(self, name: str, pool: str, lease_pass: str = "") -> Leases:
-        self.clearances.place(self.world.job, name, pool, lease_pass)
+        self.clearances.place({self.world.job: {name: (pool, lease_pass)}})
         return self.claimed(name, lease_pass)
 
     def claimed(self, name: str, lease_pass: str = "") -> Leases:
@@ -45,7 +45,7 @@ def guarded(make_world: MakeWorld) -> Guarded:
 @pytest.fixture
 def running(guarded: Guarded) -> Guarded:
     world = guarded.world
-    guarded.clearances.place(world.job, "first", "inside")
+    guarded.clearances.place({world.job: {"first": ("inside", "")}})
     world.initialise()
     return guarded
 

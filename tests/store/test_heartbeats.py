@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from vcasgd.store.ledger.heartbeats import (
+from vcasgd.store.ledger.untrusted import (
     LARGEST_COUNT,
     MAX_COUNTERS,
     MAX_NAME_LENGTH,
-    MAX_TEXT_LENGTH,
+    MAX_STATUS_LENGTH,
     Heartbeat,
 )
 
@@ -56,4 +56,4 @@ def test_an_invalid_value_is_none(field: str, values: list[Any]) -> None:
 
 
 def test_long_text_is_cut() -> None:
-    assert parsed(leaving="x" * 10_000).leaving == "x" * MAX_TEXT_LENGTH
+    assert parsed(leaving="x" * 10_000).leaving == "x" * MAX_STATUS_LENGTH

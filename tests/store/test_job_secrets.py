@@ -28,11 +28,11 @@ from vcasgd.store.acl import (
 )
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.ledger.clearance import Clearances
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.job_secrets import SecretDelivery, encrypt_secrets, receive_secrets
-from vcasgd.store.ledger.job_workers import JobWorkers
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.placement import Clearances
+from vcasgd.store.ledger.workers import JobWorkers
 
 CIPHER = StorageCipher("k" * 48)
 VALUES = {"API_TOKEN": "a-secret-value", "PEM": "two\nlines"}
@@ -68,7 +68,7 @@ def job(ledger: RedisClient) -> str:
     )
     clearances = Clearances(ledger)
     clearances.allow({"eu": ["eu-only"], "us": []})
-    clearances.place_all(
+    clearances.place(
         {record.id: {"w-1": ("eu", ""), "w-2": ("eu", ""), "w-3": ("eu", ""), "far": ("us", "")}}
     )
     return record.id

@@ -19,9 +19,11 @@ from support.waiting import await_truth
 from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
 from vcasgd.local_files import write_private
 from vcasgd.store.connection import connect, patiently
-from vcasgd.store.embedded.replicas import SENTINELS, replication_lines, sentinel_command
 from vcasgd.store.embedded.server import (
+    SENTINELS,
     ServerFiles,
+    replication_lines,
+    sentinel_command,
     server_command,
     write_configuration,
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from support.world import World
 
-from vcasgd.store.ledger import heartbeats
-from vcasgd.store.ledger.heartbeats import LARGEST_COUNT, Heartbeat
-from vcasgd.store.ledger.worker_beats import Traffic, WorkerBeats, read_beats
+from vcasgd.limits import MAX_HEARTBEAT_BYTES
+from vcasgd.store.ledger.untrusted import LARGEST_COUNT, Heartbeat
+from vcasgd.store.ledger.workers import Traffic, WorkerBeats, read_beats
 
 #: Largest integer that the server can increment.
 LARGEST_INTEGER = 2**63 - 1
@@ -37,7 +37,7 @@ def test_beats_are_those_in_the_ledger(world: World) -> None:
 
 
 def test_hostile_names_and_heartbeats_are_left_out(world: World) -> None:
-    long = b'{"doing": "' + b"x" * heartbeats.MAX_HEARTBEAT_BYTES + b'"}'
+    long = b'{"doing": "' + b"x" * MAX_HEARTBEAT_BYTES + b'"}'
     rows = {"": "{}", "no name": "{}", "b": "{", "c": "{}", "d": long}
     world.ledger.hset(world.ledger_keys.workers, mapping=rows)
 

@@ -42,7 +42,7 @@ from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control, Servers
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.store.tensors.sharded import ShardedSnapshots
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.task.package import digest_of, pack

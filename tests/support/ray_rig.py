@@ -28,12 +28,11 @@ from vcasgd.errors import ClusterError
 from vcasgd.fleet.notices import Notice
 from vcasgd.store.connection import connect
 from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
-from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.joined_machines import JoinedMachines
 from vcasgd.store.ledger.leases import Lease, Leases
 from vcasgd.store.ledger.lost_workers import LostWorkers
-from vcasgd.store.ledger.worker_orders import WorkerOrders
+from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrders
+from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker_names import worker_name
 
 HEARTBEAT = 1.0

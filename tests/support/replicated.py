@@ -16,14 +16,14 @@ from support.servers import require_binary
 from support.waiting import await_truth
 from vcasgd.errors import StoreError
 from vcasgd.store.connection import RedisClient, connect
-from vcasgd.store.embedded.replicas import (
+from vcasgd.store.embedded.server import (
     SENTINELS,
+    ServerFiles,
     Service,
     replication_lines,
     sentinel_command,
     write_sentinel_configuration,
 )
-from vcasgd.store.embedded.server import ServerFiles
 
 #: Seconds until an unresponsive primary counts as down; a busy machine can delay it for less.
 DOWN_SECONDS = 1.5

@@ -18,8 +18,8 @@ from support.harness import Child, Harness
 from support.waiting import PATIENCE, await_truth
 from vcasgd.learning.length import default_subtasks
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord, JobState
+from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker.update_queue import MAX_UNAPPLIED
 
 TASKS = Path(__file__).parent / "tasks"

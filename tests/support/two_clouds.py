@@ -21,7 +21,7 @@ from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.notices import Notice
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.servers import Control
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
 
 
 class Joined(SimulatedCloud):

@@ -20,7 +20,7 @@ from benchmarks.measure.control.cloud import POOL, SimulatedCloud, SimulatedPool
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.settings import Settings
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
 
 MACHINES = 4
 DEEP = "[" * 100_000

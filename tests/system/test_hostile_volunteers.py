@@ -9,7 +9,7 @@ from support.training import TASKS
 from support.waiting import await_truth
 
 from vcasgd.store.ledger.job import JobRecord, JobState
-from vcasgd.store.ledger.owners import Owners
+from vcasgd.store.ledger.placement import Owners
 
 OWNERS = ("alice", "bob", "carol", "mallory")
 SAMPLES, EPOCHS = 800, 12

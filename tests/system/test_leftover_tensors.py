@@ -7,7 +7,7 @@ from support.harness import Harness
 from support.training import Training
 from support.waiting import await_truth
 
-from vcasgd.store.tensors.model_pins import delete_job, scan_jobs
+from vcasgd.store.tensors.snapshot_index import delete_job, scan_jobs
 
 
 def stored(harness: Harness) -> set[str]:

@@ -14,7 +14,7 @@ from support.waiting import await_truth
 
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import JobRecord, JobState
-from vcasgd.store.ledger.owners import Owners
+from vcasgd.store.ledger.placement import Owners
 from vcasgd.verification.exchange import (
     WRONG_STATE,
     RepetitionExchange,

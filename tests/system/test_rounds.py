@@ -9,7 +9,7 @@ import pytest
 from support.harness import Harness
 from support.training import TASKS, Training
 
-from vcasgd.store.ledger.heartbeats import Heartbeat
+from vcasgd.store.ledger.untrusted import Heartbeat
 
 Eventually = Callable[..., Any]
 ROUNDS = {"rule": "rounds"}

@@ -10,8 +10,8 @@ import torch
 from support.harness import Harness
 from support.training import TASKS
 
-from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.untrusted import Heartbeat
 
 Eventually = Callable[..., Any]
 

@@ -11,7 +11,7 @@ from support.world import World
 
 from vcasgd.parameter_server import reports
 from vcasgd.parameter_server import shard as shard_module
-from vcasgd.store.ledger.owners import Owners
+from vcasgd.store.ledger.placement import Owners
 from vcasgd.store.tensors.header import Header
 from vcasgd.verification import repetitions as module
 from vcasgd.verification.exchange import (

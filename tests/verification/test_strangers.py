@@ -13,7 +13,7 @@ from vcasgd.parameter_server import reports
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.leases import Lease
-from vcasgd.store.ledger.owners import Owners, Suspect
+from vcasgd.store.ledger.placement import Owners, Suspect
 from vcasgd.verification.screening import FAR_TOO_LONG, WINDOW
 
 MakeWorld = Callable[..., World]

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from vcasgd.errors import StoreUnavailable
-from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Lease, Leases, Renewal, WorkKind
+from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker.heartbeat import HeartbeatSender, capacity
 from vcasgd.worker.lease_book import LeaseBook
 from vcasgd.worker.log_capture import LINES_KEPT, MAX_LINE_LENGTH, LineCapture

@@ -13,7 +13,7 @@ from torch import nn
 
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.tensors.shared_moments import SharedMoments
+from vcasgd.store.tensors.sharded import SharedMoments
 from vcasgd.worker.member import MIN_STEPS, Member
 from vcasgd.worker.moments_exchange import MomentsExchange
 

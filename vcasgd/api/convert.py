@@ -17,9 +17,9 @@ from vcasgd.schemas.jobs import (
     ProgressView,
 )
 from vcasgd.schemas.stream import JobBrief
-from vcasgd.store.gauges import ServerGauges
 from vcasgd.store.ledger.job import JobRecord
-from vcasgd.store.ledger.worker_beats import Traffic
+from vcasgd.store.ledger.workers import Traffic
+from vcasgd.store.quotas import ServerGauges
 
 # -- jobs ---------------------------------------------------------------------------------------
 

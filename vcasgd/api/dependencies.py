@@ -16,9 +16,9 @@ from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.costs import Costs, Workloads
 from vcasgd.store.ledger.events import EventFeed
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.joined_machines import JoinedMachines
+from vcasgd.store.ledger.machines import JoinedMachines
 from vcasgd.store.ledger.servers import Control, Servers
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
 
 Service = TypeVar("Service")
 

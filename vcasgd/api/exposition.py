@@ -22,9 +22,9 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from vcasgd.store.gauges import ServerGauges
 from vcasgd.store.ledger.job import MAX_STALENESS, JobRecord, JobState
-from vcasgd.store.ledger.worker_beats import Traffic
+from vcasgd.store.ledger.workers import Traffic
+from vcasgd.store.quotas import ServerGauges
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: Number of the newest active jobs that are exported; each has about forty series.

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.events import MetricPoints, thinned
 from vcasgd.store.ledger.job import Evaluation
-from vcasgd.store.ledger.metrics import MetricPoints, thinned
 
 #: Series whose extremes are kept by default. The others grow steadily, so any point will do.
 SPIKY = ("loss", "updates_per_second", "staleness_mean", "staleness_max", "workers")

@@ -50,8 +50,8 @@ class Runner:
     def follow(self, orders: str | None) -> str:
         """Run the workers of these orders, or go on; return the report of the machine.
 
-        Both are JSON: a list of :class:`~vcasgd.store.ledger.worker_orders.WorkerOrder`, and a
-        :class:`~vcasgd.store.ledger.joined_machines.MachineReport`.
+        Both are JSON: a list of :class:`~vcasgd.store.ledger.machines.WorkerOrder`, and a
+        :class:`~vcasgd.store.ledger.machines.MachineReport`.
         """
         if orders is not None:
             self._workers.follow(RunnerOrder(**row) for row in json.loads(orders))

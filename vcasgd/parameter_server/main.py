@@ -42,12 +42,11 @@ from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.admission import TensorsAdmission
 from vcasgd.store.connection import RedisClient, check_server, connect, patiently, without_secret
-from vcasgd.store.gauges import read_gauges
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.lost_workers import LostWorkers
 from vcasgd.store.ledger.servers import Control, Servers, node_name
-from vcasgd.store.quotas import MemoryQuota
+from vcasgd.store.quotas import MemoryQuota, read_gauges
 from vcasgd.store.tensors.updates import Arrivals, wait_for_entries
 from vcasgd.store.watchdog import Watchdog
 from vcasgd.threads import Background, DaemonThreads

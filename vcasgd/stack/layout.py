@@ -17,8 +17,7 @@ from vcasgd.gateway.certificate import ensure_certificate
 from vcasgd.settings import Settings
 from vcasgd.stack.home import StackHome, StackState
 from vcasgd.stack.replica_restart import last_primary
-from vcasgd.store.embedded.replicas import SENTINELS, Service
-from vcasgd.store.embedded.server import ServerFiles
+from vcasgd.store.embedded.server import SENTINELS, ServerFiles, Service
 
 #: Kinds of parts of which each store node has its own.
 PER_NODE = ("tensors", "server")

@@ -28,12 +28,13 @@ from vcasgd.stack.layout import (
 )
 from vcasgd.stack.replica_restart import ReplicatedServer
 from vcasgd.store.connection import RedisClient, check_server, connect
-from vcasgd.store.embedded.replicas import (
+from vcasgd.store.embedded.server import (
     sentinel_command,
+    server_command,
     watches,
+    write_configuration,
     write_sentinel_configuration,
 )
-from vcasgd.store.embedded.server import server_command, write_configuration
 from vcasgd.store.ledger.servers import Control, Servers, node_name
 
 #: Kinds that must be ready before each start of a part, in order of start, which is the opposite of

@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from vcasgd.errors import StackError
-from vcasgd.store.embedded.replicas import replication_lines
 from vcasgd.store.embedded.role_at_start import PROMOTION_SECONDS
-from vcasgd.store.embedded.server import ServerFiles, write_configuration
+from vcasgd.store.embedded.server import ServerFiles, replication_lines, write_configuration
 from vcasgd.store.sentinel import named_primary
 
 _MONITOR = re.compile(r'^sentinel monitor "?(\S+?)"? \S+ (\d+) \d+$', re.MULTILINE)

@@ -21,8 +21,8 @@ from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import Cut, ShardRange
 from vcasgd.learning.vector import named_tensors
 from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint
-from vcasgd.store.tensors.model_pins import ModelSnapshot, versions_of
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
+from vcasgd.store.tensors.snapshot_index import ModelSnapshot, versions_of
 
 _METADATA = "vcasgd"
 #: Name of the update rule's state, float32 [floats], stored beside the model's tensors.

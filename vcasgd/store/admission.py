@@ -25,8 +25,8 @@ from vcasgd.store.acl import (
 )
 from vcasgd.store.address import LEDGER, tensors_service
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.clearance import Clearances
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.placement import Clearances
 
 #: Stands for the folder with the sockets on a machine that joined by itself.
 SOCKETS = "/sockets"

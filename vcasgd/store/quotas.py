@@ -1,4 +1,4 @@
-"""Quotas of what a job's workers write, on the ledger or a tensors server.
+"""Load of a server, and quotas of what a job's workers write.
 
 Workers write directly, because a server checks the commands of a script against the rules of the
 user that runs it. So a hostile one can write any amount, while readers hold a whole key in memory.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from vcasgd.limits import MAX_ENTRIES, MAX_SHARE_BESIDE_OTHERS
+from vcasgd.store.atomic import FULL_SHARE
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.tensors.snapshot_index import SCANNED
+from vcasgd.store.tensors.snapshot_index import SCANNED, SCANS
 
-#: Calls that measure keys at a time: some milliseconds of a server.
-SCANS = 10
 #: Seconds for which a job may keep what it wrote while it was alone: updates in transit are
 #: processed meanwhile, and slots of silent workers released.
 GRACE_SECONDS = 60.0
@@ -109,3 +109,41 @@ class MemoryQuota:
             for job, size in written.items()
             if size > allowed
         }
+
+
+@dataclass(frozen=True)
+class ServerGauges:
+    """Load and memory of one server.
+
+    ``memory_limit_bytes`` is None without a limit, ``replicas`` the number of connected replicas,
+    and ``lengths`` the entries in each requested stream.
+    """
+
+    memory_used_bytes: int
+    memory_limit_bytes: int | None
+    operations_per_second: int
+    replicas: int
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def full(self) -> bool:
+        """True near the memory limit; the ledger then accepts no new jobs."""
+        limit = self.memory_limit_bytes
+        return limit is not None and self.memory_used_bytes > FULL_SHARE * limit
+
+
+def read_gauges(client: RedisClient, streams: Sequence[str] = ()) -> ServerGauges:
+    """Read the gauges in one round trip. Raises :class:`~vcasgd.errors.StoreUnavailable`."""
+    with client.pipeline() as pipe:
+        for section in ("memory", "stats", "replication"):
+            pipe.info(section)
+        for stream in streams:
+            pipe.xlen(stream)
+        memory, stats, replication, *lengths = pipe.execute()
+    return ServerGauges(
+        memory_used_bytes=int(memory["used_memory"]),
+        memory_limit_bytes=int(memory.get("maxmemory") or 0) or None,
+        operations_per_second=int(stats["instantaneous_ops_per_sec"]),
+        replicas=int(replication.get("connected_slaves") or 0),
+        lengths=tuple(lengths),
+    )

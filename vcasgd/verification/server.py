@@ -16,8 +16,8 @@ from vcasgd.parameter_server.verification import ServerVerification
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.ledger.joined_machines import PREFIX
-from vcasgd.store.ledger.owners import Owners, Suspect
+from vcasgd.store.ledger.machines import PREFIX
+from vcasgd.store.ledger.placement import Owners, Suspect
 from vcasgd.store.tensors.header import Header
 from vcasgd.verification.exchange import RepetitionExchange
 from vcasgd.verification.judge import why_not_repeatable

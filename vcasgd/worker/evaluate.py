@@ -12,9 +12,9 @@ from vcasgd.errors import SnapshotMissing
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.store.ledger.job import Evaluation
 from vcasgd.store.ledger.leases import Lease
-from vcasgd.store.tensors.model_pins import ModelSnapshot, versions_of
 from vcasgd.store.tensors.sharded import ShardedSnapshots
 from vcasgd.store.tensors.snapshot import Record
+from vcasgd.store.tensors.snapshot_index import ModelSnapshot, versions_of
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import IDLE_SECONDS
 from vcasgd.worker.heartbeat import WorkerStatus

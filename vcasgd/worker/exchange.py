@@ -29,8 +29,8 @@ from vcasgd.learning.shards import Cut
 from vcasgd.spec.update import Update
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.tensors.header import Header
-from vcasgd.store.tensors.model_pins import check_nodes
 from vcasgd.store.tensors.snapshot import RoundFacts
+from vcasgd.store.tensors.snapshot_index import check_nodes
 from vcasgd.worker.interval import Base, continued
 from vcasgd.worker.shard_link import LinkState, ShardLink
 from vcasgd.worker.update_queue import MAX_UNAPPLIED, Settled

@@ -17,8 +17,8 @@ import torch
 from vcasgd.container_limits import free_memory_bytes, memory_bytes, processors
 from vcasgd.errors import StoreDenied, StoreFull, StoreUnavailable
 from vcasgd.steady_time import steady_time
-from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.leases import Leases, Renewal
+from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.threads import EssentialThread
 from vcasgd.worker.lease_book import LeaseBook
 

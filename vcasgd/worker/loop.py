@@ -16,9 +16,9 @@ from vcasgd.errors import (
 )
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
-from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.leases import Lease, Renewal, Wait, WorkKind
+from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import GONE, Departure
 from vcasgd.worker.error_handler import ErrorHandler

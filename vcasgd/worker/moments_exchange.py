@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vcasgd.errors import StoreError
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.tensors.shared_moments import SharedMoments
+from vcasgd.store.tensors.sharded import SharedMoments
 from vcasgd.worker.member import SHARING_SECONDS, Member
 
 log = logging.getLogger(__name__)

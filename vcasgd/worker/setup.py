@@ -19,8 +19,8 @@ from vcasgd.storage.objects import Storage
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.leases import Lease
-from vcasgd.store.tensors.model_pins import check_nodes
 from vcasgd.store.tensors.snapshot import Meta, Record, encode_integers
+from vcasgd.store.tensors.snapshot_index import check_nodes
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.task.package import unpack
 from vcasgd.worker.context import WorkerContext

@@ -33,10 +33,10 @@ from vcasgd.schemas.fleet import (
     StoreView,
     WorkerRow,
 )
-from vcasgd.store.gauges import read_gauges
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Control
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
+from vcasgd.store.quotas import read_gauges
 
 router = APIRouter(tags=["fleet"])
 

@@ -46,7 +46,7 @@ from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.job_secrets import encrypt_secrets
 from vcasgd.store.ledger.retention import Retention
 from vcasgd.store.ledger.servers import Control
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
 
 router = APIRouter(tags=["jobs"])
 

@@ -36,12 +36,12 @@ from vcasgd.schemas.machines import (
 from vcasgd.settings import Settings
 from vcasgd.store.address import LEDGER, tensors_service
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.joined_machines import (
+from vcasgd.store.ledger.machines import (
     JoinedMachines,
+    WorkerOrder,
     WorkerReport,
 )
 from vcasgd.store.ledger.servers import Control
-from vcasgd.store.ledger.worker_orders import WorkerOrder
 
 log = logging.getLogger(__name__)
 

@@ -29,10 +29,10 @@ from vcasgd.errors import StoreError
 from vcasgd.logging import isolated
 from vcasgd.schemas.service import Health
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.gauges import read_gauges
 from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
+from vcasgd.store.quotas import read_gauges
 
 router = APIRouter(tags=["health"])
 

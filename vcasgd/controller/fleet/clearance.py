@@ -9,11 +9,10 @@ from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.admission import worker_lease_pass
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.clearance import Clearances
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.joined_machines import JoinedMachines
-from vcasgd.store.ledger.owners import Owners
+from vcasgd.store.ledger.machines import JoinedMachines
+from vcasgd.store.ledger.placement import Clearances, Owners
 from vcasgd.worker_names import machine_of
 
 
@@ -81,7 +80,7 @@ class ClearancePolicy:
                 for job, workers in pools.items()
             }
         )
-        self._clearances.place_all(
+        self._clearances.place(
             {
                 job: {
                     worker: (pool, worker_lease_pass(self._settings, job, worker))

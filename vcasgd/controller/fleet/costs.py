@@ -20,7 +20,7 @@ from vcasgd.fleet.costs import (
 from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Advance, Booking, Costs
-from vcasgd.store.ledger.worker_beats import read_beats
+from vcasgd.store.ledger.workers import read_beats
 from vcasgd.worker_names import worker_name
 
 log = logging.getLogger(__name__)

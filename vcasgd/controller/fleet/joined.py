@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vcasgd.errors import CloudUnavailable, StoreError
 from vcasgd.fleet.providers.base import Machine, MachineState
-from vcasgd.store.ledger.joined_machines import (
+from vcasgd.store.ledger.machines import (
     PREFIX,
     JoinedMachine,
     JoinedMachines,

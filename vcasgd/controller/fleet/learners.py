@@ -15,10 +15,10 @@ from vcasgd.fleet.plan import StartWorker, StopWorker
 from vcasgd.learning.tuning import Load, Trial, fewer, next_trial, room_for
 from vcasgd.logging import isolated
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.tuning import Tunings
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.untrusted import Heartbeat
+from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.worker_names import job_of, learner_of, machine_of, worker_name
 
 #: Heartbeats over which a number of learners is measured, once all of them train.

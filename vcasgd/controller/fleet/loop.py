@@ -33,11 +33,10 @@ from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.joined_machines import JoinedMachines
 from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrders
 from vcasgd.store.ledger.servers import Control
-from vcasgd.store.ledger.worker_beats import WorkerBeats
-from vcasgd.store.ledger.worker_orders import WorkerOrders
+from vcasgd.store.ledger.workers import WorkerBeats
 
 log = logging.getLogger(__name__)
 

@@ -30,10 +30,10 @@ from vcasgd.logging import isolated
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.api_tokens import ApiTokens
-from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.untrusted import Heartbeat
+from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.worker_names import machine_of
 
 #: States of machines that can still be used.

@@ -11,8 +11,8 @@ from vcasgd.fleet.observed import Rates
 from vcasgd.fleet.providers.base import Machine
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Workload, Workloads
-from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import JobRecord
+from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker_names import machine_of
 
 #: Seconds over which a worker is measured at least; the first samples are slower.

@@ -21,9 +21,15 @@ from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.fleet.observed import WorkerView
 from vcasgd.logging import isolated
 from vcasgd.settings import Settings
-from vcasgd.store.ledger.joined_machines import JoinedMachines, MachineReport, WorkerReport
 from vcasgd.store.ledger.lost_workers import LostWorkers
-from vcasgd.store.ledger.worker_orders import WorkerOrder, WorkerOrders, to_json
+from vcasgd.store.ledger.machines import (
+    JoinedMachines,
+    MachineReport,
+    WorkerOrder,
+    WorkerOrders,
+    WorkerReport,
+    to_json,
+)
 from vcasgd.worker_names import job_of, learner_of, machine_of
 
 log = logging.getLogger(__name__)

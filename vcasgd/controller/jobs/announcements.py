@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import islice
 
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.clearance import Clearances
-from vcasgd.store.ledger.heartbeats import Heartbeat
 from vcasgd.store.ledger.job import Evaluation, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.placement import Clearances
+from vcasgd.store.ledger.untrusted import Heartbeat
+from vcasgd.store.ledger.workers import WorkerBeats
 
 #: Events in one step, and refusals of a job, so that a hostile worker can't flood the history.
 MAX_CONCURRENT, MAX_REFUSALS = 10, 1000

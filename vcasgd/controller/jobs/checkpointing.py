@@ -17,7 +17,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import Evaluation, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Evaluations
-from vcasgd.store.tensors.model_pins import (
+from vcasgd.store.tensors.snapshot_index import (
     ModelPins,
     ModelSnapshot,
     PinnedSnapshots,

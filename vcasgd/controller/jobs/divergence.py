@@ -9,7 +9,7 @@ from typing import Any
 from vcasgd.controller.jobs.failures import repeated
 from vcasgd.learning.divergence import MAX_DIVERGENCES, divergences
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord
-from vcasgd.store.ledger.owners import Suspect
+from vcasgd.store.ledger.placement import Suspect
 
 #: Remedy in the reason of a job that diverged.
 REMEDY = "lower the learning rate or clip gradients (clip_norm of the task)"

@@ -37,7 +37,7 @@ from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Evaluations
 from vcasgd.store.ledger.tuning import Tunings
-from vcasgd.store.tensors.model_pins import delete_job
+from vcasgd.store.tensors.snapshot_index import delete_job
 
 
 class JobLifecycle:

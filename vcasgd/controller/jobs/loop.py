@@ -35,7 +35,7 @@ from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.job_secrets import SecretDelivery
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.retention import Retention
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.store.quotas import ContentQuota
 from vcasgd.threads import EssentialThread
 

@@ -11,8 +11,8 @@ from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import ModelFacts
-from vcasgd.store.tensors.model_pins import ModelSnapshot, versions_of
 from vcasgd.store.tensors.sharded import ShardedSnapshots
+from vcasgd.store.tensors.snapshot_index import ModelSnapshot, versions_of
 
 
 def write_pinned(

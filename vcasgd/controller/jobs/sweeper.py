@@ -11,7 +11,7 @@ from vcasgd.controller.leadership import Leadership
 from vcasgd.errors import StoreError
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.tensors.model_pins import delete_job, scan_jobs
+from vcasgd.store.tensors.snapshot_index import delete_job, scan_jobs
 from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.tuning import Tunings
-from vcasgd.store.ledger.worker_beats import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats
 
 #: Updates over which staleness is averaged; a mean over fewer depends mostly on their order.
 MIN_UPDATES = 50

@@ -20,9 +20,9 @@ from vcasgd.errors import JobUnreadable, StoreUnavailable
 from vcasgd.store.acl import address_proof
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.ledger.clearance import Clearances
-from vcasgd.store.ledger.heartbeats import worker_name
-from vcasgd.store.ledger.job_workers import JobWorkers
+from vcasgd.store.ledger.placement import Clearances
+from vcasgd.store.ledger.untrusted import worker_name
+from vcasgd.store.ledger.workers import JobWorkers
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from vcasgd.store.ledger.job import (
     read_job,
     request_job,
 )
-from vcasgd.store.ledger.job_workers import JobWorkers
+from vcasgd.store.ledger.workers import JobWorkers
 
 log = logging.getLogger(__name__)
 

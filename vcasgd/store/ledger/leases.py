@@ -84,7 +84,7 @@ class Leases:
 
     Calls raise :class:`~vcasgd.errors.StoreUnavailable` and can be repeated: an acquired
     lease whose answer was lost expires by itself. ``lease_pass`` authenticates the worker; see
-    :class:`~vcasgd.store.ledger.clearance.Clearances`.
+    :class:`~vcasgd.store.ledger.placement.Clearances`.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from typing import Any
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.ledger.owners import Suspect, read_suspects
+from vcasgd.store.ledger.placement import Suspect, read_suspects
 
 
 @dataclass(frozen=True)

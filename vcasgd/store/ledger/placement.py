@@ -1,4 +1,4 @@
-"""Clearances of pools for labelled data, and the pool of each worker.
+"""Placement of a job's workers: their pools, cleared for its data or not, and their owners.
 
 A job has labels (:attr:`~vcasgd.spec.job.JobSpec.required_labels`); a pool has the labels that it
 is cleared for. Before the controller starts a worker, it records the worker's pool with the digest
@@ -8,6 +8,9 @@ workers at once, and a worker that claims another name or pool gets no work.
 
 Without users for workers (``VCASGD_JOB_USERS=false``) there are no passes: every worker has the
 credentials of the platform and is trusted with much more.
+
+A volunteer's machine has an owner: the token that it joined with. The controller records it before
+it starts a worker, so no worker chooses its owner. Machines of one's own have none.
 """
 
 from __future__ import annotations
@@ -15,10 +18,28 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 
+from pydantic import BaseModel, ConfigDict
+
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import CLEARANCES, LedgerKeys
-from vcasgd.store.ledger.heartbeats import worker_name
-from vcasgd.store.ledger.untrusted import MAX_REASON_LENGTH
+from vcasgd.store.ledger.untrusted import MAX_REASON_LENGTH, worker_name
+
+
+class Suspect(BaseModel):
+    """Why an owner gets no more work in a job.
+
+    ``version`` of the ``shard`` has no update of it that may be wrong; None if none was applied.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    why: str
+    shard: int = 0
+    version: int | None = None
+
+
+#: Start of the fields of suspects among the tuned values.
+_FIELD = "suspect:"
 
 
 class Clearances:
@@ -44,12 +65,8 @@ class Clearances:
         rows = self._ledger.hgetall(CLEARANCES)
         return {pool.decode(): frozenset(each.decode().split()) for pool, each in rows.items()}
 
-    def place(self, job: str, worker: str, pool: str, lease_pass: str = "") -> None:
-        """Record the pool and the pass of a worker, before it starts."""
-        self.place_all({job: {worker: (pool, lease_pass)}})
-
-    def place_all(self, workers: Mapping[str, Mapping[str, tuple[str, str]]]) -> None:
-        """Do the same as :meth:`place` for workers of several jobs, given with pool and pass."""
+    def place(self, workers: Mapping[str, Mapping[str, tuple[str, str]]]) -> None:
+        """Record pool and pass of new workers, by job and worker, before they start."""
         with self._ledger.pipeline() as pipe:
             for job, placed in workers.items():
                 rows = {
@@ -91,3 +108,54 @@ class Clearances:
             for name, pool in zip(names, pools, strict=True)
             if pool is None or not allowed.get(pool, frozenset()).issuperset(labels)
         }
+
+
+class Owners:
+    """Owners in all jobs. Calls raise :class:`~vcasgd.errors.StoreUnavailable`, and can be
+    repeated."""
+
+    def __init__(self, ledger: RedisClient) -> None:
+        self._ledger = ledger
+
+    def place(self, workers: Mapping[str, Mapping[str, str]]) -> None:
+        """Record the owners of new workers, by job and worker.
+
+        Workers of an owner that is a suspect in the job are put in quarantine before they start.
+        """
+        for job, owners in workers.items():
+            if owners:
+                self._ledger.hset(LedgerKeys(job).owners, mapping=dict(owners))
+                suspects = self.suspects(job)
+                self._exclude(job, {w: suspects[o].why for w, o in owners.items() if o in suspects})
+
+    def owner(self, job: str, worker: str) -> str | None:
+        """Return the owner of a worker's machine; None for a machine of one's own."""
+        owner = self._ledger.hget(LedgerKeys(job).owners, worker)
+        return None if owner is None else owner.decode()
+
+    def accuse(self, job: str, owner: str, suspect: Suspect) -> bool:
+        """Put all workers of an owner in quarantine. Return False if it already was a suspect."""
+        keys = LedgerKeys(job)
+        # There, parameter servers and controller read it anyway.
+        new = self._ledger.hsetnx(keys.tuning, f"{_FIELD}{owner}", suspect.model_dump_json())
+        owned = self._ledger.hgetall(keys.owners)
+        workers = [worker.decode() for worker, each in owned.items() if each.decode() == owner]
+        self._exclude(job, dict.fromkeys(workers, f"owner {owner}: {suspect.why}"))
+        return bool(new)
+
+    def suspects(self, job: str) -> dict[str, Suspect]:
+        """Return the owners that were accused in a job."""
+        return read_suspects(self._ledger.hgetall(LedgerKeys(job).tuning))
+
+    def _exclude(self, job: str, reasons: Mapping[str, str]) -> None:
+        if reasons:
+            self._ledger.hset(LedgerKeys(job).quarantine, mapping=dict(reasons))
+
+
+def read_suspects(rows: Mapping[bytes, bytes]) -> dict[str, Suspect]:
+    """Return the suspects in the hash of tuned values; raises :class:`ValueError`."""
+    return {
+        name.decode().removeprefix(_FIELD): Suspect.model_validate_json(row)
+        for name, row in rows.items()
+        if name.startswith(_FIELD.encode())
+    }

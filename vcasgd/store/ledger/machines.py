@@ -1,7 +1,7 @@
-"""Machines that joined by themselves, and their reports.
+"""Machines that joined by themselves, their reports, and the workers that machines have to run.
 
-The API writes what machines report, and the controller writes what they have to do. Times are those
-of the ledger's clock, in Unix seconds.
+Of machines that joined, the API writes the reports, and the controller what they have to do. Times
+are those of the ledger's clock, in Unix seconds.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hmac import compare_digest
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from vcasgd.errors import Conflict
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.worker_orders import WorkerOrder, read_orders
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +40,11 @@ FORGET_SECONDS = 300.0
 _NAME_BYTES, _NAME_LETTERS = 4, 16
 
 
-class _JoinEntry(BaseModel):
+class _FleetEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class JoinedMachine(_JoinEntry):
+class JoinedMachine(_FleetEntry):
     """A machine, what it measured about itself, and the token that it joined with."""
 
     host: str
@@ -70,21 +69,21 @@ class JoinedMachine(_JoinEntry):
         return own and compare_digest(self.secret, _digest(secret))
 
 
-class WorkerReport(_JoinEntry):
+class WorkerReport(_FleetEntry):
     """State of a worker on a machine. ``ended`` says why its process has ended, if it has."""
 
     start: str
     ended: str | None = None
 
 
-class MachineNotice(_JoinEntry):
+class MachineNotice(_FleetEntry):
     """Notice of eviction that a machine has received; see :class:`~vcasgd.fleet.notices.Notice`."""
 
     kind: Literal["terminate", "rebalance"]
     at: float | None = None
 
 
-class MachineReport(_JoinEntry):
+class MachineReport(_FleetEntry):
     """Last report of a machine; ``workers`` by name."""
 
     at: float
@@ -93,14 +92,27 @@ class MachineReport(_JoinEntry):
     notice: MachineNotice | None = None
 
 
-class MachineEnd(_JoinEntry):
+class MachineEnd(_FleetEntry):
     """Why a machine has to leave, and until when."""
 
     reason: str
     by: float
 
 
-Kind = TypeVar("Kind", bound=_JoinEntry)
+Kind = TypeVar("Kind", bound=_FleetEntry)
+
+
+class WorkerOrder(_FleetEntry):
+    """A worker that a machine has to run. ``start`` differs for each start of its process."""
+
+    worker: str
+    job: str
+    start: str
+    #: Environment of the process, which contains credentials.
+    env: dict[str, str] = Field(repr=False)
+
+
+_ORDERS = TypeAdapter(list[WorkerOrder])
 
 
 class JoinedMachines:
@@ -192,11 +204,11 @@ class JoinedMachines:
             pipe.hget(names.WORKER_ORDERS, machine)
             pipe.hget(names.JOINED_ENDS, machine)
             _, orders, end = pipe.execute()
-        return read_orders(machine, orders), _read(MachineEnd, machine, end)
+        return _read_orders(machine, orders), _read(MachineEnd, machine, end)
 
     def orders_of(self, machine: str) -> list[WorkerOrder]:
         """Return the workers that a machine has to run."""
-        return read_orders(machine, self._ledger.hget(names.WORKER_ORDERS, machine))
+        return _read_orders(machine, self._ledger.hget(names.WORKER_ORDERS, machine))
 
     def remove(self, *machines: str) -> None:
         """Remove machines that have left."""
@@ -244,6 +256,32 @@ class JoinedMachines:
         self._ledger.hset(names.JOINED_ENDS, machine, end.model_dump_json())
 
 
+class WorkerOrders:
+    """The workers that each machine has to run. Only the leading controller writes them.
+
+    Methods raise :class:`~vcasgd.errors.StoreUnavailable`.
+    """
+
+    def __init__(self, ledger: RedisClient) -> None:
+        self._ledger = ledger
+
+    def all(self) -> dict[str, list[WorkerOrder]]:
+        """Return the orders by machine."""
+        rows = self._ledger.hgetall(names.WORKER_ORDERS)
+        return {name.decode(): _read_orders(name.decode(), row) for name, row in rows.items()}
+
+    def set(self, orders: Mapping[str, Iterable[WorkerOrder]]) -> None:
+        """Replace the orders of some machines."""
+        if orders:
+            rows = {machine: to_json(own) for machine, own in orders.items()}
+            self._ledger.hset(names.WORKER_ORDERS, mapping=rows)
+
+    def forget(self, *machines: str) -> None:
+        """Delete the orders of machines that are lost."""
+        if machines:
+            self._ledger.hdel(names.WORKER_ORDERS, *machines)
+
+
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
@@ -256,3 +294,17 @@ def _read(kind: type[Kind], name: str, row: bytes | None) -> Kind | None:
     except ValidationError:
         log.warning("the %s of %s can't be read", kind.__name__, name)
         return None
+
+
+def to_json(orders: Iterable[WorkerOrder]) -> str:
+    """Return the JSON of a machine's orders."""
+    return _ORDERS.dump_json([*orders]).decode()
+
+
+def _read_orders(machine: str, row: bytes | None) -> list[WorkerOrder]:
+    """Return a machine's orders; none if they can't be read."""
+    try:
+        return _ORDERS.validate_json(row or b"[]")
+    except ValidationError:
+        log.warning("the orders of %s can't be read", machine)
+        return []
