@@ -35,7 +35,8 @@ from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.leases import Accounts, Lease, Leases
+from vcasgd.store.ledger.leases import Lease, Leases
+from vcasgd.store.ledger.servers import Accounts
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")

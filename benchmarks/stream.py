@@ -32,8 +32,8 @@ from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, running
 from vcasgd.store.connection import RedisClient, connect
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.servers import Control
 
 OUT = Path(__file__).resolve().parent / "results" / "stream.md"
 #: Seconds for the state to reach all readers, and for one event.

@@ -18,9 +18,9 @@ from vcasgd.stack import StackHome, running
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect
 from vcasgd.store.embedded.server import ServerFiles
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.task.package import digest_of, pack
 

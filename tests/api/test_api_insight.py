@@ -14,7 +14,8 @@ from support.api_harness import Api, spec
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.events import EventLog, thinned
-from vcasgd.store.ledger.leases import Accounts, Lease, WorkKind
+from vcasgd.store.ledger.leases import Lease, WorkKind
+from vcasgd.store.ledger.servers import Accounts
 
 BORN = {"pool": "local", "zone": "", "machine_type": "process", "spot": True,
         "price_per_hour": 0.1, "replaced_by": None, "reason": None, "lost": False}  # fmt: skip

@@ -12,10 +12,11 @@ from support.harness import RedisServer
 
 from vcasgd.api.platform import BLOCK_BYTES, Platform, PlatformState, packed
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.events import EventFeed
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.servers import Control, Servers
+from vcasgd.store.ledger.servers import Servers
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import ApiTokens
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.costs import Workloads
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.placement import Clearances
-from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker_names import worker_name
 

@@ -14,8 +14,8 @@ from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.servers import Control
 
 ROW = Machine("m-1", "east", MachineState.RUNNING, NOW, None, "", 1.0, True, joined=False)
 

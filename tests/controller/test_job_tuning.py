@@ -14,7 +14,8 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.leases import Accounts, Leases
+from vcasgd.store.ledger.leases import Leases
+from vcasgd.store.ledger.servers import Accounts
 from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.ledger.workers import WorkerBeats
 

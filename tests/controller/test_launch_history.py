@@ -18,7 +18,7 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.plan import Blame, Launch
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.control import Control
 
 LAUNCH = Launch("east", 2, "token", "a", ("small",), True, ("A",))
 

@@ -20,10 +20,10 @@ from vcasgd.errors import Fenced, StoreError
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import CONTROLLER
+from vcasgd.store.ledger.control import Control, LaunchRecord
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.leases import LostWorkers
 from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrder, WorkerOrders
-from vcasgd.store.ledger.servers import Control, Pool
 
 Eventually = Callable[..., Any]
 
@@ -146,13 +146,13 @@ def test_a_controller_deposed_between_read_and_write_changes_nothing(
     assert [each.worker for each in WorkerOrders(of_successor).all()[machine]] == ["c.join-p-1"]
     for write in (
         lambda: stored.set({machine: []}),
-        lambda: Control(fenced).set_pool("east", Pool(launches=1)),
+        lambda: Control(fenced).set_launches("east", LaunchRecord(launches=1)),
         lambda: Control(fenced).publish({"m": {}}, {}),
         in_pipeline.execute,
     ):
         with pytest.raises(Fenced):
             write()
-    assert Control(stepping.connection).all_pools() == {}
+    assert Control(stepping.connection).launches() == {}
     assert not stepping.connection.exists("key")
     names = {each["name"] for each in stepping.connection.client_list()}
     assert not names & {each["name"] for each in rows if each["name"]}

@@ -15,8 +15,7 @@ from support.world import World
 from benchmarks.measure.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
 from vcasgd.controller.fleet.loop import LOOK_SECONDS, FleetLoop
 from vcasgd.settings import Settings
-from vcasgd.store.ledger.leases import Lease
-from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.leases import Lease, LostWorkers
 from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.worker_names import worker_name
 

@@ -20,10 +20,10 @@ from vcasgd.controller.fleet.machine_timeline import (
 from vcasgd.fleet.costs import report
 from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
-from vcasgd.store.ledger.servers import Control
 from vcasgd.worker_names import worker_name
 
 COUNT = 1000

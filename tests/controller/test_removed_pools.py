@@ -18,8 +18,8 @@ from vcasgd.controller.fleet.cloud_calls import CloudCalls
 from vcasgd.controller.fleet.pools import RETRY_SECONDS, PoolRegistry
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.servers import Control
 
 
 def submit(jobs: Jobs, pool: str) -> str:

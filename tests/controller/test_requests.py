@@ -7,7 +7,7 @@ from support.two_clouds import TwoClouds
 
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.fleet.providers.base import Boot
-from vcasgd.store.ledger.servers import RequestResult
+from vcasgd.store.ledger.control import RequestResult
 
 
 def result_of(

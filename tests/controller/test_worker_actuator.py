@@ -18,7 +18,7 @@ from vcasgd.fleet.pools import parse_pools
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.leases import LostWorkers
 from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrders
 from vcasgd.worker_names import worker_name
 

@@ -15,7 +15,8 @@ from support.world import World, blocks_of
 from vcasgd.errors import Fenced
 from vcasgd.learning.applied_record import AppliedRecord
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.leases import Accounts, Evaluations, Lease, Leases
+from vcasgd.store.ledger.leases import Evaluations, Lease, Leases
+from vcasgd.store.ledger.servers import Accounts
 
 pytestmark = pytest.mark.both_servers
 

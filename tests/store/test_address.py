@@ -10,7 +10,7 @@ import pytest
 from support.servers import TlsServer, running_server
 
 from vcasgd.errors import StoreError
-from vcasgd.store.address import ServerAddress, address_of
+from vcasgd.store.sentinel import ServerAddress, address_of
 
 
 @pytest.fixture(scope="module")

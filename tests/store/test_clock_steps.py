@@ -11,8 +11,8 @@ from support.servers import url_of
 from support.world import World
 
 from vcasgd.store.connection import RedisClient, connect
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.leases import Lease
-from vcasgd.store.ledger.servers import Control
 from vcasgd.store.tensors import push_slots as module
 from vcasgd.store.tensors.push_slots import PushSlots
 

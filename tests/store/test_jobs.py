@@ -21,9 +21,10 @@ from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger import events as history
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.job import Failure, JobRecord, JobState, ModelFacts
 from vcasgd.store.ledger.jobs import FAILURES_KEPT, Jobs
-from vcasgd.store.ledger.servers import NONCE_BITS, Control, Servers
+from vcasgd.store.ledger.servers import NONCE_BITS, Servers
 
 PACKAGE = "a" * 64
 ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)

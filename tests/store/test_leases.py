@@ -11,8 +11,7 @@ from support.world import World
 
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.job import JobState
-from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
-from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.leases import Lease, Leases, LostWorkers, Wait, WorkKind
 from vcasgd.store.ledger.untrusted import Heartbeat
 
 pytestmark = pytest.mark.both_servers

@@ -17,7 +17,7 @@ from support.world import World, blocks_of
 from vcasgd.errors import StoreUnavailable
 from vcasgd.learning.subtask_set import BLOCK, SubtaskSet
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger import leases as leases_module
+from vcasgd.store.ledger import servers as servers_module
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.subtasks import read_subtasks
@@ -148,7 +148,7 @@ def test_a_server_that_dies_between_the_parts_of_its_record(
     moment: Moment,
 ) -> None:
     """A successor stores the whole record, and work is leased exactly where it lacks something."""
-    monkeypatch.setattr(leases_module, "MAX_BLOCKS_STORED", 1)
+    monkeypatch.setattr(servers_module, "MAX_BLOCKS_STORED", 1)
     fired = 0
     for at in range(1, 100):
         fault = Fault(at, moment)
@@ -174,7 +174,7 @@ def test_a_report_that_is_interrupted_between_its_parts(
     moment: Moment,
 ) -> None:
     """It is repeated as a whole, by the same server or by its successor."""
-    monkeypatch.setattr(leases_module, "MAX_REPORTED", 1)
+    monkeypatch.setattr(servers_module, "MAX_REPORTED", 1)
     for successor in (False, True):
         fired = 0
         for at in range(1, 100):

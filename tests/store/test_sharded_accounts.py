@@ -15,7 +15,8 @@ from vcasgd.errors import Fenced
 from vcasgd.learning.applied_record import AppliedRecord
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import combined_totals
-from vcasgd.store.ledger.leases import Accounts, Lease
+from vcasgd.store.ledger.leases import Lease
+from vcasgd.store.ledger.servers import Accounts
 
 SHARDS = 3
 EPOCHS, WIDTH = 3, 3

@@ -10,7 +10,7 @@ import pytest
 from support.harness import RedisServer
 
 from vcasgd.errors import StoreError, StoreUnavailable
-from vcasgd.store.watchdog import Watchdog
+from vcasgd.store.quotas import Watchdog
 
 pytestmark = pytest.mark.both_servers
 

@@ -27,10 +27,11 @@ from support.waiting import PATIENCE, await_truth
 from vcasgd.client import Client
 from vcasgd.spec.job import JobSpec
 from vcasgd.storage.objects import Storage
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.leases import Accounts, Lease, Leases
-from vcasgd.store.ledger.servers import Control, Servers
+from vcasgd.store.ledger.leases import Lease, Leases
+from vcasgd.store.ledger.servers import Accounts, Servers
 
 HEARTBEAT = 1.0
 PACKAGE_LIMIT_MB = 1.0

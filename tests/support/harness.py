@@ -39,9 +39,10 @@ from vcasgd.store.admission import worker_environment
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
 from vcasgd.store.keys import TensorKeys
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.servers import Control, Servers
+from vcasgd.store.ledger.servers import Servers
 from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.store.tensors.sharded import ShardedSnapshots
 from vcasgd.store.tensors.snapshot_store import SnapshotStore

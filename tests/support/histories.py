@@ -31,8 +31,7 @@ from support.servers import Moment
 from support.world import HonestWorker, World, run_to_end
 from vcasgd.errors import Fenced, SnapshotMissing, StoreUnavailable
 from vcasgd.parameter_server.shard import Shard
-from vcasgd.store.ledger.leases import Lease
-from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.leases import Lease, LostWorkers
 from vcasgd.store.tensors.updates import PushResult, UpdateSender
 
 WORKERS = ("ann", "bob", "cyd")

@@ -29,8 +29,7 @@ from vcasgd.fleet.notices import Notice
 from vcasgd.store.connection import connect
 from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.leases import Lease, Leases
-from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.leases import Lease, Leases, LostWorkers
 from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrders
 from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker_names import worker_name

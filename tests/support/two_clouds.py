@@ -20,7 +20,7 @@ from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.notices import Notice
 from vcasgd.settings import Settings
-from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.workers import WorkerBeats
 
 

@@ -35,8 +35,9 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys, TensorKeys
 from vcasgd.store.ledger.job import JobState, ModelFacts
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.leases import Accounts, Lease, Leases, Wait
+from vcasgd.store.ledger.leases import Lease, Leases, Wait
 from vcasgd.store.ledger.leases import WorkKind as Work
+from vcasgd.store.ledger.servers import Accounts
 from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import Meta, Record, encode_integers

@@ -10,7 +10,7 @@ import pytest
 from support.harness import Harness
 
 from vcasgd.errors import SpecError
-from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.control import Control
 
 
 def test_the_first_cluster_claims_the_ledger(harness: Harness) -> None:

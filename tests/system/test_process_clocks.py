@@ -32,7 +32,7 @@ from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import connect
 from vcasgd.store.ledger.leases import Renewal
-from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.control import Control
 from vcasgd.worker.departure import Departure
 for line in sys.stdin:
     print(eval(f"({line})"), flush=True)

@@ -12,7 +12,7 @@ from support.training import BATCH, Training
 
 from vcasgd.fleet.notices import NoticeKind
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.leases import LostWorkers
 
 Eventually = Callable[..., Any]
 #: Long enough for a notice to be seen, and some steps.

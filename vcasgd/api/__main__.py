@@ -22,7 +22,7 @@ from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient, connect, patiently
-from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.control import Control
 
 log = logging.getLogger(__name__)
 

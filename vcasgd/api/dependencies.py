@@ -13,11 +13,12 @@ from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import ApiTokens
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.costs import Costs, Workloads
 from vcasgd.store.ledger.events import EventFeed
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.machines import JoinedMachines
-from vcasgd.store.ledger.servers import Control, Servers
+from vcasgd.store.ledger.servers import Servers
 from vcasgd.store.ledger.workers import WorkerBeats
 
 Service = TypeVar("Service")

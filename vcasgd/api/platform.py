@@ -36,10 +36,11 @@ from vcasgd.schemas.base import finite
 from vcasgd.schemas.fleet import MachineRow
 from vcasgd.schemas.stream import FleetBrief, JobBrief, NodeBrief, StoreBrief
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.events import LARGEST_NUMBER, LAST_JOB, EventCursor, EventFeed
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.servers import Control, Servers
+from vcasgd.store.ledger.servers import Servers
 from vcasgd.store.quotas import read_gauges
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from vcasgd.errors import VcasgdError
 from vcasgd.logging import last_lines
 from vcasgd.stack import StackHome, StackState
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.untrusted import Heartbeat
 
 #: Lines per log; shows the last actions of a part and fits into the report of a test.

@@ -18,7 +18,7 @@ from typing import Any
 from vcasgd.errors import Fenced, StoreError
 from vcasgd.settings import Settings
 from vcasgd.steady_time import boot_time
-from vcasgd.store.ledger.servers import Control, enter_lease
+from vcasgd.store.ledger.control import Control, enter_lease
 from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)

@@ -30,10 +30,10 @@ from vcasgd.settings import Settings, load_settings
 from vcasgd.storage.life_sign import SIGNS, LifeSign
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect, patiently
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.machines import JoinedMachines
-from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.workers import WorkerBeats
-from vcasgd.store.watchdog import Watchdog
+from vcasgd.store.quotas import Watchdog
 
 log = logging.getLogger(__name__)
 

@@ -30,9 +30,10 @@ from vcasgd.gateway.relay import (
 )
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
-from vcasgd.store.address import LEDGER, address_of, tensors_service
+from vcasgd.store.admission import LEDGER, tensors_service
 from vcasgd.store.connection import connect
 from vcasgd.store.ledger.api_tokens import ApiTokens
+from vcasgd.store.sentinel import address_of
 
 log = logging.getLogger(__name__)
 

@@ -42,13 +42,13 @@ from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.admission import TensorsAdmission
 from vcasgd.store.connection import RedisClient, check_server, connect, patiently, without_secret
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.lost_workers import LostWorkers
-from vcasgd.store.ledger.servers import Control, Servers, node_name
-from vcasgd.store.quotas import MemoryQuota, read_gauges
+from vcasgd.store.ledger.leases import LostWorkers
+from vcasgd.store.ledger.servers import Servers, node_name
+from vcasgd.store.quotas import MemoryQuota, Watchdog, read_gauges
 from vcasgd.store.tensors.updates import Arrivals, wait_for_entries
-from vcasgd.store.watchdog import Watchdog
 from vcasgd.threads import Background, DaemonThreads
 
 log = logging.getLogger(__name__)

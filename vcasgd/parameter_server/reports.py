@@ -18,8 +18,8 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.job import Failure
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.leases import Accounts
 from vcasgd.store.ledger.placement import Owners, Suspect
+from vcasgd.store.ledger.servers import Accounts
 from vcasgd.store.ledger.tuning import Tuned, Tunings
 from vcasgd.store.tensors.header import UNSIGNED, Header
 from vcasgd.store.tensors.snapshot import UpdateTotals

@@ -21,8 +21,8 @@ from vcasgd.stack.home import PartState, StackHome, StackState
 from vcasgd.stack.layout import kind_of
 from vcasgd.stack.parts import PARTS, PROBE_SECONDS, mark
 from vcasgd.store.connection import connect
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.servers import Control
 
 log = logging.getLogger(__name__)
 

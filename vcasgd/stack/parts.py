@@ -35,7 +35,8 @@ from vcasgd.store.embedded.server import (
     write_configuration,
     write_sentinel_configuration,
 )
-from vcasgd.store.ledger.servers import Control, Servers, node_name
+from vcasgd.store.ledger.control import Control
+from vcasgd.store.ledger.servers import Servers, node_name
 
 #: Kinds that must be ready before each start of a part, in order of start, which is the opposite of
 #: that of shutdown. A parameter server needs only the tensors server of its own store node.

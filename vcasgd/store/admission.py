@@ -23,11 +23,12 @@ from vcasgd.store.acl import (
     tensors_user,
     worker_key,
 )
-from vcasgd.store.address import LEDGER, tensors_service
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.placement import Clearances
 
+#: Name of the ledger among the services of a stack.
+LEDGER = "ledger"
 #: Stands for the folder with the sockets on a machine that joined by itself.
 SOCKETS = "/sockets"
 #: Most workers of one job that have access. A user takes 16 KB of a server's memory.
@@ -36,6 +37,11 @@ MAX_WORKERS = 10_000
 MAX_UNPLACED = 1000
 #: Users that are created at once, in less than a tenth of a second; updates wait meanwhile.
 USERS_AT_ONCE = 200
+
+
+def tensors_service(node: int) -> str:
+    """Return the name of a store node's tensors server among the services of a stack."""
+    return f"tensors-{node}"
 
 
 def worker_environment(settings: Settings, job: str, worker: str) -> dict[str, str]:
@@ -56,7 +62,7 @@ def joined_environment(
     """Return :func:`worker_environment` for a machine that joined by itself, a ``volunteer``'s or
     one's own.
 
-    It reaches the servers by Unix sockets, one for each of :data:`~vcasgd.store.address.LEDGER`
+    It reaches the servers by Unix sockets, one for each of :data:`LEDGER`
     and the tensors servers, in the folder that :data:`SOCKETS` stands for. Raises
     :class:`~vcasgd.errors.SpecError` if workers would get the platform's own credentials.
     """

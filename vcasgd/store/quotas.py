@@ -1,4 +1,4 @@
-"""Load of a server, and quotas of what a job's workers write.
+"""Load of a server, quotas of what a job's workers write, and the end of endless scripts.
 
 Workers write directly, because a server checks the commands of a script against the rules of the
 user that runs it. So a hostile one can write any amount, while readers hold a whole key in memory.
@@ -6,19 +6,26 @@ user that runs it. So a hostile one can write any amount, while readers hold a w
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from vcasgd.errors import StoreError, StoreUnavailable
 from vcasgd.limits import MAX_ENTRIES, MAX_SHARE_BESIDE_OTHERS
 from vcasgd.store.atomic import FULL_SHARE
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.tensors.snapshot_index import SCANNED, SCANS
 
+log = logging.getLogger(__name__)
+
 #: Seconds for which a job may keep what it wrote while it was alone: updates in transit are
 #: processed meanwhile, and slots of silent workers released.
 GRACE_SECONDS = 60.0
+#: Seconds between two probes of a :class:`Watchdog`.
+PROBE_SECONDS = 1.0
 
 
 class ContentQuota:
@@ -147,3 +154,46 @@ def read_gauges(client: RedisClient, streams: Sequence[str] = ()) -> ServerGauge
         replicas=int(replication.get("connected_slaves") or 0),
         lengths=tuple(lengths),
     )
+
+
+class Watchdog(threading.Thread):
+    """Thread that probes a server, and ends endless scripts. ``name`` is for the log.
+
+    While a script runs for longer than ``busy-reply-threshold`` (5 s by default), a server answers
+    ``BUSY`` to everybody, for as long as the script runs. Workers can run only scripts whose loops
+    are bounded, so this is the second line of defense.
+    """
+
+    def __init__(self, server: RedisClient, name: str) -> None:
+        super().__init__(name=f"watchdog-{name}", daemon=True)
+        self._server = server
+        self._server_name = name
+        self._pause = threading.Event()
+
+    def run(self) -> None:
+        while not self._pause.wait(PROBE_SECONDS):
+            try:
+                self._probe()
+            except Exception:
+                # A probe that stops is none.
+                log.exception("probe of the %s", self._server_name)
+
+    def _probe(self) -> None:
+        try:
+            self._server.ping()
+        except StoreUnavailable:
+            self._kill_script()
+        except StoreError as error:
+            log.warning("%s: %s", self._server_name, error)
+
+    def _kill_script(self) -> None:
+        """Kill the running script, if the server is busy with one that has not written yet."""
+        try:
+            self._server.execute_command("SCRIPT KILL")
+        except StoreUnavailable:
+            return  # The server is down or frozen.
+        except StoreError as error:
+            if "UNKILLABLE" in error.message:
+                log.error("%s: blocked by a script: %s", self._server_name, error)
+            return
+        log.error("%s: killed a script that blocked it", self._server_name)

@@ -1,14 +1,15 @@
-"""Discovery of the primary through Redis Sentinel, and checks that it still is the primary.
+"""Discovery of servers: the primary that Redis Sentinel names, and the address in a URL.
 
 ``redis+sentinel://[user:password@]host:port[,host:port…]/service[/db][?options]``
 """
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -16,10 +17,12 @@ from redis.connection import SSLConnection, parse_url
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelManagedConnection
 
+from vcasgd.errors import StoreError
+from vcasgd.store.replies import mapped_errors
 from vcasgd.store.tls import tls_options
 
 SCHEMES = ("redis+sentinel", "rediss+sentinel")
-SENTINEL_PORT = 26379
+SERVER_PORT, SENTINEL_PORT = 6379, 26379
 #: Sentinels answer from memory; one that needs longer is skipped.
 SENTINEL_SECONDS = 1.0
 #: Answers of a server that no longer is the primary, or must not act as one.
@@ -147,6 +150,23 @@ class _Sentinels(Sentinel):  # type: ignore[misc]
         return known, errors
 
 
+def _sentinels_of(
+    url: SentinelUrl, seconds: float = SENTINEL_SECONDS, **options: Any
+) -> _Sentinels:
+    """Return the Sentinels of a URL, with these options of redis-py, which the URL overrides."""
+    seconds = min(SENTINEL_SECONDS, seconds)
+    return _Sentinels(
+        url.hosts,
+        sentinel_kwargs={
+            "retry": Retry(NoBackoff(), 0),
+            **options,
+            **url.sentinel_options,
+            "socket_timeout": seconds,
+            "socket_connect_timeout": seconds,
+        },
+    )
+
+
 def primary_of(
     url: SentinelUrl, client_class: type[redis.Redis], **options: Any
 ) -> tuple[Any, Callable[[], None]]:
@@ -155,17 +175,11 @@ def primary_of(
     The function raises :class:`redis.ConnectionError` unless a majority of the Sentinels
     confirms that the client's server is still the primary.
     """
-    # The Sentinels get the same redis-py options as the server.
-    short = min(SENTINEL_SECONDS, options["socket_timeout"])
-    sentinels = _Sentinels(
-        url.hosts,
-        sentinel_kwargs={
-            **{name: each for name, each in options.items() if name.startswith("ssl_")},
-            **url.sentinel_options,
-            **{name: options[name] for name in ("retry", "protocol", "socket_keepalive")},
-            "socket_timeout": short,
-            "socket_connect_timeout": short,
-        },
+    sentinels = _sentinels_of(
+        url,
+        **{name: value for name, value in options.items() if name.startswith("ssl_")},
+        **{name: options[name] for name in ("retry", "protocol", "socket_keepalive")},
+        seconds=options["socket_timeout"],
     )
     client = sentinels.master_for(
         url.service,
@@ -186,16 +200,7 @@ def primary_of(
 def named_primary(url: str) -> Address | None:
     """Return host and port of the primary of a service's URL; None without a majority."""
     parsed = SentinelUrl.parse(url)
-    sentinels = _Sentinels(
-        parsed.hosts,
-        sentinel_kwargs={
-            **tls_options(url),
-            **parsed.sentinel_options,
-            "retry": Retry(NoBackoff(), 0),
-            "socket_timeout": SENTINEL_SECONDS,
-            "socket_connect_timeout": SENTINEL_SECONDS,
-        },
-    )
+    sentinels = _sentinels_of(parsed, **tls_options(url))
     with sentinels:
         return sentinels.confirmed_primary(parsed.service)
 
@@ -218,3 +223,51 @@ def primary_url(url: str) -> str | None:
     # A client that does not ask the Sentinels does not need their password.
     query = [pair for pair in parse_qsl(parts.query) if not pair[0].startswith("sentinel_")]
     return f"{scheme}://{credentials}{at}{host}:{primary[1]}/{database}?{urlencode(query)}"
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Address for connections that only pass bytes on.
+
+    It is ``host`` and ``port``, or the Unix socket ``path``.
+    """
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    tls: ssl.SSLContext | None = field(default=None, compare=False)
+
+
+def address_of(url: str) -> ServerAddress:
+    """Return the address in a URL; with Sentinel, that of the present primary.
+
+    Raises :class:`StoreError`.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return ServerAddress(path=parts.path)
+    tls = _context(url) if parts.scheme.startswith("rediss") else None
+    if url.startswith(SCHEMES):
+        parsed = SentinelUrl.parse(url)
+        with mapped_errors(), _sentinels_of(parsed, **tls_options(url)) as sentinels:
+            host, port = sentinels.discover_master(parsed.service)
+        return ServerAddress(host, port, tls=tls)
+    return ServerAddress(parts.hostname or "localhost", parts.port or SERVER_PORT, tls=tls)
+
+
+def _context(url: str) -> ssl.SSLContext:
+    """Return the TLS configuration that redis-py would use for a URL."""
+    tls_options(url)
+    query = {name: values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
+    try:
+        context = ssl.create_default_context()
+        if "ssl_ca_certs" in query:
+            context.load_verify_locations(query["ssl_ca_certs"])
+        if "ssl_certfile" in query:
+            context.load_cert_chain(query["ssl_certfile"], query.get("ssl_keyfile"))
+    except (OSError, ssl.SSLError) as error:
+        raise StoreError(
+            f"the certificates in the URL of a store can't be used: {error}"
+        ) from error
+    context.check_hostname = query.get("ssl_check_hostname", "true").lower() != "false"
+    return context

@@ -33,8 +33,8 @@ from vcasgd.schemas.fleet import (
     StoreView,
     WorkerRow,
 )
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.store.quotas import read_gauges
 

@@ -42,10 +42,10 @@ from vcasgd.spec.problems import spec_errors
 from vcasgd.spec.stability import unstable_settings
 from vcasgd.storage.checkpoints import Checkpoints
 from vcasgd.storage.objects import Storage
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.job_secrets import encrypt_secrets
 from vcasgd.store.ledger.retention import Retention
-from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.workers import WorkerBeats
 
 router = APIRouter(tags=["jobs"])

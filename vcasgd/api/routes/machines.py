@@ -34,14 +34,14 @@ from vcasgd.schemas.machines import (
     ReportView,
 )
 from vcasgd.settings import Settings
-from vcasgd.store.address import LEDGER, tensors_service
+from vcasgd.store.admission import LEDGER, tensors_service
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.machines import (
     JoinedMachines,
     WorkerOrder,
     WorkerReport,
 )
-from vcasgd.store.ledger.servers import Control
 
 log = logging.getLogger(__name__)
 

@@ -37,9 +37,9 @@ from vcasgd.logging import bound
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.admission import joined_environment, worker_environment
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.servers import Control
 from vcasgd.worker_names import job_of, machine_of, worker_name
 
 log = logging.getLogger(__name__)

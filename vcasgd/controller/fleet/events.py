@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from vcasgd.fleet.providers.base import Machine, MachineState
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.servers import Control
 
 #: Seconds between two complete writes of the published view.
 WRITE_ALL_SECONDS = 60.0

@@ -11,7 +11,7 @@ from vcasgd.errors import CloudUnavailable, FleetError, NoCapacity, QuotaExceede
 from vcasgd.fleet.observed import Market
 from vcasgd.fleet.plan import Blame, Launch, market_name
 from vcasgd.fleet.providers.base import Machine
-from vcasgd.store.ledger.servers import Control, Pool
+from vcasgd.store.ledger.control import Control, LaunchRecord
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +29,15 @@ class LaunchHistory:
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        self._rows: dict[str, Pool] = {}
+        self._rows: dict[str, LaunchRecord] = {}
 
     def load(self) -> None:
         """Read all rows."""
-        self._rows = self._control.all_pools()
+        self._rows = self._control.launches()
 
-    def pool(self, name: str) -> Pool:
+    def pool(self, name: str) -> LaunchRecord:
         """Return the row of a pool or market; an empty one if it has none."""
-        return self._rows.get(name, Pool())
+        return self._rows.get(name, LaunchRecord())
 
     def markets(self, pool: str, now: float) -> dict[tuple[str, bool], Market]:
         """Return the markets of a pool by zone and whether they are spot."""
@@ -83,7 +83,7 @@ class LaunchHistory:
             row = replace(row, blocked_until=0.0, reason=None, refused_since=None)
         self._set(name, row)
         if self.pool(launch.pool).failures:
-            self._set(launch.pool, Pool())
+            self._set(launch.pool, LaunchRecord())
 
     def refused(self, launch: Launch, error: FleetError, held: int, now: float) -> None:
         """Record a launch that was refused. ``held``: machines of its kind that the pool has."""
@@ -94,7 +94,7 @@ class LaunchHistory:
             self._set(name, replace(row, launches=row.launches + 1))
         if isinstance(error, QuotaExceeded):
             why = f"quota: the account may have {held} such machines: {error}"
-            row = Pool(blocked_until=now + QUOTA_SECONDS, reason=why, quota=held)
+            row = LaunchRecord(blocked_until=now + QUOTA_SECONDS, reason=why, quota=held)
             self._set(_quota_name(launch.pool, launch.spot), row)
         elif not isinstance(error, NoCapacity):
             name = launch.pool
@@ -149,9 +149,9 @@ class LaunchHistory:
             ),
         )
 
-    def _set(self, name: str, row: Pool) -> None:
+    def _set(self, name: str, row: LaunchRecord) -> None:
         self._rows[name] = row
-        self._control.set_pool(name, row)
+        self._control.set_launches(name, row)
 
 
 def _quota_name(pool: str, spot: bool) -> str:

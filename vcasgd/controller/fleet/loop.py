@@ -32,10 +32,10 @@ from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import ApiTokens
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.leases import LostWorkers
 from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrders
-from vcasgd.store.ledger.servers import Control
 from vcasgd.store.ledger.workers import WorkerBeats
 
 log = logging.getLogger(__name__)

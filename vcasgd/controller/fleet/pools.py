@@ -12,7 +12,7 @@ from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.joining import JoinedFleet
 from vcasgd.fleet.providers.registry import configured_pools, make_providers, make_reachable
 from vcasgd.settings import Settings
-from vcasgd.store.ledger.servers import Control
+from vcasgd.store.ledger.control import Control
 
 log = logging.getLogger(__name__)
 

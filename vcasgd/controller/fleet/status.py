@@ -20,7 +20,7 @@ from vcasgd.fleet.providers.base import Machine
 from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.leases import LostWorkers
 from vcasgd.worker_names import machine_of, worker_name
 
 

@@ -21,7 +21,7 @@ from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.fleet.observed import WorkerView
 from vcasgd.logging import isolated
 from vcasgd.settings import Settings
-from vcasgd.store.ledger.lost_workers import LostWorkers
+from vcasgd.store.ledger.leases import LostWorkers
 from vcasgd.store.ledger.machines import (
     JoinedMachines,
     MachineReport,

@@ -1,27 +1,26 @@
-"""Leases, accounts, and evaluations of work items. Deadlines use the ledger's clock."""
+"""Leases and evaluations of work items, and lost workers. Deadlines use the ledger's clock."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from vcasgd.logging import isolated
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import CLEARANCES, LedgerKeys
 from vcasgd.store.ledger.job import as_count
+from vcasgd.store.replies import mapped_errors
 
-#: Done subtasks in one call of the script, which blocks the ledger meanwhile; times the number of
-#: shards, at most :data:`MAX_LOOKS`.
-MAX_REPORTED, MAX_LOOKS = 1000, 4000
-#: Blocks of an applied record in one call, 128 KiB.
-MAX_BLOCKS_STORED = 256
 #: Subtasks that an idle worker has trained since another one leased the subtask that it takes over.
 OVERTAKING = 2
 #: Start of the reason if a worker gets no work because its pool lacks a clearance.
 UNCLEARED = "not cleared"
+#: Lost workers in one call of the script, and losses of a job that are kept.
+MAX_LOST, MAX_LOSSES_KEPT = 500, 2000
 
 
 class WorkKind(StrEnum):
@@ -161,77 +160,6 @@ class Leases:
         )
 
 
-class Accounts:
-    """Reports of a parameter server about its shard. Every call is idempotent.
-
-    Raises :class:`~vcasgd.errors.Fenced` after a newer parameter server of the shard has reported.
-    """
-
-    def __init__(self, ledger: RedisClient, job: str, shard: int = 0, shards: int = 1) -> None:
-        self._ledger = ledger
-        self._shard, self._shards = shard, shards
-        keys = LedgerKeys(job)
-        self._reports = keys.shards
-        self._keys = [keys.work, keys.leases, keys.holders, keys.open, keys.evaluations,
-                      keys.shards, keys.blocks, keys.counters]  # fmt: skip
-        self._record_keys = [keys.work, keys.shards, keys.blocks]
-        self._account = ledger.script("ledger/account")
-        self._store_record = ledger.script("ledger/store_record")
-        self._reconcile = ledger.script("ledger/reconcile")
-
-    def newest_token(self) -> int:
-        """Return the newest token of a parameter server that has reported; 0 before the first."""
-        return int(self._ledger.hget(self._reports, f"{self._shard}:token") or 0)
-
-    def account(
-        self,
-        token: int,
-        version: int,
-        finished: int,
-        totals: str,
-        done: Sequence[int],
-        *,
-        samples: int = 0,
-        point: int = 0,
-    ) -> bool:
-        """Report newly done subtasks and the number of finished epochs, up to a version.
-
-        ``samples`` are applied, and ``point`` is the newest evaluation point. Many subtasks take
-        several calls of the script; after an error, repeat the report. Returns False if the ledger
-        already has a newer report.
-        """
-        head = [self._shard, self._shards, token, version, finished, totals, samples, point]
-        # The script looks at each subtask in each shard.
-        step = max(1, min(MAX_REPORTED, MAX_LOOKS // self._shards))
-        parts = [done[at : at + step] for at in range(0, len(done), step)] or [()]
-        return all(self._account(keys=self._keys, args=[*head, *part]) for part in parts)
-
-    def reconcile(
-        self,
-        token: int,
-        version: int,
-        finished: int,
-        totals: str,
-        done: Mapping[int, bytes],
-        *,
-        samples: int = 0,
-        point: int = 0,
-        initialise: bool = False,
-    ) -> None:
-        """Report the whole applied record; work that it lacks is leased again.
-
-        ``done`` are the blocks of a :class:`~vcasgd.learning.subtask_set.SubtaskSet`, and
-        ``initialise``: the first snapshot must be created again. The others are those of
-        :meth:`account`. It takes several calls of scripts; after an error, repeat it.
-        """
-        blocks = list(done.items())
-        for at in range(0, len(blocks), MAX_BLOCKS_STORED):
-            part = [each for pair in blocks[at : at + MAX_BLOCKS_STORED] for each in pair]
-            self._store_record(keys=self._record_keys, args=[self._shard, token, *part])
-        head = [self._shard, self._shards, token, version, finished, totals, samples, point]
-        self._reconcile(keys=self._keys, args=[*head, int(initialise), *done])
-
-
 class Evaluations:
     """Evaluations of a job: open, leased, and done.
 
@@ -265,3 +193,63 @@ class Evaluations:
         """Return the time of the last :meth:`open`, or None."""
         at = self._ledger.hget(self._keys.work, "evaluation_at")
         return float(at) if at else None
+
+
+class LostWorkers:
+    """Workers that are known to be lost, as reported by all processes; for one thread.
+
+    Their leases are free at once, and no round waits for them. Methods raise
+    :class:`~vcasgd.errors.StoreUnavailable`.
+    """
+
+    def __init__(self, ledger: RedisClient) -> None:
+        self._ledger = ledger
+        self._lose = ledger.script("ledger/lose")
+        #: Number of the last loss that was read, by job.
+        self._read: dict[str, float] = {}
+
+    def report(self, workers: Mapping[str, Collection[str]]) -> int:
+        """Free the leases of each job's lost workers; return how many there were. Idempotent.
+
+        A worker that is alive after all loses them, trains on with others, and loses no update
+        that it has pushed.
+        """
+        calls = [
+            (job, names[at : at + MAX_LOST])
+            for job, names in ((job, sorted(names)) for job, names in workers.items())
+            for at in range(0, len(names), MAX_LOST)
+        ]
+        with self._ledger.pipeline() as pipe:
+            for job, names in calls:
+                keys = LedgerKeys(job)
+                self._lose(
+                    keys=[keys.record, keys.leases, keys.holders, keys.open, keys.lost],
+                    args=[MAX_LOSSES_KEPT, *names],
+                    client=pipe,
+                )
+            answers = pipe.execute(raise_on_error=False)
+        freed = 0
+        for (job, _), answer in zip(calls, answers, strict=True):
+            # What the workers of one job wrote must not keep the leases of another one.
+            with isolated(job), mapped_errors():
+                if isinstance(answer, Exception):
+                    raise answer
+                freed += answer
+        return freed
+
+    def news(self, jobs: Collection[str]) -> dict[str, frozenset[str]]:
+        """Return the workers that were lost since the last call, by job, in one round trip.
+
+        The first call for a job returns all that are kept, so a worker can be back since then.
+        """
+        self._read = {job: self._read.get(job, 0.0) for job in jobs}
+        with self._ledger.pipeline() as pipe:
+            for job, last in self._read.items():
+                pipe.zrange(LedgerKeys(job).lost, f"({last}", "inf", byscore=True, withscores=True)
+            answers = pipe.execute()
+        news = {}
+        for job, rows in zip(self._read, answers, strict=True):
+            if rows:
+                self._read[job] = max(score for _, score in rows)
+                news[job] = frozenset(name.decode() for name, _ in rows if name)
+        return news

@@ -1,0 +1,245 @@
+"""The controller in the ledger: its lease, its view of the fleet, and requests to it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import redis
+from redis.client import Pipeline
+
+from vcasgd.errors import SpecError, VcasgdError
+from vcasgd.store import keys as names
+from vcasgd.store.connection import RedisClient
+
+#: Seconds for which the result of a request can be asked for.
+RESULT_SECONDS = 3600
+#: Start of the names of a controller's connections; its owner's name follows.
+CONTROLLER_CONNECTION = "vcasgd-controller:"
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """Launch history of a pool or of one of its markets.
+
+    ``launches`` with a known outcome, consecutive ``failures``, and the time until which the pool
+    is not used. Times are Unix seconds.
+    """
+
+    launches: int = 0
+    failures: int = 0
+    blocked_until: float = 0.0
+    reason: str | None = None
+    #: Time of the first of the consecutive refusals.
+    refused_since: float | None = None
+    #: Limit of the account's machines, inferred from the last refusal.
+    quota: int | None = None
+    #: Consecutive machines that never joined, and when the last of them was given up.
+    failed_boots: int = 0
+    given_up_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class RequestResult:
+    """Request to the controller, and what became of it."""
+
+    request: Mapping[str, Any]
+    state: Literal["waiting", "done", "failed"]
+    problem: str | None = None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True)
+class ControlLease:
+    """Answer to a controller that asks for the lease."""
+
+    #: Token of the lease; 0 if another controller holds it.
+    token: int
+    #: Number of times that all controllers took and renewed it since it was last released.
+    renewals: int
+
+
+def enter_lease(connection: Any, owner: str) -> None:
+    """Bind a new connection to a controller's lease.
+
+    The name comes before the check, so a controller that takes the lease after the check finds the
+    connection by its name and closes it (:meth:`Control.close_others`). Raises
+    :class:`redis.ResponseError` if another controller holds the lease.
+    """
+    connection.send_command("CLIENT", "SETNAME", CONTROLLER_CONNECTION + owner)
+    connection.read_response()
+    connection.send_command("HGET", names.CONTROLLER, "owner")
+    holder = connection.read_response()
+    if holder not in (None, owner.encode()):
+        raise redis.ResponseError("FENCED another controller holds the lease")
+
+
+class Control:
+    """The controller's lease, its view of the fleet, and requests to it."""
+
+    def __init__(self, ledger: RedisClient) -> None:
+        self._ledger = ledger
+        self._control = ledger.script("ledger/control")
+
+    def claim(self, cluster: str) -> None:
+        """Claim the ledger for a cluster. Can be repeated.
+
+        Two clusters with one ledger would terminate each other's machines and run each other's
+        jobs. Raises :class:`~vcasgd.errors.SpecError` if another cluster owns it.
+        """
+        if self._ledger.set(names.CLUSTER, cluster, nx=True):
+            return
+        owner = (self._ledger.get(names.CLUSTER) or b"").decode()
+        if owner != cluster:
+            raise SpecError(
+                f"VCASGD_CLUSTER: the ledger belongs to cluster {owner}, not to {cluster}",
+                remedy=f"give each cluster its own servers, or set VCASGD_CLUSTER={owner}",
+                field="VCASGD_CLUSTER",
+            )
+
+    def hold(self, owner: str, lease_seconds: float) -> ControlLease:
+        """Take or renew the lease, unless another controller holds it."""
+        lease_ms = max(1, int(lease_seconds * 1000))
+        return ControlLease(*self._control(keys=[names.CONTROLLER], args=[owner, lease_ms]))
+
+    def release(self, owner: str) -> None:
+        """Release the lease if this controller holds it, so that the next one need not wait."""
+        self._control(keys=[names.CONTROLLER], args=[owner, 0])
+
+    def close_others(self, owner: str) -> None:
+        """Close the connections of all controllers but the one that has just taken the lease.
+
+        :func:`enter_lease` refuses them new ones, so none of them writes after this returns.
+        """
+        for client in self._ledger.client_list():
+            name = client["name"]
+            if name.startswith(CONTROLLER_CONNECTION) and name != CONTROLLER_CONNECTION + owner:
+                self._ledger.client_kill_filter(_id=client["id"])
+
+    def held(self) -> bool:
+        """Return True if a controller holds the lease, by the ledger's clock."""
+        with self._ledger.pipeline(transaction=True) as pipe:
+            pipe.hmget(names.CONTROLLER, "deadline", "lease_ms")
+            pipe.time()
+            (deadline, lease_ms), (seconds, microseconds) = pipe.execute()
+        left_ms: int = int(deadline or 0) - seconds * 1000 - microseconds // 1000
+        # A lease that ends later than a new one was taken before the clock was set back.
+        return 0 < left_ms <= int(lease_ms or 0)
+
+    def record_round(self) -> None:
+        """Record that the controller has observed the fleet and published its view."""
+        self._ledger.hset(names.CONTROLLER, "looked_at", time.time())
+
+    def last_round_at(self) -> float:
+        """Return the time of the last round in Unix seconds; 0 before the first one."""
+        return float(self._ledger.hget(names.CONTROLLER, "looked_at") or 0.0)
+
+    def request(self, kind: str, **details: Any) -> str:
+        """Send a request to the controller, which handles it once, soon.
+
+        Returns its identifier, for :meth:`result`.
+        """
+        row = {"id": secrets.token_hex(8), "kind": kind, **details}
+        with self._ledger.pipeline(transaction=True) as pipe:
+            self._write_result(pipe, RequestResult(row, "waiting"))
+            pipe.rpush(names.COMMANDS, json.dumps(row))
+            pipe.execute()
+        return str(row["id"])
+
+    def result(self, identifier: str) -> RequestResult | None:
+        """Return a request and its result; None if there is none, or it has expired."""
+        stored = self._ledger.get(names.request(identifier))
+        return None if stored is None else RequestResult(**json.loads(stored))
+
+    def finish(self, request: Mapping[str, Any], error: VcasgdError | None = None) -> None:
+        """Record that a request was carried out, or why not."""
+        if error is None:
+            result = RequestResult(request, "done")
+        else:
+            result = RequestResult(request, "failed", error.message, error.remedy)
+        self._write_result(self._ledger, result)
+
+    def _write_result(self, ledger: RedisClient | Pipeline, result: RequestResult) -> None:
+        key = names.request(result.request["id"])
+        ledger.set(key, json.dumps(asdict(result)), ex=RESULT_SECONDS)
+
+    def take_requests(self, most: int = 100) -> list[dict[str, Any]]:
+        """Remove and return requests.
+
+        They are lost if the controller dies right after, and then never have a result. So only
+        requests that can be repeated are sent this way; states are in the jobs' records.
+        """
+        requests = self._ledger.lpop(names.COMMANDS, most)
+        return [json.loads(each) for each in requests or []]
+
+    def publish(self, machines: Mapping[str, Any], pools: Mapping[str, Any]) -> None:
+        """Replace the published view of the fleet."""
+        with self._ledger.pipeline(transaction=True) as pipe:
+            pipe.delete(names.MACHINES)
+            _set_rows(pipe, names.MACHINES, machines)
+            pipe.delete(names.POOLS)
+            _set_rows(pipe, names.POOLS, pools)
+            pipe.execute()
+
+    def update(
+        self, changed: Mapping[str, Any], removed: Iterable[str], pools: Mapping[str, Any] | None
+    ) -> None:
+        """Replace some machines of the published view, remove others, and replace all pools.
+
+        None leaves the pools as they are.
+        """
+        gone = list(removed)
+        with self._ledger.pipeline(transaction=True) as pipe:
+            _set_rows(pipe, names.MACHINES, changed)
+            if gone:
+                pipe.hdel(names.MACHINES, *gone)
+            if pools is not None:
+                pipe.delete(names.POOLS)
+                _set_rows(pipe, names.POOLS, pools)
+            pipe.execute()
+
+    def pool_specs(self) -> dict[str, dict[str, Any]]:
+        """Return the configurations, as last used, of pools that may have machines."""
+        return self._rows(names.POOL_SPECS)
+
+    def set_pool_specs(self, specs: Mapping[str, Any]) -> None:
+        """Store the configurations of pools that may have machines from now on."""
+        _set_rows(self._ledger, names.POOL_SPECS, specs)
+
+    def forget_pool_specs(self, pools: Iterable[str]) -> None:
+        """Delete the configurations of pools whose provider has confirmed that they are empty."""
+        self._ledger.hdel(names.POOL_SPECS, *pools)
+
+    def launches(self) -> dict[str, LaunchRecord]:
+        """Return the launch histories of all pools and markets."""
+        return {name: LaunchRecord(**row) for name, row in self._rows(names.LAUNCHES).items()}
+
+    def set_launches(self, name: str, record: LaunchRecord) -> None:
+        """Replace the launch history of a pool or market."""
+        _set_rows(self._ledger, names.LAUNCHES, {name: asdict(record)})
+
+    def machines(self) -> dict[str, dict[str, Any]]:
+        """Return the published view of machines."""
+        return self._rows(names.MACHINES)
+
+    def machine_texts(self) -> dict[str, bytes]:
+        """Return the rows of :meth:`machines` as JSON, which a reader can compare."""
+        rows = self._ledger.hgetall(names.MACHINES)
+        return {name.decode(): text for name, text in rows.items()}
+
+    def pools(self) -> dict[str, dict[str, Any]]:
+        """Return the published view of pools."""
+        return self._rows(names.POOLS)
+
+    def _rows(self, key: str) -> dict[str, dict[str, Any]]:
+        rows = self._ledger.hgetall(key)
+        return {name.decode(): json.loads(row) for name, row in sorted(rows.items())}
+
+
+def _set_rows(ledger: RedisClient | Pipeline, key: str, rows: Mapping[str, Any]) -> None:
+    if rows:
+        ledger.hset(key, mapping={name: json.dumps(row) for name, row in rows.items()})
