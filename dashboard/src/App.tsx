@@ -1,7 +1,7 @@
 import { Center, Loader } from "@mantine/core";
 import { lazy, Suspense } from "react";
 import { Route, Routes } from "react-router";
-import { useSession } from "./api/session";
+import { useSignedIn } from "./api/signIn";
 import { ErrorState } from "./components/ErrorState";
 import { Shell } from "./components/Shell";
 import { FleetPage } from "./pages/FleetPage";
@@ -15,22 +15,22 @@ const ComparePage = lazy(() => import("./pages/ComparePage"));
 const SubmitPage = lazy(() => import("./pages/SubmitPage"));
 
 export function App() {
-  const session = useSession();
-  if (session.isPending) {
+  const signedIn = useSignedIn();
+  if (signedIn.isPending) {
     return <Waiting />;
   }
-  if (session.isError) {
+  if (signedIn.isError) {
     return (
       <Center mih="100vh" p="md">
-        <ErrorState error={session.error} onRetry={() => session.refetch()} />
+        <ErrorState error={signedIn.error} onRetry={() => signedIn.refetch()} />
       </Center>
     );
   }
-  if (!session.data) {
+  if (!signedIn.data) {
     return <SignInPage />;
   }
   return (
-    <Shell session={session.data}>
+    <Shell signedIn={signedIn.data}>
       <Suspense fallback={<Waiting />}>
         <Routes>
           <Route path="/" element={<JobsPage />} />

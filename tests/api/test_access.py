@@ -25,14 +25,14 @@ OPEN = {
     ("GET", "/healthz"),
     ("GET", "/readyz"),
     ("GET", "/metrics"),
-    ("POST", "/api/v1/session"),
+    ("POST", "/api/v1/sign-in"),
 }
 #: Routes that are not GET and need only scope read, because they change nothing on the platform.
 HARMLESS = {
     ("HEAD", "/packages/{digest}"),
     ("POST", "/jobs/validate"),
     ("POST", "/plan"),
-    ("DELETE", "/session"),
+    ("DELETE", "/sign-in"),
 }
 JOIN_ONLY = {
     ("POST", "/join"),
@@ -86,7 +86,9 @@ def test_every_route_names_its_scope() -> None:
     ],
 )
 def test_only_owners_and_admins_change_a_job(scope: str, owner: str | None, allowed: bool) -> None:
-    error = refusal_for_job(Caller("ann", Scope(scope)), "digits-1", owner)
+    caller = Caller(name="ann", scope=Scope(scope), digest="", created_at=0.0)
+
+    error = refusal_for_job(caller, "digits-1", owner)
 
     assert (error is None) == allowed
     if error is not None:

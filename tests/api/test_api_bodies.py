@@ -52,7 +52,7 @@ def test_huge_body_without_a_token_is_refused_and_not_kept(own_api: Api, declare
         for _ in range(2):
             with suppress(httpx.TransportError):
                 content = bytes(HUGE) if declared else pieces(HUGE)
-                answer = stranger.post("/api/v1/session", content=content)
+                answer = stranger.post("/api/v1/sign-in", content=content)
                 assert answer.status_code == 413
 
     assert own_api.process.peak_bytes() - before < HUGE / 5
@@ -72,7 +72,7 @@ def test_every_route_limits_its_body(api: Api, http: httpx.Client, declared: boo
 
 def test_a_refused_body_names_the_limit(api: Api) -> None:
     with httpx.Client(base_url=api.url, headers=JSON, trust_env=False) as stranger:
-        answer = stranger.post("/api/v1/session", content=b" " * (MAX_PUBLIC_BODY_BYTES + 1))
+        answer = stranger.post("/api/v1/sign-in", content=b" " * (MAX_PUBLIC_BODY_BYTES + 1))
     assert answer.json()["detail"] == "the body is longer than 16 kB"
 
 
@@ -109,7 +109,7 @@ HOSTILE_YAML = {
 }
 
 
-@pytest.mark.parametrize("path", ["jobs", "plan", "tokens", "session", "jobs/validate"])
+@pytest.mark.parametrize("path", ["jobs", "plan", "tokens", "sign-in", "jobs/validate"])
 @pytest.mark.parametrize("value", HOSTILE_JSON.values(), ids=HOSTILE_JSON)
 def test_a_body_that_costs_more_than_its_length_is_refused(
     http: httpx.Client, path: str, value: str

@@ -178,7 +178,7 @@ def crowd(api: Api, size: int, sent: bytes) -> Iterator[list[socket.socket]]:
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", b"GET / HTT", head("POST", "/api/v1/session", None, "Content-Length: 100")],
+    [b"", b"GET / HTT", head("POST", "/api/v1/sign-in", None, "Content-Length: 100")],
     ids=["silent", "half a head", "no body"],
 )
 def test_a_crowd_without_a_token_takes_no_place_from_others(own_api: Api, sent: bytes) -> None:

@@ -13,7 +13,7 @@ import pytest
 from support.api_harness import Api, messages_of, spec, zipped
 from support.waiting import PATIENCE
 
-from vcasgd.api.sessions import COOKIE
+from vcasgd.api.callers import COOKIE
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, Forbidden, NotFound, Unauthorized
 from vcasgd.spec.access import Scope
@@ -236,14 +236,14 @@ def test_open_streams_end_with_their_token(api: Api, client: Client, end: str) -
     assert not api.jobs.get(job).state.over, "the streams did not end with the job"
 
 
-# -- sessions -----------------------------------------------------------------------------------
+# -- sign-ins -----------------------------------------------------------------------------------
 
 
-def test_a_session_is_its_tokens(api: Api, client: Client) -> None:
+def test_a_sign_in_is_its_tokens(api: Api, client: Client) -> None:
     job = api.submit()
     text = client.create_token("ann", "read").token
     with browser(api) as ann:
-        assert ann.post("session", json={"token": text}).status_code == 204
+        assert ann.post("sign-in", json={"token": text}).status_code == 204
         assert text not in str(ann.cookies)
         assert ann.get("me").json()["name"] == "ann"
         answer = ann.post(f"jobs/{job}/cancel", headers=PAGE)
@@ -253,14 +253,14 @@ def test_a_session_is_its_tokens(api: Api, client: Client) -> None:
         answer = ann.get("jobs")
         assert (answer.status_code, answer.json()["detail"]) == (401, "the token ann was revoked")
         client.create_token("ann", "admin")
-        assert ann.get("jobs").status_code == 401, "the session of an earlier token"
+        assert ann.get("jobs").status_code == 401, "the sign-in of an earlier token"
 
 
-def test_a_session_cannot_be_made_for_another_user(api: Api, client: Client) -> None:
+def test_a_sign_in_cannot_be_made_for_another_user(api: Api, client: Client) -> None:
     text = client.create_token("ann", "read").token
     client.create_token("bob", "admin")
     with browser(api) as ann:
-        cookie = ann.post("session", json={"token": text}).cookies[COOKIE]
+        cookie = ann.post("sign-in", json={"token": text}).cookies[COOKIE]
     for forged in (cookie.replace("~ann~", "~bob~"), re.sub("~.*?\\.", ".", cookie)):
         assert forged != cookie
         with browser(api) as eve:

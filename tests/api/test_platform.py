@@ -12,11 +12,7 @@ from support.harness import RedisServer
 
 from vcasgd.api.platform import BLOCK_BYTES, Platform, PlatformState, packed
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.control import Control
-from vcasgd.store.ledger.costs import Costs
-from vcasgd.store.ledger.events import EventFeed
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.servers import Servers
 
 
 @pytest.fixture
@@ -28,9 +24,7 @@ def ledger(tmp_path: Path) -> Iterator[RedisClient]:
 
 async def observed(ledger: RedisClient) -> PlatformState:
     """Let ten readers ask for the state at once."""
-    platform = Platform(
-        Jobs(ledger), Control(ledger), Servers(ledger), Costs(ledger), EventFeed(ledger), ledger
-    )
+    platform = Platform(ledger)
     states = await asyncio.gather(*(platform.newest() for _ in range(10)))
     assert all(state is states[0] for state in states)
     return states[0]

@@ -152,14 +152,14 @@ def test_the_api_answers_as_for_a_stranger(gateway: RunningGateway) -> None:
         assert one.get("/metrics", headers=joining).status_code == 403
         assert one.get("/api/v1/jobs", headers=joining).status_code == 403
         body = {"token": gateway.api.token}
-        cookie = one.post("/api/v1/session", json=body).headers["set-cookie"]
+        cookie = one.post("/api/v1/sign-in", json=body).headers["set-cookie"]
         assert "Secure" in cookie
 
 
 def test_a_token_for_joining_opens_no_session(gateway: RunningGateway) -> None:
     text = JoinToken.parse(token(gateway, "ann")).text
     with gateway.api.http() as http:
-        assert http.post("session", json={"token": text}).status_code == 403
+        assert http.post("sign-in", json={"token": text}).status_code == 403
 
 
 def test_another_certificate_is_refused_before_the_token_is_sent(gateway: RunningGateway) -> None:

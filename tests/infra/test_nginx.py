@@ -18,7 +18,7 @@ from support.harness import Process
 from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.api.sessions import COOKIE
+from vcasgd.api.callers import COOKIE
 from vcasgd.client import Client
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError, SpecError
@@ -99,20 +99,20 @@ def test_dashboard_works_on_any_port_and_its_cookie_is_for_tls_only(
 ) -> None:
     page = {"Origin": site, "Sec-Fetch-Site": "same-origin"}
 
-    signed_in = browser.post("/api/v1/session", json={"token": api.token}, headers=page)
+    signed_in = browser.post("/api/v1/sign-in", json={"token": api.token}, headers=page)
 
     assert signed_in.status_code == 204
     cookie = SimpleCookie(signed_in.headers["Set-Cookie"])[COOKIE]
     assert cookie["secure"]
     assert browser.get("/api/v1/jobs").status_code == 200
     page["X-Vcasgd-Request"] = "dashboard"
-    assert browser.delete("/api/v1/session", headers=page).status_code == 204
+    assert browser.delete("/api/v1/sign-in", headers=page).status_code == 204
 
 
 def test_pages_of_another_port_are_another_site(api: Api, site: str, browser: httpx.Client) -> None:
     other = {"Origin": "https://localhost", "Sec-Fetch-Site": "same-site"}
 
-    answer = browser.post("/api/v1/session", json={"token": api.token}, headers=other)
+    answer = browser.post("/api/v1/sign-in", json={"token": api.token}, headers=other)
 
     assert answer.status_code == 403
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-
-from vcasgd.api.exposition import MetricSources, exposition
-from vcasgd.store.quotas import ServerGauges
+from support.api_harness import Api
 
 INFRA = Path(__file__).parents[2] / "infra"
 NAME = re.compile(r"\bvcasgd_[a-z_]+")
@@ -29,11 +28,11 @@ def names_of_a_family(name: str, kind: str) -> set[str]:
     return {name}
 
 
-def exposed_metrics() -> set[str]:
-    gauges = ServerGauges(**dict.fromkeys(ServerGauges.__dataclass_fields__))
-    text = exposition(MetricSources("0", False, {}, [], {}, gauges, {})).decode()
+def exposed_metrics(api: Api) -> set[str]:
+    text = httpx.get(f"{api.url}/metrics", trust_env=False).text
     families = text_string_to_metric_families(text)
-    return {name for each in families for name in names_of_a_family(each.name, each.type)}
+    names = {name for family in families for name in names_of_a_family(family.name, family.type)}
+    return {name for name in names if name.startswith("vcasgd_")}
 
 
 def queries(panels: list[dict[str, Any]]) -> Iterator[str]:
@@ -41,17 +40,17 @@ def queries(panels: list[dict[str, Any]]) -> Iterator[str]:
         yield from (target["expr"] for target in panel.get("targets", []))
 
 
-def test_dashboard_shows_exactly_the_exported_metrics() -> None:
+def test_dashboard_shows_exactly_the_exported_metrics(api: Api) -> None:
     board = json.loads((INFRA / "grafana" / "vcasgd.json").read_text())
 
-    assert set(NAME.findall(" ".join(queries(board["panels"])))) == exposed_metrics()
+    assert set(NAME.findall(" ".join(queries(board["panels"])))) == exposed_metrics(api)
 
 
-def test_alerts_use_exported_metrics() -> None:
+def test_alerts_use_exported_metrics(api: Api) -> None:
     rules = yaml.safe_load((INFRA / "prometheus" / "rules.yml").read_text())
     alerts = [rule for group in rules["groups"] for rule in group["rules"]]
 
-    assert {name for rule in alerts for name in NAME.findall(rule["expr"])} <= exposed_metrics()
+    assert {name for rule in alerts for name in NAME.findall(rule["expr"])} <= exposed_metrics(api)
     assert all(rule["annotations"]["summary"] for rule in alerts)
     scrape = yaml.safe_load((INFRA / "prometheus" / "prometheus.yml").read_text())
     assert scrape["rule_files"] == ["rules.yml"]

@@ -16,41 +16,34 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 
 import vcasgd
 from vcasgd.api import STATIC, problems
-from vcasgd.api.access import scope_of
-from vcasgd.api.auth import METRICS, Authentication
-from vcasgd.api.callers import Callers
-from vcasgd.api.dependencies import provide
+from vcasgd.api.access import METRICS, Authentication, scope_of
 from vcasgd.api.middleware import BodyLimit, Concurrency, RequestIds
 from vcasgd.api.pages import GZIP_BYTES, Pages
 from vcasgd.api.routes import (
-    checkpoints,
     costs,
+    files,
     fleet,
     history,
     jobs,
     machines,
     monitoring,
-    packages,
-    session,
-    stream,
     tokens,
 )
-from vcasgd.api.sessions import Sessions
+from vcasgd.api.services import Services
 from vcasgd.errors import SpecError
 from vcasgd.limits import MIN_SECRET
 from vcasgd.schemas.service import Problem
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.api_tokens import ApiTokens
 
 PREFIX = "/api/v1"
 #: Compression level: listings shrink to a tenth, and higher levels gain little.
 GZIP_LEVEL = 4
 OPENAPI = f"{PREFIX}/openapi.json"
-SESSION = f"{PREFIX}/session"
+SIGN_IN = f"{PREFIX}/sign-in"
 #: Methods and paths that need no token.
-PUBLIC = frozenset({("GET", OPENAPI), ("HEAD", OPENAPI), ("POST", SESSION)})
+PUBLIC = frozenset({("GET", OPENAPI), ("HEAD", OPENAPI), ("POST", SIGN_IN)})
 #: Prefixes of paths that are not pages of the dashboard.
 OWN_PATHS = ("/api/", "/healthz", "/readyz", METRICS)
 
@@ -73,22 +66,20 @@ def create_app(
         redirect_slashes=False,
         generate_unique_id_function=_operation_id,
     )
-    token = _token(settings)
-    callers = Callers(token, ApiTokens(ledger), Sessions(token))
-    provide(app, settings, ledger, storage, callers)
+    services = app.state.services = Services.of(settings, ledger, storage, _token(settings))
     app.include_router(monitoring.router)
-    app.include_router(session.entrance, prefix=PREFIX)
+    app.include_router(tokens.entrance, prefix=PREFIX)
     app.include_router(_guarded())
     problems.install(app)
     app.add_middleware(
         GZipMiddleware,
         minimum_size=GZIP_BYTES,
         compresslevel=GZIP_LEVEL,
-        exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, checkpoints.MEDIA_TYPE),
+        exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, files.MEDIA_TYPE),
     )
-    app.add_middleware(BodyLimit, public=SESSION, own=f"{PREFIX}/packages/")
+    app.add_middleware(BodyLimit, public=SIGN_IN, own=f"{PREFIX}/packages/")
     app.add_middleware(Concurrency)
-    app.add_middleware(Authentication, callers=callers, prefix="/api/", public=PUBLIC)
+    app.add_middleware(Authentication, callers=services.callers, prefix="/api/", public=PUBLIC)
     app.add_middleware(Pages, static=static, others=OWN_PATHS)
     app.add_middleware(RequestIds)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
@@ -99,12 +90,14 @@ def create_app(
 def _guarded() -> APIRouter:
     anywhere = problems.documented(401, 403, 422, 429, 500, 503)
     router = APIRouter(prefix=PREFIX, responses=anywhere)
-    parts = (session, jobs, history, stream, checkpoints, packages, fleet, costs, tokens)
-    for part in (*parts, machines):
+    for part in (tokens, jobs, history, files, fleet, costs, machines):
         for route in part.router.routes:
             # a route without a scope would be open to every token
             assert isinstance(route, APIRoute)
             assert scope_of(route), f"{route.path} names no scope"
+            # a path can name what does not exist, and a body can be too long
+            statuses = [404] * ("{" in route.path) + [413] * bool(route.body_field)
+            route.responses = problems.documented(*statuses) | route.responses
         router.include_router(part.router)
     return router
 

@@ -1,18 +1,24 @@
-"""Callers: which token a request was sent with, and whether that token is still valid."""
+"""Callers: which token a request was sent with, and whether that token is still valid.
+
+The dashboard signs in with a token once, and has a cookie for it from then on.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
+from http.cookies import CookieError, SimpleCookie
+from typing import NamedTuple
 
 from anyio import CapacityLimiter, to_thread
+from itsdangerous import BadSignature, TimestampSigner
 
-from vcasgd.api.sessions import SessionContent, Sessions, mark_of
 from vcasgd.errors import StoreError, Unauthorized
 from vcasgd.spec.access import BOOTSTRAP, Scope
 from vcasgd.steady_time import boot_time
@@ -35,34 +41,90 @@ _THREADS = CapacityLimiter(4)
 _NEW_TOKEN = "ask an administrator for a new one: vcasgd token create NAME --scope SCOPE"
 
 
-@dataclass(frozen=True)
-class Caller:
-    """Token that a request was sent with, also if a session stands for it."""
+class Caller(ApiToken):
+    """Token that a request was sent with, also if a sign-in stands for it."""
 
-    name: str
-    scope: Scope
-    max_machines: int | None = None
-    #: Unix time at which the token expires; None: never.
-    expires_at: float | None = None
-    #: Pool that machines with this token join; only with scope ``join``.
-    pool: str | None = None
-    #: Digest of the token's text; None for the bootstrap token, which never changes.
-    digest: str | None = field(default=None, repr=False)
-    #: Unix time at which the session ends; None without one.
-    session_end: float | None = None
+    #: Unix time at which the sign-in ends; None without one.
+    sign_in_end: float | None = None
 
 
-#: The stack's own token.
-_BOOTSTRAP = Caller(BOOTSTRAP, Scope.ADMIN)
+#: The stack's own token. It never changes, so its digest isn't needed.
+_BOOTSTRAP = Caller(name=BOOTSTRAP, scope=Scope.ADMIN, digest="", created_at=0.0)
+
+
+# -- sign-ins of the dashboard ------------------------------------------------------------------
+
+COOKIE = "vcasgd_sign_in"
+#: Lifetime of a sign-in: a working day, so that an unattended screen does not stay signed in.
+SIGN_IN_SECONDS = 12 * 3600
+#: Bytes of randomness that make any two sign-ins differ.
+NONCE_BYTES = 9
+#: Hexadecimal digits of a token's digest in its sign-ins. They only have to differ from those of
+#: an earlier token with the same name, as the cookie is signed.
+MARK_DIGITS = 16
+_CONTENT = re.compile(r"[A-Za-z0-9_-]+(?:~([a-z0-9-]+)~([0-9a-f]+))?")
+
+
+class CookieContent(NamedTuple):
+    """A token's name, the start of its digest, and the Unix time of the end."""
+
+    user: str
+    mark: str
+    end: float
+
+
+class SignIns:
+    """Signed cookies.
+
+    A cookie holds the name of its token, the time of the sign-in, and a signature with a key
+    derived from the stack's own token. The API keeps no list, so sign-ins survive its restart; a
+    new token of the stack ends all of them, and revoking a named token ends its own.
+    """
+
+    def __init__(self, token: str) -> None:
+        # the salt separates the key from any other use of the token
+        self._signer = TimestampSigner(token, "vcasgd sign-in", digest_method=hashlib.sha256)
+
+    def new(self, token: ApiToken = _BOOTSTRAP) -> str:
+        """Return a cookie that is valid for :data:`SIGN_IN_SECONDS`."""
+        content = secrets.token_urlsafe(NONCE_BYTES)
+        if token.name != BOOTSTRAP:
+            content += f"~{token.name}~{token.digest[:MARK_DIGITS]}"
+        return self._signer.sign(content).decode()
+
+    def read(self, cookie: str) -> CookieContent | None:
+        """Return a sign-in that the API signed and that has not ended, or None."""
+        signed = cookie.encode("utf-8", "surrogateescape")
+        try:
+            content, start = self._signer.unsign(signed, return_timestamp=True)
+        except BadSignature:
+            return None
+        # no max_age: it refuses sign-ins at another API whose clock is slightly ahead
+        end = start.timestamp() + SIGN_IN_SECONDS
+        match = _CONTENT.fullmatch(content.decode(errors="replace"))
+        if match is None or time.time() >= end:
+            return None
+        return CookieContent(match[1] or BOOTSTRAP, match[2] or "", end)
+
+    def among(self, cookies: str) -> CookieContent | None:
+        """Return the valid sign-in in a ``Cookie`` header, or None."""
+        try:
+            morsel = SimpleCookie(cookies).get(COOKIE)
+        except CookieError:
+            return None
+        return None if morsel is None else self.read(morsel.value)
+
+
+# -- callers ------------------------------------------------------------------------------------
 
 
 class Callers:
     """Finds the caller of a request. Requests with the bootstrap token don't read the ledger."""
 
-    def __init__(self, bootstrap: str, tokens: ApiTokens, sessions: Sessions) -> None:
+    def __init__(self, bootstrap: str, tokens: ApiTokens) -> None:
         self._bootstrap = bootstrap.encode()
         self._tokens = _CachedTokens(tokens)
-        self._sessions = sessions
+        self.sign_ins = SignIns(bootstrap)
 
     async def of_token(self, text: str) -> Caller | None:
         """Return the caller with a token, None if it is wrong.
@@ -74,58 +136,48 @@ class Callers:
         if secrets.compare_digest(sent.encode("utf-8", "surrogatepass"), self._bootstrap):
             return _BOOTSTRAP
         name = name_in(sent)
-        token = await self._tokens.find(name, lambda each: each.opened_by(sent)) if name else None
+        token = await self._tokens.find(name, lambda one: one.opened_by(sent)) if name else None
         return await self._used(token) if token else None
 
-    async def of_session(self, cookies: str) -> Caller | None:
-        """Return the caller with a session in a ``Cookie`` header, None if there is none.
+    async def of_cookies(self, cookies: str) -> Caller | None:
+        """Return the caller with a sign-in in a ``Cookie`` header, None if there is none.
 
-        Raises the errors of :meth:`of_token`, also if the session's token was revoked.
+        Raises the errors of :meth:`of_token`, also if the sign-in's token was revoked.
         """
-        session = self._sessions.among(cookies)
-        if session is None:
+        sign_in = self.sign_ins.among(cookies)
+        if sign_in is None:
             return None
-        if session.user == BOOTSTRAP:
-            return replace(_BOOTSTRAP, session_end=session.end)
-        token = await self._tokens.find(
-            session.user, lambda each: mark_of(each.digest) == session.mark
-        )
-        if token is None:
-            raise Unauthorized(f"the token {session.user} was revoked", remedy=_NEW_TOKEN)
-        return replace(await self._used(token), session_end=session.end)
-
-    def new_session(self, caller: Caller) -> str:
-        """Return a cookie for a session that ends with its caller's token, or earlier."""
-        return self._sessions.new(SessionContent(caller.name, mark_of(caller.digest or "")))
+        caller = _BOOTSTRAP
+        if sign_in.user != BOOTSTRAP:
+            token = await self._tokens.find(
+                sign_in.user, lambda one: one.digest[:MARK_DIGITS] == sign_in.mark
+            )
+            if token is None:
+                raise Unauthorized(f"the token {sign_in.user} was revoked", remedy=_NEW_TOKEN)
+            caller = await self._used(token)
+        return caller.model_copy(update={"sign_in_end": sign_in.end})
 
     def tokens_changed(self) -> None:
         """Take a change of the tokens into account at once, not after :data:`FRESH_SECONDS`."""
         self._tokens.expire()
 
     async def still_valid(self, caller: Caller) -> bool:
-        """Return True if an earlier caller's token and session are still valid.
+        """Return True if an earlier caller's token and sign-in are still valid.
 
         Raises :class:`~vcasgd.errors.StoreUnavailable`.
         """
-        if caller.session_end is not None and time.time() >= caller.session_end:
+        if caller.sign_in_end is not None and time.time() >= caller.sign_in_end:
             return False
-        if caller.digest is None:
+        if caller.name == BOOTSTRAP:
             return True
-        token = await self._tokens.find(caller.name, lambda each: each.digest == caller.digest)
+        token = await self._tokens.find(caller.name, lambda one: one.digest == caller.digest)
         return token is not None and not token.expired(time.time())
 
     async def _used(self, token: ApiToken) -> Caller:
         if token.expired(time.time()):
             raise Unauthorized(f"the token {token.name} has expired", remedy=_NEW_TOKEN)
         await self._tokens.record_use(token)
-        return Caller(
-            token.name,
-            token.scope,
-            token.max_machines,
-            token.expires_at,
-            token.pool,
-            token.digest,
-        )
+        return Caller(**dict(token))
 
 
 class _CachedTokens:

@@ -40,7 +40,7 @@ _REFUSAL = (
 class BoundedConnection(H11Protocol):
     """A connection that ends when its client is too slow, or when a newer client needs its place.
 
-    Only requests with a valid token or session keep their places: a visitor can take them from
+    Only requests with a valid token or sign-in keep their places: a visitor can take them from
     other visitors only.
     """
 
@@ -56,7 +56,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def keeps_its_place(self) -> bool:
-        """True while a request with a valid token or session is in progress."""
+        """True while a request with a valid token or sign-in is in progress."""
         return self._is_busy and CALLER_KEY in self.scope
 
     @property

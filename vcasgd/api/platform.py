@@ -106,21 +106,10 @@ class PlatformState:
 class Platform:
     """The newest state of the platform. It is observed only while there are readers."""
 
-    def __init__(
-        self,
-        jobs: Jobs,
-        control: Control,
-        servers: Servers,
-        costs: Costs,
-        feed: EventFeed,
-        ledger: RedisClient,
-    ) -> None:
-        self._jobs = jobs
-        self._control = control
-        self._servers = servers
-        self._costs = costs
-        self._feed = feed
-        self._ledger = ledger
+    def __init__(self, ledger: RedisClient) -> None:
+        self._jobs, self._costs = Jobs(ledger), Costs(ledger)
+        self._control, self._servers = Control(ledger), Servers(ledger)
+        self._feed, self._ledger = EventFeed(ledger), ledger
         self._readers = 0
         self._used_at = 0.0
         self._task: asyncio.Task[None] | None = None

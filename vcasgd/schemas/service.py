@@ -1,4 +1,4 @@
-"""The API itself: health, sessions, packages, tokens, and errors."""
+"""The API itself: health, sign-ins, packages, tokens, and errors."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Package(Schema):
 
 
 class SignIn(RequestBody):
-    """Credentials for a session."""
+    """Credentials for the dashboard."""
 
     token: SecretStr = Field(max_length=1000, description="An API token.")
 
 
-class SessionView(Schema):
-    """Session of a dashboard, and the cluster that it belongs to."""
+class SignInView(Schema):
+    """The cluster that a browser is signed in to."""
 
     signed_in: Literal[True] = True
     cluster: str
@@ -63,7 +63,7 @@ _LIMIT = (
 
 
 class CallerView(Schema):
-    """Token that a request was sent with, also if a session stands for it."""
+    """Token that a request was sent with, also if a sign-in stands for it."""
 
     name: str = Field(description="Name of the token, which is the user's.")
     scope: Scope

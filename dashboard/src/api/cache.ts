@@ -1,16 +1,16 @@
 import { QueryCache, QueryClient } from "@tanstack/react-query";
 import { ApiError } from "./client";
 
-export const SESSION_KEY = ["session"] as const;
+export const SIGN_IN_KEY = ["sign-in"] as const;
 const MAX_RETRIES = 2;
 
-/** Returns a query cache that ends the session if any request is unauthorized. */
+/** Returns a query cache that ends the sign-in if any request is unauthorized. */
 export function makeQueryClient(): QueryClient {
   const client = new QueryClient({
     queryCache: new QueryCache({
       onError: (error) => {
         if (error instanceof ApiError && error.status === 401) {
-          client.setQueryData(SESSION_KEY, null);
+          client.setQueryData(SIGN_IN_KEY, null);
         }
       },
     }),

@@ -44,7 +44,7 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/v1/session": {
+    "/api/v1/sign-in": {
         parameters: {
             query?: never;
             header?: never;
@@ -52,10 +52,10 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Get Session
-         * @description Show the session. The status is 401 if you are not signed in.
+         * Get Sign In
+         * @description Show the cluster that you are signed in to. The status is 401 if you are not.
          */
-        get: operations["get_session"];
+        get: operations["get_sign_in"];
         put?: never;
         /**
          * Sign In
@@ -87,6 +87,50 @@ export interface paths {
         put?: never;
         post?: never;
         delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Tokens
+         * @description List all tokens by name, without their secrets, also expired ones.
+         */
+        get: operations["list_tokens"];
+        put?: never;
+        /**
+         * Create Token
+         * @description Create a token for a user. Only this response contains its secret.
+         */
+        post: operations["create_token"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/tokens/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Revoke Token
+         * @description Revoke a token. Its requests, streams, and sign-ins end within seconds; its jobs go on.
+         */
+        delete: operations["revoke_token"];
         options?: never;
         head?: never;
         patch?: never;
@@ -386,50 +430,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/v1/overview": {
+    "/api/v1/packages/{digest}": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
+        get?: never;
         /**
-         * Get Overview
-         * @description List the active jobs and the newest ones, newest first, with what changes while they run.
-         *     The stream has the same rows.
+         * Put Package
+         * @description Store a package. Storing it again has no effect.
          */
-        get: operations["get_overview"];
-        put?: never;
+        put: operations["put_package"];
         post?: never;
         delete?: never;
         options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/stream": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
         /**
-         * Follow Everything
-         * @description Stream the current state, and then its changes at most twice a second.
-         *
-         *     `job` (one for each job), `fleet`, and `store` contain the current state of a part of the
-         *     platform. `machines` contains the machines that changed or are gone; with `whole`, forget all
-         *     others. `event` is an event of
-         *     a job, with the job's name. If you reconnect with the last ID, you receive each event exactly
-         *     once. Without an ID, you receive new events only.
+         * Head Package
+         * @description Check that a package is stored.
          */
-        get: operations["follow_everything"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
+        head: operations["head_package"];
         patch?: never;
         trace?: never;
     };
@@ -490,30 +511,6 @@ export interface paths {
         delete?: never;
         options?: never;
         head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/packages/{digest}": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        /**
-         * Put Package
-         * @description Store a package. Storing it again has no effect.
-         */
-        put: operations["put_package"];
-        post?: never;
-        delete?: never;
-        options?: never;
-        /**
-         * Head Package
-         * @description Check that a package is stored.
-         */
-        head: operations["head_package"];
         patch?: never;
         trace?: never;
     };
@@ -717,6 +714,52 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/overview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Overview
+         * @description List the active jobs and the newest ones, newest first, with what changes while they run.
+         *     The stream has the same rows.
+         */
+        get: operations["get_overview"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/stream": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Follow Everything
+         * @description Stream the current state, and then its changes at most twice a second.
+         *
+         *     `job` (one for each job), `fleet`, and `store` contain the current state of a part of the
+         *     platform. `machines` contains the machines that changed or are gone; with `whole`, forget all
+         *     others. `event` is an event of a job, with the job's name. If you reconnect with the last ID,
+         *     you receive each event exactly once. Without an ID, you receive new events only.
+         */
+        get: operations["follow_everything"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job}/cost": {
         parameters: {
             query?: never;
@@ -773,50 +816,6 @@ export interface paths {
         put?: never;
         post?: never;
         delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/tokens": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * List Tokens
-         * @description List all tokens by name, without their secrets, also expired ones.
-         */
-        get: operations["list_tokens"];
-        put?: never;
-        /**
-         * Create Token
-         * @description Create a token for a user. Only this response contains its secret.
-         */
-        post: operations["create_token"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/v1/tokens/{name}": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        post?: never;
-        /**
-         * Revoke Token
-         * @description Revoke a token. Its requests, streams, and sessions end within seconds; its jobs go on.
-         */
-        delete: operations["revoke_token"];
         options?: never;
         head?: never;
         patch?: never;
@@ -993,7 +992,7 @@ export interface components {
         };
         /**
          * CallerView
-         * @description Token that a request was sent with, also if a session stands for it.
+         * @description Token that a request was sent with, also if a sign-in stands for it.
          */
         CallerView: {
             /**
@@ -2570,10 +2569,22 @@ export interface components {
             [key: string]: unknown;
         };
         /**
-         * SessionView
-         * @description Session of a dashboard, and the cluster that it belongs to.
+         * SignIn
+         * @description Credentials for the dashboard.
          */
-        SessionView: {
+        SignIn: {
+            /**
+             * Token
+             * Format: password
+             * @description An API token.
+             */
+            token: string;
+        };
+        /**
+         * SignInView
+         * @description The cluster that a browser is signed in to.
+         */
+        SignInView: {
             /**
              * Signed In
              * @default true
@@ -2584,18 +2595,6 @@ export interface components {
             cluster: string;
             /** Version */
             version: string;
-        };
-        /**
-         * SignIn
-         * @description Credentials for a session.
-         */
-        SignIn: {
-            /**
-             * Token
-             * Format: password
-             * @description An API token.
-             */
-            token: string;
         };
         /**
          * SmaSpec
@@ -3521,7 +3520,7 @@ export interface operations {
             };
         };
     };
-    get_session: {
+    get_sign_in: {
         parameters: {
             query?: never;
             header?: never;
@@ -3536,10 +3535,10 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["SessionView"];
+                    "application/json": components["schemas"]["SignInView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3548,7 +3547,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3615,7 +3614,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3624,7 +3623,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3696,7 +3695,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3705,7 +3704,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3770,7 +3769,7 @@ export interface operations {
                     "application/json": components["schemas"]["CallerView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3779,8 +3778,279 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_tokens: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokenView"][];
+                };
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    create_token: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TokenRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NewToken"];
+                };
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The current state does not allow the request. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger is at its memory limit and accepts no new jobs. Running jobs continue. */
+            507: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    revoke_token: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The resource does not exist. */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -3849,7 +4119,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"][];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3858,7 +4128,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -3948,7 +4218,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -3957,7 +4227,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4060,7 +4330,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4069,7 +4339,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4143,7 +4413,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4152,7 +4422,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4241,7 +4511,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4250,7 +4520,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4353,7 +4623,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4362,7 +4632,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4451,7 +4721,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4460,7 +4730,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4563,7 +4833,7 @@ export interface operations {
                     "application/json": components["schemas"]["JobView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4572,7 +4842,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4659,7 +4929,7 @@ export interface operations {
                     "application/json": components["schemas"]["Validation"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4668,7 +4938,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4753,7 +5023,7 @@ export interface operations {
                     };
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4762,7 +5032,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4829,7 +5099,7 @@ export interface operations {
                     "application/yaml": string;
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4838,7 +5108,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4923,7 +5193,7 @@ export interface operations {
                     "text/event-stream": string;
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -4932,7 +5202,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5017,7 +5287,7 @@ export interface operations {
                     "text/event-stream": string;
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5026,7 +5296,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5111,7 +5381,7 @@ export interface operations {
                     "application/json": components["schemas"]["MetricRow"][];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5120,7 +5390,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5196,7 +5466,7 @@ export interface operations {
                     "application/json": components["schemas"]["StalenessView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5205,7 +5475,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5281,7 +5551,7 @@ export interface operations {
                     "application/json": components["schemas"]["TimelineView"][];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5290,7 +5560,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5371,7 +5641,7 @@ export interface operations {
                     "application/json": components["schemas"]["SubtasksView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5380,7 +5650,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5436,16 +5706,21 @@ export interface operations {
             };
         };
     };
-    get_overview: {
+    put_package: {
         parameters: {
-            query?: {
-                limit?: number;
-            };
+            query?: never;
             header?: never;
-            path?: never;
+            path: {
+                /** @description SHA-256 of the zip, in hexadecimal. */
+                digest: string;
+            };
             cookie?: never;
         };
-        requestBody?: never;
+        requestBody: {
+            content: {
+                "application/zip": string;
+            };
+        };
         responses: {
             /** @description Successful Response */
             200: {
@@ -5453,10 +5728,10 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["JobBrief"][];
+                    "application/json": components["schemas"]["Package"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5465,8 +5740,35 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The resource does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -5512,36 +5814,26 @@ export interface operations {
             };
         };
     };
-    follow_everything: {
+    head_package: {
         parameters: {
-            query?: {
-                /** @description Start with the events after this position. */
-                after?: string | null;
+            query?: never;
+            header?: never;
+            path: {
+                /** @description SHA-256 of the zip, in hexadecimal. */
+                digest: string;
             };
-            header?: {
-                /** @description Overrides `after`. */
-                "Last-Event-ID"?: string | null;
-            };
-            path?: never;
             cookie?: never;
         };
         requestBody?: never;
         responses: {
-            /** @description Events of the types `job`, `fleet`, `machines`, `store`, and `event`. */
+            /** @description Successful Response */
             200: {
                 headers: {
                     [name: string]: unknown;
                 };
-                content: {
-                    "text/event-stream": {
-                        id?: string;
-                        /** @enum {unknown} */
-                        event?: "job" | "fleet" | "machines" | "store" | "event";
-                        data?: string;
-                    };
-                };
+                content?: never;
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5550,8 +5842,17 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The resource does not exist. */
+            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -5617,7 +5918,7 @@ export interface operations {
                     "application/json": components["schemas"]["CheckpointRow"][];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5626,7 +5927,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5690,8 +5991,8 @@ export interface operations {
                 "if-none-match"?: string | null;
             };
             path: {
-                job: string;
                 name: string;
+                job: string;
             };
             cookie?: never;
         };
@@ -5713,7 +6014,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5722,7 +6023,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5808,7 +6109,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -5817,7 +6118,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5882,189 +6183,6 @@ export interface operations {
             };
         };
     };
-    put_package: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                /** @description SHA-256 of the zip, in hexadecimal. */
-                digest: string;
-            };
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/zip": string;
-            };
-        };
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Package"];
-                };
-            };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The body did not arrive in time. */
-            408: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The body is too large. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The request is invalid. `field` names the wrong field. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The token has too many requests or streams in progress. Try again. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Internal error. */
-            500: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    head_package: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                /** @description SHA-256 of the zip, in hexadecimal. */
-                digest: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content?: never;
-            };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The resource does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The request is invalid. `field` names the wrong field. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The token has too many requests or streams in progress. Try again. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Internal error. */
-            500: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
     get_status: {
         parameters: {
             query?: never;
@@ -6083,7 +6201,7 @@ export interface operations {
                     "application/json": components["schemas"]["StatusView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -6092,7 +6210,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6159,7 +6277,7 @@ export interface operations {
                     "application/json": components["schemas"]["WorkerRow"][];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -6168,7 +6286,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6242,7 +6360,7 @@ export interface operations {
                     "application/json": components["schemas"]["WorkerRow"][];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -6251,7 +6369,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6316,7 +6434,7 @@ export interface operations {
                     "application/json": components["schemas"]["MachineRow"][];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -6325,7 +6443,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6390,7 +6508,7 @@ export interface operations {
                     "application/json": components["schemas"]["PoolRow"][];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -6399,7 +6517,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6464,7 +6582,7 @@ export interface operations {
                     "application/json": components["schemas"]["ServerRow"][];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -6473,7 +6591,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6538,7 +6656,7 @@ export interface operations {
                     "application/json": components["schemas"]["StoreView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -6547,7 +6665,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6618,7 +6736,7 @@ export interface operations {
                     "application/json": components["schemas"]["EvictionRequested"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -6627,7 +6745,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6734,7 +6852,7 @@ export interface operations {
                     "application/json": components["schemas"]["EvictionRequested"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -6743,7 +6861,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6846,7 +6964,7 @@ export interface operations {
                     "application/json": components["schemas"]["EvictionRequested"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -6855,7 +6973,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6866,6 +6984,167 @@ export interface operations {
             };
             /** @description The resource does not exist. */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_overview: {
+        parameters: {
+            query?: {
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobBrief"][];
+                };
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    follow_everything: {
+        parameters: {
+            query?: {
+                /** @description Start with the events after this position. */
+                after?: string | null;
+            };
+            header?: {
+                /** @description Overrides `after`. */
+                "Last-Event-ID"?: string | null;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Events of the types `job`, `fleet`, `machines`, `store`, and `event`. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/event-stream": {
+                        id?: string;
+                        /** @enum {unknown} */
+                        event?: "job" | "fleet" | "machines" | "store" | "event";
+                        data?: string;
+                    };
+                };
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            403: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -6931,7 +7210,7 @@ export interface operations {
                     "application/json": components["schemas"]["CostView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -6940,7 +7219,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7018,7 +7297,7 @@ export interface operations {
                     "application/json": components["schemas"]["PlanView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -7027,7 +7306,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7119,7 +7398,7 @@ export interface operations {
                     "application/json": components["schemas"]["SpendView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -7128,279 +7407,8 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The request is invalid. `field` names the wrong field. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The token has too many requests or streams in progress. Try again. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Internal error. */
-            500: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    list_tokens: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["TokenView"][];
-                };
-            };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The request is invalid. `field` names the wrong field. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The token has too many requests or streams in progress. Try again. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Internal error. */
-            500: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    create_token: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["TokenRequest"];
-            };
-        };
-        responses: {
-            /** @description Successful Response */
-            201: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["NewToken"];
-                };
-            };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The body did not arrive in time. */
-            408: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The current state does not allow the request. */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The body is too large. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The request is invalid. `field` names the wrong field. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The token has too many requests or streams in progress. Try again. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Internal error. */
-            500: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The ledger is at its memory limit and accepts no new jobs. Running jobs continue. */
-            507: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    revoke_token: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                name: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            204: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content?: never;
-            };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The resource does not exist. */
-            404: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -7471,7 +7479,7 @@ export interface operations {
                     "application/json": components["schemas"]["JoinView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -7480,7 +7488,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7581,7 +7589,7 @@ export interface operations {
                     "application/json": components["schemas"]["ReportView"];
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -7590,7 +7598,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7688,7 +7696,7 @@ export interface operations {
                     "application/zip": unknown;
                 };
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -7697,7 +7705,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7774,7 +7782,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description The token is missing, wrong, revoked, or expired, or the session has ended. */
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
             401: {
                 headers: {
                     [name: string]: unknown;
@@ -7783,7 +7791,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a session cookie, but the dashboard did not send it. */
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;

@@ -13,7 +13,7 @@ type Posted<P extends keyof paths> = paths[P] extends {
   ? T
   : never;
 
-export type Session = Got<"/api/v1/session">;
+export type SignedIn = Got<"/api/v1/sign-in">;
 /** Token of the user. */
 export type Caller = Got<"/api/v1/me">;
 export type Job = Got<"/api/v1/jobs/{job}">;

@@ -4,8 +4,8 @@ import type { ReactNode } from "react";
 import { Link, useLocation } from "react-router";
 import { useStore } from "../api/cluster";
 import { useLive } from "../api/live";
-import { useCaller, useSignOut } from "../api/session";
-import type { Session } from "../api/types";
+import { useCaller, useSignOut } from "../api/signIn";
+import type { SignedIn } from "../api/types";
 import { SECTIONS, sectionOf } from "../lib/places";
 import mark from "../mark.svg";
 import { Breadcrumbs } from "./Breadcrumbs";
@@ -15,7 +15,7 @@ import classes from "./Shell.module.css";
 import { ThemeSwitch } from "./ThemeSwitch";
 
 /** Frame of every page: navigation, connection state, theme, and sign-out. */
-export function Shell({ session, children }: { session: Session; children: ReactNode }) {
+export function Shell({ signedIn, children }: { signedIn: SignedIn; children: ReactNode }) {
   const connection = useLive();
   const signOut = useSignOut();
   const caller = useCaller();
@@ -62,7 +62,7 @@ export function Shell({ session, children }: { session: Session; children: React
         </div>
       </header>
       <main id="main" className={classes.main} tabIndex={-1}>
-        <Breadcrumbs cluster={session.cluster} />
+        <Breadcrumbs cluster={signedIn.cluster} />
         <FullLedger />
         {children}
       </main>

@@ -4,7 +4,7 @@ import { useState } from "react";
 import { Link } from "react-router";
 import { usePools } from "../api/cluster";
 import { isOver, LIST_LIMIT, useOverview } from "../api/jobs";
-import { useCaller } from "../api/session";
+import { useCaller } from "../api/signIn";
 import type { Brief } from "../api/types";
 import { type Column, DataTable } from "../components/DataTable";
 import { EmptyState } from "../components/EmptyState";

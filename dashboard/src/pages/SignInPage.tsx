@@ -1,7 +1,7 @@
 import { Button, PasswordInput, Text } from "@mantine/core";
 import { type FormEvent, useState } from "react";
 import { ApiError } from "../api/client";
-import { useSignIn } from "../api/session";
+import { useSignIn } from "../api/signIn";
 import mark from "../mark.svg";
 import classes from "./SignInPage.module.css";
 

@@ -4,7 +4,7 @@ import { IconFileZip, IconFolder } from "@tabler/icons-react";
 import { useRef, useState } from "react";
 import { useNavigate } from "react-router";
 import { ApiError } from "../api/client";
-import { useCaller } from "../api/session";
+import { useCaller } from "../api/signIn";
 import { usePlan, useSpecSchema, useSubmit, useValidation } from "../api/submitting";
 import type { Mistake } from "../api/types";
 import { GuardedButton } from "../components/GuardedButton";

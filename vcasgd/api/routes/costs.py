@@ -9,8 +9,8 @@ from fastapi import APIRouter
 
 from vcasgd.api.access import READ
 from vcasgd.api.convert import spend_view
-from vcasgd.api.dependencies import ControlDep, CostsDep, JobsDep, SettingsDep, WorkloadsDep
 from vcasgd.api.problems import documented
+from vcasgd.api.services import JobDep, ServicesDep
 from vcasgd.errors import Conflict
 from vcasgd.fleet.costs import report
 from vcasgd.fleet.estimate import PlannedWork, estimate
@@ -27,28 +27,25 @@ MAX_JOBS = 1000
 FREE_PROVIDERS = ("local", JOIN)
 
 
-@router.get("/jobs/{job}/cost", dependencies=READ, responses=documented(404))
-def get_cost(jobs: JobsDep, costs: CostsDep, job: str) -> CostView:
+@router.get("/jobs/{job}/cost", dependencies=READ)
+def get_cost(services: ServicesDep, job: JobDep) -> CostView:
     """Show the cost of a job's machines so far."""
-    record = jobs.get(job)
-    booked = report(costs.of(record.id))
-    return CostView(**vars(booked), job=record.id, max_cost_usd=record.spec.stop.max_cost_usd)
+    booked = report(services.costs.of(job.id))
+    return CostView(**vars(booked), job=job.id, max_cost_usd=job.spec.stop.max_cost_usd)
 
 
-@router.post("/plan", dependencies=READ, responses=documented(409, 413))
-def plan_job(
-    settings: SettingsDep, control: ControlDep, workloads: WorkloadsDep, body: PlanRequest
-) -> PlanView:
+@router.post("/plan", dependencies=READ, responses=documented(409))
+def plan_job(services: ServicesDep, body: PlanRequest) -> PlanView:
     """Estimate what a job would buy now, how long it would take, and what it would cost. This
     buys nothing and submits nothing."""
-    pools = control.pools()
+    pools = services.control.pools()
     if not pools:
         raise Conflict(
             "no controller has reported its pools yet",
             remedy="try again once one is running; GET /api/v1/status shows it",
         )
     offered = choices(pools)
-    earlier = workloads.get(body.spec.name, body.spec.task)
+    earlier = services.workloads.get(body.spec.name, body.spec.task)
     plan = estimate(
         body.spec,
         [from_row(choice.name, pools[choice.name]) for choice in offered],
@@ -63,10 +60,10 @@ def plan_job(
             parameters=body.parameters,
         ),
         time.time(),
-        vacant=[from_row(each.name, pools[each.name], vacant=True) for each in offered],
+        vacant=[from_row(choice.name, pools[choice.name], vacant=True) for choice in offered],
         network=StoreNetwork(
-            settings.store_zone,
-            {each.name: str(pools[each.name].get("provider")) for each in offered},
+            services.settings.store_zone,
+            {choice.name: str(pools[choice.name].get("provider")) for choice in offered},
         ),
     )
     named = pools_of_job(body.spec, offered)
@@ -75,9 +72,11 @@ def plan_job(
 
 
 @router.get("/fleet/spend", dependencies=READ)
-def get_spend(jobs: JobsDep, control: ControlDep, costs: CostsDep) -> SpendView:
+def get_spend(services: ServicesDep) -> SpendView:
     """Show the current cost of machines per hour, by pool, and the cost of the newest jobs."""
-    reports = [report(amounts) for amounts in costs.of_all(jobs.newest(MAX_JOBS))]
+    newest = services.jobs.newest(MAX_JOBS)
+    reports = [report(amounts) for amounts in services.costs.of_all(newest)]
+    control = services.control
     return spend_view(control.machines().values(), control.pools(), reports)
 
 

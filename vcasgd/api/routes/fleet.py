@@ -1,25 +1,19 @@
-"""Routes for machines, workers, pools, and servers."""
+"""Routes for the platform: machines, workers, pools, servers, and the stream of all changes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Response, status
+from fastapi import APIRouter, Body, Header, Query, Response, status
 from pydantic import TypeAdapter
 
 import vcasgd
-from vcasgd.api.access import ADMIN, READ
+from vcasgd.api.access import ADMIN, READ, StillValidDep
 from vcasgd.api.convert import store_view
-from vcasgd.api.dependencies import (
-    ControlDep,
-    JobsDep,
-    LedgerDep,
-    ServersDep,
-    SettingsDep,
-    WorkerBeatsDep,
-)
+from vcasgd.api.history import MEDIA_TYPE, stream_of
 from vcasgd.api.problems import documented
+from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.errors import Conflict, NotFound, SpecError
 from vcasgd.fleet.pools import WITHOUT_EVICTION
 from vcasgd.logging import request_id
@@ -33,9 +27,8 @@ from vcasgd.schemas.fleet import (
     StoreView,
     WorkerRow,
 )
-from vcasgd.store.ledger.control import Control
-from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.workers import WorkerBeats
+from vcasgd.schemas.stream import JobBrief
+from vcasgd.store.ledger.events import EventCursor
 from vcasgd.store.quotas import read_gauges
 
 router = APIRouter(tags=["fleet"])
@@ -46,150 +39,63 @@ EvictionBody = Annotated[Eviction | None, Body()]
 
 
 @router.get("/status", dependencies=READ)
-def get_status(
-    settings: SettingsDep,
-    jobs: JobsDep,
-    control: ControlDep,
-    servers: ServersDep,
-    ledger: LedgerDep,
-) -> StatusView:
+def get_status(services: ServicesDep) -> StatusView:
     """Show the state of the whole platform."""
-    active = jobs.active()
+    active = services.jobs.active()
     return StatusView(
         version=vcasgd.__version__,
-        cluster=settings.cluster,
-        controller=control.held(),
+        cluster=services.settings.cluster,
+        controller=services.control.held(),
         active_jobs=active,
-        servers=len(servers.all()),
-        machines=len(control.machines()),
-        workers=sum(jobs.workers.counts(active).values()),
-        ledger_full=read_gauges(ledger).full,
+        servers=len(services.servers.all()),
+        machines=len(services.control.machines()),
+        workers=sum(services.jobs.workers.counts(active).values()),
+        ledger_full=read_gauges(services.ledger).full,
     )
 
 
-@router.get(
-    "/jobs/{job}/workers",
-    dependencies=READ,
-    response_model=list[WorkerRow],
-    responses=documented(404),
-)
-def list_workers_of_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> Response:
+@router.get("/jobs/{job}/workers", dependencies=READ, response_model=list[WorkerRow])
+def list_workers_of_job(services: ServicesDep, job: JobDep) -> Response:
     """List the last heartbeat of each worker of a job."""
-    return _listing(_WORKERS, list(_workers(jobs, beats, [jobs.get(job).id])))
+    return _listing(_WORKERS, list(_workers(services, [job.id])))
 
 
 @router.get("/workers", dependencies=READ, response_model=list[WorkerRow])
-def list_workers(jobs: JobsDep, beats: WorkerBeatsDep) -> Response:
+def list_workers(services: ServicesDep) -> Response:
     """List the workers of all active jobs."""
-    return _listing(_WORKERS, list(_workers(jobs, beats, jobs.active())))
+    return _listing(_WORKERS, list(_workers(services, services.jobs.active())))
 
 
 @router.get("/machines", dependencies=READ, response_model=list[MachineRow])
-def list_machines(control: ControlDep) -> Response:
+def list_machines(services: ServicesDep) -> Response:
     """List the machines, as the controller last observed them."""
-    rows = _named(control.machines(), "id")
-    return _listing(_MACHINES, [MachineRow.model_validate(each) for each in rows])
+    rows = _named(services.control.machines(), "id")
+    return _listing(_MACHINES, [MachineRow.model_validate(row) for row in rows])
 
 
 @router.get("/pools", dependencies=READ)
-def list_pools(control: ControlDep) -> list[PoolRow]:
+def list_pools(services: ServicesDep) -> list[PoolRow]:
     """List the pools of machines, as the controller last observed them."""
-    return [PoolRow.model_validate(each) for each in _named(control.pools(), "name")]
+    return [PoolRow.model_validate(row) for row in _named(services.control.pools(), "name")]
 
 
 @router.get("/servers", dependencies=READ)
-def list_servers(servers: ServersDep) -> list[ServerRow]:
+def list_servers(services: ServicesDep) -> list[ServerRow]:
     """List the last heartbeat of each parameter server."""
-    return [ServerRow.model_validate(each) for each in _named(servers.all(), "node")]
+    return [ServerRow.model_validate(row) for row in _named(services.servers.all(), "node")]
 
 
 @router.get("/store", dependencies=READ, tags=["store"])
-def get_store(servers: ServersDep, ledger: LedgerDep) -> StoreView:
+def get_store(services: ServicesDep) -> StoreView:
     """Show versions, queues, memory, load, and replication of all servers of the store."""
-    return store_view(servers.all(), read_gauges(ledger))
+    return store_view(services.servers.all(), read_gauges(services.ledger))
 
 
-@router.post(
-    "/workers/{worker}/evict",
-    dependencies=ADMIN,
-    status_code=status.HTTP_202_ACCEPTED,
-    responses=documented(404, 409, 413),
-)
-def evict_worker(
-    response: Response,
-    jobs: JobsDep,
-    control: ControlDep,
-    beats: WorkerBeatsDep,
-    worker: str,
-    eviction: EvictionBody = None,
-) -> EvictionRequested:
-    """Take the machine that a worker runs on."""
-    rows = _workers(jobs, beats, jobs.active())
-    row = next((row for row in rows if row.name == worker), None)
-    if row is None:
-        raise NotFound(f"there is no worker {worker}")
-    if row.machine is None:
-        raise Conflict(f"worker {worker} is not on a machine of the fleet")
-    return _evict(response, control, row.machine, eviction or Eviction())
-
-
-@router.post(
-    "/machines/{machine}/evict",
-    dependencies=ADMIN,
-    status_code=status.HTTP_202_ACCEPTED,
-    responses=documented(404, 409, 413),
-)
-def evict_machine(
-    response: Response, control: ControlDep, machine: str, eviction: EvictionBody = None
-) -> EvictionRequested:
-    """Take a machine."""
-    if machine not in control.machines():
-        raise NotFound(f"there is no machine {machine}")
-    return _evict(response, control, machine, eviction or Eviction())
-
-
-@router.get("/requests/{request}", dependencies=READ, responses=documented(404))
-def get_request(control: ControlDep, request: str) -> EvictionRequested:
-    """Show the result of a request for an eviction, for an hour after it was sent."""
-    result = control.result(request)
-    if result is None:
-        raise NotFound(f"there is no request {request}, or it has expired")
-    outcome = {"state": result.state, "problem": result.problem, "remedy": result.remedy}
-    fields = {n: each for n, each in result.request.items() if n in EvictionRequested.model_fields}
-    return EvictionRequested.model_validate({**fields, **outcome})
-
-
-def _evict(
-    response: Response, control: Control, machine: str, eviction: Eviction
-) -> EvictionRequested:
-    if eviction.kill and eviction.notice_seconds is not None:
-        raise SpecError(
-            "kill: kill and notice_seconds exclude each other",
-            remedy="send either kill or notice_seconds",
-            field="kill",
-        )
-    if not eviction.kill and _provider_of(control, machine) in WITHOUT_EVICTION:
-        raise Conflict(
-            f"{machine}: its cloud gives no notice on request",
-            remedy="end it without a notice (vcasgd evict --kill), or interrupt it with AWS's "
-            "Fault Injection Service (aws:ec2:send-spot-instance-interruptions)",
-        )
-    details = {"machine": machine, **eviction.model_dump()}
-    identifier = control.request("evict", **details, request=request_id())
-    response.headers["Location"] = f"/api/v1/requests/{identifier}"
-    return EvictionRequested(id=identifier, **details)
-
-
-def _provider_of(control: Control, machine: str) -> object:
-    """Return the name of a machine's provider; None if its pool is not known."""
-    row = control.machines().get(machine, {})
-    return control.pools().get(str(row.get("pool")), {}).get("provider")
-
-
-def _workers(jobs: Jobs, beats: WorkerBeats, ids: Collection[str]) -> Iterator[WorkerRow]:
+def _workers(services: Services, jobs: Collection[str]) -> Iterator[WorkerRow]:
     """Yield all workers, also quarantined ones without a machine, to show why they are."""
-    quarantined, heartbeats = jobs.workers.quarantined_of(ids), beats.of_many(ids)
-    for job in ids:
+    quarantined = services.jobs.workers.quarantined_of(jobs)
+    heartbeats = services.beats.of_many(jobs)
+    for job in jobs:
         for name in sorted(heartbeats[job].keys() | quarantined[job].keys()):
             beat = heartbeats[job].get(name)
             fields = beat.to_json() if beat else {}
@@ -202,6 +108,143 @@ def _listing(kind: TypeAdapter[Any], rows: list[Any]) -> Response:
     return Response(kind.dump_json(rows), media_type="application/json")
 
 
-def _named(rows: dict[str, dict[str, Any]], field: str) -> list[dict[str, Any]]:
+def _named(rows: Mapping[str, dict[str, Any]], field: str) -> list[dict[str, Any]]:
     """Return the rows in the order of their names, with the name as a field."""
     return [{**row, field: name} for name, row in sorted(rows.items())]
+
+
+# -- evictions ----------------------------------------------------------------------------------
+
+
+@router.post(
+    "/workers/{worker}/evict",
+    dependencies=ADMIN,
+    status_code=status.HTTP_202_ACCEPTED,
+    responses=documented(409),
+)
+def evict_worker(
+    services: ServicesDep, response: Response, worker: str, eviction: EvictionBody = None
+) -> EvictionRequested:
+    """Take the machine that a worker runs on."""
+    rows = _workers(services, services.jobs.active())
+    row = next((row for row in rows if row.name == worker), None)
+    if row is None:
+        raise NotFound(f"there is no worker {worker}")
+    if row.machine is None:
+        raise Conflict(f"worker {worker} is not on a machine of the fleet")
+    return _evict(services, response, row.machine, eviction or Eviction())
+
+
+@router.post(
+    "/machines/{machine}/evict",
+    dependencies=ADMIN,
+    status_code=status.HTTP_202_ACCEPTED,
+    responses=documented(409),
+)
+def evict_machine(
+    services: ServicesDep, response: Response, machine: str, eviction: EvictionBody = None
+) -> EvictionRequested:
+    """Take a machine."""
+    if machine not in services.control.machines():
+        raise NotFound(f"there is no machine {machine}")
+    return _evict(services, response, machine, eviction or Eviction())
+
+
+@router.get("/requests/{request}", dependencies=READ)
+def get_request(services: ServicesDep, request: str) -> EvictionRequested:
+    """Show the result of a request for an eviction, for an hour after it was sent."""
+    result = services.control.result(request)
+    if result is None:
+        raise NotFound(f"there is no request {request}, or it has expired")
+    outcome = {"state": result.state, "problem": result.problem, "remedy": result.remedy}
+    return EvictionRequested.model_validate({**result.request, **outcome})
+
+
+def _evict(
+    services: Services, response: Response, machine: str, eviction: Eviction
+) -> EvictionRequested:
+    if eviction.kill and eviction.notice_seconds is not None:
+        raise SpecError(
+            "kill: kill and notice_seconds exclude each other",
+            remedy="send either kill or notice_seconds",
+            field="kill",
+        )
+    if not eviction.kill and _provider_of(services, machine) in WITHOUT_EVICTION:
+        raise Conflict(
+            f"{machine}: its cloud gives no notice on request",
+            remedy="end it without a notice (vcasgd evict --kill), or interrupt it with AWS's "
+            "Fault Injection Service (aws:ec2:send-spot-instance-interruptions)",
+        )
+    details = {"machine": machine, **eviction.model_dump()}
+    identifier = services.control.request("evict", **details, request=request_id())
+    response.headers["Location"] = f"/api/v1/requests/{identifier}"
+    return EvictionRequested(id=identifier, **details)
+
+
+def _provider_of(services: Services, machine: str) -> object:
+    """Return the name of a machine's provider; None if its pool is not known."""
+    row = services.control.machines().get(machine, {})
+    return services.control.pools().get(str(row.get("pool")), {}).get("provider")
+
+
+# -- the stream ---------------------------------------------------------------------------------
+
+#: Pattern of a position in the events of all jobs.
+_POSITION = r"^[0-9]{1,19}-[0-9]{1,19}(/[A-Za-z0-9._-]{0,200})?$"
+
+After = Annotated[
+    str | None,
+    Query(pattern=_POSITION, description="Start with the events after this position."),
+]
+LastEventId = Annotated[
+    str | None,
+    Header(alias="Last-Event-ID", pattern=_POSITION, description="Overrides `after`."),
+]
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Events of the types `job`, `fleet`, `machines`, `store`, and `event`.",
+        "content": {
+            MEDIA_TYPE: {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "id": {"type": "string"},
+                        "event": {"enum": ["job", "fleet", "machines", "store", "event"]},
+                        "data": {"type": "string", "contentMediaType": "application/json"},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.get("/overview", dependencies=READ, tags=["stream"])
+def get_overview(
+    services: ServicesDep, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+) -> list[JobBrief]:
+    """List the active jobs and the newest ones, newest first, with what changes while they run.
+    The stream has the same rows."""
+    return services.platform.overview(limit)
+
+
+@router.get(
+    "/stream", dependencies=READ, response_class=Response, responses=_STREAM, tags=["stream"]
+)
+async def follow_everything(
+    services: ServicesDep,
+    valid: StillValidDep,
+    after: After = None,
+    last_event_id: LastEventId = None,
+) -> Response:
+    """Stream the current state, and then its changes at most twice a second.
+
+    `job` (one for each job), `fleet`, and `store` contain the current state of a part of the
+    platform. `machines` contains the machines that changed or are gone; with `whole`, forget all
+    others. `event` is an event of a job, with the job's name. If you reconnect with the last ID,
+    you receive each event exactly once. Without an ID, you receive new events only.
+    """
+    # Observe before the stream starts: later, the response can't report an error.
+    state, position = await services.platform.newest(), last_event_id or after
+    cursor = EventCursor.parse(position) if position else EventCursor(state.at)
+    return stream_of(services.platform.follow(state, cursor, valid))

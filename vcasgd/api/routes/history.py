@@ -8,10 +8,16 @@ from fastapi import APIRouter, Header, Query, Request
 
 from vcasgd.api.access import READ, StillValidDep
 from vcasgd.api.convert import staleness_view, timeline_view
-from vcasgd.api.dependencies import CurvesDep, JobsDep, LedgerDep, SettingsDep
-from vcasgd.api.problems import documented
-from vcasgd.api.series import SPIKY, with_evaluations
-from vcasgd.api.streaming import MEDIA_TYPE, StillValid, Tail, accepts_stream, history_stream
+from vcasgd.api.history import (
+    MEDIA_TYPE,
+    SPIKY,
+    StillValid,
+    Tail,
+    accepts_stream,
+    history_stream,
+    with_evaluations,
+)
+from vcasgd.api.services import JobDep, ServicesDep
 from vcasgd.errors import SpecError
 from vcasgd.schemas.base import finite
 from vcasgd.schemas.history import (
@@ -79,11 +85,11 @@ _LIST_OR_STREAM: dict[int | str, dict[str, Any]] = {
     "/jobs/{job}/events",
     dependencies=READ,
     response_model=list[EventRow],
-    responses=_LIST_OR_STREAM | documented(404),
+    responses=_LIST_OR_STREAM,
     tags=["history"],
 )
 async def list_events(
-    jobs: JobsDep,
+    services: ServicesDep,
     request: Request,
     valid: StillValidDep,
     job: str,
@@ -92,7 +98,7 @@ async def list_events(
     last_event_id: LastEventId = None,
 ) -> Any:
     """List or stream the events of a job, oldest first."""
-    tail = Tail(jobs, job, jobs.events, lambda entry: str(entry["kind"]))
+    tail = Tail(services.jobs, job, services.jobs.events, lambda entry: str(entry["kind"]))
     return await _entries(request, tail, last_event_id or after, limit, valid)
 
 
@@ -100,12 +106,11 @@ async def list_events(
     "/jobs/{job}/logs",
     dependencies=READ,
     response_model=list[LogRow],
-    responses=_LIST_OR_STREAM | documented(404),
+    responses=_LIST_OR_STREAM,
     tags=["history"],
 )
 async def list_log_lines(
-    jobs: JobsDep,
-    settings: SettingsDep,
+    services: ServicesDep,
     request: Request,
     valid: StillValidDep,
     job: str,
@@ -114,8 +119,8 @@ async def list_log_lines(
     last_event_id: LastEventId = None,
 ) -> Any:
     """List or stream the lines that workers printed, oldest first."""
-    late = LATE_HEARTBEATS * settings.heartbeat
-    tail = Tail(jobs, job, jobs.logs, lambda _: "line", late)
+    late = LATE_HEARTBEATS * services.settings.heartbeat
+    tail = Tail(services.jobs, job, services.jobs.logs, lambda _: "line", late)
     return await _entries(request, tail, last_event_id or after, limit, valid)
 
 
@@ -131,13 +136,11 @@ async def _entries(request: Request, tail: Tail, after: str, limit: int, valid: 
     dependencies=READ,
     response_model=list[MetricRow],
     response_model_exclude_unset=True,
-    responses=documented(404),
     tags=["history"],
 )
 def list_metrics(
-    jobs: JobsDep,
-    curves: CurvesDep,
-    job: str,
+    services: ServicesDep,
+    job: JobDep,
     after: After = "0",
     limit: Limit = 5000,
     points: PointLimit = None,
@@ -145,13 +148,12 @@ def list_metrics(
 ) -> Any:
     """List the metrics over time, oldest first. `points` thins the whole history after `after`,
     and keeps the highest and the lowest values of each series."""
-    record = jobs.get(job)
-    fields = [each.strip() for each in names.split(",")] if names else []
+    fields = [name.strip() for name in names.split(",")] if names else []
     if points:
-        rows = curves.thinned(record.id, after, fields or SPIKY, points)
+        rows = services.curves.thinned(job.id, after, fields or SPIKY, points)
     else:
-        rows = jobs.metrics(record.id, after, limit=limit)
-    return [_metric(row, fields) for row in with_evaluations(rows, record.evaluations)]
+        rows = services.jobs.metrics(job.id, after, limit=limit)
+    return [_metric(row, fields) for row in with_evaluations(rows, job.evaluations)]
 
 
 def _metric(row: dict[str, Any], fields: list[str]) -> Any:
@@ -161,39 +163,37 @@ def _metric(row: dict[str, Any], fields: list[str]) -> Any:
     return MetricRow.model_validate(row).model_dump()
 
 
-@router.get("/jobs/{job}/staleness", dependencies=READ, responses=documented(404), tags=["insight"])
-def get_staleness(jobs: JobsDep, job: str) -> StalenessView:
+@router.get("/jobs/{job}/staleness", dependencies=READ, tags=["insight"])
+def get_staleness(job: JobDep) -> StalenessView:
     """Show the staleness of a job's updates, in versions."""
-    return staleness_view(jobs.get(job))
+    return staleness_view(job)
 
 
-@router.get("/jobs/{job}/timelines", dependencies=READ, responses=documented(404), tags=["insight"])
-def list_timelines(jobs: JobsDep, job: str) -> list[TimelineView]:
+@router.get("/jobs/{job}/timelines", dependencies=READ, tags=["insight"])
+def list_timelines(services: ServicesDep, job: JobDep) -> list[TimelineView]:
     """List the newest 1000 machines of a job with their states, in the order of their start."""
-    record = jobs.get(job)
-    lanes = jobs.timelines(record.id)
-    views = [timeline_view(machine, lane, record) for machine, lane in lanes.items()]
-    return sorted(views, key=lambda each: (each.spans[0].since if each.spans else 0, each.machine))
+    lanes = services.jobs.timelines(job.id)
+    views = [timeline_view(machine, lane, job) for machine, lane in lanes.items()]
+    return sorted(views, key=lambda view: (view.spans[0].since if view.spans else 0, view.machine))
 
 
-@router.get("/jobs/{job}/subtasks", dependencies=READ, responses=documented(404), tags=["insight"])
+@router.get("/jobs/{job}/subtasks", dependencies=READ, tags=["insight"])
 def get_subtasks(
-    jobs: JobsDep, ledger: LedgerDep, job: str, epoch: Epoch = None, letters: Letters = LETTERS
+    services: ServicesDep, job: JobDep, epoch: Epoch = None, letters: Letters = LETTERS
 ) -> SubtasksView:
     """Show the states of an epoch's subtasks, one by one, or in groups if there are many."""
-    record = jobs.get(job)
-    epochs = record.epochs or 1
-    number = min(record.finished_epochs + 1, epochs) if epoch is None else epoch
+    epochs = job.epochs or 1
+    number = min(job.finished_epochs + 1, epochs) if epoch is None else epoch
     if number > epochs:
         raise SpecError(f"epoch: the job has {epochs}", field="epoch")
     # 0 until a worker has read the data, if the job doesn't set it
-    work = jobs.work(record.id)
+    work = services.jobs.work(job.id)
     per_epoch = work.get("per_epoch", 0)
     first = (number - 1) * per_epoch
     # the last epoch may be cut short
     total = max(0, min(per_epoch, work.get("total", 0) - first))
-    shards = record.facts.shards if record.facts else 1
-    states = read_subtasks(ledger, record.id, per_epoch, first, total, shards=shards)
+    shards = job.facts.shards if job.facts else 1
+    states = read_subtasks(services.ledger, job.id, per_epoch, first, total, shards=shards)
     per_letter = max(1, -(-total // letters))
     return SubtasksView(
         epoch=number,

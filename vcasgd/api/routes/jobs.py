@@ -10,18 +10,11 @@ import yaml
 from fastapi import APIRouter, Body, Header, Query, Response, status
 from pydantic import ValidationError
 
-from vcasgd.api.access import READ, SUBMIT, CallerDep, check_owner
+from vcasgd.api.access import READ, SUBMIT, CallerDep, OwnJobDep
 from vcasgd.api.convert import job_view
-from vcasgd.api.dependencies import (
-    ControlDep,
-    JobsDep,
-    LedgerDep,
-    SettingsDep,
-    StorageDep,
-    WorkerBeatsDep,
-)
 from vcasgd.api.problems import documented
-from vcasgd.api.routes.packages import object_name
+from vcasgd.api.routes.files import object_name
+from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.encryption import StorageCipher
 from vcasgd.errors import SpecError
 from vcasgd.fleet.pool_rows import choices
@@ -46,7 +39,6 @@ from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.job_secrets import encrypt_secrets
 from vcasgd.store.ledger.retention import Retention
-from vcasgd.store.ledger.workers import WorkerBeats
 
 router = APIRouter(tags=["jobs"])
 
@@ -78,38 +70,34 @@ _EXISTING: dict[int | str, dict[str, Any]] = {
     "/jobs",
     dependencies=SUBMIT,
     status_code=status.HTTP_201_CREATED,
-    responses=_EXISTING | documented(409, 413, 507),
+    responses=_EXISTING | documented(409, 507),
 )
 def submit_job(
-    jobs: JobsDep,
-    control: ControlDep,
-    settings: SettingsDep,
-    storage: StorageDep,
-    beats: WorkerBeatsDep,
+    services: ServicesDep,
     caller: CallerDep,
     response: Response,
     body: SubmitRequest,
     idempotency_key: IdempotencyKey = None,
 ) -> JobView:
     """Create a job. A repeated request with the same `Idempotency-Key` returns the same job."""
-    _check_package(storage, body.package)
-    _check_pools(control, body.spec)
-    job, created = jobs.submit_once(
+    _check_package(services.storage, body.package)
+    _check_pools(services.control, body.spec)
+    job, created = services.jobs.submit_once(
         body.spec,
         body.package,
         idempotency_key,
         owner=caller.name,
         owner_limit=caller.max_machines,
-        encrypt=_encryption(settings, body),
+        encrypt=_encryption(services.settings, body),
     )
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     if not created:
         response.status_code = status.HTTP_200_OK
-    return _view(beats, job)
+    return _view(services, job)
 
 
-def _view(beats: WorkerBeats, job: JobRecord) -> JobView:
-    return job_view(job, beats.traffic(job.id))
+def _view(services: Services, job: JobRecord) -> JobView:
+    return job_view(job, services.beats.traffic(job.id))
 
 
 def _encryption(settings: Settings, body: SubmitRequest) -> Callable[[str], str] | None:
@@ -174,8 +162,7 @@ def _check_pools(control: Control, spec: JobSpec) -> None:
 
 @router.get("/jobs", dependencies=READ, responses=documented(404))
 def list_jobs(
-    jobs: JobsDep,
-    beats: WorkerBeatsDep,
+    services: ServicesDep,
     response: Response,
     state: JobState | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -186,83 +173,68 @@ def list_jobs(
     """List jobs, newest first. If there are more, the header `Link` has the address of the next
     ones, with `rel="next"`."""
     states = tuple(JobState) if state is None else (state,)
-    records, views = jobs.all(states, limit + 1, after), []
+    records, views = services.jobs.all(states, limit + 1, after), []
     if len(records) > limit:
         del records[limit:]
         query = {"after": records[-1].id, "limit": limit, **({"state": state} if state else {})}
         response.headers["Link"] = f'<jobs?{urlencode(query)}>; rel="next"'
-    traffic = beats.traffic_of([job.id for job in records])
+    traffic = services.beats.traffic_of([job.id for job in records])
     for job in records:
         with isolated(job.id):
             views.append(job_view(job, traffic[job.id]))
     return views
 
 
-@router.get("/jobs/{job}", dependencies=READ, responses=documented(404))
-def get_job(jobs: JobsDep, beats: WorkerBeatsDep, job: str) -> JobView:
+@router.get("/jobs/{job}", dependencies=READ)
+def get_job(services: ServicesDep, job: JobDep) -> JobView:
     """Show a job."""
-    return _view(beats, jobs.get(job))
+    return _view(services, job)
 
 
-@router.patch("/jobs/{job}", dependencies=SUBMIT, responses=documented(404, 409, 413))
-def change_job(
-    jobs: JobsDep, beats: WorkerBeatsDep, caller: CallerDep, job: str, body: ChangeRequest
-) -> JobView:
+@router.patch("/jobs/{job}", dependencies=SUBMIT, responses=documented(409))
+def change_job(services: ServicesDep, job: OwnJobDep, body: ChangeRequest) -> JobView:
     """Change the priority or the weight of a job that has not ended."""
-    check_owner(caller, jobs.get(job))
     changes = body.model_dump(exclude_none=True)
-    return _view(beats, jobs.change(job, changes) if changes else jobs.get(job))
+    return _view(services, services.jobs.change(job.id, changes) if changes else job)
 
 
 @router.delete(
     "/jobs/{job}",
     dependencies=SUBMIT,
     status_code=status.HTTP_204_NO_CONTENT,
-    responses=documented(404, 409),
+    responses=documented(409),
 )
-def delete_job(
-    jobs: JobsDep, ledger: LedgerDep, storage: StorageDep, caller: CallerDep, job: str
-) -> None:
+def delete_job(services: ServicesDep, job: OwnJobDep) -> None:
     """Delete a job that has ended, with its history, checkpoints, and model."""
-    check_owner(caller, record := jobs.get(job))
-    if record.state.over:
+    if job.state.over:
         # first, so that a repeated request finds the job if this fails
-        Checkpoints(storage, job).delete_all()
-    Retention(ledger).delete(job)
+        Checkpoints(services.storage, job.id).delete_all()
+    Retention(services.ledger).delete(job.id)
 
 
-@router.post("/jobs/{job}/pause", dependencies=SUBMIT, responses=documented(404, 409))
-def pause_job(jobs: JobsDep, beats: WorkerBeatsDep, caller: CallerDep, job: str) -> JobView:
+@router.post("/jobs/{job}/pause", dependencies=SUBMIT, responses=documented(409))
+def pause_job(services: ServicesDep, job: OwnJobDep) -> JobView:
     """Pause a running job. Its workers push their work and leave."""
-    check_owner(caller, jobs.get(job))
-    return _view(beats, jobs.pause(job))
+    return _view(services, services.jobs.pause(job.id))
 
 
-@router.post("/jobs/{job}/resume", dependencies=SUBMIT, responses=documented(404, 409, 413))
-def resume_job(
-    jobs: JobsDep,
-    beats: WorkerBeatsDep,
-    caller: CallerDep,
-    job: str,
-    options: ResumeBody = None,
-) -> JobView:
+@router.post("/jobs/{job}/resume", dependencies=SUBMIT, responses=documented(409))
+def resume_job(services: ServicesDep, job: OwnJobDep, options: ResumeBody = None) -> JobView:
     """Resume a paused job."""
-    check_owner(caller, jobs.get(job))
     budget = options.max_cost_usd if options else None
-    return _view(beats, jobs.resume(job, max_cost_usd=budget))
+    return _view(services, services.jobs.resume(job.id, max_cost_usd=budget))
 
 
-@router.post("/jobs/{job}/cancel", dependencies=SUBMIT, responses=documented(404, 409))
-def cancel_job(jobs: JobsDep, beats: WorkerBeatsDep, caller: CallerDep, job: str) -> JobView:
+@router.post("/jobs/{job}/cancel", dependencies=SUBMIT, responses=documented(409))
+def cancel_job(services: ServicesDep, job: OwnJobDep) -> JobView:
     """Cancel a job that has not ended."""
-    check_owner(caller, jobs.get(job))
-    return _view(beats, jobs.cancel(job))
+    return _view(services, services.jobs.cancel(job.id))
 
 
 # -- job files ----------------------------------------------------------------------------------
 
 
-@router.post("/jobs/validate", dependencies=READ, responses=documented(413))
+@router.post("/jobs/validate", dependencies=READ)
 def validate_job(body: JobText) -> Validation:
     """Check a job file: list its mistakes, or the settings that are known to train badly."""
     try:
@@ -273,11 +245,7 @@ def validate_job(body: JobText) -> Validation:
     except ValidationError as error:
         return _invalid(*map(_mistake, spec_errors(error, JobSpec)[:MAX_MISTAKES]))
     warnings = [
-        Mistake(
-            path=setting.field,
-            message=setting.message,
-            remedy=setting.remedy,
-        )
+        Mistake(path=setting.field, message=setting.message, remedy=setting.remedy)
         for setting in unstable_settings(spec)
     ]
     return Validation(valid=True, errors=[], warnings=warnings, spec=spec)
@@ -289,15 +257,10 @@ def get_job_schema() -> dict[str, Any]:
     return JobSpec.model_json_schema()
 
 
-@router.get(
-    "/jobs/{job}/spec",
-    dependencies=READ,
-    response_class=Response,
-    responses=_YAML | documented(404),
-)
-def get_job_spec(jobs: JobsDep, job: str) -> Response:
+@router.get("/jobs/{job}/spec", dependencies=READ, response_class=Response, responses=_YAML)
+def get_job_spec(job: JobDep) -> Response:
     """Return the job as YAML, with all defaults filled in."""
-    spec = jobs.get(job).spec.model_dump(mode="json", exclude_none=True)
+    spec = job.spec.model_dump(mode="json", exclude_none=True)
     return Response(yaml.safe_dump(spec, sort_keys=False, allow_unicode=True), media_type=YAML)
 
 

@@ -11,15 +11,9 @@ from fastapi.responses import StreamingResponse
 import vcasgd
 from vcasgd.api.access import JOIN, CallerDep
 from vcasgd.api.callers import Caller
-from vcasgd.api.dependencies import (
-    ControlDep,
-    JobsDep,
-    JoinedMachinesDep,
-    SettingsDep,
-    StorageDep,
-)
 from vcasgd.api.problems import documented
-from vcasgd.api.routes.packages import object_name
+from vcasgd.api.routes.files import object_name
+from vcasgd.api.services import Services, ServicesDep
 from vcasgd.errors import Conflict, JobUnreadable, NotFound, SpecError, VersionDiffers
 from vcasgd.fleet.pools import JOIN as JOIN_PROVIDER
 from vcasgd.fleet.pools import ORDERED_PROVIDERS
@@ -33,15 +27,10 @@ from vcasgd.schemas.machines import (
     ReportBody,
     ReportView,
 )
-from vcasgd.settings import Settings
 from vcasgd.store.admission import LEDGER, tensors_service
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.machines import (
-    JoinedMachines,
-    WorkerOrder,
-    WorkerReport,
-)
+from vcasgd.store.ledger.machines import WorkerOrder, WorkerReport
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +49,10 @@ REPORT_HEARTBEATS = 2.0
 
 
 @router.post(
-    "/join", dependencies=JOIN, status_code=status.HTTP_201_CREATED, responses=documented(409, 413)
+    "/join", dependencies=JOIN, status_code=status.HTTP_201_CREATED, responses=documented(409)
 )
 def join(
-    settings: SettingsDep,
-    control: ControlDep,
-    joined: JoinedMachinesDep,
+    services: ServicesDep,
     caller: CallerDep,
     response: Response,
     body: JoinRequest,
@@ -85,28 +72,28 @@ def join(
             field=MACHINE_SECRET,
             status=422,
         )
-    pool = _pool(control, caller, body.machine)
+    pool = _pool(services.control, caller, body.machine)
     facts = body.model_dump(exclude={"version", "machine"})
-    machine = joined.join(
-        caller.name, caller.digest or "", secret, caller.max_machines, pool, facts, body.machine
+    machine = services.joined.join(
+        caller.name, caller.digest, secret, caller.max_machines, pool, facts, body.machine
     )
     log.info("%s joins pool %s: %s", machine.name, pool, facts)
     response.headers["Location"] = f"/api/v1/machines/{machine.name}"
+    tensors = map(tensors_service, range(len(services.settings.tensors_urls())))
     return JoinView(
         machine=machine.name,
         pool=pool,
-        cluster=settings.cluster,
-        services=_services(settings),
-        period=REPORT_HEARTBEATS * settings.heartbeat,
-        heartbeat=settings.heartbeat,
+        cluster=services.settings.cluster,
+        services=[LEDGER, *tensors],
+        period=REPORT_HEARTBEATS * services.settings.heartbeat,
+        heartbeat=services.settings.heartbeat,
         expires_at=caller.expires_at,
     )
 
 
-@router.post("/machines/{machine}/report", dependencies=JOIN, responses=documented(404, 413))
+@router.post("/machines/{machine}/report", dependencies=JOIN)
 def report_machine(
-    jobs: JobsDep,
-    joined: JoinedMachinesDep,
+    services: ServicesDep,
     caller: CallerDep,
     response: Response,
     machine: str,
@@ -115,18 +102,18 @@ def report_machine(
 ) -> ReportView:
     """Report the state of a machine, and learn what it has to do. The status is 404 after it was
     removed; it can join again then."""
-    _check_own(joined, caller, machine, secret)
+    _check_own(services, caller, machine, secret)
     workers = {
-        name: WorkerReport(start=each.start, ended=each.ended)
-        for name, each in body.workers.items()
+        name: WorkerReport(start=worker.start, ended=worker.ended)
+        for name, worker in body.workers.items()
     }
-    orders, end = joined.report(machine, workers, leaving=body.leaving)
+    orders, end = services.joined.report(machine, workers, leaving=body.leaving)
     # it contains credentials
     response.headers["Cache-Control"] = "no-store"
     return ReportView(
-        orders=[view for each in orders if (view := _order(jobs, each))],
+        orders=[view for order in orders if (view := _order(services.jobs, order))],
         leave=end.reason if end else None,
-        leave_by=max(0.0, end.by - joined.now()) if end else None,
+        leave_by=max(0.0, end.by - services.joined.now()) if end else None,
         version=vcasgd.__version__,
     )
 
@@ -135,40 +122,29 @@ def report_machine(
     "/machines/{machine}/packages/{digest}",
     dependencies=JOIN,
     response_class=Response,
-    responses={**documented(404), 200: {"content": {"application/zip": {}}}},
+    responses={200: {"content": {"application/zip": {}}}},
 )
 def get_machine_package(
-    jobs: JobsDep,
-    joined: JoinedMachinesDep,
-    storage: StorageDep,
-    caller: CallerDep,
-    machine: str,
-    digest: str,
-    secret: SecretHeader = "",
+    services: ServicesDep, caller: CallerDep, machine: str, digest: str, secret: SecretHeader = ""
 ) -> Response:
     """Return the code of a job that the machine has to work for, as a zip."""
-    _check_own(joined, caller, machine, secret)
-    orders = (_order(jobs, each) for each in joined.orders_of(machine))
-    if digest not in {each.package for each in orders if each}:
+    _check_own(services, caller, machine, secret)
+    orders = (_order(services.jobs, order) for order in services.joined.orders_of(machine))
+    if digest not in {view.package for view in orders if view}:
         raise NotFound(f"{machine} has no job with package {digest[:12]}")
     # A slow reader occupies a chunk, and not a whole package.
-    stream = storage.stream(object_name(digest), PACKAGE_CHUNK_BYTES)
+    stream = services.storage.stream(object_name(digest), PACKAGE_CHUNK_BYTES)
     headers = {"Content-Length": str(stream.size)}
     return StreamingResponse(stream.chunks, headers=headers, media_type="application/zip")
 
 
-@router.delete(
-    "/machines/{machine}",
-    dependencies=JOIN,
-    status_code=status.HTTP_204_NO_CONTENT,
-    responses=documented(404),
-)
+@router.delete("/machines/{machine}", dependencies=JOIN, status_code=status.HTTP_204_NO_CONTENT)
 def leave(
-    joined: JoinedMachinesDep, caller: CallerDep, machine: str, secret: SecretHeader = ""
+    services: ServicesDep, caller: CallerDep, machine: str, secret: SecretHeader = ""
 ) -> None:
     """Leave with a machine, whose workers have ended."""
-    _check_own(joined, caller, machine, secret)
-    joined.remove(machine)
+    _check_own(services, caller, machine, secret)
+    services.joined.remove(machine)
     log.info("%s has left", machine)
 
 
@@ -203,13 +179,9 @@ def _pool(control: Control, caller: Caller, machine: str | None) -> str:
     return caller.pool
 
 
-def _services(settings: Settings) -> list[str]:
-    return [LEDGER, *map(tensors_service, range(len(settings.tensors_urls())))]
-
-
-def _check_own(joined: JoinedMachines, caller: Caller, machine: str, secret: str) -> None:
+def _check_own(services: Services, caller: Caller, machine: str, secret: str) -> None:
     """Raise :class:`NotFound` unless the machine itself asks."""
-    found = joined.get(machine)
+    found = services.joined.get(machine)
     if found is None or not found.sent(caller.name, caller.digest, secret):
         raise NotFound(f"no machine {machine} has joined with this token and this secret")
 

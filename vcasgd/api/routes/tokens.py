@@ -1,43 +1,99 @@
-"""Routes for API tokens."""
+"""Routes for API tokens, and for signing in to the dashboard with one."""
 
 from __future__ import annotations
 
 import logging
 import time
 
-from fastapi import APIRouter, Response, status
+from fastapi import APIRouter, Request, Response, status
 
-from vcasgd.api.access import ADMIN, CallerDep
-from vcasgd.api.dependencies import ApiTokensDep, CallersDep, SettingsDep
+import vcasgd
+from vcasgd.api.access import ADMIN, READ, CallerDep, cross_site, refusal
+from vcasgd.api.callers import COOKIE, SIGN_IN_SECONDS
 from vcasgd.api.problems import documented
-from vcasgd.errors import SpecError
-from vcasgd.schemas.service import NewToken, TokenRequest, TokenView
+from vcasgd.api.services import ServicesDep
+from vcasgd.errors import SpecError, Unauthorized
+from vcasgd.schemas.service import (
+    CallerView,
+    NewToken,
+    SignIn,
+    SignInView,
+    TokenRequest,
+    TokenView,
+)
 from vcasgd.spec.access import Scope
 
 log = logging.getLogger(__name__)
 
-router = APIRouter(tags=["tokens"])
+#: The only route that needs no token, because the token is in the body.
+entrance = APIRouter(tags=["sign-in"])
+router = APIRouter()
+
+
+@entrance.post(
+    "/sign-in",
+    status_code=status.HTTP_204_NO_CONTENT,
+    responses=documented(401, 403, 413, 422, 500, 503),
+)
+async def sign_in(
+    services: ServicesDep, request: Request, response: Response, body: SignIn
+) -> None:
+    """Sign in: set a cookie that is valid for twelve hours and that scripts can't read."""
+    # another site must not be able to sign a user in
+    if error := cross_site(request.headers):
+        raise error
+    caller = await services.callers.of_token(body.token.get_secret_value())
+    if caller is None:
+        raise Unauthorized("the token is wrong", remedy="vcasgd up prints the file of its token")
+    if error := refusal(caller, Scope.READ):
+        raise error
+    response.set_cookie(
+        COOKIE,
+        services.callers.sign_ins.new(caller),
+        max_age=SIGN_IN_SECONDS,
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+
+
+@router.get("/sign-in", dependencies=READ, tags=["sign-in"])
+def get_sign_in(services: ServicesDep) -> SignInView:
+    """Show the cluster that you are signed in to. The status is 401 if you are not."""
+    return SignInView(cluster=services.settings.cluster, version=vcasgd.__version__)
+
+
+@router.delete(
+    "/sign-in", dependencies=READ, status_code=status.HTTP_204_NO_CONTENT, tags=["sign-in"]
+)
+def sign_out(request: Request, response: Response) -> None:
+    """Sign out: delete the cookie."""
+    response.delete_cookie(
+        COOKIE, secure=request.url.scheme == "https", httponly=True, samesite="strict"
+    )
+
+
+@router.get("/me", dependencies=READ, tags=["sign-in"])
+def get_me(caller: CallerDep) -> CallerView:
+    """Show the name, scope, and limits of the token that this request was sent with."""
+    return CallerView.model_validate(caller)
 
 
 @router.post(
     "/tokens",
     dependencies=ADMIN,
     status_code=status.HTTP_201_CREATED,
-    responses=documented(409, 413, 507),
+    responses=documented(409, 507),
+    tags=["tokens"],
 )
 def create_token(
-    settings: SettingsDep,
-    tokens: ApiTokensDep,
-    callers: CallersDep,
-    caller: CallerDep,
-    response: Response,
-    body: TokenRequest,
+    services: ServicesDep, caller: CallerDep, response: Response, body: TokenRequest
 ) -> NewToken:
     """Create a token for a user. Only this response contains its secret."""
     if (body.scope is Scope.JOIN) != (body.pool is not None):
         raise SpecError("pool: required with scope join, and only allowed with it", field="pool")
     lifetime = body.expires.total_seconds() if body.expires else None
-    token, text = tokens.create(
+    token, text = services.tokens.create(
         body.name,
         body.scope,
         max_machines=body.max_machines,
@@ -45,19 +101,19 @@ def create_token(
         pool=body.pool,
     )
     joins = body.scope is Scope.JOIN
-    if joins and settings.join_pin:
-        text = f"{text}.{settings.join_pin}"
-    callers.tokens_changed()
+    if joins and services.settings.join_pin:
+        text = f"{text}.{services.settings.join_pin}"
+    services.callers.tokens_changed()
     log.info("%s created the token %s with scope %s", caller.name, token.name, token.scope)
     response.headers["Cache-Control"] = "no-store"
-    url = settings.join_url if joins else None
+    url = services.settings.join_url if joins else None
     return NewToken.model_validate({**token.model_dump(), "token": text, "join_url": url})
 
 
-@router.get("/tokens", dependencies=ADMIN)
-def list_tokens(tokens: ApiTokensDep) -> list[TokenView]:
+@router.get("/tokens", dependencies=ADMIN, tags=["tokens"])
+def list_tokens(services: ServicesDep) -> list[TokenView]:
     """List all tokens by name, without their secrets, also expired ones."""
-    uses, now = tokens.last_uses(), time.time()
+    uses, now = services.tokens.last_uses(), time.time()
     return [
         TokenView.model_validate(
             {
@@ -66,7 +122,7 @@ def list_tokens(tokens: ApiTokensDep) -> list[TokenView]:
                 "expired": token.expired(now),
             }
         )
-        for name, token in tokens.all().items()
+        for name, token in services.tokens.all().items()
     ]
 
 
@@ -74,15 +130,10 @@ def list_tokens(tokens: ApiTokensDep) -> list[TokenView]:
     "/tokens/{name}",
     dependencies=ADMIN,
     status_code=status.HTTP_204_NO_CONTENT,
-    responses=documented(404),
+    tags=["tokens"],
 )
-def revoke_token(
-    tokens: ApiTokensDep,
-    callers: CallersDep,
-    caller: CallerDep,
-    name: str,
-) -> None:
-    """Revoke a token. Its requests, streams, and sessions end within seconds; its jobs go on."""
-    tokens.revoke(name)
-    callers.tokens_changed()
+def revoke_token(services: ServicesDep, caller: CallerDep, name: str) -> None:
+    """Revoke a token. Its requests, streams, and sign-ins end within seconds; its jobs go on."""
+    services.tokens.revoke(name)
+    services.callers.tokens_changed()
     log.info("%s revoked the token %s", caller.name, name)

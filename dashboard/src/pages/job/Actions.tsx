@@ -3,7 +3,7 @@ import { useDisclosure } from "@mantine/hooks";
 import { notifications } from "@mantine/notifications";
 import { IconDownload, IconPlayerPause, IconPlayerPlay, IconPlayerStop } from "@tabler/icons-react";
 import { type Command, isOver, useCommand } from "../../api/jobs";
-import { useCaller } from "../../api/session";
+import { useCaller } from "../../api/signIn";
 import type { Job } from "../../api/types";
 import { GuardedButton } from "../../components/GuardedButton";
 import { refusalForJob } from "../../lib/access";

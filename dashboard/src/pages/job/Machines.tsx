@@ -1,5 +1,5 @@
 import { isOver, type useTimelines } from "../../api/jobs";
-import { useCaller } from "../../api/session";
+import { useCaller } from "../../api/signIn";
 import type { Job, MachineTimeline } from "../../api/types";
 import { ErrorState } from "../../components/ErrorState";
 import { Panel } from "../../components/Panel";

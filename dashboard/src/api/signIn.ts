@@ -1,13 +1,13 @@
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
-import { SESSION_KEY } from "./cache";
+import { SIGN_IN_KEY } from "./cache";
 import { ApiError, api, body } from "./client";
-import type { Caller, Session } from "./types";
+import type { Caller, SignedIn } from "./types";
 
 const CALLER_KEY = ["caller"] as const;
 
-/** Session of the user, or null if nobody is signed in. */
-export function useSession() {
-  return useQuery({ queryKey: SESSION_KEY, queryFn: readSession, staleTime: 60_000 });
+/** Cluster that the user is signed in to, or null if nobody is signed in. */
+export function useSignedIn() {
+  return useQuery({ queryKey: SIGN_IN_KEY, queryFn: readSignIn, staleTime: 60_000 });
 }
 
 /** The user's token; undefined while it is not known. */
@@ -16,9 +16,9 @@ export function useCaller(): Caller | undefined {
   return useQuery({ queryKey: CALLER_KEY, queryFn, staleTime: 60_000 }).data;
 }
 
-async function readSession(): Promise<Session | null> {
+async function readSignIn(): Promise<SignedIn | null> {
   try {
-    return body(await api.GET("/api/v1/session"));
+    return body(await api.GET("/api/v1/sign-in"));
   } catch (error) {
     if (error instanceof ApiError && error.status === 401) {
       return null;
@@ -30,10 +30,10 @@ async function readSession(): Promise<Session | null> {
 export function useSignIn() {
   const client = useQueryClient();
   return useMutation({
-    mutationFn: (token: string) => api.POST("/api/v1/session", { body: { token } }),
+    mutationFn: (token: string) => api.POST("/api/v1/sign-in", { body: { token } }),
     onSuccess: () => {
       client.removeQueries({ queryKey: CALLER_KEY });
-      return client.invalidateQueries({ queryKey: SESSION_KEY });
+      return client.invalidateQueries({ queryKey: SIGN_IN_KEY });
     },
   });
 }
@@ -41,11 +41,11 @@ export function useSignIn() {
 export function useSignOut() {
   const client = useQueryClient();
   return useMutation({
-    mutationFn: () => api.DELETE("/api/v1/session"),
+    mutationFn: () => api.DELETE("/api/v1/sign-in"),
     onSuccess: () => {
-      client.setQueryData(SESSION_KEY, null);
-      // Remove all cached data of the session.
-      client.removeQueries({ predicate: ({ queryKey }) => queryKey[0] !== SESSION_KEY[0] });
+      client.setQueryData(SIGN_IN_KEY, null);
+      // Remove all cached data of the user.
+      client.removeQueries({ predicate: ({ queryKey }) => queryKey[0] !== SIGN_IN_KEY[0] });
     },
   });
 }

@@ -1,11 +1,14 @@
-"""Server-sent events, and a job's history as a stream while it grows."""
+"""A job's history: as a stream while it grows, and as curves that fit a screen."""
 
 from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +24,9 @@ from vcasgd.api.middleware import AS_STREAM
 from vcasgd.errors import VcasgdError
 from vcasgd.limits import MAX_UNREAD_SECONDS
 from vcasgd.schemas.base import finite
-from vcasgd.store.ledger.job import JobRecord
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.events import MetricPoints, thinned
+from vcasgd.store.ledger.job import Evaluation, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 
 log = logging.getLogger(__name__)
@@ -38,7 +43,7 @@ KEEP_ALIVE_SECONDS = 10
 _HISTORY_THREADS = CapacityLimiter(16)
 
 Entry = dict[str, Any]
-#: Returns False once the reader's token or session is no longer valid; the stream then ends.
+#: Returns False once the reader's token or sign-in is no longer valid; the stream then ends.
 StillValid = Callable[[], Awaitable[bool]]
 
 
@@ -108,7 +113,7 @@ class Tail:
     def _after(self, after: str, limit: int) -> tuple[JobRecord, list[Entry]]:
         # read the job first: an entry that arrives with the job's end is then included
         job = self.jobs.get(self.job)
-        return job, [finite(each) for each in self.read(self.job, after, limit=limit)]
+        return job, [finite(entry) for entry in self.read(self.job, after, limit=limit)]
 
     def grace(self, job: JobRecord) -> float:
         """Return the seconds in which entries of a job that has ended may still arrive."""
@@ -139,3 +144,59 @@ async def _history(
                 yield ServerSentEvent(event="end", data=json.dumps({"state": job.state}))
                 return
         await anyio.sleep(POLL_SECONDS)
+
+
+# -- curves --------------------------------------------------------------------------------------
+
+#: Series whose extremes are kept by default. The others grow steadily, so any point will do.
+SPIKY = ("loss", "updates_per_second", "staleness_mean", "staleness_max", "workers")
+#: Jobs whose points stay in memory; 10,000 take about 15 MB.
+JOBS_CACHED = 8
+
+
+class Curves:
+    """Cache of long series, so that many readers read each point from the ledger once.
+
+    Threads may share it.
+    """
+
+    def __init__(self, ledger: RedisClient) -> None:
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[str, tuple[MetricPoints, threading.Lock]] = OrderedDict()
+
+    def thinned(
+        self, job: str, after: str, names: Sequence[str], most: int
+    ) -> list[dict[str, Any]]:
+        """Return at most ``most`` points after an ID, oldest first.
+
+        The extremes of the :data:`SPIKY` series among ``names`` are kept. Raises
+        :class:`~vcasgd.errors.StoreUnavailable`.
+        """
+        points, lock = self._points(job)
+        with lock:
+            points.refresh()
+            return thinned(points.after(after), [name for name in names if name in SPIKY], most)
+
+    def _points(self, job: str) -> tuple[MetricPoints, threading.Lock]:
+        with self._lock:
+            entry = self._cache.setdefault(job, (MetricPoints(self._ledger, job), threading.Lock()))
+            self._cache.move_to_end(job)
+            while len(self._cache) > JOBS_CACHED:
+                self._cache.popitem(last=False)
+            return entry
+
+
+def with_evaluations(
+    rows: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]
+) -> list[dict[str, Any]]:
+    """Return the rows, each with the newest evaluation at its time."""
+    ordered = sorted(evaluations, key=lambda evaluation: evaluation.at)
+    times = [evaluation.at for evaluation in ordered]
+    result = []
+    for row in rows:
+        count = bisect_right(times, row.get("at") or 0.0)
+        metrics = ordered[count - 1].metrics if count else None
+        accuracy = metrics.get("accuracy") if metrics else None
+        result.append({**row, "accuracy": accuracy, "validation": metrics})
+    return result

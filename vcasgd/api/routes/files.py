@@ -1,0 +1,196 @@
+"""Routes for files: packages of users' code, checkpoints, and finished models."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Request, Response, status
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+
+from vcasgd.api.access import READ, SUBMIT
+from vcasgd.api.problems import documented
+from vcasgd.api.services import JobDep, ServicesDep
+from vcasgd.errors import ApiError, CheckpointDamaged, Conflict, NotFound, PackageError
+from vcasgd.schemas.history import CheckpointRow
+from vcasgd.schemas.jobs import DIGEST_PATTERN
+from vcasgd.schemas.service import Package
+from vcasgd.storage.checkpoints import Checkpoints
+from vcasgd.storage.objects import Storage
+from vcasgd.store.ledger.job import JobRecord
+from vcasgd.task.package import check, digest_of
+
+router = APIRouter()
+
+# -- packages: zips that are named by their digest ----------------------------------------------
+
+#: Seconds after which an upload is refused; enough for the largest package over a slow line.
+UPLOAD_SECONDS = 600.0
+
+Digest = Annotated[
+    str, Path(pattern=DIGEST_PATTERN, description="SHA-256 of the zip, in hexadecimal.")
+]
+
+_ZIP: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+def object_name(digest: str) -> str:
+    """Return the name of a package in the object storage."""
+    return f"packages/{digest}.zip"
+
+
+@router.put(
+    "/packages/{digest}",
+    dependencies=SUBMIT,
+    openapi_extra=_ZIP,
+    responses=documented(413),
+    tags=["packages"],
+)
+async def put_package(services: ServicesDep, request: Request, digest: Digest) -> Package:
+    """Store a package. Storing it again has no effect."""
+    limit = int(services.settings.package_limit_mb * 1e6)
+    try:
+        async with asyncio.timeout(UPLOAD_SECONDS):
+            data = await _read(request, limit)
+    except TimeoutError as error:
+        raise ApiError(f"request body incomplete after {UPLOAD_SECONDS:g} s", status=408) from error
+    await run_in_threadpool(_store, services.storage, digest, data, limit)
+    return Package(digest=digest, size=len(data))
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    _check_size(int(request.headers.get("content-length", 0)), limit)
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        _check_size(len(data), limit)
+    return bytes(data)
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise ApiError(
+            f"the package is larger than {limit / 1e6:g} MB",
+            remedy="list files that are not code in .vcasgdignore, or raise "
+            "VCASGD_PACKAGE_LIMIT_MB",
+            status=status.HTTP_413_CONTENT_TOO_LARGE,
+        )
+
+
+def _store(storage: Storage, digest: str, data: bytes, limit: int) -> None:
+    if digest_of(data) != digest:
+        raise PackageError("the package arrived damaged: digest mismatch", field="digest")
+    check(data, limit)
+    if not storage.has(object_name(digest)):
+        storage.put(object_name(digest), data)
+
+
+@router.head("/packages/{digest}", dependencies=READ, response_class=Response, tags=["packages"])
+def head_package(services: ServicesDep, digest: Digest) -> Response:
+    """Check that a package is stored."""
+    if not services.storage.has(object_name(digest)):
+        raise NotFound(f"package {digest[:12]}… is not uploaded")
+    return Response()
+
+
+# -- checkpoints and models: safetensors files -------------------------------------------------
+
+MEDIA_TYPE = "application/octet-stream"
+IfNoneMatch = Annotated[str | None, Header(description="`ETag`s of the files that the client has.")]
+
+_FILE: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "A safetensors file. Its SHA-256 is the `ETag`.",
+        "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+    },
+    304: {"description": "The client has the file: its `ETag` is in `If-None-Match`."},
+}
+
+
+@router.get("/jobs/{job}/checkpoints", dependencies=READ, tags=["checkpoints"])
+def list_checkpoints(services: ServicesDep, job: JobDep) -> list[CheckpointRow]:
+    """List the checkpoints in the object storage, oldest first."""
+    details = services.jobs.checkpoints(job.id)
+    return [
+        CheckpointRow.model_validate({**details.get(stored.name, {}), **asdict(stored)})
+        for stored in Checkpoints(services.storage, job.id).all()
+    ]
+
+
+@router.get(
+    "/jobs/{job}/checkpoints/{name}",
+    dependencies=READ,
+    response_class=StreamingResponse,
+    responses=_FILE,
+    tags=["checkpoints"],
+)
+def get_checkpoint(
+    services: ServicesDep, job: JobDep, name: str, if_none_match: IfNoneMatch = None
+) -> Response:
+    """Download a checkpoint."""
+    return _file(services.storage, job, name, if_none_match)
+
+
+@router.get(
+    "/jobs/{job}/model",
+    dependencies=READ,
+    response_class=StreamingResponse,
+    responses=_FILE | documented(409),
+    tags=["checkpoints"],
+)
+def get_model(services: ServicesDep, job: JobDep, if_none_match: IfNoneMatch = None) -> Response:
+    """Download the finished model: the checkpoint that the job ended with."""
+    if job.model is None:
+        raise _no_model(job)
+    return _file(services.storage, job, job.model, if_none_match)
+
+
+def _no_model(job: JobRecord) -> Conflict:
+    why = f"it ended without one: {job.reason}" if job.state.over else f"it is {job.state}"
+    return Conflict(
+        f"job {job.id} has no finished model: {why}",
+        remedy=f"list its checkpoints, if any, with GET /api/v1/jobs/{job.id}/checkpoints",
+        traceback=job.traceback,
+    )
+
+
+def _file(storage: Storage, job: JobRecord, name: str, known: str | None) -> Response:
+    """Return a checkpoint. ``known``: the tags of the files that the client has."""
+    tag = f'"{_digest(name)}"'
+    stream = Checkpoints(storage, job.id).open_stream(name)
+    headers = {"ETag": tag, "Accept-Ranges": "none"}
+    if known is not None and (known.strip() == "*" or tag in map(_strong, known.split(","))):
+        return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
+    headers |= {
+        "Content-Length": str(stream.size),
+        "Content-Disposition": f'attachment; filename="{job.id}-{name}"',
+    }
+    try:
+        # Damage of a file of one chunk is found before the response starts, and of a longer one
+        # before its end: the response then breaks off.
+        first = next(stream.chunks, b"")
+    except CheckpointDamaged as error:
+        raise CheckpointDamaged(
+            error.message, remedy=f"choose another one from /api/v1/jobs/{job.id}/checkpoints"
+        ) from error
+    return StreamingResponse(
+        itertools.chain([first], stream.chunks), headers=headers, media_type=MEDIA_TYPE
+    )
+
+
+def _strong(tag: str) -> str:
+    """Return a tag without the mark of a weak one, which proxies that compress add."""
+    return tag.strip().removeprefix("W/")
+
+
+def _digest(name: str) -> str:
+    """Return the digest of a checkpoint's content, which its name ends with."""
+    return name.removesuffix(".safetensors").rpartition("-")[2]
