@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from vcasgd.client import Client
     from vcasgd.session.session import Session
     from vcasgd.spec.job import JobSpec
-    from vcasgd.task.base_path import base
-    from vcasgd.task.task import Task
+    from vcasgd.task.task import Task, base
 
 __all__ = ["Client", "JobSpec", "Session", "Task", "__version__", "base"]
 
@@ -24,7 +23,7 @@ _MODULES = {
     "JobSpec": "vcasgd.spec.job",
     "Session": "vcasgd.session.session",
     "Task": "vcasgd.task.task",
-    "base": "vcasgd.task.base_path",
+    "base": "vcasgd.task.task",
 }
 
 

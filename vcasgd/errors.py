@@ -1,52 +1,31 @@
-"""Errors that vcasgd raises deliberately.
+"""Errors that vcasgd raises deliberately, and whose fault each is.
 
-::
+All errors can be pickled without loss, so they cross process boundaries unchanged. All processes
+react to an error by its :class:`Cause`:
 
-    VcasgdError
-    ├── SpecError               a job file, a setting, or a request is invalid; names the field
-    │   └── SettingError        a setting of this process is missing or invalid
-    ├── MachineDiffers          this machine's data, model, or installation differ from the others'
-    ├── PackageError            the working directory can't be packaged, is too large, or damaged
-    ├── UserCodeError           the user's code raised an exception; carries its traceback as text
-    │   ├── TaskImportError     the task can't be imported or constructed
-    │   ├── NonFiniteLoss       the loss was NaN or infinite
-    │   ├── DataError           the index or a shard of a sharded data set can't be used
-    │   └── SetupFailed         the job's packages can't be installed, or a setup command failed
-    ├── StoreError
-    │   ├── StoreUnavailable    no connection, or no answer in time; a retry may help
-    │   ├── StoreUnsupported    the server is too old, or configured so that data could be lost
-    │   ├── StoreDenied         wrong password or missing permission
-    │   ├── StoreFull           the server is at its memory limit
-    │   ├── JobUnreadable       the stored data of a job is not valid
-    │   ├── Fenced              a process with a newer token has taken over
-    │   └── SnapshotMissing     the job has no snapshot in the tensors server
-    ├── InvalidUpdate           an update failed a check; carries the reason that is counted
-    ├── CheckpointError
-    │   ├── CheckpointDamaged   a digest does not match
-    │   └── StorageUnavailable  object storage can't be reached, or is full
-    ├── FleetError
-    │   ├── NoCapacity          the pool has no machine available at the moment
-    │   ├── QuotaExceeded       the account's quota for this kind of machine is used up
-    │   ├── CloudDenied         credentials or a permission are missing or wrong
-    │   ├── Throttled           too many calls in a short time
-    │   ├── InvalidRequest      the cloud always rejects the request: the pool's settings are wrong
-    │   └── CloudUnavailable    the cloud does not answer, or reports an internal error
-    ├── ClusterError            Ray can't be reached or rejected a request
-    ├── StackError              the embedded stack could not start or stop
-    │   └── PortInUse           another process listens on a configured port
-    └── ApiError                the API rejected a request
-        ├── Overloaded          the API has too many requests in progress
-        ├── Unauthorized        token missing or wrong
-        ├── Forbidden           not allowed with this token, or a request from another site
-        ├── NotFound            no such job, worker, or checkpoint
-        └── Conflict            not possible in the current state
-            └── VersionDiffers  the stack has another version of vcasgd
+========== ========================== ============================================================
+fault      errors                     reaction
+========== ========================== ============================================================
+machine    MachineDiffers,            the controller quarantines the machine by name, and the job
+           SettingError, OSError      continues with the others; fails once more machines are at
+                                      fault than not (``controller/jobs/failures.py``)
+work       UserCodeError and any      a worker returns its lease, so that another one tries; the
+           other error                job fails after three attempts. A parameter server tries an
+                                      update again, then refuses it (``parameter_server/shard.py``)
+job        SpecError, JobUnreadable   the job fails at once: no other machine can do better
+store      StoreError, NotFound,      wait and try again; counts against nobody
+           StorageUnavailable
+superseded Fenced                     drop the work: another process has it
+========== ========================== ============================================================
 
-All errors can be pickled without loss, so they cross process boundaries unchanged.
+An error that stops one machine is its own fault once another machine has done the same: then
+:class:`~vcasgd.errors.MachineDiffers` replaces the :class:`~vcasgd.errors.SpecError`
+(``worker/setup.py``).
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, ClassVar
 
 
@@ -293,3 +272,31 @@ class VersionDiffers(Conflict):
     @property
     def version(self) -> str:
         return str(self.details.get("version", ""))
+
+
+class Cause(StrEnum):
+    """The cause that is to blame for an error."""
+
+    MACHINE = "machine"
+    WORK = "work"
+    JOB = "job"
+    STORE = "store"
+    SUPERSEDED = "superseded"
+
+
+_FAULTS: dict[type[BaseException], Cause] = {
+    MachineDiffers: Cause.MACHINE,
+    SettingError: Cause.MACHINE,
+    OSError: Cause.MACHINE,
+    SpecError: Cause.JOB,
+    JobUnreadable: Cause.JOB,
+    StoreError: Cause.STORE,
+    StorageUnavailable: Cause.STORE,
+    NotFound: Cause.STORE,
+    Fenced: Cause.SUPERSEDED,
+}
+
+
+def fault_of(error: BaseException) -> Cause:
+    """Return what is to blame for an error, by the closest of its classes."""
+    return next((_FAULTS[each] for each in type(error).__mro__ if each in _FAULTS), Cause.WORK)

@@ -27,8 +27,7 @@ from vcasgd.errors import (
     StoreUnavailable,
     VcasgdError,
 )
-from vcasgd.masking import masked
-from vcasgd.printable import printable
+from vcasgd.printable import masked, printable
 from vcasgd.settings import log_format
 
 #: Valid request IDs; they need no quoting in a header, a log line, or a URL.
@@ -113,7 +112,7 @@ def configure_logging(role: str, level: str | None = None) -> None:
 
 
 class _SafeHandler(logging.StreamHandler[TextIO]):
-    """Handler that shows no hidden values (:mod:`vcasgd.masking`), and only printable text.
+    """Handler that shows no hidden values (:mod:`vcasgd.printable`), and only printable text.
 
     Lines after the first of a record are indented, so that text of a worker can't pass for another
     record.

@@ -1,12 +1,13 @@
-"""Makes text that a worker, a job, or a stack chose harmless to print.
+"""Makes text harmless to print: what a worker, a job, or a stack chose, and secret values.
 
-Such text is data. A terminal must not execute it, a log file must not show it as further lines,
-and a page must not show it in another order than it was written.
+Text of others is data. A terminal must not execute it, a log file must not show it as further
+lines, and a page must not show it in another order than it was written.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 #: What is shown in place of a character that isn't printed.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -34,3 +35,27 @@ def printable(text: str) -> str:
     # A carriage return before a newline is the end of a line on other systems.
     plain = _SEQUENCE.sub("", text.replace("\r\n", "\n"))
     return _UNPRINTABLE.sub(REPLACEMENT, plain)
+
+
+#: What is shown instead.
+MASK = "***"
+#: Characters of the shortest value that is replaced. Shorter ones would change ordinary text.
+SHORTEST = 6
+
+_values: tuple[str, ...] = ()
+
+
+def hide(values: Iterable[str]) -> None:
+    """Replace values, and each line of values with several lines, in all further output."""
+    global _values
+    parts = {part.strip() for value in values for part in (value, *value.splitlines())}
+    known = {part for part in parts if len(part) >= SHORTEST}.union(_values)
+    # A value may contain another one.
+    _values = tuple(sorted(known, key=lambda value: (-len(value), value)))
+
+
+def masked(text: str) -> str:
+    """Return a text without hidden values."""
+    for value in _values:
+        text = text.replace(value, MASK)
+    return text

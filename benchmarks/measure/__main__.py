@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from vcasgd.console import PlainConsole
+from vcasgd.cli.output import PlainConsole
 
 if TYPE_CHECKING:
     from benchmarks.measure.figures import Figures, ProcessFigures

@@ -23,8 +23,8 @@ from support.waiting import await_truth
 from vcasgd.agent.display import Display
 from vcasgd.agent.sandbox import SandboxMode, choose, make_sandbox
 from vcasgd.agent.worker_process import JoinedWorker
-from vcasgd.console import PlainConsole
-from vcasgd.environment import visible
+from vcasgd.child_process import visible
+from vcasgd.cli.output import PlainConsole
 from vcasgd.errors import SpecError, StackError
 from vcasgd.machine.workers import MAX_LOG_BYTES
 from vcasgd.schemas.machines import OrderView

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from vcasgd.agent.worker_process import JoinedWorker
-from vcasgd.environment import visible
+from vcasgd.child_process import visible
 from vcasgd.errors import PackageError
 from vcasgd.machine.workers import WorkerSet
 from vcasgd.schemas.machines import MAX_REASON_LENGTH, OrderView, ReportBody

@@ -20,7 +20,7 @@ from vcasgd.learning.layout import Layout
 from vcasgd.learning.vector import gather
 from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
-from vcasgd.task.base_path import use_base
+from vcasgd.task.task import use_base
 from vcasgd.worker.adapter import adapter_of
 
 Store = Callable[..., str]

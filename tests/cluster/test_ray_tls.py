@@ -16,8 +16,8 @@ from cryptography.exceptions import InvalidSignature
 from support.ray_rig import HOST, TOKEN, Driver, Rig, start_worker
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.certificates import Authority
 from vcasgd.cluster import tls
+from vcasgd.encryption import Authority
 from vcasgd.errors import SpecError
 from vcasgd.local_files import write_private
 

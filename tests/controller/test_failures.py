@@ -21,7 +21,7 @@ from vcasgd.controller.jobs.failures import (
     repeated,
     still_counting,
 )
-from vcasgd.faults import Cause
+from vcasgd.errors import Cause
 from vcasgd.store.ledger.job import PREPARE, PROCESS, Failure, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases

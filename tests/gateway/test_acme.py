@@ -24,7 +24,7 @@ from support.machine_roots import write_root
 from support.ports import free_port
 from support.waiting import await_truth
 
-from vcasgd.certificates import Authority
+from vcasgd.encryption import Authority
 from vcasgd.gateway.certificate import pin_of
 
 NAME = "join.example.org"

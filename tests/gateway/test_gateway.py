@@ -21,7 +21,7 @@ import vcasgd
 from vcasgd.agent.connection import AgentConnection
 from vcasgd.agent.machine import ThisMachine
 from vcasgd.agent.trust import GatewayAddress, JoinToken
-from vcasgd.certificates import self_signed
+from vcasgd.encryption import self_signed
 from vcasgd.errors import (
     ApiError,
     Conflict,

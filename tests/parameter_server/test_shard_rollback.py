@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.world import World
 
-from vcasgd.faults import Cause
+from vcasgd.errors import Cause
 from vcasgd.parameter_server import reports
 from vcasgd.storage.checkpoints import StoredCheckpoint
 

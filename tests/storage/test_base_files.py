@@ -18,7 +18,7 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.spec.sections import BaseSpec
 from vcasgd.storage import base_files
 from vcasgd.storage.base_files import fetch_base, prepare_base
-from vcasgd.task.base_path import base, use_base
+from vcasgd.task.task import base, use_base
 
 CONTENT = bytes(range(256)) * 5000
 

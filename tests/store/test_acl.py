@@ -15,8 +15,7 @@ from support.servers import allow_database, url_of
 from support.world import World, blocks_of
 
 import vcasgd.store
-from vcasgd.errors import StoreDenied, StoreError
-from vcasgd.faults import Cause
+from vcasgd.errors import Cause, StoreDenied, StoreError
 from vcasgd.learning.subtask_set import BLOCK, BLOCK_BYTES
 from vcasgd.store.acl import (
     LEDGER_SCRIPTS,

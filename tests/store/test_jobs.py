@@ -13,8 +13,7 @@ import pytest
 from support.waiting import PATIENCE, await_truth
 from support.world import spec_of
 
-from vcasgd.errors import Conflict, NotFound, StoreError
-from vcasgd.faults import Cause
+from vcasgd.errors import Cause, Conflict, NotFound, StoreError
 from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.store import keys as names

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vcasgd.controller.jobs.divergence import diverged, hopeless, models_before
-from vcasgd.faults import Cause
+from vcasgd.errors import Cause
 from vcasgd.learning.divergence import divergences, learning_rate_factor
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord, JobState

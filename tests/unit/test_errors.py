@@ -8,8 +8,7 @@ import pickle
 import pytest
 
 from vcasgd import errors
-from vcasgd.errors import SpecError, VcasgdError
-from vcasgd.faults import Cause, fault_of
+from vcasgd.errors import Cause, SpecError, VcasgdError, fault_of
 
 
 def family(kind: type[VcasgdError]) -> list[type[VcasgdError]]:

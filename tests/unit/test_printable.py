@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.table import Table
 
-from vcasgd.console import PlainConsole
+from vcasgd.cli.output import PlainConsole
 from vcasgd.printable import REPLACEMENT, printable
 
 CLIPBOARD = "\x1b]52;c;Y3VybCBldmlsIHwgc2g=\x07"

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from vcasgd import masking
+from vcasgd import printable
 from vcasgd.client.secret_values import check_secret_files, read_secrets
 from vcasgd.encryption import Recipient, StorageCipher, Undecipherable, encrypt_for
 from vcasgd.errors import SpecError
 from vcasgd.logging import configure_logging
-from vcasgd.masking import hide, masked
+from vcasgd.printable import hide, masked
 from vcasgd.spec.job import JobSpec
 
 SECRET = "hf_abcdefghijklmnop"
@@ -27,7 +27,7 @@ def spec_of(**fields: Any) -> JobSpec:
 
 @pytest.fixture(autouse=True)
 def nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masking, "_values", ())
+    monkeypatch.setattr(printable, "_values", ())
 
 
 class TestSpec:

@@ -20,8 +20,8 @@ from vcasgd.agent.sandbox import Sandbox, SandboxMode, choose, make_sandbox
 from vcasgd.agent.service import install
 from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.agent.update import restart, update_to
+from vcasgd.child_process import hide_process, visible
 from vcasgd.cli.output import err
-from vcasgd.environment import hide_process, visible
 from vcasgd.errors import SpecError, Unauthorized, VersionDiffers
 from vcasgd.settings import load_settings
 

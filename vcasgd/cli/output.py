@@ -5,16 +5,44 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 from pydantic import BaseModel
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.filesize import decimal
+from rich.segment import Segment
 from rich.table import Table
 from typer.core import TyperGroup
 
-from vcasgd.console import PlainConsole
 from vcasgd.errors import VcasgdError
+from vcasgd.printable import printable
+
+
+class PlainConsole(Console):
+    """Console that prints text as it is: no markup, no highlighting, no control characters.
+
+    Styles and layout come from the code that prints only.
+    """
+
+    def __init__(
+        self, *, stderr: bool = False, width: int | None = None, file: IO[str] | None = None
+    ) -> None:
+        super().__init__(
+            stderr=stderr, width=width, file=file,
+            markup=False, highlight=False, emoji=False, soft_wrap=True,
+        )  # fmt: skip
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Render an object to segments, with printable text."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(printable(segment.text), segment.style)
+
 
 out = PlainConsole()
 err = PlainConsole(stderr=True)

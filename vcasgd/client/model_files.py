@@ -161,7 +161,7 @@ def _from_location(spec: JobSpec) -> Iterator[tuple[str, Tensor]]:
 
     from vcasgd.settings import load_settings
     from vcasgd.storage.base_files import prepare_base
-    from vcasgd.task.base_path import base
+    from vcasgd.task.task import base
 
     prepare_base(spec.base, load_settings())
     path = base()

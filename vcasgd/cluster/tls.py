@@ -41,7 +41,7 @@ def use(token: str, host: str, folder: Path | None = None) -> None:
             f" at least {MIN_TOKEN}, chosen at random",
             field="VCASGD_RAY_TOKEN",
         )
-    from vcasgd.certificates import Authority
+    from vcasgd.encryption import Authority
 
     authority = Authority(token, "vcasgd ray")
     certificate, key = authority.issue("ray", sorted({host, *LOOPBACK}))

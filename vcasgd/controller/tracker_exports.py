@@ -20,10 +20,9 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from vcasgd.backoff import backoff
-from vcasgd.child_process import kill
-from vcasgd.environment import visible
+from vcasgd.child_process import kill, visible
 from vcasgd.errors import NotFound, SpecError, StoreError
-from vcasgd.masking import hide, masked
+from vcasgd.printable import hide, masked
 from vcasgd.settings import Settings
 from vcasgd.spec.access import TRACKERS, Scope
 from vcasgd.spec.sections import Track

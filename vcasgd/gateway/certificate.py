@@ -21,7 +21,7 @@ def ensure_certificate(certificate: Path, key: Path) -> str:
     if not (certificate.exists() and key.exists()):
         certificate.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Most commands don't need the library.
-        from vcasgd.certificates import self_signed
+        from vcasgd.encryption import self_signed
 
         # Tokens contain the pin, so a new certificate makes all of them useless.
         made, secret = self_signed("vcasgd")

@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vcasgd.errors import VcasgdError
-from vcasgd.faults import Cause, fault_of
+from vcasgd.errors import Cause, VcasgdError, fault_of
 from vcasgd.learning.loader_processes import LoaderProcesses, Request, set_random_state, workers_of
 from vcasgd.task.task import Task
 

@@ -6,8 +6,7 @@ import time
 import traceback
 from collections import Counter
 
-from vcasgd.errors import InvalidUpdate
-from vcasgd.faults import Cause, fault_of
+from vcasgd.errors import Cause, InvalidUpdate, fault_of
 from vcasgd.parameter_server.model_state import MAX_UPDATES, ModelState
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.parameter_server.verification import ServerVerification

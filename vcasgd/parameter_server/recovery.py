@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import (
+    Cause,
     CheckpointDamaged,
     Fenced,
     JobUnreadable,
@@ -19,7 +20,6 @@ from vcasgd.errors import (
     SnapshotMissing,
     StoreUnavailable,
 )
-from vcasgd.faults import Cause
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.parameter_server.publish import Publisher
 from vcasgd.parameter_server.reports import Reports

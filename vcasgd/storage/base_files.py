@@ -15,7 +15,7 @@ from vcasgd.local_files import default_cache_folder, hold_lock
 from vcasgd.settings import Settings
 from vcasgd.spec.sections import LIST_NAME, BaseSpec
 from vcasgd.storage.objects import Storage
-from vcasgd.task.base_path import use_base
+from vcasgd.task.task import use_base
 
 #: Bytes that are hashed at a time.
 CHUNK_BYTES = 8 << 20

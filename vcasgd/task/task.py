@@ -1,4 +1,4 @@
-"""Base class of a user's task, written in plain PyTorch, and its loader."""
+"""Base class of a user's task, written in plain PyTorch, its loader, and the path of its base."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import vcasgd
-from vcasgd.errors import TaskImportError, UserCodeError
+from vcasgd.errors import SpecError, TaskImportError, UserCodeError
 
 
 class Task:
@@ -191,3 +191,30 @@ def calling_user_code(what: str, error: Exception) -> UserCodeError:
     return UserCodeError(
         f"{what} raised {type(error).__name__}: {error}", traceback=user_traceback(error)
     )
+
+
+#: The job's base on this machine.
+_base_path: Path | None = None
+
+
+def use_base(path: Path | None) -> None:
+    """Set the base of the job that this process works for; None if it has none."""
+    global _base_path
+    _base_path = path
+
+
+def base(default: str | Path | None = None) -> Path:
+    """Return the file or folder that ``base`` in the job file names, on this machine.
+
+    Its digest is verified. Outside a job, and in a job without a base, this is ``default``. Raises
+    :class:`SpecError` if there is neither.
+    """
+    if _base_path is not None:
+        return _base_path
+    if default is None:
+        raise SpecError(
+            "base: there is none",
+            remedy="name its location and sha256 under base in the job file",
+            field="base",
+        )
+    return Path(default)

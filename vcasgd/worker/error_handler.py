@@ -6,15 +6,16 @@ import logging
 import time
 
 from vcasgd.errors import (
+    Cause,
     NonFiniteLoss,
     StoreDenied,
     StoreFull,
     StoreUnavailable,
     UserCodeError,
     VcasgdError,
+    fault_of,
 )
-from vcasgd.faults import Cause, fault_of
-from vcasgd.masking import masked
+from vcasgd.printable import masked
 from vcasgd.store.connection import patiently
 from vcasgd.store.ledger.job import PREPARE, Failure
 from vcasgd.store.ledger.leases import WorkKind
@@ -57,7 +58,7 @@ class ErrorHandler:
         self._denied_at = None
 
     def on_error(self, error: VcasgdError, last_answer: float) -> None:
-        """React to an error by whose fault it is (:mod:`vcasgd.faults`).
+        """React to an error by whose fault it is (:mod:`vcasgd.errors`).
 
         ``last_answer`` is the time of the ledger's last answer, by :func:`time.monotonic`.
         """

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from vcasgd.errors import SetupFailed
 from vcasgd.local_files import default_cache_folder, hold_lock
-from vcasgd.masking import hide
+from vcasgd.printable import hide
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.acl import lease_pass

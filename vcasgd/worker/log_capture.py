@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from vcasgd.masking import masked
+from vcasgd.printable import masked
 from vcasgd.store.ledger.jobs import Jobs
 
 #: Most lines kept between two heartbeats; more are counted and dropped.

@@ -15,7 +15,7 @@ from vcasgd.errors import VcasgdError
 from vcasgd.fleet.notices import FileNotices
 from vcasgd.fork_server import die_with
 from vcasgd.logging import configure_logging, exit_status, identify
-from vcasgd.masking import masked
+from vcasgd.printable import masked
 from vcasgd.settings import load_settings
 from vcasgd.worker.gpus import choose_gpu
 from vcasgd.worker.loop import Worker

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from vcasgd.backoff import backoff
-from vcasgd.faults import Cause
+from vcasgd.errors import Cause
 from vcasgd.logging import bound, isolated
 from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.job import PROCESS, Failure

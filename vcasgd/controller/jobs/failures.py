@@ -1,6 +1,6 @@
 """Failures of a job's workers: which still count, and how many are too many. No I/O.
 
-The reactions to each kind of fault are in :mod:`vcasgd.faults`.
+The reactions to each kind of fault are in :mod:`vcasgd.errors`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from vcasgd.faults import Cause
+from vcasgd.errors import Cause
 from vcasgd.store.ledger.job import PREPARE, PROCESS, Failure
 from vcasgd.worker_names import machine_of
 

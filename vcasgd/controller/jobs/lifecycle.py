@@ -26,8 +26,7 @@ from vcasgd.controller.jobs.failures import (
     repeated,
     still_counting,
 )
-from vcasgd.errors import SnapshotMissing, SpecError
-from vcasgd.faults import Cause
+from vcasgd.errors import Cause, SnapshotMissing, SpecError
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.steady_time import steady_time
 from vcasgd.storage.checkpoints import StoredCheckpoint

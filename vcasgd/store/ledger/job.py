@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from vcasgd.errors import JobUnreadable, NotFound, SpecError
-from vcasgd.faults import Cause
+from vcasgd.errors import Cause, JobUnreadable, NotFound, SpecError
 from vcasgd.learning.evaluation import EvaluationPoints, points_for, without_improvement
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.subtasks import EpochPlan
