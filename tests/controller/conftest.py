@@ -1,4 +1,4 @@
-"""A real ledger, empty at the start of each test."""
+"""A real ledger, empty at the start of each test, and controllers of clouds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.controllers import Controllers
 from support.harness import RedisServer
 from support.provider_backends import AwsBackend, GcpBackend
 from support.two_clouds import TwoClouds
@@ -40,3 +41,8 @@ def clouds(
     assert ledger.dbsize() == 0
     yield TwoClouds(tmp_path, ledger_server, aws, gcp)
     aws.ec2.answers.set()
+
+
+@pytest.fixture
+def controllers(tmp_path: Path, ledger: RedisClient) -> Controllers:
+    return Controllers(tmp_path, ledger)

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.fleet_records import NOW, PACKAGE, events_of, job_spec, machine
-from support.fleets import job as demand
-from support.fleets import observed
 
-from vcasgd.controller.fleet.boot import cache_name
-from vcasgd.controller.fleet.clearance import ClearancePolicy
 from vcasgd.controller.fleet.costs import CostLedger
-from vcasgd.controller.fleet.demands import Demands, owner_limits
+from vcasgd.controller.fleet.demands import ClearancePolicy, Demands, owner_limits
+from vcasgd.controller.fleet.machines import cache_name
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.speeds import MEASURE_SECONDS, Speeds
-from vcasgd.controller.fleet.status import limit_events
 from vcasgd.fleet.observed import JobDemand, Limits
-from vcasgd.fleet.plan import within_limits
 from vcasgd.fleet.providers.base import Machine
 from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
+from vcasgd.spec.job import JobState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.costs import Workloads
-from vcasgd.store.ledger.job import JobRecord, JobState
+from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.placement import Clearances
 from vcasgd.store.ledger.untrusted import Heartbeat
@@ -313,14 +308,3 @@ class TestLimits:
         assert owner_limits(submitted, tokens.all()) == {"ann": 4}
         tokens.create("ann", Scope.SUBMIT)
         assert owner_limits(submitted, tokens.all()) == {}
-
-    def test_a_limit_is_named_once_in_the_events(self) -> None:
-        demands = [demand("A", 1, 4, owner="ann"), demand("B", 1, 4)]
-        state = within_limits(replace(observed(jobs=demands), owner_limits={"ann": 2}), NOW)
-        why = "all jobs of ann together may have 2 machines"
-
-        (event,) = limit_events({}, state)
-
-        assert (event.job, event.kind) == ("A", "machines-limited")
-        assert event.text == f"it may have 2 machines: {why}"
-        assert limit_events({"A": why}, state) == []

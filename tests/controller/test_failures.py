@@ -10,7 +10,7 @@ from support.harness import Harness
 from support.training import Training
 from support.waiting import await_truth
 
-from vcasgd.controller.fleet.restart_backoff import RestartBackoff
+from vcasgd.controller.fleet.workplaces import RestartBackoff
 from vcasgd.controller.jobs.failures import (
     ATTEMPTS,
     FAILURE_SECONDS,
@@ -22,7 +22,8 @@ from vcasgd.controller.jobs.failures import (
     still_counting,
 )
 from vcasgd.errors import Cause
-from vcasgd.store.ledger.job import PREPARE, PROCESS, Failure, JobState
+from vcasgd.spec.job import JobState
+from vcasgd.store.ledger.job import PREPARE, PROCESS, Failure
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
 from vcasgd.worker_names import worker_name

@@ -1,72 +1,151 @@
-"""Events about machines, and machines that a provider has not listed yet."""
+"""Events about machines, and what the controller publishes of them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
-from support.fleet_records import NOW, PACKAGE, events_of, job_spec, machine
+import pytest
+from support.controllers import Cloud, Controllers
+from support.fleet_records import NOW, PACKAGE, events_of, job_spec
 
-from vcasgd.controller.fleet.cloud_cache import LAUNCH_UNLISTED_SECONDS, CloudCache
-from vcasgd.controller.fleet.cloud_calls import CloudCalls
-from vcasgd.controller.fleet.events import FleetEvents
-from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.fleet.providers.base import Machine, MachineState
-from vcasgd.settings import Settings
+from vcasgd.controller.fleet.cloud_cache import LAUNCH_UNLISTED_SECONDS, NEVER_APPEARED
+from vcasgd.controller.fleet.view import WRITE_ALL_SECONDS
+from vcasgd.fleet.providers.base import MachineState
+from vcasgd.spec.access import Scope
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.keys import MACHINES
+from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
 
-ROW = Machine("m-1", "east", MachineState.RUNNING, NOW, None, "", 1.0, True, joined=False)
+
+def submit(jobs: Jobs, machines: int = 1, **options: Any) -> str:
+    workers, stop = {"min": machines, "max": machines}, {"max_cost_usd": 5.0}
+    spec = job_spec(workers=workers, stop=stop, subtasks_per_epoch=100)
+    return jobs.submit(spec, PACKAGE, **options).id
 
 
-def test_rebalance_advice_is_reported_once(ledger: RedisClient, jobs: Jobs) -> None:
-    job = jobs.submit(job_spec(), PACKAGE).id
-    events = FleetEvents(Control(ledger), jobs)
-    for advised_at in (None, NOW, NOW):
-        events.publish({"m-1": replace(ROW, joined=True, job=job, advised_at=advised_at)}, {})
+def test_rebalance_advice_is_reported_once(controllers: Controllers, jobs: Jobs) -> None:
+    job, cloud = submit(jobs), Cloud()
+    loop, (one,) = controllers.run_with(cloud, 1)
+
+    cloud.change(one.id, advised_at=NOW)
+    loop.round()
+    loop.round()
+    controllers.start(cloud).round()
 
     (event,) = events_of(jobs, job, "rebalance-advice")
-    assert event["details"] == {"machine": "m-1"}
+    assert event["details"] == {"machine": one.id}
 
 
+def interrupt(cloud: Cloud, machine: str) -> None:
+    cloud.change(machine, state=MachineState.LEAVING)
+
+
+@pytest.mark.parametrize(
+    ("boots", "prepare", "reported"),
+    [
+        pytest.param(False, None, True, id="boots"),
+        pytest.param(False, interrupt, False, id="has a notice"),
+        pytest.param(True, None, False, id="has joined"),
+    ],
+)
 def test_machine_that_disappears_before_it_joins_is_reported_once(
-    ledger: RedisClient, jobs: Jobs
+    controllers: Controllers,
+    jobs: Jobs,
+    boots: bool,
+    prepare: Callable[[Cloud, str], None] | None,
+    reported: bool,
 ) -> None:
-    control = Control(ledger)
-    events = FleetEvents(control, jobs)
-    events.publish(
-        {
-            "failed-boot": ROW,
-            "terminated": ROW,
-            "interrupted": replace(ROW, state=MachineState.LEAVING),
-            "lost": replace(ROW, was_up=True),
-            "present": ROW,
-        },
-        {},
-    )
-    # A new controller has not seen the lost machine in the cluster and reports it as not up.
-    events = FleetEvents(control, jobs)
-    rows = {name: Machine.from_row(each) for name, each in control.machines().items()}
-    events.publish({**rows, "lost": ROW}, {})
-    events.mark_terminated("terminated", "idle")
+    job, cloud = submit(jobs), Cloud()
+    cloud.boots = boots
+    loop = controllers.start(cloud)
+    controllers.run(loop, cloud.machines)
+    (one,) = cloud.machines()
+    if prepare:
+        prepare(cloud, one.id)
+        loop.round()
 
-    assert events.never_joined({"present"}) == {"failed-boot": ROW}
-    events.publish({"present": ROW}, {})
-    assert events.never_joined({"present"}) == {}
+    # When it disappears, and another controller has not seen it in the cluster itself
+    cloud.take(one.id)
+    loop = controllers.start(cloud)
+    for _ in range(2):
+        loop.round()
+
+    events = events_of(jobs, job, "boot-failed")
+    assert [each["details"]["machine"] for each in events] == [one.id] * reported
+
+
+def test_machine_that_the_controller_ends_before_it_joins_is_not_reported(
+    controllers: Controllers, jobs: Jobs
+) -> None:
+    job, cloud = submit(jobs), Cloud()
+    cloud.boots = False
+    loop = controllers.start(cloud)
+    controllers.run(loop, cloud.machines)
+
+    # Its budget does not pay for it any longer.
+    jobs.cancel(job)
+    controllers.run(loop, lambda: not cloud.machines())
+
+    assert events_of(jobs, job, "boot-failed") == []
 
 
 def test_launched_machine_is_unlisted_for_a_limited_time(
-    tmp_path: Path, ledger: RedisClient
+    controllers: Controllers, jobs: Jobs
 ) -> None:
-    cloud = CloudCache(PoolRegistry(Settings(home=tmp_path), Control(ledger)), CloudCalls())
-    cloud.launched([machine("m-1")], NOW)
+    # Given a machine that was launched, and that its provider does not list
+    job, cloud = submit(jobs), Cloud()
+    cloud.lists = False
+    loop = controllers.start(cloud)
+    controllers.run(loop, lambda: cloud.counts()["launched"])
 
-    assert cloud.machines(NOW + LAUNCH_UNLISTED_SECONDS / 2) == []
-    assert [one.id for one in cloud.unlisted()] == ["m-1"]
-    assert cloud.take_lapsed() == []
-    cloud.machines(NOW + LAUNCH_UNLISTED_SECONDS)
-    assert cloud.unlisted() == []
-    (blame,) = cloud.take_lapsed()
-    assert (blame.machine_id, blame.pool) == ("m-1", machine("m-1").pool)
-    assert cloud.take_lapsed() == []
+    # Then no other one is bought meanwhile
+    controllers.ahead += LAUNCH_UNLISTED_SECONDS / 2
+    for _ in range(3):
+        loop.round()
+    assert cloud.counts()["launched"] == 1
+    assert events_of(jobs, job, "boot-failed") == []
+
+    # And later it counts as never launched, once
+    cloud.lists = True
+    controllers.ahead += LAUNCH_UNLISTED_SECONDS / 2
+    controllers.run(loop, cloud.workers)
+    (event,) = events_of(jobs, job, "boot-failed")
+    assert event["details"]["why"] == NEVER_APPEARED
+
+
+def test_only_changed_machines_are_published(
+    ledger: RedisClient, controllers: Controllers, jobs: Jobs
+) -> None:
+    submit(jobs, 3)
+    cloud, control = Cloud(), Control(ledger)
+    loop, (same, other, gone) = controllers.run_with(cloud, 3)
+    ledger.delete(MACHINES)
+
+    cloud.change(other.id, state=MachineState.LEAVING)
+    cloud.take(gone.id)
+    loop.round()
+
+    published = control.machines().keys()
+    assert other.id in published
+    assert not {same.id, gone.id} & published
+    # What the ledger lost comes back with the next complete write
+    controllers.ahead += WRITE_ALL_SECONDS
+    loop.round()
+    assert {same.id, other.id} <= control.machines().keys()
+
+
+def test_a_limit_is_named_once_in_the_events(
+    ledger: RedisClient, controllers: Controllers, jobs: Jobs
+) -> None:
+    ApiTokens(ledger).create("ann", Scope.SUBMIT, max_machines=2)
+    limited, other = submit(jobs, 4, owner="ann"), submit(jobs, 2)
+    loop = controllers.start(Cloud())
+    for _ in range(2):
+        loop.round()
+
+    (event,) = events_of(jobs, limited, "machines-limited")
+    assert event["text"] == "it may have 2 machines: all jobs of ann together may have 2 machines"
+    assert events_of(jobs, other, "machines-limited") == []

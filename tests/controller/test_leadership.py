@@ -13,7 +13,6 @@ import pytest
 from support.clocks import SteppingServer
 from support.harness import Process, RedisServer
 
-from vcasgd.controller.fleet.restart_backoff import RestartBackoff
 from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.controller.leadership import Leadership
 from vcasgd.errors import Fenced, StoreError
@@ -21,8 +20,6 @@ from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import CONTROLLER
 from vcasgd.store.ledger.control import Control, LaunchRecord
-from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.leases import LostWorkers
 from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrder, WorkerOrders
 
 Eventually = Callable[..., Any]
@@ -125,9 +122,7 @@ def test_a_controller_deposed_between_read_and_write_changes_nothing(
     stored.set({machine: orders("a.join-p-1", "b.join-p-1")})
     rows, in_pipeline = fenced.client_list(), fenced.pipeline(transaction=True)
     in_pipeline.hset("key", "field", "of the first")
-    restarts = RestartBackoff(Jobs(fenced), 1.0)
-    joined, lost = JoinedMachines(fenced, 8.0), LostWorkers(fenced)
-    places = Workplaces(lambda: None, joined, stored, restarts, lost)
+    places = Workplaces(lambda: None, Settings(heartbeat=1.0), fenced)
     places.refresh()
 
     def taken_over() -> bool:

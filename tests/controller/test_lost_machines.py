@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
+from support.controllers import Cloud, Controllers
 from support.waiting import await_truth
 from support.world import World
 
-from benchmarks.measure.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
 from vcasgd.controller.fleet.loop import LOOK_SECONDS, FleetLoop
-from vcasgd.settings import Settings
 from vcasgd.store.ledger.leases import Lease, LostWorkers
-from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.worker_names import worker_name
 
 HOUR = 3600.0
 
 MakeLoop = Callable[[World], FleetLoop]
-
-
-class Cloud(SimulatedCloud):
-    """Simulated machines, on which single workers can crash."""
-
-    def __init__(self) -> None:
-        super().__init__(4, [StringIO()])
-        self.crashed: set[str] = set()
-
-    def workers(self) -> list[str]:
-        return sorted(name for names in self._on_machine.values() for name in names)
-
-    def crash(self, worker: str) -> None:
-        """End a worker's process, which its machine reports."""
-        self.crashed.add(worker)
-
-    def report(self, machine: str) -> str:
-        rows = {row["worker"]: row for row in json.loads(self._orders[machine])}
-        ends = {name: "it was killed" if name in self.crashed else None for name in rows}
-        workers = {n: {"start": row["start"], "ended": ends[n]} for n, row in rows.items()}
-        return json.dumps({"at": 0.0, "workers": workers})
-
-    def take(self, machine: str) -> None:
-        """Take a machine of which the provider tells, and its worker stays listed."""
-        del self._machines[machine]
 
 
 @pytest.fixture
@@ -56,23 +26,7 @@ def cloud() -> Cloud:
 
 @pytest.fixture
 def make_loop(cloud: Cloud, tmp_path: Path) -> MakeLoop:
-    settings = Settings(
-        home=tmp_path,
-        heartbeat=60.0,
-        ray_address="127.0.0.1:1",
-        storage_url=f"file://{tmp_path}",
-        # Nothing connects to them.
-        ledger_url=SecretStr("redis://ledger"),
-        tensors_url=SecretStr("redis://tensors"),
-    )
-
-    def make(world: World) -> FleetLoop:
-        pools, beats = SimulatedPools(cloud, 4), WorkerBeats(world.ledger)
-        return FleetLoop(
-            settings, world.ledger, pools, beats, lambda: as_cluster(cloud), lambda: True
-        )
-
-    return make
+    return lambda world: Controllers(tmp_path, world.ledger).start(cloud)
 
 
 @pytest.mark.parametrize("how", ["the machine is gone", "the worker is dead", "both"])
@@ -84,7 +38,7 @@ def test_leases_are_free_after_one_round(
     fleet = make_loop(world)
     await_truth(lambda: (fleet.round(), len(cloud.workers()) == 2)[1])
     fleet.round()
-    first, second = cloud.workers()
+    first, second = sorted(cloud.workers())
     lease = world.leases(first, HOUR).acquire()
     assert isinstance(lease, Lease)
     machine = first.partition(".")[2]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.controllers import Cloud, Controllers
 from support.fleet_records import NOW, PACKAGE, events_of, job_spec, machine
 from support.work import calls_of
 
 from vcasgd.controller.fleet.costs import CostLedger
-from vcasgd.controller.fleet.events import FleetEvents
 from vcasgd.controller.fleet.machine_timeline import (
     MachinePhase,
     MachineTimeline,
@@ -18,7 +18,7 @@ from vcasgd.controller.fleet.machine_timeline import (
     advance,
 )
 from vcasgd.fleet.costs import report
-from vcasgd.fleet.providers.base import Machine, MachineState
+from vcasgd.spec.job import JobState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.costs import Costs
@@ -27,7 +27,6 @@ from vcasgd.store.ledger.leases import Leases
 from vcasgd.worker_names import worker_name
 
 COUNT = 1000
-ROW = Machine("m-1", "east", MachineState.RUNNING, NOW, None, "", 1.0, True, joined=True)
 
 
 @pytest.fixture
@@ -65,38 +64,26 @@ def test_last_charges_of_all_lost_machines_read_no_other_heartbeats(
     assert booked.wasted.lost_work.seconds == pytest.approx(10.0)
 
 
-def test_all_losses_are_recorded_once(ledger: RedisClient, jobs: Jobs, job: str) -> None:
-    events = FleetEvents(Control(ledger), jobs)
-    rows = {f"m-{number}": replace(ROW, job=job) for number in range(COUNT)}
-    events.publish(rows, {})
-    assert len(Control(ledger).machines()) == COUNT
+def test_all_losses_are_recorded_once(
+    ledger: RedisClient, controllers: Controllers, jobs: Jobs
+) -> None:
+    # Given a thousand machines that work for a job
+    workers = {"min": COUNT, "max": COUNT}
+    job = jobs.submit(job_spec(workers=workers, subtasks_per_epoch=COUNT), PACKAGE).id
+    cloud = Cloud(COUNT)
+    loop, _ = controllers.run_with(cloud, COUNT)
+    jobs.transition(job, JobState.PAUSED, [JobState.STARTING], why="test")
 
+    # When all disappear
     before = ledger.info("stats")["total_commands_processed"]
-    lost = events.publish({}, {})
-    assert lost.keys() == rows.keys()
-    # One for the loss and one for its event, and a few in all
-    assert ledger.info("stats")["total_commands_processed"] - before < 2 * COUNT + 20
+    cloud.lose(COUNT)
+    loop.round()
+
+    # Then each costs a few commands, including those of scripts
+    assert ledger.info("stats")["total_commands_processed"] - before < 20 * COUNT
     assert jobs.get(job).kills == COUNT
     assert len(events_of(jobs, job, "worker-killed")) <= COUNT
     assert Control(ledger).machines() == {}
-
-
-def test_only_changed_machines_are_published(ledger: RedisClient, jobs: Jobs) -> None:
-    now, control = 0.0, Control(ledger)
-    events = FleetEvents(control, jobs, lambda: now)
-    rows = {f"m-{number}": ROW for number in range(3)}
-    events.publish(rows, {"east": {}})
-    ledger.flushall()
-
-    rows["m-1"] = replace(ROW, state=MachineState.LEAVING)
-    del rows["m-2"]
-    events.publish(rows, {"east": {"idle": 1}})
-    assert control.machines().keys() == {"m-1"}
-    assert control.pools().keys() == {"east"}
-    # What the ledger lost comes back with the next complete write
-    now = 1000.0
-    events.publish(rows, {"east": {"idle": 1}})
-    assert control.machines().keys() == {"m-0", "m-1"}
 
 
 def test_work_for_replacements_grows_with_their_number_and_not_its_square() -> None:

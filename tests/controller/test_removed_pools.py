@@ -126,7 +126,7 @@ def test_a_removed_pool_is_forgotten_once_its_provider_lists_nothing(
         patch.setitem(sys.modules, "google.cloud", None)
         patch.delitem(sys.modules, "vcasgd.fleet.providers.gcp.provider")
         pools = PoolRegistry(settings, control, clock=lambda: now[0])
-        cloud = CloudCache(pools, CloudCalls(), clock=lambda: now[0])
+        cloud = CloudCache(pools, CloudCalls(), (), lambda: now[0])
         cloud.refresh()
         cloud.vacated()
         now[0] += 2 * VACATED_SECONDS

@@ -5,14 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
+from support.fleet_records import PACKAGE, job_spec
+from support.waiting import await_truth
 
-from vcasgd.controller.fleet.clearance import ClearancePolicy
+from vcasgd.controller.fleet.loop import FleetLoop
+from vcasgd.controller.fleet.pools import PoolRegistry, PresentMachines
 from vcasgd.controller.jobs.divergence import checkpoint_before
-from vcasgd.fleet.pools import parse_pools
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.control import Control
+from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.machines import JoinedMachines
 from vcasgd.store.ledger.placement import Owners, Suspect
+from vcasgd.store.ledger.workers import WorkerBeats
+from vcasgd.worker_names import worker_name
 
 LISTED = {name: {"versions": [version, 2 * version]} for name, version in (("a", 3), ("b", 7))}
 
@@ -31,31 +38,45 @@ def test_without_checkpoints_there_is_nothing_to_go_back_to() -> None:
     assert checkpoint_before(Suspect(why="", version=3), {}) is None
 
 
+POOLS = """
+pools:
+  - {name: ours, provider: join}
+  - {name: theirs, provider: join, trust: volunteer}
+"""
+
+
 def test_the_token_of_a_volunteers_machine_is_its_owner(
-    ledger: RedisClient, tmp_path: Path
+    ledger: RedisClient, jobs: Jobs, tmp_path: Path
 ) -> None:
     # Given machines that joined in a pool of volunteers, and in one of one's own
-    settings = Settings(home=tmp_path)
-    machines, policy = JoinedMachines(ledger, 10.0), ClearancePolicy(settings, ledger)
-    pools = parse_pools(
-        {
-            "pools": [
-                {"name": "ours", "provider": "join"},
-                {"name": "theirs", "provider": "join", "trust": "volunteer"},
-            ]
-        }
+    (file := tmp_path / "pools.yaml").write_text(POOLS)
+    settings = Settings(
+        home=tmp_path,
+        pools=file,
+        ledger_url=SecretStr("redis://10.0.0.1:6379/0"),
+        tensors_url=SecretStr("redis://10.0.0.2:6379/0"),
+        job_secret=SecretStr("a secret of the cluster"),
     )
-    policy.set_pools({pool.name: pool for pool in pools})
-    facts = {"host": "h", "cpus": 1, "memory_mb": 1}
-    ours = machines.join("lab", "0" * 64, "s", None, "ours", facts)
-    theirs = machines.join("alice", "1" * 64, "s", None, "theirs", facts)
+    machines, facts = JoinedMachines(ledger, 10.0), {"host": "h", "cpus": 1, "memory_mb": 1}
+    joined = {
+        pool: machines.join(token, digit * 64, "s", None, pool, facts).name
+        for pool, token, digit in (("ours", "lab", "0"), ("theirs", "alice", "1"))
+    }
+    for name in joined.values():
+        machines.report(name, {}, leaving=False)
 
-    # When workers are placed on them
-    workers = {f"job.{ours.name}": "ours", f"job.{theirs.name}_2": "theirs"}
-    policy.place({"job": workers})
+    # When workers of a job are started there
+    spec = job_spec(workers={"max": 2, "pools": list(joined)}, subtasks_per_epoch=100)
+    job = jobs.submit(spec, PACKAGE).id
+    pools = PoolRegistry(settings, Control(ledger), PresentMachines(machines))
+    loop = FleetLoop(settings, ledger, pools, WorkerBeats(ledger), lambda: None, leads=lambda: True)
+    await_truth(lambda: (loop.round(), all(map(machines.orders_of, joined.values())))[1])
 
-    # Then only the volunteer's has an owner
+    # Then only the volunteer's has an owner, and has to commit to its states
     owners = Owners(ledger)
-    names = ("ours", "theirs", "gone")
-    assert [policy.is_volunteer(each) for each in names] == [False, True, False]
-    assert [owners.owner("job", worker) for worker in workers] == [None, "alice"]
+    workers = {pool: worker_name(name, job) for pool, name in joined.items()}
+    assert owners.owner(job, workers["ours"]) is None
+    assert owners.owner(job, workers["theirs"]) == "alice"
+    environments = {pool: machines.orders_of(name)[0].env for pool, name in joined.items()}
+    assert environments["theirs"]["VCASGD_VOLUNTEER"] == "true"
+    assert "VCASGD_VOLUNTEER" not in environments["ours"]

@@ -22,15 +22,14 @@ from support.harness import die_with_parent
 from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
 from vcasgd.cluster import Cluster, head_command, node_command
-from vcasgd.controller.fleet.restart_backoff import RestartBackoff
 from vcasgd.controller.fleet.workplaces import WorkerStart, Workplaces
 from vcasgd.errors import ClusterError
 from vcasgd.fleet.notices import Notice
+from vcasgd.settings import Settings
 from vcasgd.store.connection import connect
 from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.leases import Lease, Leases, LostWorkers
-from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrders
+from vcasgd.store.ledger.leases import Lease, Leases
 from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker_names import worker_name
 
@@ -207,14 +206,10 @@ class Driver:
 
 
 def drive(address: str, tls: bool, ledger_url: str, connection: Connection) -> None:
-    ledger = connect(ledger_url)
-    jobs = Jobs(ledger)
     places = Workplaces(
         lambda: Cluster.connect(address, NAMESPACE, PATIENCE, TOKEN, tls=tls),
-        JoinedMachines(ledger, 10.0),
-        WorkerOrders(ledger),
-        RestartBackoff(jobs, 10.0),
-        LostWorkers(ledger),
+        Settings(heartbeat=HEARTBEAT),
+        connect(ledger_url),
     )
 
     def see() -> Seen:

@@ -9,9 +9,8 @@ import threading
 from typing import NoReturn
 
 from vcasgd.cluster import Cluster
-from vcasgd.controller.fleet.joined import PresentMachines
 from vcasgd.controller.fleet.loop import FleetLoop
-from vcasgd.controller.fleet.pools import PoolRegistry
+from vcasgd.controller.fleet.pools import PoolRegistry, PresentMachines
 from vcasgd.controller.fleet.workplaces import connect_ray
 from vcasgd.controller.jobs.loop import JobLoop
 from vcasgd.controller.leadership import Leadership

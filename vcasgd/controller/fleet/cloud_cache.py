@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -64,8 +63,8 @@ class CloudCache:
         self,
         pools: PoolRegistry,
         calls: CloudCalls,
-        known: Iterable[Machine] = (),
-        clock: Callable[[], float] = time.monotonic,
+        known: Iterable[Machine],
+        clock: Callable[[], float],
     ) -> None:
         self._pools = pools
         self._calls = calls
@@ -114,9 +113,9 @@ class CloudCache:
 
     # -- machines ------------------------------------------------------------------------------
 
-    def machines(self, now: float) -> list[Machine]:
+    def machines(self) -> list[Machine]:
         """Return the machines of all pools as of the last :meth:`refresh`."""
-        listed = self._listed()
+        listed, now = self._listed(), self._clock()
         names = {one.id for one in listed}
         self._boots = {id_: each for id_, each in self._boots.items() if id_ in names}
         self._ending = {id_: each for id_, each in self._ending.items() if id_ in names}
@@ -155,14 +154,23 @@ class CloudCache:
         listing = None if provider is None else self._listings.get(provider)
         return listing is not None and listing.answered and listing.problem is None
 
-    def provider_of(self, machine: str) -> Provider | None:
-        """Return the provider that listed a machine, unless it is gone."""
+    def provider_of(self, machine: str) -> Provider:
+        """Return the provider of a machine. Raises :class:`FleetError`."""
         provider = self._provider_of.get(machine)
-        return provider if provider in self._listings else None
+        if provider is not None and provider in self._listings:
+            return provider
+        pool = next((one.pool for one in self._listed() if one.id == machine), None)
+        if (provider := self._pools.providers.get(pool or "")) is not None:
+            return provider
+        raise FleetError(
+            f"{machine}: the provider of its pool {pool} can't be reached: "
+            f"{self._pools.problems.get(pool or '', 'the pool is not known')}",
+            remedy="restore the access, or end the machine at its provider",
+        )
 
-    def launched(self, machines: Iterable[Machine], now: float) -> None:
+    def launched(self, machines: Iterable[Machine]) -> None:
         """Add machines that a provider granted and may not list yet."""
-        self._unlisted |= {one.id: (one, now) for one in machines}
+        self._unlisted |= {one.id: (one, self._clock()) for one in machines}
         self._list_again()
 
     def unlisted(self) -> list[Machine]:
@@ -215,10 +223,8 @@ class CloudCache:
 
     def boot_error(self, one: Machine) -> str | None:
         """Return what a machine last reported about its failed boot, or None; request it if due."""
-        provider, boot = (
-            self._provider_of.get(one.id),
-            self._boots.setdefault(one.id, _Answer(None)),
-        )
+        provider = self._provider_of.get(one.id)
+        boot = self._boots.setdefault(one.id, _Answer(None))
         if provider is not None and self._clock() >= boot.due:
             call = partial(provider.boot_error, one.id)
             self._calls.start(

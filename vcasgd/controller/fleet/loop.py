@@ -8,22 +8,14 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from vcasgd.cluster import Cluster
-from vcasgd.controller.fleet.act import MachineActuator, WorkerActuator
-from vcasgd.controller.fleet.clearance import ClearancePolicy
-from vcasgd.controller.fleet.cloud_cache import CloudCache
-from vcasgd.controller.fleet.cloud_calls import CloudCalls
-from vcasgd.controller.fleet.costs import CostLedger
-from vcasgd.controller.fleet.demands import Demands
-from vcasgd.controller.fleet.events import FleetEvents
-from vcasgd.controller.fleet.launch_history import BACKOFF_SECONDS, LaunchHistory
+from vcasgd.controller.fleet.fleet import Fleet
+from vcasgd.controller.fleet.launch_history import BACKOFF_SECONDS
 from vcasgd.controller.fleet.learners import Learners
-from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
+from vcasgd.controller.fleet.machines import MachineActuator
 from vcasgd.controller.fleet.observe import Observer
 from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.controller.fleet.restart_backoff import RestartBackoff
-from vcasgd.controller.fleet.speeds import Speeds
-from vcasgd.controller.fleet.status import StatusPublisher
-from vcasgd.controller.fleet.workplaces import Workplaces
+from vcasgd.controller.fleet.view import FleetView
+from vcasgd.controller.fleet.workers import WorkerActuator
 from vcasgd.errors import FleetError, StoreUnavailable
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate, make_plan
@@ -31,17 +23,10 @@ from vcasgd.logging import bound
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.api_tokens import ApiTokens
-from vcasgd.store.ledger.control import Control
-from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.leases import LostWorkers
-from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrders
 from vcasgd.store.ledger.workers import WorkerBeats
 
 log = logging.getLogger(__name__)
 
-#: Heartbeats in which Ray reports a dead machine: three missed checks, of three heartbeats each.
-LOST_HEARTBEATS = 10
 #: Seconds between two looks at machines while the loop waits for its next round.
 LOOK_SECONDS = 0.5
 #: Seconds between two calls of :meth:`FleetLoop.due` at least.
@@ -59,69 +44,15 @@ class FleetLoop:
         beats: WorkerBeats,
         connect: Callable[[], Cluster | None],
         leads: Callable[[], bool],
+        clock: Callable[[], float] = steady_time,
     ) -> None:
-        """Raise :class:`~vcasgd.errors.StoreUnavailable` while the ledger is unavailable.
-
-        ``connect`` returns a connection to Ray, or None while no pool needs one. ``leads`` is
-        False when another controller may act; the rest of a round is then left to that one.
-        """
-        self._leads = leads
-        jobs, self._control = Jobs(ledger), Control(ledger)
-        costs, speeds = CostLedger(ledger), Speeds(ledger)
-        restarts = RestartBackoff(jobs, LOST_HEARTBEATS * settings.heartbeat)
-        launches, events = LaunchHistory(self._control), FleetEvents(self._control, jobs)
-        self._pools, self._calls = pools, CloudCalls(leads)
-        self._cloud = CloudCache(pools, self._calls, events.machines())
-        self._clearance = ClearancePolicy(settings, ledger)
-        lost = LostWorkers(ledger)
-        self._workplaces = Workplaces(
-            connect,
-            JoinedMachines(ledger, settings.lease_seconds),
-            WorkerOrders(ledger),
-            restarts,
-            lost,
-        )
-        self._observer = Observer(
-            settings,
-            jobs=jobs,
-            beats=beats,
-            demands=Demands(jobs, costs, self._clearance, speeds),
-            tokens=ApiTokens(ledger),
-            pools=pools,
-            cloud=self._cloud,
-            workplaces=self._workplaces,
-            launches=launches,
-            costs=costs,
-            speeds=speeds,
-        )
-        self._machines = MachineActuator(
-            settings,
-            jobs=jobs,
-            pools=pools,
-            cloud=self._cloud,
-            calls=self._calls,
-            control=self._control,
-            launches=launches,
-            costs=costs,
-            events=events,
-        )
-        self._workers = WorkerActuator(
-            settings,
-            jobs=jobs,
-            workplaces=self._workplaces,
-            clearance=self._clearance,
-            restarts=restarts,
-        )
-        self._status = StatusPublisher(
-            jobs=jobs,
-            pools=pools,
-            cloud=self._cloud,
-            events=events,
-            lost=lost,
-            timeline=TimelineRecorder(ledger),
-            ray_dir=settings.ray_dir,
-        )
+        """See :class:`Fleet`. If this controller no longer leads, it leaves the rest of a round."""
+        self._fleet = Fleet(settings, ledger, pools, beats, connect, leads, clock)
+        self._observer = Observer(self._fleet)
+        self._machines = MachineActuator(self._fleet)
+        self._workers = WorkerActuator(self._fleet)
         self._learners = Learners(ledger, beats, settings.heartbeat)
+        self._view = FleetView(self._fleet)
         self._heartbeat = settings.heartbeat
         #: When the next round begins, by :func:`time.monotonic`.
         self._next_at = 0.0
@@ -147,47 +78,52 @@ class FleetLoop:
 
         Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost.
         """
-        began, now = time.monotonic(), steady_time()
+        began, now = time.monotonic(), self._fleet.clock()
         self._next_at = began + self._heartbeat / 2
-        if self._pools.refresh():
-            self._cloud.invalidate_offers()
-        self._pools.forget(self._cloud.vacated())
-        while self._pools.replaced:
-            self._calls.retire(self._pools.replaced.pop())
-        self._clearance.set_pools(self._pools.specs)
+        self._follow_pools()
         self._serve_requests()
         state = self._observer.observe(now, self._workers.successors)
-        failed_boots = [*self._status.failed_boots(state), *self._cloud.take_lapsed()]
-        self._status.release(state)
-        self._pools.remember({one.pool for one in state.machines})
+        failed_boots = [*self._view.failed_boots(state), *self._fleet.cloud.take_lapsed()]
+        self._view.release(state)
+        self._fleet.pools.remember({one.pool for one in state.machines})
         # First what other machines wait for, and then what people read.
         plan = make_plan(state, now)
         self._act_all(plan.actions, state)
         # Follows the plan, which decides about the first worker of each machine.
-        self._act_all(self._learners.decide(state, self._workplaces.further, now), state)
+        further = self._learners.decide(state, self._fleet.workplaces.further, now)
+        self._act_all(further, state)
         self._workers.kill_lingering(state.draining)
         for blame in failed_boots:
             # The machine may only have been interrupted early: back off as after a refusal.
             self._machines.record_failed_boot(blame, BACKOFF_SECONDS)
-        self._status.publish(state)
-        self._status.publish_waiting(state, plan.waiting)
+        self._view.publish(state, plan.waiting)
         ended = time.monotonic()
         self._next_at = ended + next_round(state, self._heartbeat, ended - began)
 
+    def _follow_pools(self) -> None:
+        """Take over what was edited in the pools file."""
+        pools, cloud = self._fleet.pools, self._fleet.cloud
+        if pools.refresh():
+            cloud.invalidate_offers()
+        pools.forget(cloud.vacated())
+        while pools.replaced:
+            self._fleet.calls.retire(pools.replaced.pop())
+        self._fleet.clearance.set_pools(pools.specs)
+
     def _serve_requests(self) -> None:
         """Execute what users requested through the API."""
-        for request in self._control.take_requests():
+        for request in self._fleet.control.take_requests():
             with bound(request=request.get("request")):
                 if request["kind"] == "evict":
                     self._machines.evict(request)
                 else:
                     kind = request["kind"]
-                    self._control.finish(request, FleetError(f"unknown request {kind}"))
+                    self._fleet.control.finish(request, FleetError(f"unknown request {kind}"))
 
     def _act_all(self, actions: Sequence[Action], state: Observed) -> None:
         """Execute actions in order, those of a kind together where that is cheaper."""
         for kind, group in groupby(actions, type):
-            if not self._leads():
+            if not self._fleet.leads():
                 return
             if kind is StartWorker:
                 self._workers.start(
@@ -200,7 +136,7 @@ class FleetLoop:
             else:
                 for action in group:
                     # Clouds can take longer for an action than the leadership lasts.
-                    if self._leads():
+                    if self._fleet.leads():
                         self._act(action, state)
 
     def _act(self, action: Action, state: Observed) -> None:

@@ -6,14 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from vcasgd.controller.fleet.act import drain_seconds
-from vcasgd.controller.fleet.cloud_cache import CloudCache
-from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.controller.fleet.demands import Demands, owner_limits
-from vcasgd.controller.fleet.launch_history import LaunchHistory
-from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.controller.fleet.speeds import Speeds
-from vcasgd.controller.fleet.workplaces import Workplaces
+from vcasgd.controller.fleet.fleet import Fleet
+from vcasgd.controller.fleet.workers import drain_seconds
 from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.fleet.observed import (
     JobDemand,
@@ -27,13 +22,9 @@ from vcasgd.fleet.plan import within_limits
 from vcasgd.fleet.pools import JOIN
 from vcasgd.fleet.providers.base import Machine, MachineState, Offer
 from vcasgd.logging import isolated
-from vcasgd.settings import Settings
-from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.job import JobRecord
-from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.untrusted import Heartbeat
-from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.worker_names import machine_of
 
 #: States of machines that can still be used.
@@ -57,33 +48,13 @@ Beats = Mapping[str, Mapping[str, Heartbeat]]
 class Observer:
     """Observes once per round, and remembers since when things are as they are."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        jobs: Jobs,
-        beats: WorkerBeats,
-        demands: Demands,
-        tokens: ApiTokens,
-        pools: PoolRegistry,
-        cloud: CloudCache,
-        workplaces: Workplaces,
-        launches: LaunchHistory,
-        costs: CostLedger,
-        speeds: Speeds,
-    ) -> None:
-        self._settings = settings
-        self._jobs = jobs
-        self._beats = beats
-        self._demands = demands
-        self._tokens = tokens
-        self._pools = pools
-        self._cloud = cloud
-        self._workplaces = workplaces
-        self._launches = launches
-        self._costs = costs
-        self._speeds = speeds
-        self._history = ObservationTimes(since=steady_time())
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet, self._jobs, self._pools = fleet, fleet.jobs, fleet.pools
+        self._cloud, self._launches = fleet.cloud, fleet.launches
+        self._workplaces = fleet.workplaces
+        self._demands = Demands(fleet.jobs, fleet.costs, fleet.clearance, fleet.speeds)
+        self._tokens = ApiTokens(fleet.ledger)
+        self._history = ObservationTimes(since=fleet.clock())
         #: Machines that could still be used at the last observation.
         self._staying: frozenset[str] = frozenset()
 
@@ -108,7 +79,7 @@ class Observer:
         Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost.
         """
         self._cloud.refresh()
-        staying = {one.id for one in self._cloud.machines(steady_time()) if one.state in STAYING}
+        staying = {one.id for one in self._cloud.machines() if one.state in STAYING}
         return not self._staying <= staying | self._cloud.ending or self._workplaces.lost_nodes()
 
     def _observe(self, now: float, successors: Mapping[str, str]) -> Observed:
@@ -117,7 +88,10 @@ class Observer:
         self._workplaces.refresh()
         names = [job.id for job in jobs]
         draining = self._jobs.workers.draining_of(names).values()
-        beats, quarantined = self._beats.of_many(names), self._jobs.workers.quarantined_of(names)
+        beats, quarantined = (
+            self._fleet.beats.of_many(names),
+            self._jobs.workers.quarantined_of(names),
+        )
         machines = self._machines(now)
         self._staying = frozenset(one.id for one in machines if one.state in STAYING)
         self._measure(jobs, beats, machines, limits, now)
@@ -126,13 +100,13 @@ class Observer:
         in_use = Counter(one.pool for one in machines if one.state in STAYING)
         views = tuple(self._pool(name, in_use[name], now) for name in self._pools.specs)
         offers: dict[str, Sequence[Offer]] = {view.name: view.offers or () for view in views}
-        payers = self._costs.payers
+        payers = self._fleet.costs.payers
         paid: defaultdict[str, list[Machine]] = defaultdict(list)
         for one in (*machines, *self._cloud.unlisted()):
             if payer := payers.get(one.id):
                 paid[payer].append(one)
         return Observed(
-            cluster=self._settings.cluster,
+            cluster=self._fleet.settings.cluster,
             machines=machines,
             nodes=self._workplaces.nodes,
             workers=self._workplaces.workers,
@@ -173,12 +147,12 @@ class Observer:
         A machine that is given up is noticed in the next round, its worker drains, and then its
         cloud takes some seconds.
         """
-        drain = drain_seconds(self._settings)
+        drain = drain_seconds(self._fleet.settings)
         return Limits(
-            idle_seconds=self._settings.idle_seconds,
-            exit_seconds=self._settings.heartbeat + drain + TERMINATE_SECONDS,
-            hold_seconds=self._settings.hold_seconds,
-            return_seconds=RETURN_HOLDS * self._settings.hold_seconds,
+            idle_seconds=self._fleet.settings.idle_seconds,
+            exit_seconds=self._fleet.settings.heartbeat + drain + TERMINATE_SECONDS,
+            hold_seconds=self._fleet.settings.hold_seconds,
+            return_seconds=RETURN_HOLDS * self._fleet.settings.hold_seconds,
             billing_seconds=0.0 if self._pools.only_local else BILLING_SECONDS,
         )
 
@@ -187,9 +161,7 @@ class Observer:
     def _machines(self, now: float) -> tuple[Machine, ...]:
         """Return all listed machines, with the notices that only they themselves have received."""
         notices = self._workplaces.notices
-        return tuple(
-            _with_notice(one, notices.get(one.id), now) for one in self._cloud.machines(now)
-        )
+        return tuple(_with_notice(one, notices.get(one.id), now) for one in self._cloud.machines())
 
     def _boot_errors(self, machines: Iterable[Machine]) -> dict[str, str]:
         """Return the boot errors that machines report which never joined, by machine."""
@@ -210,7 +182,7 @@ class Observer:
         now: float,
     ) -> None:
         """Record what machines cost and how fast they are."""
-        self._costs.record(
+        self._fleet.costs.record(
             machines,
             joined={*self._history.joined, *self._workplaces.nodes},
             works_for={w.machine_id: w.job for w in self._workplaces.workers if w.alive},
@@ -221,8 +193,8 @@ class Observer:
         by_id = {one.id: one for one in machines}
         for job in jobs:
             with isolated(job.id, job.request):
-                self._speeds.measure(job, beats[job.id], by_id, now)
-        self._speeds.write()
+                self._fleet.speeds.measure(job, beats[job.id], by_id, now)
+        self._fleet.speeds.write()
 
     # -- pools ---------------------------------------------------------------------------------
 

@@ -9,18 +9,22 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from vcasgd.backoff import backoff
 from vcasgd.cluster import Cluster
-from vcasgd.controller.fleet.restart_backoff import RestartBackoff
-from vcasgd.errors import ClusterError
+from vcasgd.errors import Cause, ClusterError
 from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.fleet.observed import WorkerView
-from vcasgd.logging import isolated
+from vcasgd.logging import bound, isolated
 from vcasgd.settings import Settings
+from vcasgd.steady_time import steady_time
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.job import PROCESS, Failure
+from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import LostWorkers
 from vcasgd.store.ledger.machines import (
     JoinedMachines,
@@ -36,8 +40,73 @@ log = logging.getLogger(__name__)
 
 #: Seconds in which the controller must connect to Ray, also on a busy machine.
 CONNECT_SECONDS = 120.0
+#: Heartbeats in which Ray reports a dead machine: three missed checks, of three heartbeats each.
+LOST_HEARTBEATS = 10
+#: Seconds before the first restart of a worker that crashed, and at most before later ones.
+RESTART_SECONDS = (1.0, 60.0)
 #: Why workers have ended whose node lost the process that ran them.
 RUNNER_ENDED = "the process that runs the workers of its machine ended"
+
+
+class RestartBackoff:
+    """Counts crashes by worker, in memory: a new controller starts from zero.
+
+    A process also ends when its machine does, of which Ray learns later. So the end of a process is
+    a crash only if its machine is still in the cluster ``confirm_seconds`` later.
+    """
+
+    def __init__(
+        self, jobs: Jobs, confirm_seconds: float, clock: Callable[[], float] = steady_time
+    ) -> None:
+        self._jobs = jobs
+        self._confirm_seconds = confirm_seconds
+        #: Worker, when its process ended, its job, and what Ray says about it, in this order.
+        self._unconfirmed: list[tuple[str, float, str, str]] = []
+        self._clock = clock
+        self._counts: dict[str, int] = {}
+        self._not_before: dict[str, float] = {}
+
+    def record_end(self, worker: str, job: str, reason: str) -> None:
+        """Record that a worker's process ended.
+
+        It is no crash if the worker was asked to leave, or if its last heartbeat says why it
+        leaves, or that its machine is about to be taken.
+        """
+        beat = self._jobs.workers.heartbeat(job, worker)
+        leaves = beat is not None and (beat.leaving or beat.notice == "terminate")
+        if leaves or worker in self._jobs.workers.draining(job):
+            self._counts.pop(worker, None)
+            return
+        self._counts[worker] = self._counts.get(worker, 0) + 1
+        pause = backoff(self._counts[worker], *RESTART_SECONDS)
+        self._not_before[worker] = self._clock() + pause
+        with bound(job=job, worker=worker, request=self._jobs.request_of(job)):
+            log.warning("%s: its process ended: %s; restart in %.0f s", worker, reason, pause)
+        self._unconfirmed.append((worker, self._clock(), job, reason))
+
+    def confirm(self, machines: Collection[str]) -> None:
+        """Report the crashes of workers whose machine is still among ``machines``, if it is time.
+
+        Raises :class:`~vcasgd.errors.StoreUnavailable`.
+        """
+        for end in list(self._unconfirmed):
+            worker, ended_at, job, reason = end
+            lost = machine_of(worker) not in machines
+            if not lost and self._clock() - ended_at < self._confirm_seconds:
+                continue
+            if not lost:
+                with isolated(job):
+                    self._report(worker, job, reason)
+            self._unconfirmed.remove(end)
+
+    def _report(self, worker: str, job: str, reason: str) -> None:
+        message = f"the process of worker {worker} ended: {reason or 'unknown reason'}"
+        self._jobs.report_failure(job, Failure(worker, PROCESS, message, "", Cause.WORK))
+        self._jobs.event(job, "worker-crashed", message, worker=worker)
+
+    def may_start(self, worker: str) -> bool:
+        """Return True if the worker's back-off has passed."""
+        return self._clock() >= self._not_before.get(worker, 0.0)
 
 
 @dataclass(frozen=True)
@@ -58,16 +127,16 @@ class Workplaces:
     def __init__(
         self,
         connect: Callable[[], Cluster | None],
-        joined: JoinedMachines,
-        orders: WorkerOrders,
-        restarts: RestartBackoff,
-        lost: LostWorkers,
+        settings: Settings,
+        ledger: RedisClient,
+        clock: Callable[[], float] = steady_time,
     ) -> None:
         self._connect = connect
-        self._joined = joined
-        self._ledger = orders
-        self._restarts = restarts
-        self._lost = lost
+        self._joined = JoinedMachines(ledger, settings.lease_seconds)
+        self._ledger = WorkerOrders(ledger)
+        self._lost = LostWorkers(ledger)
+        confirm_seconds = LOST_HEARTBEATS * settings.heartbeat
+        self._restarts = RestartBackoff(Jobs(ledger), confirm_seconds, clock)
         self._cluster: Cluster | None = None
         #: Ray's nodes that are alive, and the last report of each machine.
         self._ray: frozenset[str] = frozenset()
@@ -194,6 +263,10 @@ class Workplaces:
         self._lost.report(by_job)
 
     # -- orders ------------------------------------------------------------------------------------
+
+    def may_start(self, worker: str) -> bool:
+        """Return True unless the worker crashed and has to wait."""
+        return self._restarts.may_start(worker)
 
     def start(self, starts: Iterable[WorkerStart]) -> None:
         """Start workers on machines that are present, unless they run already."""
