@@ -38,8 +38,8 @@ from vcasgd.verification.judge import (
     MAX_WRONG,
     update_difference,
 )
-from vcasgd.verification.repeater import IntervalFacts, RepeatingLearner, state_of
 from vcasgd.verification.repetitions import ONE_IN
+from vcasgd.verification.verifier import IntervalFacts, RepeatingLearner, state_of
 from vcasgd.worker.learner import Learner
 
 ATTACKS = ("flip", "backdoor", "momentum")

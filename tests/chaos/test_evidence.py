@@ -11,8 +11,7 @@ import pytest
 
 from vcasgd.chaos import killers
 from vcasgd.chaos.audit import AuditOptions, audit, describe
-from vcasgd.chaos.audited_job import counting_spec
-from vcasgd.chaos.evidence import as_lines, collect
+from vcasgd.chaos.audited_job import as_lines, collect, counting_spec
 from vcasgd.settings import Settings
 from vcasgd.stack import StackHome, StackState, running
 from vcasgd.store.connection import RedisClient, connect

@@ -17,9 +17,16 @@ import pytest
 from support.harness import Process as Program
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.chaos import clock, network
-from vcasgd.chaos.clock import Clocks, StepClock
-from vcasgd.chaos.faults import Freeze, FullDisk, LimitedCapacity, SlowFsync, small_disk
+from vcasgd.chaos import faults, network
+from vcasgd.chaos.faults import (
+    Clocks,
+    Freeze,
+    FullDisk,
+    LimitedCapacity,
+    SlowFsync,
+    StepClock,
+    small_disk,
+)
 from vcasgd.chaos.network import ControlGroup, PacketFilter, PacketLoss
 from vcasgd.chaos.scenario import Counts, Expectations, OneWay, Scenario, schedule, shortfalls
 from vcasgd.errors import NoCapacity, SpecError, StackError
@@ -204,7 +211,7 @@ def test_a_step_of_a_clock_lasts_until_its_end(tmp_path: Path, clocks: Clocks) -
 def test_a_clock_that_is_not_read_did_not_fire(
     tmp_path: Path, clocks: Clocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock, "FIRE_SECONDS", 0.5)
+    monkeypatch.setattr(faults, "FIRE_SECONDS", 0.5)
     with clocks.for_children():
         program = Program([sys.executable, "-c", SLEEPS], tmp_path / "log")
     await_truth(lambda: "ready" in (tmp_path / "log").read_text())

@@ -10,7 +10,7 @@ import pytest
 
 from support.harness import RedisServer
 from support.waiting import await_truth
-from vcasgd.chaos.clock import Clocks
+from vcasgd.chaos.faults import Clocks
 from vcasgd.errors import StackError
 
 #: Seconds of difference that are less than any step of a test.

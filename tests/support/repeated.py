@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 
 import vcasgd
 from vcasgd.spec.job import JobSpec
-from vcasgd.verification.repeater import IntervalFacts, RepeatingLearner, state_of
 from vcasgd.verification.state import LearnerState, NotRepeatable
+from vcasgd.verification.verifier import IntervalFacts, RepeatingLearner, state_of
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.learner import Learner
 

@@ -15,18 +15,18 @@ from torch.optim import SGD
 import vcasgd
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.verification.judge import update_difference
-from vcasgd.verification.repeater import (
-    IntervalFacts,
-    RepeatingLearner,
-    WrongInterval,
-    state_of,
-)
 from vcasgd.verification.state import (
     FRESH,
     LearnerState,
     MalformedState,
     NotRepeatable,
     StateFormat,
+)
+from vcasgd.verification.verifier import (
+    IntervalFacts,
+    RepeatingLearner,
+    WrongInterval,
+    state_of,
 )
 from vcasgd.worker.interval import Base
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from vcasgd.session.script import ScriptTask
-from vcasgd.verification.repeater import state_of
+from vcasgd.verification.verifier import state_of
 
 SCRIPT = """
 import torch

@@ -21,13 +21,14 @@ from vcasgd.chaos.audited_job import (
     own_settings,
     report_folder,
 )
-from vcasgd.chaos.clock import Clocks, StepClock
 from vcasgd.chaos.faults import (
+    Clocks,
     Freeze,
     FullDisk,
     LastingFault,
     LimitedCapacity,
     SlowFsync,
+    StepClock,
     small_disk,
 )
 from vcasgd.chaos.killers import Killer, Target, await_result

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import vcasgd
-from vcasgd.chaos.command import app as chaos
+from vcasgd.chaos import app as chaos
 from vcasgd.cli import demo, fleet, jobs, join, money, simulate, stack, sweep
 from vcasgd.cli.data import app as data
 from vcasgd.cli.output import Group

@@ -9,7 +9,6 @@ The core has a hook for each side, :mod:`vcasgd.parameter_server.verification` a
 ``judge``        what differences of repeated updates show
 ``exchange``     requests, states, tasks, and results on the tensors server
 ``recorder``     the volunteer's worker: commits to its states, and uploads them when it is asked
-``verifier``     a worker on a machine of the cluster: repeats intervals of volunteers
-``repeater``     repeats an interval beside a learner's own training
+``verifier``     a worker on a machine of the cluster: repeats intervals beside its own training
 ``state``        what an interval depends on besides its base and its samples
 """

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.verification.exchange import WRONG_STATE, Claims, RepetitionExchange
-from vcasgd.verification.repeater import format_of, renew_optimizer, state_of
 from vcasgd.verification.state import LearnerState, NotRepeatable
+from vcasgd.verification.verifier import format_of, renew_optimizer, state_of
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.update_queue import MAX_UNAPPLIED
