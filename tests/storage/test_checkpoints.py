@@ -208,7 +208,7 @@ class TestWrongContent:
                 for entry in layout.entries
             }
             tensors |= changes.pop("tensors", {})
-            shard = {"meta": asdict(snapshot.meta), "record": snapshot.record.to_dict()}
+            shard = snapshot.to_dict()
             shard |= {name: changes.pop(name) for name in ("meta", "record") if name in changes}
             whole = {"shards": [shard], "layout": layout.to_json(), **changes}
             text = json.dumps(whole if document is None else document)

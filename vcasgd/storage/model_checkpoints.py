@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import Cut, ShardRange
 from vcasgd.learning.vector import named_tensors
 from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint
-from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
+from vcasgd.store.tensors.snapshot import Snapshot, encode_integers
 from vcasgd.store.tensors.snapshot_index import ModelSnapshot, versions_of
 
 _METADATA = "vcasgd"
@@ -85,9 +85,7 @@ class ModelCheckpoints(Checkpoints):
         if state is not None:
             tensors[_RULE_STATE] = state
         document = {
-            "shards": [
-                {"meta": asdict(each.meta), "record": each.record.to_dict()} for each in whole
-            ],
+            "shards": [snapshot.to_dict() for snapshot in whole],
             "layout": layout.to_json(),
             "adapter": adapter,
         }
@@ -131,7 +129,7 @@ def parse(name: str, data: bytes) -> LoadedCheckpoint:
     try:
         tensors = load(data)
         document = _document(data)
-        whole = tuple(_snapshot(each) for each in document["shards"])
+        whole = tuple(Snapshot.from_dict(each) for each in document["shards"])
         layout = Layout.from_json(document["layout"])
         floats, integers = _vectors(layout, tensors)
         state = _rule_state(whole, layout, tensors)
@@ -154,10 +152,6 @@ def _with_shards(loaded: LoadedCheckpoint, shards: int) -> LoadedCheckpoint:
             f"but this job has {shards}"
         )
     return loaded
-
-
-def _snapshot(value: dict[str, Any]) -> Snapshot:
-    return Snapshot(Meta.from_dict(value["meta"]), Record.from_dict(value["record"]))
 
 
 def _document(data: bytes) -> dict[str, Any]:

@@ -112,11 +112,6 @@ class _Keys:
         return tuple(self.prefix + key.suffix for key in self._declared() if key.script)
 
     @property
-    def platform_keys(self) -> tuple[str, ...]:
-        """Keys that no script of a worker uses. Single commands on them may still be granted."""
-        return tuple(self.prefix + key.suffix for key in self._declared() if not key.script)
-
-    @property
     def written_by_workers(self) -> tuple[str, ...]:
         """Keys that workers write, with or without a script, except strings."""
         return tuple(self.prefix + key.suffix for key in self._declared() if key.written)

@@ -266,6 +266,7 @@ def combined_totals(reports: Mapping[bytes, bytes], shards: int) -> dict[str, An
 
 
 _FACTS, _FAILURE = TypeAdapter(ModelFacts), TypeAdapter(Failure)
+_RECORD = TypeAdapter(JobRecord)
 
 
 def as_count(text: bytes | None) -> int:
@@ -323,32 +324,24 @@ def _parsed(
     tuning: Mapping[bytes, bytes],
     counters: Sequence[bytes | None],
 ) -> JobRecord:
-    text = {name.decode(): value.decode() for name, value in record.items()}
-    state, (finished, waiting) = JobState(text["state"]), work
+    # An empty field is a missing one.
+    stored = {name.decode(): value.decode() for name, value in record.items() if value}
     facts, problem = _read_facts(facts_text)
-    read = JobRecord(
-        id=job,
-        spec=_spec(text),
-        state=state,
-        package=text["package"],
-        created_at=float(text["created_at"]),
-        request=text.get("request") or None,
-        owner=text.get("owner") or None,
-        owner_limit=_whole(text.get("owner_limit")),
-        started_at=_number(text.get("started_at")),
-        ended_at=_number(text.get("ended_at")),
-        reason=text.get("reason") or None,
-        traceback=text.get("traceback") or None,
-        facts=facts,
-        totals=combined_totals(shards, facts.shards if facts else 1),
-        finished_epochs=int(finished or 0),
-        version=int(shards.get(b"0:version", 0)),
-        final_evaluation=_whole(text.get("final_evaluation")),
-        model=text.get("model") or None,
-        evictions=vanished.count(b"evicted"),
-        kills=vanished.count(b"killed"),
-        tuned=Tuned.of(tuning),
-        waiting=waiting.decode() if waiting and state in WITH_MACHINES else None,
+    finished, waiting = work
+    read = _RECORD.validate_python(
+        {
+            **stored,
+            "id": job,
+            "spec": _spec(stored),
+            "facts": facts,
+            "totals": combined_totals(shards, facts.shards if facts else 1),
+            "finished_epochs": finished or 0,
+            "version": shards.get(b"0:version", 0),
+            "evictions": vanished.count(b"evicted"),
+            "kills": vanished.count(b"killed"),
+            "tuned": Tuned.of(tuning),
+            "waiting": waiting if waiting and stored["state"] in WITH_MACHINES else None,
+        }
     )
     results, wrong_result = _read_evaluations(evaluations, facts, read.points)
     of_shard = next((why for name, why in shards.items() if name.endswith(b":invalid")), b"")
@@ -368,7 +361,7 @@ def _wrong_counter(values: Sequence[bytes | None]) -> str | None:
 
 def _spec(text: Mapping[str, str]) -> JobSpec:
     """Return the specification, with the fields that were changed later, which are JSON."""
-    changed = {name: json.loads(text[name]) for name in CHANGEABLE if text.get(name)}
+    changed = {name: json.loads(text[name]) for name in CHANGEABLE if name in text}
     return JobSpec.parse(json.loads(text["spec"]) | changed)
 
 
@@ -413,11 +406,3 @@ def completed(result: Evaluation, facts: ModelFacts, points: EvaluationPoints) -
     counted = least if points.at_epochs else samples
     step = samples // facts.batch_size if facts.batch_size else None
     return replace(result, samples=samples, step=step, epoch=counted / facts.samples)
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text else None
-
-
-def _number(text: str | None) -> float | None:
-    return float(text) if text else None

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Base64UrlBytes, Field, TypeAdapter, ValidationError
 
 from vcasgd.errors import JobUnreadable
 from vcasgd.learning.applied_record import AppliedRecord
@@ -119,11 +119,6 @@ class Meta:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Meta:
-        """Return the description of these values. Raises :class:`ValueError`."""
-        return _META.validate_python(value)
-
-    @classmethod
     def from_json(cls, text: bytes) -> Meta:
         """Parse the description of a snapshot, which a worker may have written.
 
@@ -164,20 +159,7 @@ class Record:
 
     finished: int = 0
     positions: dict[int, int] = field(default_factory=dict)
-    done: dict[int, bytes] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "finished": self.finished,
-            "positions": {str(key): value for key, value in self.positions.items()},
-            "done": {str(key): base64.b64encode(bits).decode() for key, bits in self.done.items()},
-        }
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Record:
-        positions = {int(key): int(at) for key, at in value["positions"].items()}
-        done = {int(key): base64.b64decode(bits) for key, bits in value["done"].items()}
-        return cls(int(value["finished"]), positions, done)
+    done: dict[int, Base64UrlBytes] = field(default_factory=dict)
 
     def applied(self, plan: EpochPlan) -> AppliedRecord:
         """Return the applied record of a job with this plan.
@@ -193,6 +175,22 @@ class Snapshot:
 
     meta: Meta
     record: Record
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the snapshot as JSON values."""
+        return {"meta": asdict(self.meta), "record": _RECORD.dump_python(self.record, mode="json")}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Snapshot:
+        """Return the snapshot of these JSON values. Raises :class:`ValueError`."""
+        snapshot = _SNAPSHOT.validate_python(value)
+        # A part of the record that is missing would count as not applied.
+        if value["record"].keys() != asdict(snapshot.record).keys():
+            raise ValueError("the applied record is incomplete")
+        return snapshot
+
+
+_RECORD, _SNAPSHOT = TypeAdapter(Record), TypeAdapter(Snapshot)
 
 
 @dataclass(frozen=True)
@@ -243,8 +241,7 @@ class SnapshotView:
 def pin_text(snapshot: Snapshot) -> str:
     """Return the stored form of a pinned snapshot."""
     # Steps are deleted as soon as newer versions no longer list them.
-    meta = asdict(replace(snapshot.meta, steps=()))
-    return json.dumps({"meta": meta, "record": snapshot.record.to_dict()})
+    return json.dumps(replace(snapshot, meta=replace(snapshot.meta, steps=())).to_dict())
 
 
 def new_meta(
@@ -280,8 +277,7 @@ def new_meta(
 
 def from_pin(text: bytes) -> Snapshot:
     """Parse the text of :func:`pin_text`."""
-    value = json.loads(text)
-    return Snapshot(Meta.from_dict(value["meta"]), Record.from_dict(value["record"]))
+    return Snapshot.from_dict(json.loads(text))
 
 
 def read_record(applied: Mapping[bytes, bytes]) -> Record:

@@ -10,9 +10,9 @@ if not work[2] then return 0 end
 -- missing until the controller starts the job; nothing is applied before
 local per_epoch = tonumber(work[1]) or 0
 local known = redis.call('HMGET', KEYS[6], of('token'), of('version'), of('cleared'))
-local token = tonumber(known[1] or 0)
-if token > tonumber(ARGV[3]) then return fenced(known[1]) end
-if token == tonumber(ARGV[3]) and tonumber(known[2] or -1) > tonumber(ARGV[4]) then return 0 end
+local fenced = fenced_by(known[1], ARGV[3])
+if fenced then return fenced end
+if tonumber(known[1] or 0) == tonumber(ARGV[3]) and tonumber(known[2] or -1) > tonumber(ARGV[4]) then return 0 end
 
 -- Blocks of finished epochs, a bounded number; the others follow with the next reports.
 local cleared = tonumber(known[3] or 0)

@@ -13,8 +13,8 @@ local work = redis.call('HMGET', KEYS[1], 'per_epoch', 'total', 'finished', 'poi
 if not work[3] then return 0 end
 -- missing until the controller starts the job; nothing is applied before
 local per_epoch, total = tonumber(work[1]) or 0, tonumber(work[2]) or 0
-local token = redis.call('HGET', KEYS[6], of('token')) or '0'
-if tonumber(token) > tonumber(ARGV[3]) then return fenced(token) end
+local fenced = fenced_by(redis.call('HGET', KEYS[6], of('token')), ARGV[3])
+if fenced then return fenced end
 local all, samples, point = store_report(math.floor(finished * per_epoch / BLOCK))
 
 -- There are a few hundred blocks of a shard, those of the present epochs.

@@ -5,12 +5,9 @@
 --       6 totals, as JSON  7 applied samples  8 newest evaluation point
 -- A subtask is done, an epoch finished, and a point reached once it is so in every shard.
 -- Includes ledger/applied.lua
+-- Includes fence.lua
 local shard, shards, finished = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5])
 local function of(name) return shard .. ':' .. name end
-
-local function fenced(token)
-  return redis.error_reply('FENCED a parameter server with token ' .. token .. ' has taken over')
-end
 
 -- Stores the report. Returns the finished epochs, samples, and point of all shards.
 local function store_report(cleared)

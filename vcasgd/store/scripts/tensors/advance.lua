@@ -1,11 +1,9 @@
 -- Lets workers drop the updates in a version, because the replicas have it.
 -- KEYS  1 fence  2 applied  3 news
 -- ARGV  1 token  2 version
-local held = redis.call('GET', KEYS[1])
-if not held then return redis.error_reply('NOSNAPSHOT') end
-if tonumber(held) ~= tonumber(ARGV[1]) then
-  return redis.error_reply('FENCED a parameter server with token ' .. held .. ' has taken over')
-end
+-- Includes fence.lua
+local fenced = not_held(redis.call('GET', KEYS[1]), ARGV[1])
+if fenced then return fenced end
 local version = redis.call('HGET', KEYS[2], 'version')
 if not version then return redis.error_reply('NOSNAPSHOT') end
 -- After a failover, the replicas have acknowledged writes of another server.

@@ -20,13 +20,10 @@
 -- Of a completed subtask, only its bit in the applied record stays, so that nothing here grows with
 -- the number of subtasks.
 -- Includes blocks.lua
-local held = redis.call('GET', KEYS[1])
-if not held or redis.call('EXISTS', KEYS[2]) == 0 then
-  return redis.error_reply('NOSNAPSHOT')
-end
-if tonumber(held) ~= tonumber(ARGV[1]) then
-  return redis.error_reply('FENCED a parameter server with token ' .. held .. ' has taken over')
-end
+-- Includes fence.lua
+if redis.call('EXISTS', KEYS[2]) == 0 then return redis.error_reply('NOSNAPSHOT') end
+local fenced = not_held(redis.call('GET', KEYS[1]), ARGV[1])
+if fenced then return fenced end
 local change = cjson.decode(ARGV[3])
 -- The answer to an earlier attempt was lost: only this token can have written this version.
 if ARGV[2] ~= '' and redis.call('HGET', KEYS[3], 'version') == tostring(change.fields.version) then

@@ -6,16 +6,15 @@
 -- Returns 1; 0 if there is a snapshot already; -1 if a chunk is missing, because the server came
 -- back empty meanwhile.
 -- Includes expect_keys.lua
+-- Includes fence.lua
 -- Limits MAX_CHUNKS MAX_STRING_BYTES
 expect_keys('fence', 'meta', 'applied', 'pushed', 'tokens', 'updates', 'rejected', 'push-slots',
   'news')
 expect_arguments(MAX_CHUNKS, MAX_STRING_BYTES)
 if #KEYS > 9 + MAX_CHUNKS then error('at most ' .. MAX_CHUNKS .. ' chunks are allowed') end
 local token = tonumber(ARGV[1])
-local held = tonumber(redis.call('GET', KEYS[1]) or 0)
-if token > 0 and held > token then
-  return redis.error_reply('FENCED a parameter server with token ' .. held .. ' has taken over')
-end
+local fenced = token > 0 and fenced_by(redis.call('GET', KEYS[1]), token)
+if fenced then return fenced end
 if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
 for i = 10, #KEYS do
   if redis.call('EXISTS', KEYS[i]) == 0 then return -1 end

@@ -1,11 +1,9 @@
 -- Pins the present snapshot under the requested names.
 -- KEYS  1 fence  2 pins  3 pin-requests  4 applied
 -- ARGV  1 token  2 its version  3 its description  4… names
-local held = redis.call('GET', KEYS[1])
-if not held then return redis.error_reply('NOSNAPSHOT') end
-if tonumber(held) ~= tonumber(ARGV[1]) then
-  return redis.error_reply('FENCED a parameter server with token ' .. held .. ' has taken over')
-end
+-- Includes fence.lua
+local fenced = not_held(redis.call('GET', KEYS[1]), ARGV[1])
+if fenced then return fenced end
 -- A failover may have brought back an older snapshot since the parameter server read it.
 local version = redis.call('HGET', KEYS[4], 'version')
 if version ~= ARGV[2] then

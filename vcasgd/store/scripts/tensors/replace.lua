@@ -7,10 +7,9 @@
 --       5… applied record, field and value
 -- Returns 1; 0 if the present snapshot is not older; -1 if a chunk is missing.
 -- Includes blocks.lua
-local held = redis.call('GET', KEYS[1])
-if held and tonumber(held) > tonumber(ARGV[1]) then
-  return redis.error_reply('FENCED a parameter server with token ' .. held .. ' has taken over')
-end
+-- Includes fence.lua
+local fenced = fenced_by(redis.call('GET', KEYS[1]), ARGV[1])
+if fenced then return fenced end
 local version = redis.call('HGET', KEYS[3], 'version')
 if not version then return redis.error_reply('NOSNAPSHOT') end
 if tonumber(version) >= tonumber(ARGV[2]) then return 0 end
