@@ -10,7 +10,7 @@ import pytest
 from support.api_harness import Api
 from typer.testing import CliRunner
 
-from vcasgd.cli.app import app
+from vcasgd.cli import app
 
 
 @pytest.fixture

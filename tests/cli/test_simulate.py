@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from vcasgd.cli.app import app
+from vcasgd.cli import app
 
 JOB = str(Path(__file__).parents[2] / "examples" / "digits" / "job.yaml")
 SHORT = ["--set", "epochs=1", "--set", "subtasks_per_epoch=15", "--set", "update.rule=vc-asgd"]

@@ -8,7 +8,7 @@ from support.api_harness import Api
 
 from vcasgd.client import Client
 from vcasgd.errors import ApiError, Conflict
-from vcasgd.schemas.stream import JobBrief, JobEventRow
+from vcasgd.schemas.fleet import JobBrief, JobEventRow
 from vcasgd.store.ledger.job import JobState
 
 

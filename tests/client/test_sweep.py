@@ -17,10 +17,17 @@ from typer.testing import CliRunner
 
 from vcasgd.cli import app
 from vcasgd.client import Client
-from vcasgd.client import sweep_run as sweeps
-from vcasgd.client.comparison import compare
-from vcasgd.client.sweep import Axis, below_median, best_qualities, grid, sample
-from vcasgd.client.sweep_run import Sweep, SweepOptions
+from vcasgd.client import sweep as sweeps
+from vcasgd.client.sweep import (
+    Axis,
+    Sweep,
+    SweepOptions,
+    below_median,
+    best_qualities,
+    compare,
+    grid,
+    sample,
+)
 from vcasgd.errors import SpecError
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.sections import Metric

@@ -18,8 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary import Writer
 
 from vcasgd.client import Client
-from vcasgd.client.tracking.base import EVALUATIONS_NAMED, Position
-from vcasgd.client.tracking.points import new_points
+from vcasgd.client.tracking.base import EVALUATIONS_NAMED, Position, new_points
 from vcasgd.errors import SpecError
 from vcasgd.schemas.history import MetricRow
 from vcasgd.schemas.jobs import EvaluationView

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import vcasgd
 from benchmarks.measure.data import Reading, measure_reading
-from vcasgd.cli.app import app
+from vcasgd.cli import app
 from vcasgd.data import ShardedDataset, ShardIndex, make_index
 from vcasgd.data.cache import DiskCache, ShardCache
 from vcasgd.data.dataset import storage_at

@@ -10,7 +10,7 @@ import yaml
 from support.provider_backends import aws_backend, gcp_backend, sleeper
 from typer.testing import CliRunner
 
-from vcasgd.cli.app import app
+from vcasgd.cli import app
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings
 from vcasgd.stack import PartState, StackHome, StackState

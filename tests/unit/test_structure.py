@@ -49,7 +49,7 @@ def test_no_two_files_of_tests_have_one_name() -> None:
 @pytest.mark.parametrize(
     ("process", "unused"),
     [
-        ("cli.app", ("torch", "fastapi", "ray")),
+        ("cli", ("torch", "fastapi", "ray")),
         ("api.app", ("torch", "ray")),
         ("controller.main", ("torch", "fastapi")),
         ("stack.__main__", ("torch", "fastapi", "ray")),

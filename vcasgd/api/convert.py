@@ -9,14 +9,13 @@ from typing import Any
 from vcasgd.fleet.costs import report
 from vcasgd.schemas.base import finite
 from vcasgd.schemas.costs import CostReport, PoolCostView, PoolSpend, SpendView
-from vcasgd.schemas.fleet import NodeView, ServerGaugesView, StoreView
+from vcasgd.schemas.fleet import JobBrief, NodeView, ServerGaugesView, StoreView
 from vcasgd.schemas.history import SpanView, StalenessBucket, StalenessView, TimelineView
 from vcasgd.schemas.jobs import (
     BestView,
     JobView,
     ProgressView,
 )
-from vcasgd.schemas.stream import JobBrief
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.workers import Traffic
 from vcasgd.store.quotas import ServerGauges

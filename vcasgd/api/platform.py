@@ -33,8 +33,7 @@ from vcasgd.api.convert import job_brief
 from vcasgd.errors import VcasgdError
 from vcasgd.logging import isolated
 from vcasgd.schemas.base import finite
-from vcasgd.schemas.fleet import MachineRow
-from vcasgd.schemas.stream import FleetBrief, JobBrief, NodeBrief, StoreBrief
+from vcasgd.schemas.fleet import FleetBrief, JobBrief, MachineRow, NodeBrief, StoreBrief
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.costs import Costs

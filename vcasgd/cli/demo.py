@@ -186,10 +186,6 @@ class Interrupts:
             raise CommandInterrupted(number)
 
 
-def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Stack")(demo)
-
-
 def demo(
     model: Annotated[Path, typer.Option(help="Output file for the trained model.")] = Path(
         "vcasgd-demo-model.safetensors"

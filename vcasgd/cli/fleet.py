@@ -1,16 +1,34 @@
-"""Commands for machines and workers."""
+"""Commands for machines and workers, and a live overview of everything."""
 
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
+from rich.console import Group as Lines
+from rich.console import RenderableType
+from rich.live import Live
+from rich.text import Text
 
 from vcasgd.cli.connection import Token, Url, open_client
-from vcasgd.cli.output import Columns, Json, ago, duration, out, show_json, show_rows, size
-from vcasgd.cli.top import top
-from vcasgd.errors import FleetError
+from vcasgd.cli.output import (
+    Columns,
+    Json,
+    ago,
+    duration,
+    out,
+    percent,
+    plain,
+    show_json,
+    show_rows,
+    size,
+    table,
+)
+from vcasgd.client import Client, may_work_later
+from vcasgd.errors import ApiError, FleetError
 
 #: Seconds for the controller's next round, and for the provider's answer.
 RESULT_SECONDS = 60.0
@@ -46,11 +64,6 @@ _POOLS: Columns = {
     "LABELS": lambda row: ", ".join(row.get("labels") or ()) or None,
     "BLOCKED": lambda row: row.get("reason"),
 }
-
-
-def register(app: typer.Typer) -> None:
-    for command in (top, workers, machines, pools, evict):
-        app.command(rich_help_panel="Fleet")(command)
 
 
 def workers(
@@ -120,3 +133,120 @@ def evict(
     if not as_json:
         how = "killed" if kill else f"evicted with {duration(notice) or 'the usual'} notice"
         out.print(f"{request.machine} is {how}")
+
+
+# -- top ----------------------------------------------------------------------------------------
+
+#: Seconds between two refreshes.
+REFRESH_SECONDS = 1.0
+#: Rows of each table, so that all tables fit on a screen.
+MAX_ROWS = 15
+
+_TOP_JOBS: Columns = {
+    "JOB": lambda row: row["id"],
+    "STATE": lambda row: row["state"],
+    "EPOCH": lambda row: f"{row['progress']['finished_epochs']}/{row['progress']['epochs'] or '?'}",
+    "DONE": lambda row: f"{row['progress']['fraction']:.0%}",
+    "EVALUATED": lambda row: f"{row['evaluations'][-1]['epoch']:g}" if row["evaluations"] else "",
+    "ACCURACY": lambda row: percent(row["best_accuracy"]),
+    "MACHINES": lambda row: row["machines"],
+    "LOST": lambda row: row["evictions"] + row["kills"],
+    "PUSHED": lambda row: size(row["traffic"]["pushed_bytes"]),
+    "FETCHED": lambda row: size(row["traffic"]["fetched_bytes"]),
+}
+_TOP_MACHINES: Columns = {
+    "MACHINE": lambda row: row["id"],
+    "POOL": lambda row: row["pool"],
+    "STATE": lambda row: row["state"],
+    "JOB": lambda row: row["job"],
+    "LAUNCHED": lambda row: ago(row["launched_at"]),
+    "USD/H": lambda row: f"{row['price_per_hour'] or 0:.4f}",
+}
+_TOP_SERVERS: Columns = {
+    "SERVER": lambda row: row.get("node", "ledger"),
+    "MEMORY": lambda row: _memory(row),
+    "OPS/S": lambda row: _number(row["operations_per_second"]),
+    "QUEUED": lambda row: sum(row["queued"].values()) if "queued" in row else None,
+    "VERSIONS/S": lambda row: _number(row.get("publications_per_second")),
+}
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Show a live overview of jobs, machines, costs and the store until Ctrl-C."""
+    with open_client(url, token) as client:
+        if as_json:
+            show_json(_fetch(client))
+        elif once or not out.is_terminal:
+            out.print(picture(_fetch(client)))
+        else:
+            _watch(client)
+
+
+def _watch(client: Client) -> None:
+    overview = _fetch(client)
+    with Live(picture(overview), console=out, auto_refresh=False, screen=True) as live:
+        try:
+            while True:
+                problem = None
+                try:
+                    overview = _fetch(client)
+                except ApiError as error:
+                    if not may_work_later(error):
+                        raise
+                    problem = error.message
+                live.update(picture(overview, problem), refresh=True)
+                time.sleep(REFRESH_SECONDS)
+        except KeyboardInterrupt:
+            return
+
+
+def _fetch(client: Client) -> dict[str, Any]:
+    return {
+        "jobs": [plain(job) for job in client.jobs(limit=MAX_ROWS * 2) if not job.over],
+        "machines": [plain(machine) for machine in client.machines()],
+        "pools": [plain(pool) for pool in client.pools()],
+        "store": plain(client.store()),
+        "spend": plain(client.spend()),
+    }
+
+
+def picture(overview: Mapping[str, Any], problem: str | None = None) -> RenderableType:
+    """Return the overview as one screen, with the error of the last refresh in ``problem``."""
+    machines = sorted(overview["machines"], key=lambda row: -(row["launched_at"] or 0.0))
+    workers = Counter(row["job"] for row in machines)
+    jobs = [{**job, "machines": workers[job["id"]]} for job in overview["jobs"][:MAX_ROWS]]
+    store, spend = overview["store"], overview["spend"]
+    states = Counter(str(row["state"]) for row in machines)
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"
+    parts: list[RenderableType] = [
+        Text(
+            f"machines {counts}   per hour ${spend['usd_per_hour']:.2f}   "
+            f"spent ${spend['spent_usd']:.2f}   saved ${spend['saved_usd']:.2f}"
+        ),
+        Text(),
+        table(jobs, _TOP_JOBS) if jobs else Text("no active jobs", style="dim"),
+        Text(),
+        table(machines[:MAX_ROWS], _TOP_MACHINES) if machines else Text("no machines", style="dim"),
+        Text(),
+        table([*store["nodes"], store["ledger"]], _TOP_SERVERS),
+        *(Text(f"{row['name']}: {row['reason']}") for row in overview["pools"] if row["reason"]),
+    ]
+    if problem:
+        parts.append(Text(f"{problem}; retrying", style="yellow"))
+    return Lines(*parts)
+
+
+def _memory(server: Mapping[str, Any]) -> str:
+    used, limit = server["memory_used_bytes"], server["memory_limit_bytes"]
+    if used is None:
+        return ""
+    return f"{used / 1e6:.0f} MB" + (f" of {limit / 1e6:.0f} MB" if limit else "")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}".removesuffix(".0")

@@ -65,25 +65,6 @@ Follow = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    commands = (
-        submit,
-        follow,
-        jobs,
-        show,
-        events,
-        logs,
-        pause,
-        resume,
-        cancel,
-        delete,
-        checkpoints,
-    )
-    for command in (*commands, download, track):
-        app.command(rich_help_panel="Jobs")(command)
-    app.command("set", rich_help_panel="Jobs")(set_fields)
-
-
 def submit(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file.")],
     following: Annotated[
@@ -197,7 +178,7 @@ def resume(
         _show_state(client.job(job).resume(max_cost_usd))
 
 
-def set_fields(
+def set_(
     job: JobName,
     changes: Annotated[
         list[str], typer.Argument(metavar="FIELD=VALUE…", help="priority=… or weight=…")

@@ -83,10 +83,6 @@ OrderedAs = Annotated[
 _TOKEN = "VCASGD_TOKEN"
 
 
-def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Fleet")(join)
-
-
 def join(
     url: Url,
     token: Token = None,

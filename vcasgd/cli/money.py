@@ -46,11 +46,6 @@ Changes = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    for command in (plan, cost):
-        app.command(rich_help_panel="Costs")(command)
-
-
 def plan(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file.")],
     samples: Annotated[

@@ -38,10 +38,6 @@ Latency = Annotated[
 Seed = Annotated[int, typer.Option(help="Random seed for the machines and their times.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Jobs")(simulate)
-
-
 def simulate(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file.")],
     workers: Workers = 4,

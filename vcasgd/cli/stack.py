@@ -47,11 +47,6 @@ Home = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    for command in (up, down, status, doctor):
-        app.command(rich_help_panel="Stack")(command)
-
-
 def up(
     port: Annotated[
         int | None,

@@ -15,9 +15,8 @@ from vcasgd.cli.jobs import INTERRUPTED
 from vcasgd.cli.money import Changes, confirm
 from vcasgd.cli.output import Columns, Json, duration, err, out, show_json, show_rows
 from vcasgd.client import Job
-from vcasgd.client.comparison import compare as compared
-from vcasgd.client.sweep import Axis, grid, sample
-from vcasgd.client.sweep_run import Sweep, SweepOptions
+from vcasgd.client.sweep import Axis, Sweep, SweepOptions, grid, sample
+from vcasgd.client.sweep import compare as compared
 from vcasgd.settings import load_settings
 from vcasgd.spec.sections import Metric
 
@@ -28,11 +27,6 @@ MetricName = Annotated[
 Mode = Annotated[
     Literal["min", "max"], typer.Option(help="Whether to minimize or maximize --metric.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    for command in (sweep, compare):
-        app.command(rich_help_panel="Jobs")(command)
 
 
 def sweep(

@@ -20,6 +20,7 @@ from vcasgd.logging import request_id
 from vcasgd.schemas.fleet import (
     Eviction,
     EvictionRequested,
+    JobBrief,
     MachineRow,
     PoolRow,
     ServerRow,
@@ -27,7 +28,6 @@ from vcasgd.schemas.fleet import (
     StoreView,
     WorkerRow,
 )
-from vcasgd.schemas.stream import JobBrief
 from vcasgd.store.ledger.events import EventCursor
 from vcasgd.store.quotas import read_gauges
 

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vcasgd.client.tracking.base import Tracker
-from vcasgd.client.tracking.points import new_points, worker_points
+from vcasgd.client.tracking.base import Tracker, new_points, worker_points
 from vcasgd.errors import SpecError
 from vcasgd.spec.sections import TrackerKind
 
