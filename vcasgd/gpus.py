@@ -12,6 +12,29 @@ from functools import cache
 from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+#: Peak of a card in bfloat16 (T4, V100: float16) without sparsity, in 10¹² operations per second,
+#: by a part of its name, as in NVIDIA's data sheets.
+_PEAKS = {
+    "B200": 2250,
+    "B100": 1750,
+    "H200": 989,
+    "H100": 989,
+    "H100 PCIe": 756,
+    "H100 NVL": 835,
+    "A100": 312,
+    "A40": 149.7,
+    "A30": 165,
+    "A10": 125,
+    "A10G": 70,
+    "L40": 181,
+    "L40S": 362,
+    "L4": 121,
+    "T4": 65,
+    "V100": 125,
+    "RTX 3090": 71,
+    "RTX 4090": 165,
+    "RTX A6000": 154.8,
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +55,12 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
     """Return the GPUs in ``CUDA_VISIBLE_DEVICES``, in its order; all of them if it isn't set."""
     nvml = _library(os.getpid())
     return [] if nvml is None else list(_visible(nvml, environment.get(VISIBLE)))
+
+
+def peak_flops(name: str) -> float | None:
+    """Return the operations per second that a card can do in 16 bits; None for an unknown one."""
+    known = [part for part in _PEAKS if f" {part} " in f" {name} ".replace("-", " ")]
+    return _PEAKS[max(known, key=len)] * 1e12 if known else None
 
 
 def _visible(nvml: Any, listed: str | None) -> Iterator[Gpu]:
