@@ -32,23 +32,14 @@ class TestInt8:
 
         assert world.vector().tolist() == [127.0, -63.0, *[0.0] * 10, (delta[-1] / 2).item()]
 
-    def test_a_whole_job(self, make_world: MakeWorld) -> None:
-        world = make_world(update={"rule": "async-local-sgd", "eta": 1.0, "codec": "int8"})
-        shard = world.shard()
-
-        run_to_end(
-            world, [HonestWorker(world, "a"), HonestWorker(world, "b", interval=3)], shard.turn
-        )
-
-        assert world.complete
-        world.assert_exact()
-
-    @pytest.mark.parametrize("codec", ["topk", "partition"])
+    @pytest.mark.parametrize("codec", ["int8", "topk", "partition"])
     def test_a_whole_job_in_one_block(self, make_world: MakeWorld, codec: str) -> None:
         world = make_world(update={"rule": "async-local-sgd", "eta": 1.0, "codec": codec})
+        workers = [HonestWorker(world, "a"), HonestWorker(world, "b", interval=3)]
 
-        run_to_end(world, [HonestWorker(world, "a"), HonestWorker(world, "b")], world.shard().turn)
+        run_to_end(world, workers, world.shard().turn)
 
+        assert world.complete
         world.assert_exact()
 
     @pytest.mark.parametrize("codec", ["int8", "topk", "partition"])

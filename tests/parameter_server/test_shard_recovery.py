@@ -106,16 +106,6 @@ class TestReadsACheckpointBesideOtherJobs:
 
 
 class TestTakesOver:
-    def test_it_goes_on_with_what_waits(self, world: World) -> None:
-        world.push(0, 0, 2)
-        world.shard().turn()
-        world.push(0, 2, 4)  # no parameter server is running
-
-        world.shard().turn()
-
-        assert world.positions() == {0: 4}
-        world.assert_exact()
-
     def test_the_one_before_is_fenced_as_soon_as_it_writes(self, world: World) -> None:
         old = world.shard(token=1)
         old.turn()
@@ -258,20 +248,6 @@ class TestEmptyTensorsServer:
         world.assert_exact()
         assert world.jobs.get(world.job).version == 1
         assert list(world.partition().done) == [0]
-
-    def test_pins_are_gone_and_can_be_wanted_again(self, world: World) -> None:
-        shard = world.shard()
-        shard.turn()
-        world.snapshots.request_pin("a")
-        shard.turn()
-        world.lose_tensors()
-        shard.turn()
-        assert world.snapshots.view().pins == set()
-
-        world.snapshots.request_pin("a")
-        shard.turn()
-
-        assert world.snapshots.fetch_pinned("a")[0].meta.version == 0
 
     @pytest.mark.parametrize("first", ["old", "new"])
     def test_a_zombie_does_not_bring_back_the_past(self, world: World, first: str) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from vcasgd.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
 from vcasgd.learning.rules import Context
-from vcasgd.limits import MAX_HEADER_BYTES
 from vcasgd.parameter_server.collect import POISON, UPDATE_ATTEMPTS
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.parameter_server.shard import Shard
@@ -118,24 +117,6 @@ class TestRejects:
         assert world.jobs.get(world.job).totals["rejected"] == {reason: 1}
         assert world.reader.waiting() == 0
         assert not any(key.startswith("u:") for key in world.tensor_keys()), "payload deleted"
-
-    @pytest.mark.parametrize(
-        "text",
-        [b"", b"garbage", b"{}", b"\xff" * 100, b"[" * 50_000, b" " * (MAX_HEADER_BYTES + 1)],
-        ids=["empty", "words", "no fields", "no text", "deep", "long"],
-    )
-    def test_headers_that_are_none(self, world: World, text: bytes) -> None:
-        shard = world.shard(token=2)
-        shard.turn()
-        weights = world.vector().numpy().tobytes()
-        world.tensors.xadd(world.keys.stream, {"h": text})
-
-        assert shard.turn() == 1
-        assert shard.turn() == 0
-
-        assert world.vector().numpy().tobytes() == weights
-        assert world.rejected() == {"header": 1}
-        assert world.reader.waiting() == 0
 
     def test_an_honest_update_behind_it_is_applied_all_the_same(self, world: World) -> None:
         for reason, _, make in REJECTED:

@@ -44,18 +44,6 @@ def state_of(world: World) -> dict[str, Any]:
 
 
 class TestAccount:
-    def test_done_subtasks_leave_their_leases(self, world: World) -> None:
-        lease_all(world.leases("a"))
-
-        assert world.accounts.account(1, 2, 0, '{"updates": 2}', [0, 2])
-
-        partition = world.partition()
-        assert sorted(partition.done) == [0, 2]
-        assert sorted(partition.leased) == [1, 3, 4, 5]
-        partition.assert_whole()
-        job = world.jobs.get(world.job)
-        assert (job.version, job.finished_epochs, job.totals) == (2, 0, {"updates": 2})
-
     def test_a_finished_epoch_is_folded_and_opens_its_evaluation_once(self, world: World) -> None:
         lease_all(world.leases("a"))
         world.accounts.account(1, 2, 0, "{}", [0, 1])
@@ -109,21 +97,6 @@ class TestAccount:
 
 
 class TestReconcile:
-    def test_reopens_exactly_the_work_that_the_record_lacks(self, world: World) -> None:
-        """The ledger has 0, 1, and 2 as done; the remaining snapshot contains only 1."""
-        lease_all(world.leases("a"))
-        world.accounts.account(1, 3, 1, "{}", [0, 1, 2])
-
-        world.accounts.reconcile(2, 1, 0, '{"updates": 1}', blocks_of(1))
-
-        partition = world.partition()
-        assert sorted(partition.open) == [0, 2]
-        assert sorted(partition.done) == [1]
-        assert sorted(partition.leased) == [3, 4, 5], "current leases continue"
-        partition.assert_whole()
-        job = world.jobs.get(world.job)
-        assert (job.version, job.finished_epochs, job.totals) == (1, 0, {"updates": 1})
-
     def test_results_of_epochs_no_longer_in_the_model_are_removed(self, world: World) -> None:
         lease_all(world.leases("a"))
         world.accounts.account(1, 6, 2, "{}", [0, 1, 2, 3, 4, 5])

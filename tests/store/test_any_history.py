@@ -18,7 +18,7 @@ from vcasgd.parameter_server import shard
 from vcasgd.store import connection
 from vcasgd.store.connection import script_source
 
-COMMIT_FENCE = "tonumber(held) ~= tonumber(ARGV[1])"
+COMMIT_FENCE = "tonumber(held) ~= tonumber(token)"
 PUSH_TOKEN = "seen > tonumber(ARGV[5])"
 PUSH_POSITION = "position ~= tonumber(ARGV[3])"
 

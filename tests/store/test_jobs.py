@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -102,20 +103,15 @@ class TestSubmit:
         assert len(jobs.all()) == 1
 
     def test_eight_concurrent_submissions_create_one_job(self, jobs: Jobs) -> None:
-        submitted: list[tuple[JobRecord, bool]] = []
         start = threading.Barrier(8)
 
-        def submit() -> None:
+        def submit(_: int) -> tuple[JobRecord, bool]:
             start.wait(PATIENCE)
-            submitted.append(jobs.submit_once(spec_of(), PACKAGE, "key"))
+            return jobs.submit_once(spec_of(), PACKAGE, "key")
 
-        threads = [threading.Thread(target=submit) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
+        with ThreadPoolExecutor(8) as pool:
+            submitted = list(pool.map(submit, range(8)))
 
-        assert len(submitted) == 8
         assert len({job.id for job, _ in submitted}) == 1
         assert sum(created for _, created in submitted) == 1
         assert len(jobs.all()) == len(jobs.active()) == 1
@@ -197,22 +193,16 @@ class TestTransitions:
 
     def test_exactly_one_of_several_concurrent_transitions_succeeds(self, jobs: Jobs) -> None:
         job = in_state(jobs, JobState.RUNNING)
-        start, succeeded = threading.Barrier(4), []
+        start, states = threading.Barrier(4), (*ENDED, JobState.FINISHING)
 
-        def end(state: JobState) -> None:
+        def end(state: JobState) -> bool:
             start.wait(PATIENCE)
-            if jobs.transition(job, state, [JobState.RUNNING], why=state.value):
-                succeeded.append(state)
+            return jobs.transition(job, state, [JobState.RUNNING], why=state.value)
 
-        threads = [
-            threading.Thread(target=end, args=(state,)) for state in (*ENDED, JobState.FINISHING)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
+        with ThreadPoolExecutor(4) as pool:
+            succeeded = dict(zip(states, pool.map(end, states), strict=True))
 
-        assert [jobs.get(job).state] == succeeded
+        assert [state for state in states if succeeded[state]] == [jobs.get(job).state]
 
     def test_an_unknown_job_is_not_found(self, jobs: Jobs, ledger: RedisClient) -> None:
         calls: list[Callable[[], object]] = [

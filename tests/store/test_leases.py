@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -43,6 +44,8 @@ class TestAcquire:
 
         assert lease_of(first).piece == "initialise:0"
         assert second == Wait("starting")
+        assert world.leases("a").release(lease_of(first))
+        assert lease_of(world.leases("b").acquire()).kind is WorkKind.INITIALISE
 
     def test_subtasks_in_order_with_growing_tokens(self, world: World) -> None:
         taken = [lease_of(world.leases("a").acquire()) for _ in range(3)]
@@ -93,22 +96,18 @@ class TestAcquire:
 
     def test_eight_concurrent_workers_lease_each_subtask_once(self, make_world: MakeWorld) -> None:
         world = make_world(samples=40, epochs=1, subtasks_per_epoch=40)
-        taken: list[list[Lease]] = [[] for _ in range(8)]
         start = threading.Barrier(8)
 
-        def work(index: int) -> None:
-            leases = world.leases(f"w{index}")
+        def work(index: int) -> list[Lease]:
+            leases, taken = world.leases(f"w{index}"), []
             start.wait(10)
             while isinstance(answer := leases.acquire(), Lease):
-                taken[index].append(answer)
+                taken.append(answer)
+            return taken
 
-        threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
+        with ThreadPoolExecutor(8) as pool:
+            everything = [lease for taken in pool.map(work, range(8)) for lease in taken]
 
-        everything = [lease for each in taken for lease in each]
         assert sorted(lease.number for lease in everything) == list(range(40))
         assert len({lease.token for lease in everything}) == 40
         world.partition().assert_whole()
@@ -207,15 +206,6 @@ class TestStates:
         world.jobs.transition(world.job, state, [JobState.RUNNING], why="test")
 
         assert world.leases("a").acquire() == Wait(state.value)
-
-    def test_a_starting_job_leases_only_its_first_snapshot(self, make_world: MakeWorld) -> None:
-        world = make_world(running=False)
-        lease = lease_of(world.leases("a").acquire())
-        assert world.leases("a").acquire() == Wait("starting")
-
-        world.leases("a").release(lease)
-
-        assert lease_of(world.leases("b").acquire()).kind is WorkKind.INITIALISE
 
     def test_a_finishing_job_leases_only_evaluations(self, world: World) -> None:
         held = lease_of(world.leases("a").acquire())

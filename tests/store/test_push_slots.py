@@ -11,10 +11,9 @@ from support.servers import KINDS, running_server, url_of
 from support.shard_links import link_of
 from support.world import World
 
-from vcasgd.errors import SnapshotMissing, StoreFull, StoreUnavailable
+from vcasgd.errors import SnapshotMissing, StoreFull
 from vcasgd.store.connection import connect
 from vcasgd.store.tensors import push_slots as module
-from vcasgd.store.tensors import updates
 from vcasgd.store.tensors.push_slots import MAX_SLOTS, MemoryLimits, PushSlots, window
 
 MIB = 1 << 20
@@ -103,26 +102,6 @@ class TestPlaces:
         assert list(held(world)) == ["busy"]
         left = {key.decode() for key in world.tensors.scan_iter(f"{world.keys.prefix}u:*")}
         assert left == {world.keys.payload_chunk("busy", index) for index in range(2)}
-
-    def test_what_was_written_without_a_place_is_not_accepted(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        header, payload = world.update(0, 0, 3, 1)
-        script = world.sender._push
-
-        def lose_the_place_first(**arguments: object) -> object:
-            world.tensors.delete(world.keys.push_slots)
-            return script(**arguments)
-
-        monkeypatch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)
-        monkeypatch.setattr(updates, "ONE_TRIP", 0)
-        monkeypatch.setattr(world.sender, "_push", lose_the_place_first)
-        with pytest.raises(StoreUnavailable):
-            world.sender.push(header, 0, payload)
-        monkeypatch.undo()
-
-        assert world.reader.waiting() == 0
-        assert world.sender.push(header, 0, payload).accepted
 
     def test_places_that_a_rogue_holds_for_ever_come_back(
         self, world: World, places: PushSlots

@@ -7,15 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.world import World, blocks_of
+from support.world import World
 
 from vcasgd.errors import Fenced
 from vcasgd.learning.applied_record import AppliedRecord
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import combined_totals
-from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.servers import Accounts
 
 SHARDS = 3
@@ -24,59 +23,6 @@ EPOCHS, WIDTH = 3, 3
 
 def accounts_of(world: World) -> list[Accounts]:
     return [Accounts(world.ledger, world.job, shard, SHARDS) for shard in range(SHARDS)]
-
-
-def pieces(world: World) -> list[str]:
-    """Lease every available work item, and return their names."""
-    leases, names = world.leases("reader"), []
-    while isinstance(lease := leases.acquire(), Lease):
-        names.append(lease.piece)
-    return names
-
-
-def test_work_is_done_once_all_shards_have_it(world: World) -> None:
-    first, *others = accounts_of(world)
-
-    first.account(1, 3, 1, "{}", [0, 1, 2])
-    assert world.jobs.get(world.job).finished_epochs == 0
-    assert not world.partition().done
-    for each in others:
-        each.account(1, 2, 0, "{}", [0, 2])
-    assert sorted(world.partition().done) == [0, 2]
-    for each in others:
-        each.account(1, 3, 1, "{}", [1])
-
-    assert world.jobs.get(world.job).finished_epochs == 1
-    assert not world.partition().done
-    assert "evaluate:1" in pieces(world)
-
-
-def test_an_epoch_is_evaluated_once_the_last_shard_has_it(world: World) -> None:
-    accounts = accounts_of(world)
-    for each in accounts[:2]:
-        each.account(1, 3, 1, "{}", [0, 1, 2])
-    assert "evaluate:1" not in pieces(world)
-
-    accounts[2].account(1, 3, 1, "{}", [0, 1, 2])
-
-    assert "evaluate:1" in pieces(world)
-
-
-def test_a_restored_shard_reopens_the_work_it_lacks(world: World) -> None:
-    accounts = accounts_of(world)
-    for each in accounts:
-        each.account(1, 3, 1, "{}", [0, 1, 2])
-
-    accounts[1].reconcile(2, 1, 0, "{}", blocks_of(2))
-
-    partition = world.partition()
-    partition.assert_whole()
-    assert sorted(partition.done) == [2]
-    assert world.jobs.get(world.job).finished_epochs == 0
-    assert [each for each in pieces(world) if each in {"train:0", "train:1", "train:2"}] == [
-        "train:0",
-        "train:1",
-    ]
 
 
 def test_each_shard_has_its_own_fence(world: World) -> None:
@@ -160,6 +106,10 @@ def make_shards(ledger: RedisClient, tensors: RedisClient, tmp_path: Path) -> Ca
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=histories())
+# An epoch that the shards finish one after the other, and that one of them lost again.
+@example(history=[*(("apply", shard, 0b101) for shard in range(SHARDS)), ("apply", 0, 0b010),
+                  ("lease", 0, 0), ("apply", 1, 0b010), ("apply", 2, 0b010)])  # fmt: skip
+@example(history=[*(("apply", shard, 0b111) for shard in range(SHARDS)), ("back", 1, 0b100)])
 def test_any_history(
     make_shards: Callable[[], Shards], history: list[tuple[str, int, int]]
 ) -> None:

@@ -2,63 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from support.snapshots import KEYS, constant, fetch, install, key_names, meta_of, publish, values
 
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.snapshot import (
-    Change,
     Record,
-    Snapshot,
-    pin_text,
 )
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 
 pytestmark = pytest.mark.both_servers
-
-
-class TestPins:
-    def test_a_pinned_snapshot_stays_while_newer_ones_are_published(
-        self, snapshots: SnapshotStore
-    ) -> None:
-        install(snapshots)
-        kept = publish(snapshots, constant(1), 1, positions={4: 7})
-        snapshots.pin(1, ["epoch-1"], snapshots.read())
-        for version in range(2, 6):
-            publish(snapshots, constant(version), version, positions={4: 7 + version})
-
-        snapshot, floats = snapshots.fetch_pinned("epoch-1")
-
-        assert values(floats) == [1.0]
-        assert snapshot == Snapshot(kept, Record(0, {4: 7}))
-
-    def test_a_commit_can_pin_what_it_publishes(self, snapshots: SnapshotStore) -> None:
-        meta = replace(install(snapshots), version=1)
-        snapshots.write(meta, constant(1))
-        pinned = pin_text(Snapshot(meta, Record(1, {})))
-
-        change = Change(
-            base=0, fields={"version": 1, "token": 1, "finished": 1}, pin="epoch-1", pinned=pinned
-        )
-        snapshots.commit(1, meta, change)
-
-        assert snapshots.pins() == {"epoch-1": Snapshot(meta, Record(1, {}))}
-        assert snapshots.view().pins == {"epoch-1"}
-
-    def test_wanted_until_the_server_pins_it(self, snapshots: SnapshotStore) -> None:
-        install(snapshots)
-        snapshots.request_pin("b")
-        snapshots.request_pin("a")
-        assert snapshots.view().pin_requests == ("a", "b")
-        assert snapshots.pinned("a") is None
-
-        snapshots.pin(1, ["a"], snapshots.read())
-
-        assert snapshots.view().pin_requests == ("b",)
-        assert snapshots.view().pins == {"a"}
 
 
 class TestForget:

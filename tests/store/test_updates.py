@@ -150,19 +150,21 @@ class TestPush:
         with pytest.raises(SnapshotMissing):
             world.push(0, 0, 3)
 
-    def test_a_server_that_restarted_in_the_middle_is_tried_again(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("lost", ["u:", "push-slots"])
+    def test_a_push_that_lost_its_payload_or_its_slot_is_tried_again(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, lost: str
     ) -> None:
         header, payload = world.update(0, 0, 3, 1)
         script = world.sender._push
 
-        def lose_the_payload_first(**arguments: Any) -> Any:
-            world.tensors.delete(world.keys.payload_chunk(header.update, 0))
+        def lose_first(**arguments: Any) -> Any:
+            found = [key for key in world.tensor_keys() if key.startswith(lost)]
+            world.tensors.delete(*(world.keys.prefix + key for key in found))
             return script(**arguments)
 
         monkeypatch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)
         monkeypatch.setattr(updates, "ONE_TRIP", 0)
-        monkeypatch.setattr(world.sender, "_push", lose_the_payload_first)
+        monkeypatch.setattr(world.sender, "_push", lose_first)
         with pytest.raises(StoreUnavailable, match="lost a part of a pushed update"):
             world.sender.push(header, 0, payload)
         monkeypatch.undo()
@@ -220,19 +222,6 @@ class TestPush:
         world.tensors.delete(world.keys.window)
         assert world.sender.push(header, 0, payload).accepted
 
-    def test_a_small_payload_needs_a_slot(self, world: World) -> None:
-        world.tensors.set(world.keys.window, 1)
-        world.push(0, 0, 3)
-        header, payload = world.update(1, 0, 3, 1)
-
-        with pytest.raises(StoreFull, match="all push slots are taken"):
-            world.sender.push(header, 0, payload)
-        assert len(payloads(world)) == 1
-
-        world.shard().turn()
-        world.tensors.set(world.keys.window, 1)
-        assert world.sender.push(header, 0, payload).accepted
-
     def test_payloads_of_more_chunks_than_lua_can_unpack(
         self, make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -270,13 +259,6 @@ class TestPush:
 
 
 class TestStatus:
-    def test_rejected_with_the_reason(self, world: World) -> None:
-        header, _ = world.push(0, 0, 3, checksum=1)
-        world.shard().turn()
-
-        assert world.fate(header) == "rejected:checksum"
-        assert world.sender.begin(0, 0, 4, 1) == 0, "it can be trained again"
-
     def test_lost_with_the_server(self, world: World) -> None:
         shard = world.shard()
         shard.turn()
@@ -333,14 +315,6 @@ class TestStatus:
 
 
 class TestPayload:
-    def test_the_length_is_what_the_job_says_never_the_header(self, world: World) -> None:
-        header, _ = world.push(0, 0, 3)
-
-        with pytest.raises(InvalidUpdate) as caught:
-            world.receive(header, header.size + 4)
-
-        assert caught.value.reason == "length"
-
     @pytest.mark.parametrize(
         ("damage", "reason"),
         [
