@@ -96,6 +96,7 @@ def test_machines_of_a_provider_that_can_t_be_reached_stay_listed(
         else:
             patch.setitem(sys.modules, "boto3", None)
             patch.delitem(sys.modules, "vcasgd.fleet.providers.aws.provider")
+            patch.delitem(sys.modules, "vcasgd.fleet.providers.aws.calls")
         loop = clouds.controller()
 
         # When the controller can't end it

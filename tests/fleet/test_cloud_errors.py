@@ -25,7 +25,8 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers.aws import errors as aws_errors
+from vcasgd.fleet.providers.aws import calls as aws_calls
+from vcasgd.fleet.providers.errors import refusal_of
 from vcasgd.fleet.providers.gcp import provider as gcp
 from vcasgd.fleet.providers.gcp.provider import GcpProvider
 
@@ -77,7 +78,7 @@ def family(kind: type) -> Iterator[type]:
 
 @pytest.mark.parametrize(("code", "kind"), rows(EC2_CODES))
 def test_a_code_of_ec2(code: str, kind: type[FleetError]) -> None:
-    error = aws_errors.error_of(code, "no", pool="p", zone="z")
+    error = refusal_of(aws_calls.CODES, code, "no", pool="p", zone="z")
     assert type(error) is kind
     assert (error.code, error.pool, error.zone) == (code, "p", "z")
     assert f"{code}: no" in str(error)
@@ -85,13 +86,13 @@ def test_a_code_of_ec2(code: str, kind: type[FleetError]) -> None:
 
 @pytest.mark.parametrize(("code", "kind"), rows(COMPUTE_CODES))
 def test_a_code_of_compute_engine(code: str, kind: type[FleetError]) -> None:
-    assert type(gcp.error_of(code, "no")) is kind
+    assert type(refusal_of(gcp.CODES, code, "no")) is kind
 
 
 def test_unknown_code_blames_the_cloud_only_if_the_cloud_does() -> None:
     for status, kind in ((418, InvalidRequest), (500, CloudUnavailable)):
-        for module in (aws_errors, gcp):
-            assert type(module.error_of("Teapot", "short and stout", status=status)) is kind
+        for codes in (aws_calls.CODES, gcp.CODES):
+            assert type(refusal_of(codes, "Teapot", "short and stout", status=status)) is kind
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,9 @@ def test_unknown_code_blames_the_cloud_only_if_the_cloud_does() -> None:
 def test_a_request_without_an_answer_may_have_been_completed(
     error: botocore.exceptions.BotoCoreError, kind: type[FleetError]
 ) -> None:
-    assert type(aws_errors.error_without_answer(error, "create_fleet", "p")) is kind
+    with pytest.raises(FleetError) as caught, aws_calls.errors("create_fleet", "p"):
+        raise error
+    assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize(
@@ -132,15 +135,6 @@ def test_every_exception_of_google_s_libraries_is_mapped(kind: type[Exception]) 
 
     with pytest.raises(FleetError):
         gcp.attempt(fail, "pool")
-
-
-def test_refusal_that_needs_a_person_takes_precedence() -> None:
-    errors = [
-        aws_errors.error_of(code, "no", pool="p")
-        for code in ("InsufficientInstanceCapacity", "VcpuLimitExceeded", "UnfulfillableCapacity")
-    ]
-    assert type(aws_errors.worst(errors)) is QuotaExceeded
-    assert aws_errors.worst([]) is None
 
 
 # --- over HTTP --------------------------------------------------------------------------
@@ -182,6 +176,14 @@ def test_ec2_refuses(
     assert type(caught.value) is kind
     assert caught.value.code == code
     assert aws.alive() == set()
+
+
+def test_refusal_that_needs_a_person_takes_precedence(aws: AwsBackend) -> None:
+    aws.exhaust(*aws.zones)
+    aws.ec2.exhausted[min(aws.ec2.exhausted)] = "VcpuLimitExceeded"
+    with pytest.raises(QuotaExceeded):
+        aws.provider().launch(aws.pool, 1, BOOT, "t1")
+    aws.ec2.exhausted.clear()
 
 
 def test_unreachable_ec2(aws: AwsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +316,7 @@ def test_a_type_without_a_price_is_refused_at_once(aws: AwsBackend, gcp_: GcpBac
 
 def test_library_has_the_mapped_states() -> None:
     """Check that the library defines the states in our table."""
-    from vcasgd.fleet.providers.gcp.convert import STATES
+    from vcasgd.fleet.providers.gcp.compute import STATES
 
     known = {status.name for status in compute_v1.Instance.Status}
     assert STATES.keys() <= known

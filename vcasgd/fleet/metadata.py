@@ -130,7 +130,7 @@ def identity(kind: str, url: str | None, http: Http = request) -> str:
 def aws_secret(name: str, region: str) -> str:
     """Return a value from AWS Secrets Manager. Raises :class:`~vcasgd.errors.FleetError`."""
     # Imported here: it needs boto3, which only machines in AWS have.
-    from vcasgd.fleet.providers.aws.provider import secret
+    from vcasgd.fleet.providers.aws.calls import secret
 
     return secret(name, region)
 

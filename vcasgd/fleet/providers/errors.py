@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from vcasgd.errors import (
     CloudDenied,
@@ -39,6 +40,20 @@ def kind_of(text: str, patterns: Patterns, status: int | None = None) -> type[Fl
     return Throttled if status == 429 else InvalidRequest
 
 
+def refusal_of(
+    patterns: Patterns,
+    code: str,
+    message: str,
+    *,
+    status: int = 400,
+    pool: str | None = None,
+    zone: str | None = None,
+) -> FleetError:
+    """Convert a refusal of a cloud. The message contains the code."""
+    kind, text = kind_of(code, patterns, status), f"{code}: {message}"
+    return fleet_error(kind, text, pool=pool, zone=zone, code=code, status=status)
+
+
 def fleet_error(
     kind: type[FleetError],
     message: str,
@@ -46,11 +61,10 @@ def fleet_error(
     remedies: Mapping[type[FleetError], str] = _REMEDIES,
     pool: str | None = None,
     zone: str | None = None,
-    code: str | None = None,
-    status: int | None = None,
+    **details: Any,
 ) -> FleetError:
     """Return an error whose message begins with the pool and the zone, if they are known."""
     where = "".join(f"{part}: " for part in (pool, zone) if part)
-    details = {"pool": pool, "zone": zone, "code": code, "status": status}
-    known = {name: value for name, value in details.items() if value is not None}
+    known = {"pool": pool, "zone": zone, **details}
+    known = {name: value for name, value in known.items() if value is not None}
     return kind(f"{where}{message}", remedy=remedies.get(kind), **known)

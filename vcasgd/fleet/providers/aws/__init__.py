@@ -1,1 +1,1 @@
-"""Provider for Amazon EC2. Only :mod:`vcasgd.fleet.providers.aws.provider` imports boto3."""
+"""Provider for Amazon EC2."""

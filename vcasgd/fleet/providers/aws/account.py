@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from vcasgd.errors import CloudDenied, FleetError, InvalidRequest
 from vcasgd.fleet.pools import AwsPoolSpec
-from vcasgd.fleet.providers.aws.provider import call, client
-from vcasgd.fleet.providers.aws.request import CLUSTER_TAG, template_of
+from vcasgd.fleet.providers.aws.calls import CLUSTER_TAG, call, client, template_of
 from vcasgd.fleet.providers.base import AccountAnswer, AccountQuota
 
 #: Codes of quotas by group of types and spot.
@@ -24,15 +23,6 @@ _CODES = {
     ("p", False): "L-417A185B",
     ("p5", True): "L-C4BD4855",
     ("p5", False): "L-417A185B",
-}
-_NAMES = {
-    "L-34B43A08": "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests",
-    "L-1216C47A": "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
-    "L-3819A6DF": "All G and VT Spot Instance Requests",
-    "L-DB2E81BA": "Running On-Demand G and VT instances",
-    "L-7212CCBC": "All P4, P3 and P2 Spot Instance Requests",
-    "L-C4BD4855": "All P5 Spot Instance Requests",
-    "L-417A185B": "Running On-Demand P instances",
 }
 #: Families whose names begin with a letter of the standard ones and that have their own quotas.
 _OTHERS = {"inf", "trn", "hpc", "mac", "dl"}
@@ -89,8 +79,9 @@ def _quotas(pool: AwsPoolSpec, cpus: Mapping[str, float]) -> list[AccountQuota]:
             "aws service-quotas request-service-quota-increase --service-code ec2 "
             f"--quota-code {code} --region {pool.region} --desired-value 32"
         )
-        limit = float(answer["Quota"]["Value"])
-        found.append(AccountQuota(_NAMES[code], limit, number, remedy=remedy))
+        quota = answer["Quota"]
+        name, limit = quota.get("QuotaName", code), float(quota["Value"])
+        found.append(AccountQuota(name, limit, number, remedy=remedy))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Provider for EC2 machines, bought with ``CreateFleet``. The only importer of boto3.
+"""Provider for EC2 machines, bought with ``CreateFleet``.
 
 A launch is one call for several types and zones, and EC2 chooses among them by price and capacity
 (``price-capacity-optimized``). Each machine has the tags ``vcasgd:cluster``, ``vcasgd:pool``, and
@@ -10,47 +10,51 @@ from __future__ import annotations
 
 import base64
 import logging
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-
-from vcasgd.errors import CloudUnavailable, FleetError, InvalidRequest, NoCapacity
+from vcasgd.errors import (
+    CloudDenied,
+    CloudUnavailable,
+    FleetError,
+    InvalidRequest,
+    NoCapacity,
+    QuotaExceeded,
+    Throttled,
+)
 from vcasgd.fleet.pools import AwsPoolSpec
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers.aws.errors import error_of, error_without_answer, worst
-from vcasgd.fleet.providers.aws.prices import Prices, SpotPrices
-from vcasgd.fleet.providers.aws.request import (
+from vcasgd.fleet.providers.aws.calls import (
     BOOT_ERROR_TAG,
     CLUSTER_TAG,
+    CODES,
     LAUNCH_TAG,
     POOL_TAG,
+    call,
+    client,
     filtered,
     fleet_request,
+    listed,
     tagged,
     template_of,
 )
 from vcasgd.fleet.providers.base import (
-    CONNECTIONS,
     Boot,
     Machine,
     MachineState,
     Offer,
     one_line,
 )
+from vcasgd.fleet.providers.errors import refusal_of
 from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 
 log = logging.getLogger(__name__)
 
-#: Time limits of a call; CreateFleet takes some seconds.
-CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
-#: botocore's own attempts at a call that was throttled or not answered.
-ATTEMPTS = 2
 #: EC2's documented limit on user data, before base64.
 USER_DATA_BYTES = 16_384
 #: Seconds within which EC2 lists a launch under its tag after it knows its token.
@@ -61,6 +65,8 @@ PAGE = 1000
 FILTER_VALUES = 200
 #: Refusals of a call for several machines because of one of them; EC2 then ends none in its zone.
 ABOUT_ONE_MACHINE = ("OperationNotPermitted", "IncorrectInstanceState", "UnsupportedOperation")
+#: Order in which one of several refusals is reported: those that a person must fix come first.
+_ORDER = (CloudDenied, InvalidRequest, QuotaExceeded, Throttled, CloudUnavailable, NoCapacity)
 
 #: States of machines that still exist.
 _STATES = {
@@ -70,6 +76,17 @@ _STATES = {
     "stopping": MachineState.RUNNING,
     "stopped": MachineState.RUNNING,
 }
+
+
+class SpotPrice(NamedTuple):
+    """Price in USD per hour, and the start of its validity (Unix seconds)."""
+
+    per_hour: float
+    since: float
+
+
+#: Prices by type and zone, without types that a zone doesn't sell.
+Prices = Mapping[tuple[str, str], SpotPrice]
 
 
 class AwsProvider(PooledProvider[AwsPoolSpec]):
@@ -102,7 +119,9 @@ class AwsProvider(PooledProvider[AwsPoolSpec]):
         for kind in {kind for pool in pools for kind in pool.machine_types}:
             table.price(self._region, kind)
         self._ec2 = client("ec2", self._region)
-        self._spot = SpotPrices(self._price_history, price_seconds)
+        self._price_seconds = price_seconds
+        self._cached: dict[tuple[str, ...], tuple[float, Prices]] = {}
+        self._pricing = threading.Lock()
 
     def offers(self, pool: str) -> list[Offer]:
         """See the contract. A type without a spot price in a zone isn't sold there."""
@@ -110,17 +129,11 @@ class AwsProvider(PooledProvider[AwsPoolSpec]):
         offers = super().offers(pool)
         if not spec.spot:
             return offers
-        spot = self._spot.of(spec.machine_types, spec.zones)
-        prices = [(each, spot.get((each.machine_type, each.zone))) for each in offers]
+        spot, source = self._spot_prices(spec.machine_types, spec.zones), "EC2 spot price history"
         return [
-            replace(
-                offer,
-                price_per_hour=price.per_hour,
-                as_of=price.since,
-                source="EC2 spot price history",
-            )
-            for offer, price in prices
-            if price is not None
+            replace(offer, price_per_hour=price.per_hour, as_of=price.since, source=source)
+            for offer in offers
+            if (price := spot.get((offer.machine_type, offer.zone))) is not None
         ]
 
     def _launch(self, order: LaunchOrder[AwsPoolSpec]) -> list[str]:
@@ -142,8 +155,8 @@ class AwsProvider(PooledProvider[AwsPoolSpec]):
 
     def machines(self) -> list[Machine]:
         """See the contract."""
-        rows = list(self._described(filtered("instance-state-name", *sorted(_STATES))))
-        spot = self._spot_prices([row for row in rows if _is_spot(row)])
+        rows = self._described(filtered("instance-state-name", *sorted(_STATES)))
+        spot = self._prices_of([row for row in rows if _is_spot(row)])
         reported = {row["InstanceId"]: _tags(row).get(BOOT_ERROR_TAG, "") for row in rows}
         self._boot_errors = {machine: one_line(text) for machine, text in reported.items()}
         return [self._machine(row, spot) for row in rows]
@@ -219,24 +232,44 @@ class AwsProvider(PooledProvider[AwsPoolSpec]):
             time.sleep(TAG_POLL_SECONDS)
         return granted
 
-    def _described(self, *filters: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _described(self, *filters: dict[str, Any]) -> list[dict[str, Any]]:
         """Return this cluster's machines that match all filters."""
-        mine = tagged(CLUSTER_TAG, self._cluster)
-        request: dict[str, Any] = {"Filters": [mine, *filters], "MaxResults": self._page}
-        while True:
-            answer = self._call("describe_instances", None, request)
-            for reservation in answer["Reservations"]:
-                yield from reservation["Instances"]
-            if not answer.get("NextToken"):
-                return
-            request["NextToken"] = answer["NextToken"]
+        mine, rows = tagged(CLUSTER_TAG, self._cluster), "Reservations[].Instances[]"
+        return listed(self._ec2, "describe_instances", rows, self._page, Filters=[mine, *filters])
 
-    def _spot_prices(self, rows: list[dict[str, Any]]) -> Prices:
+    def _spot_prices(self, kinds: Sequence[str], zones: Sequence[str]) -> Prices:
+        """Return the current prices of types in zones, which are cached."""
+        key = (*kinds, "", *zones)
+        with self._pricing:
+            until, prices = self._cached.get(key, (0.0, {}))
+            if time.monotonic() >= until:
+                prices = self._fetch_prices(kinds, zones)
+                self._cached[key] = time.monotonic() + self._price_seconds, prices
+            return prices
+
+    def _fetch_prices(self, kinds: Sequence[str], zones: Sequence[str]) -> Prices:
+        rows = listed(
+            self._ec2,
+            "describe_spot_price_history",
+            "SpotPriceHistory[]",
+            InstanceTypes=list(kinds),
+            ProductDescriptions=["Linux/UNIX"],
+            # Starting now returns only the current prices.
+            StartTime=datetime.now(UTC),
+        )
+        newest: dict[tuple[str, str], SpotPrice] = {}
+        for row in sorted(rows, key=lambda row: row["Timestamp"]):
+            if row["AvailabilityZone"] in zones:
+                price = SpotPrice(float(row["SpotPrice"]), row["Timestamp"].timestamp())
+                newest[row["InstanceType"], row["AvailabilityZone"]] = price
+        return newest
+
+    def _prices_of(self, rows: list[dict[str, Any]]) -> Prices:
         """Return spot prices, or none on an error, so that machines are still listed."""
         kinds = sorted({row["InstanceType"] for row in rows})
         zones = sorted({row["Placement"]["AvailabilityZone"] for row in rows})
         try:
-            return self._spot.of(kinds, zones) if rows else {}
+            return self._spot_prices(kinds, zones) if rows else {}
         except FleetError as error:
             log.warning("spot prices: %s", error)
             return {}
@@ -264,52 +297,21 @@ class AwsProvider(PooledProvider[AwsPoolSpec]):
         listed = self._table.price(self._region, kind)
         return listed.offer(spec, zone, kind, listed.on_demand)
 
-    def _price_history(self, **request: Any) -> Any:
-        return self._call("describe_spot_price_history", None, request)
-
     def _call(self, operation: str, pool: str | None, arguments: dict[str, Any]) -> Any:
         return call(self._ec2, operation, pool, arguments)
 
 
-def client(service: str, region: str) -> Any:
-    """Create a client with time limits. ``AWS_ENDPOINT_URL`` and AWS's other variables apply."""
-    config = Config(
-        connect_timeout=CONNECT_SECONDS,
-        read_timeout=READ_SECONDS,
-        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
-        max_pool_connections=CONNECTIONS,
-    )
-    try:
-        return boto3.session.Session().client(service, region_name=region, config=config)
-    except BotoCoreError as error:
-        raise error_without_answer(error, service, None) from error
-
-
-def call(client: Any, operation: str, pool: str | None, arguments: dict[str, Any]) -> Any:
-    """Call EC2. Raises the :class:`~vcasgd.errors.FleetError` that its error code maps to."""
-    try:
-        return getattr(client, operation)(**arguments)
-    except ClientError as error:
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
-        details = error.response.get("Error", {})
-        code, message = details.get("Code", "unknown"), details.get("Message", "")
-        raise error_of(code, message, status=status, pool=pool) from error
-    except BotoCoreError as error:
-        raise error_without_answer(error, operation, pool) from error
-
-
-def secret(name: str, region: str) -> str:
-    """Return a value from Secrets Manager, with this machine's role. Raises :class:`FleetError`."""
-    manager = client("secretsmanager", region)
-    return str(call(manager, "get_secret_value", None, {"SecretId": name})["SecretString"])
-
-
 def _refusal(pool: str, answer: dict[str, Any]) -> FleetError:
+    """Return the error to report of those of single launches, for which the status is 200."""
     errors = [
-        error_of(row.get("ErrorCode", ""), row.get("ErrorMessage", ""), pool=pool, zone=_zone(row))
+        refusal_of(
+            CODES, row.get("ErrorCode", ""), row.get("ErrorMessage", ""), pool=pool, zone=_zone(row)
+        )
         for row in answer.get("Errors", ())
     ]
-    return worst(errors) or NoCapacity(f"{pool}: EC2 has no machine and gave no reason", pool=pool)
+    if not errors:
+        return NoCapacity(f"{pool}: EC2 has no machine and gave no reason", pool=pool)
+    return min(errors, key=lambda error: _ORDER.index(type(error)))
 
 
 def _zone(error: dict[str, Any]) -> str | None:

@@ -13,7 +13,7 @@ from google.cloud import compute_v1
 from vcasgd.errors import CloudDenied
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.providers.base import AccountAnswer, AccountQuota
-from vcasgd.fleet.providers.gcp.provider import CALL_SECONDS, attempt, client_options, limits
+from vcasgd.fleet.providers.gcp.provider import CALL_SECONDS, attempt, call, client_options
 
 #: Permissions of a launch; docs/security.md lists all that the controller needs.
 PERMISSIONS = ("compute.instances.create", "compute.instanceTemplates.useReadOnly")
@@ -55,8 +55,7 @@ def _quotas(pool: GcpPoolSpec, cpus: Mapping[str, float], url: str | None) -> li
     project = pool.template.project
     try:
         regions = attempt(lambda: compute_v1.RegionsClient(**client_options(url)))
-        request = {"project": project, "region": pool.region}
-        region = attempt(lambda: regions.get(request, **limits(CALL_SECONDS)), pool.name)
+        region = call(regions.get, {"project": project, "region": pool.region}, pool.name)
     except CloudDenied:
         return []  # Launches don't need the permission to read quotas.
     rows = {row.metric: row for row in region.quotas}

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -32,16 +31,20 @@ from vcasgd.errors import (
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import Boot, Machine, Offer, one_line
-from vcasgd.fleet.providers.errors import fleet_error, kind_of
-from vcasgd.fleet.providers.gcp.convert import STATES, is_spot, last, machine_of, priced
-from vcasgd.fleet.providers.gcp.request import (
+from vcasgd.fleet.providers.errors import refusal_of
+from vcasgd.fleet.providers.gcp.compute import (
     BOOT_ERROR_ATTRIBUTE,
     CLUSTER_LABEL,
     LAUNCH_LABEL,
+    STATES,
     USER_DATA_KEY,
+    is_spot,
     labelled,
+    last,
     launch_label,
     launch_resource,
+    machine_of,
+    priced,
     request_id,
     template_path,
 )
@@ -180,13 +183,10 @@ class GcpProvider(PooledProvider[GcpPoolSpec]):
             each.transport.close()
 
     def _metadata(self, spec: GcpPoolSpec, boot: Boot) -> dict[str, str]:
-        environment = boot_environment(boot, "gcp", spec.region, spec.template.secrets)
+        script = worker_script(boot_environment(boot, "gcp", spec.region, spec.template.secrets))
         own = self._template(spec)
-        script = worker_script(environment)
-        return {
-            **own,
-            USER_DATA_KEY: combined(own.get(USER_DATA_KEY, ""), script, USER_DATA_BYTES),
-        }
+        user_data = combined(own.get(USER_DATA_KEY, ""), script, USER_DATA_BYTES)
+        return {**own, USER_DATA_KEY: user_data}
 
     def _template(self, spec: GcpPoolSpec) -> dict[str, str]:
         """Return the template's own metadata, which ours would otherwise replace."""
@@ -195,7 +195,7 @@ class GcpProvider(PooledProvider[GcpPoolSpec]):
         if path[2] == "regions":
             arguments["region"] = path[3]
         client = self._regional if "region" in arguments else self._global
-        template = attempt(lambda: client.get(arguments, **limits(CALL_SECONDS)), spec.name)
+        template = call(client.get, arguments, spec.name)
         return {item.key: item.value for item in template.properties.metadata.items}
 
     def _insert(
@@ -212,23 +212,19 @@ class GcpProvider(PooledProvider[GcpPoolSpec]):
             "request_id": request,
             "bulk_insert_instance_resource_resource": resource,
         }
-        operation = attempt(
-            lambda: self._machines.bulk_insert_unary(arguments, **limits(CALL_SECONDS)),
-            spec.name,
-            zone,
-        )
+        operation = call(self._machines.bulk_insert_unary, arguments, spec.name, zone)
         operation = self._await(operation, zone, deadline)
         names = list(resource["per_instance_properties"])
         if operation.status != compute_v1.Operation.Status.DONE:
             return names
-        listed = {machine.name for machine in self._listed_in(zone)}
+        listed = {machine.name for machine in self._described() if last(machine.zone) == zone}
         if granted := [name for name in names if name in listed]:
             return granted
         if not operation.error.errors:
             return names  # Machines of an earlier launch that are gone.
         first = operation.error.errors[0]
         status = operation.http_error_status_code or 400
-        raise error_of(first.code, first.message, status=status, pool=spec.name, zone=zone)
+        raise refusal_of(CODES, first.code, first.message, status=status, pool=spec.name, zone=zone)
 
     def _await(self, operation: Any, zone: str, deadline: float) -> Any:
         """Wait for an operation until the deadline, and return its last state."""
@@ -238,7 +234,7 @@ class GcpProvider(PooledProvider[GcpPoolSpec]):
             if left <= 0:
                 break
             try:
-                operation = attempt(partial(self._operations.wait, arguments, **limits(left)))
+                operation = call(self._operations.wait, arguments, seconds=left)
             except CloudUnavailable:
                 break
         return operation
@@ -256,24 +252,21 @@ class GcpProvider(PooledProvider[GcpPoolSpec]):
         only = [f'(name = "{next(iter(names))}")'] if len(names) == 1 else []
         return [machine for machine in self._described(*only) if machine.name in names]
 
-    def _described(self, *filters: str) -> Iterator[Any]:
+    def _described(self, *filters: str) -> list[Any]:
         """Return this cluster's machines that match all filters."""
         arguments = {
             "project": self._project,
             "filter": " AND ".join([labelled(CLUSTER_LABEL, self._cluster), *filters]),
             "max_results": self._page,
         }
-        pages = attempt(
-            lambda: [
-                machine
-                for _, scope in self._machines.aggregated_list(arguments, **limits(CALL_SECONDS))
-                for machine in scope.instances
-            ]
-        )
-        return (machine for machine in pages if machine.status in STATES)
-
-    def _listed_in(self, zone: str) -> Iterator[Any]:
-        return (machine for machine in self._described() if last(machine.zone) == zone)
+        # Further pages are fetched as the first one is read.
+        scopes = attempt(lambda: list(self._machines.aggregated_list(arguments, **limits())))
+        return [
+            machine
+            for _, scope in scopes
+            for machine in scope.instances
+            if machine.status in STATES
+        ]
 
     def _act(self, method: Callable[..., Any], machine: Any, **more: str) -> Any:
         """Call a method for a machine, and return None if the resource doesn't exist."""
@@ -284,7 +277,7 @@ class GcpProvider(PooledProvider[GcpPoolSpec]):
             "instance": machine.name,
         }
         try:
-            return attempt(lambda: method(arguments, **limits(CALL_SECONDS)))
+            return call(method, arguments)
         except InvalidRequest as error:
             if error.details.get("status") != HTTPStatus.NOT_FOUND:
                 raise
@@ -298,20 +291,34 @@ def client_options(url: str | None) -> dict[str, Any]:
     return {"client_options": {"api_endpoint": url}, **plain}
 
 
-def limits(seconds: float) -> dict[str, Any]:
+def limits(seconds: float = CALL_SECONDS) -> dict[str, Any]:
     """Return the time limit of a call; by default, the library retries for ten minutes."""
     return {"timeout": seconds, "retry": None}
 
 
-def attempt(call: Callable[[], T], pool: str | None = None, zone: str | None = None) -> T:
+def call(
+    method: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    pool: str | None = None,
+    zone: str | None = None,
+    *,
+    seconds: float = CALL_SECONDS,
+) -> Any:
+    """Call a method of one of Google's clients. Raises :class:`~vcasgd.errors.FleetError`."""
+    return attempt(lambda: method(arguments, **limits(seconds)), pool, zone)
+
+
+def attempt(request: Callable[[], T], pool: str | None = None, zone: str | None = None) -> T:
     """Call Google. Raises the :class:`~vcasgd.errors.FleetError` that its error maps to."""
     try:
-        return call()
+        return request()
     except GoogleAPICallError as error:
         # Without a status, the request may have been completed.
         status = int(error.code) if error.code else HTTPStatus.SERVICE_UNAVAILABLE
         text = error.message or str(error)
-        raise error_of(_reason(error), text, status=status, pool=pool, zone=zone) from error
+        raise refusal_of(
+            CODES, _reason(error), text, status=status, pool=pool, zone=zone
+        ) from error
     except GoogleAuthError as error:
         raise CloudDenied(f"Google's credentials: {error}", pool=pool) from error
     except (GoogleAPIError, OSError) as error:
@@ -327,17 +334,3 @@ def _reason(error: GoogleAPICallError) -> str:
         if isinstance(row, dict) and row.get("reason"):
             return str(row["reason"])
     return str(error.reason or error.code)
-
-
-def error_of(
-    code: str,
-    message: str,
-    *,
-    status: int = 400,
-    pool: str | None = None,
-    zone: str | None = None,
-) -> FleetError:
-    """Convert an error of Google. The message contains the code."""
-    kind = kind_of(code, CODES, status)
-    text = f"{code}: {message}"
-    return fleet_error(kind, text, code=code, status=status, pool=pool, zone=zone)

@@ -1,0 +1,171 @@
+"""Calls of EC2: the client, errors, and requests as plain data. Only this package imports boto3.
+
+Codes of errors: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from vcasgd.errors import (
+    CloudDenied,
+    CloudUnavailable,
+    FleetError,
+    InvalidRequest,
+    NoCapacity,
+    QuotaExceeded,
+    Throttled,
+)
+from vcasgd.fleet.pools import AwsPoolSpec
+from vcasgd.fleet.providers.base import CONNECTIONS
+from vcasgd.fleet.providers.errors import fleet_error, kind_of, refusal_of
+from vcasgd.fleet.providers.pooled import LaunchOrder
+
+#: Time limits of a call; CreateFleet takes some seconds.
+CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
+#: botocore's own attempts at a call that was throttled or not answered.
+ATTEMPTS = 2
+CLUSTER_TAG = "vcasgd:cluster"
+POOL_TAG = "vcasgd:pool"
+LAUNCH_TAG = "vcasgd:launch"
+#: Tag that the machine itself writes.
+BOOT_ERROR_TAG = "vcasgd:boot-error"
+#: EC2's documented limit on combinations of type and zone in one CreateFleet.
+MAX_OVERRIDES = 300
+
+#: Patterns of EC2's codes.
+CODES: dict[type[FleetError], str] = {
+    Throttled: "Thrott|^RequestLimit|TooManyRequests|^PriorRequest|^Bandwidth|^SlowDown",
+    NoCapacity: "^Insufficient|CapacityExceeded|^SpotMaxPriceTooLow|^Unfulfillable"
+    "|^Unsupported(InstanceTypeOnHost)?$",
+    QuotaExceeded: "(Limit|Count|Quota)Exceeded",
+    CloudDenied: "AuthFailure|Unauthorized|AccessDenied|Expired|ClientTokenId|Signature|AccessKey"
+    "|AuthenticationToken|OptInRequired|PendingVerification|UnrecognizedClient|^Blocked"
+    "|OperationNotPermitted|AuthorizationHeader",
+    CloudUnavailable: "Internal(Error|Failure|Exception|$)|Unavailable|RequestTimeout|Busy"
+    "|Concurrent",
+}
+#: Patterns of the names of botocore's exceptions without an answer of EC2. After others, the
+#: request may have been sent.
+_EXCEPTIONS: dict[type[FleetError], str] = {
+    CloudDenied: "Credential|Token|SSO",
+    InvalidRequest: "Validation|Region|UnknownService|Profile|Config",
+}
+
+
+def client(service: str, region: str) -> Any:
+    """Create a client with time limits. ``AWS_ENDPOINT_URL`` and AWS's other variables apply."""
+    config = Config(
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=READ_SECONDS,
+        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+        max_pool_connections=CONNECTIONS,
+    )
+    with errors(service, None):
+        return boto3.session.Session().client(service, region_name=region, config=config)
+
+
+@contextmanager
+def errors(what: str, pool: str | None) -> Iterator[None]:
+    """Raise the :class:`~vcasgd.errors.FleetError` that an error of EC2 or botocore maps to."""
+    try:
+        yield
+    except ClientError as error:
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
+        details = error.response.get("Error", {})
+        code, message = details.get("Code", "unknown"), details.get("Message", "")
+        raise refusal_of(CODES, code, message, status=status, pool=pool) from error
+    except BotoCoreError as error:
+        kind = kind_of(type(error).__name__, _EXCEPTIONS)
+        raise fleet_error(kind, f"{what}: {error}", pool=pool) from error
+
+
+def call(client: Any, operation: str, pool: str | None, arguments: dict[str, Any]) -> Any:
+    """Call EC2. Raises :class:`~vcasgd.errors.FleetError`."""
+    with errors(operation, pool):
+        return getattr(client, operation)(**arguments)
+
+
+def listed(
+    client: Any, operation: str, rows: str, page: int | None = None, **arguments: Any
+) -> list[dict[str, Any]]:
+    """Return the ``rows`` (JMESPath) of all pages. Raises :class:`~vcasgd.errors.FleetError`."""
+    with errors(operation, None):
+        paginator = client.get_paginator(operation)
+        pages = paginator.paginate(**arguments, PaginationConfig={"PageSize": page})
+        return list(pages.search(rows))
+
+
+def secret(name: str, region: str) -> str:
+    """Return a value from Secrets Manager, with this machine's role. Raises :class:`FleetError`."""
+    manager = client("secretsmanager", region)
+    return str(call(manager, "get_secret_value", None, {"SecretId": name})["SecretString"])
+
+
+def fleet_request(order: LaunchOrder[AwsPoolSpec], cluster: str, user_data: str) -> dict[str, Any]:
+    """Return the arguments of ``CreateFleet``. ``user_data`` is base64."""
+    spec, spot = order.spec, order.spot
+    tags = [
+        {"Key": "Name", "Value": f"{cluster}-{spec.name}"},
+        {"Key": CLUSTER_TAG, "Value": cluster},
+        {"Key": POOL_TAG, "Value": spec.name},
+        {"Key": LAUNCH_TAG, "Value": order.token},
+    ]
+    allocation = (
+        {"SpotOptions": {"AllocationStrategy": "price-capacity-optimized"}}
+        if spot
+        else {"OnDemandOptions": {"AllocationStrategy": "lowest-price"}}
+    )
+    template = {**template_of(spec), "LaunchTemplateSpecificationUserData": user_data}
+    overrides = [
+        _override(spec, kind, zone, spot=spot)
+        for kind in order.machine_types
+        for zone in order.zones
+    ]
+    return {
+        "Type": "instant",
+        "ClientToken": order.token,
+        "LaunchTemplateConfigs": [
+            {"LaunchTemplateSpecification": template, "Overrides": overrides[:MAX_OVERRIDES]}
+        ],
+        "TargetCapacitySpecification": {
+            "TotalTargetCapacity": order.count,
+            "DefaultTargetCapacityType": "spot" if spot else "on-demand",
+        },
+        **allocation,
+        "TagSpecifications": [
+            {"ResourceType": "instance", "Tags": tags},
+            {"ResourceType": "fleet", "Tags": tags},
+        ],
+    }
+
+
+def template_of(spec: AwsPoolSpec) -> dict[str, str]:
+    """Return the launch template and its version."""
+    name = spec.template.launch_template
+    key = "LaunchTemplateId" if name.startswith("lt-") else "LaunchTemplateName"
+    return {key: name, "Version": spec.template.version}
+
+
+def tagged(name: str, value: str) -> dict[str, Any]:
+    """Return a filter for ``DescribeInstances`` by tag."""
+    return filtered(f"tag:{name}", value)
+
+
+def filtered(name: str, *values: str) -> dict[str, Any]:
+    """Return a filter for ``DescribeInstances``."""
+    return {"Name": name, "Values": list(values)}
+
+
+def _override(spec: AwsPoolSpec, kind: str, zone: str, *, spot: bool) -> dict[str, str]:
+    subnet = spec.template.subnets.get(zone)
+    where = {"SubnetId": subnet} if subnet else {"AvailabilityZone": zone}
+    limited = spot and spec.max_price_per_hour is not None
+    limit = {"MaxPrice": f"{spec.max_price_per_hour:g}"} if limited else {}
+    return {"InstanceType": kind, **where, **limit}
