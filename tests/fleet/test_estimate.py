@@ -9,8 +9,7 @@ import pytest
 from support.fleets import NOW
 
 from vcasgd.fleet.estimate import WAITS, PlannedWork, estimate
-from vcasgd.fleet.observed import Market, PoolView
-from vcasgd.fleet.pool_rows import from_row, to_row
+from vcasgd.fleet.observed import Market, PoolStatus
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.schemas.costs import PlanView
 from vcasgd.spec.job import JobSpec
@@ -26,18 +25,22 @@ def offer(pool: str, zone: str, price: float, kind: str = "small", **more: Any) 
     )  # fmt: skip
 
 
-EAST = PoolView("east", offers=(offer("east", "a", 1.0), offer("east", "b", 1.0)), capacity=2)
-WEST = PoolView("west", offers=(offer("west", "c", 2.0),))
-LABELS = {"east": frozenset({"eu-only"}), "west": frozenset[str]()}
+EAST = PoolStatus(
+    "east",
+    offers=(offer("east", "a", 1.0), offer("east", "b", 1.0)),
+    capacity=2,
+    labels=frozenset({"eu-only"}),
+)
+WEST = PoolStatus("west", offers=(offer("west", "c", 2.0),))
 
 
-def planned(known: PlannedWork = MEASURED, *pools: PoolView, **fields: Any) -> PlanView:
+def planned(known: PlannedWork = MEASURED, *pools: PoolStatus, **fields: Any) -> PlanView:
     wanted = {"max": 3, "pools": ["east", "west"], **fields.pop("workers", {})}
     spec = JobSpec.parse(
         {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 9, "workers": wanted,
          **fields}
     )  # fmt: skip
-    return estimate(spec, pools or (EAST, WEST), LABELS, known, NOW)
+    return estimate(spec, pools or (EAST, WEST), known, NOW)
 
 
 def reasons(plan: PlanView) -> dict[str, list[str]]:
@@ -116,7 +119,7 @@ def test_pools_are_excluded_by_labels() -> None:
                                 for zone in ("a", "b")}), "no capacity"),
     ],
 )  # fmt: skip
-def test_pools_are_excluded(east: PoolView, why: str) -> None:
+def test_pools_are_excluded(east: PoolStatus, why: str) -> None:
     plan = planned(MEASURED, east, WEST)
 
     assert reasons(plan) == {"east": [why], "west": []}
@@ -154,26 +157,18 @@ def test_a_budget_that_is_too_small_is_said() -> None:
 def test_a_pool_survives_being_shown() -> None:
     view = replace(
         EAST, markets={("a", True): Market(3, NOW + 1, "no capacity", NOW)}, quotas={True: 5},
-        launching=1, reason="why",
+        launching=1, reason="why", provider="aws", labels=frozenset({"b", "a"}), machines=1,
     )  # fmt: skip
-    row = to_row(
-        view,
-        provider="aws",
-        labels=frozenset({"b", "a"}),
-        trust="own",
-        machines=1,
-        idle=0,
-        position=0,
-    )
+    row = view.to_row(0)
 
-    again = from_row("east", row)
+    again = PoolStatus.from_row("east", row).with_room()
 
     assert (row["labels"], row["launches"], row["provider"]) == (["a", "b"], 3, "aws")
     assert again.offers == view.offers
     assert again.market("a", spot=True).reason == "no capacity"
     assert again.capacity == 0, "of two, one runs and one is coming"
     assert again.quotas == {True: 3}
-    assert from_row("old", {}).offers is None
+    assert PoolStatus.from_row("old", {}).offers is None
 
 
 def test_where_all_machines_are_in_use_the_plan_is_for_when_they_are_free() -> None:
@@ -183,7 +178,7 @@ def test_where_all_machines_are_in_use_the_plan_is_for_when_they_are_free() -> N
          "workers": {"max": 3, "pools": ["east"]}}
     )  # fmt: skip
 
-    plan = estimate(spec, (full,), LABELS, MEASURED, NOW, vacant=(EAST,))
+    plan = estimate(spec, (full,), MEASURED, NOW, vacant=(EAST,))
 
     assert (plan.machines, plan.usd_per_hour) == (2, 2.0)
     assert plan.assumptions[0] == WAITS
@@ -191,8 +186,6 @@ def test_where_all_machines_are_in_use_the_plan_is_for_when_they_are_free() -> N
 
 
 def test_a_warm_machine_without_work_is_room() -> None:
-    view = replace(EAST, capacity=2, quotas={True: 2})
+    status = replace(EAST, capacity=2, quotas={True: 2}, machines=2, idle=1).with_room()
 
-    row = to_row(view, provider="aws", labels=(), trust="own", machines=2, idle=1, position=0)
-
-    assert (from_row("east", row).capacity, from_row("east", row).quotas) == (1, {True: 1})
+    assert (status.capacity, status.quotas) == (1, {True: 1})

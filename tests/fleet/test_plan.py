@@ -22,7 +22,7 @@ from vcasgd.fleet.observed import (
     Market,
     ObservationTimes,
     Observed,
-    PoolView,
+    PoolStatus,
     with_history,
 )
 from vcasgd.fleet.plan import (
@@ -57,9 +57,9 @@ class Row:
     actions: list[Action]
 
 
-TWO_POOLS = [PoolView("cheap"), PoolView("dear")]
+TWO_POOLS = [PoolStatus("cheap"), PoolStatus("dear")]
 BOTH = ("cheap", "dear")
-BLOCKED = PoolView("local", blocked_until=NOW + 1, reason="no capacity")
+BLOCKED = PoolStatus("local", blocked_until=NOW + 1, reason="no capacity")
 
 WITH_SPARE = job("A", maximum=1, spare=1)
 
@@ -86,7 +86,7 @@ TABLE = [
             [machine("a"), machine("b")],
             [on("a")],
             [WITH_SPARE, job("B", maximum=1)],
-            pools=[PoolView("local", capacity=2)],
+            pools=[PoolStatus("local", capacity=2)],
         ),
         [StartWorker("b", "B")],
     ),
@@ -107,7 +107,7 @@ TABLE = [
     Row("not running", observed(jobs=[job("A", running=False)]), []),
     Row(
         "a pool's room",
-        observed(jobs=[job("A")], pools=[PoolView("local", capacity=3)]),
+        observed(jobs=[job("A")], pools=[PoolStatus("local", capacity=3)]),
         [launch(3)],
     ),
     Row(
@@ -116,7 +116,7 @@ TABLE = [
             [leaving("a"), machine("b")],
             [on("b")],
             [job("A")],
-            pools=[PoolView("local", capacity=1)],
+            pools=[PoolStatus("local", capacity=1)],
         ),
         [],
     ),
@@ -126,7 +126,7 @@ TABLE = [
             [machine("a"), machine("b")],
             [on("a"), on("b")],
             [job("A")],
-            pools=[PoolView("local", capacity=1)],
+            pools=[PoolStatus("local", capacity=1)],
         ),
         [],
     ),
@@ -135,13 +135,13 @@ TABLE = [
         "launches in flight count",
         observed(
             jobs=[job("A")],
-            pools=[PoolView("local", launching=3, markets={("z", True): Market(launches=7)})],
+            pools=[PoolStatus("local", launching=3, markets={("z", True): Market(launches=7)})],
         ),
         [launch(1, launches=7)],
     ),
     Row(
         "launches in flight take room",
-        observed(jobs=[job("A")], pools=[PoolView("local", launching=2, capacity=3)]),
+        observed(jobs=[job("A")], pools=[PoolStatus("local", launching=2, capacity=3)]),
         [launch(1)],
     ),
     Row(
@@ -186,7 +186,9 @@ TABLE = [
     ),
     Row(
         "pools in order",
-        observed(jobs=[job("A", pools=BOTH)], pools=[PoolView("cheap", capacity=1), TWO_POOLS[1]]),
+        observed(
+            jobs=[job("A", pools=BOTH)], pools=[PoolStatus("cheap", capacity=1), TWO_POOLS[1]]
+        ),
         [launch(1, "cheap"), launch(3, "dear")],
     ),
     Row(
@@ -198,7 +200,7 @@ TABLE = [
         "a blocked pool is skipped",
         observed(
             jobs=[job("A", pools=BOTH)],
-            pools=[PoolView("cheap", blocked_until=NOW + 1, reason="no capacity"), TWO_POOLS[1]],
+            pools=[PoolStatus("cheap", blocked_until=NOW + 1, reason="no capacity"), TWO_POOLS[1]],
         ),
         [launch(4, "dear")],
     ),
@@ -251,7 +253,7 @@ TABLE = [
         "minimum of each first, then in order",
         observed(
             jobs=[job("A", 1, 4), job("B", 2, 4)],
-            pools=[PoolView("local", capacity=4)],
+            pools=[PoolStatus("local", capacity=4)],
             machines=[machine("a"), machine("b"), machine("c"), machine("d")],
         ),
         [
@@ -414,7 +416,7 @@ TABLE = [
         observed(
             [machine("a", age=200), machine("b", age=200, pool="slow")],
             nodes="",
-            pools=[PoolView("local", boot_seconds=199), PoolView("slow", boot_seconds=900)],
+            pools=[PoolStatus("local", boot_seconds=199), PoolStatus("slow", boot_seconds=900)],
         ),
         [Terminate("a", "did not join in time"), blame("a")],
     ),
@@ -465,7 +467,7 @@ def test_decide(row: Row) -> None:
 
 
 def test_machines_that_join_are_used_and_neither_bought_nor_ended() -> None:
-    pool = PoolView("local", joined=True, offers=())
+    pool = PoolStatus("local", provider="join", offers=())
     here = [machine("a", price=0.0), machine("b", price=0.0)]
     since = ObservationTimes(since=0.0, idle={"a": 0.0, "b": 0.0})
 
@@ -535,7 +537,7 @@ states = st.builds(
     ),
     nodes=st.sampled_from(["*", "a b c", "", None]),
     pools=st.lists(
-        st.builds(PoolView, st.just("local"), capacity=st.integers(0, 6)), min_size=1, max_size=1
+        st.builds(PoolStatus, st.just("local"), capacity=st.integers(0, 6)), min_size=1, max_size=1
     ),
 )
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fleets import NOW, job, machine, observed, on
 
-from vcasgd.fleet.observed import JobDemand, Observed, PoolView, with_history
+from vcasgd.fleet.observed import JobDemand, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import (
     Launch,
     StartWorker,
@@ -67,7 +67,7 @@ def test_a_job_that_waits_because_of_the_limit_says_so() -> None:
 
 
 def test_a_job_waits_because_of_the_limit_and_a_full_pool() -> None:
-    full = [PoolView("local", capacity=1, reason="1 of 1 machines in use")]
+    full = [PoolStatus("local", capacity=1, reason="1 of 1 machines in use")]
     state = observed([machine("c")], [on("c", "C")], [ann("A", 1, 4), job("C", 1, 1)], pools=full)
     state = within_limits(replace(state, owner_limits={"ann": 2}), NOW)
 
@@ -125,7 +125,7 @@ demands = st.lists(
 def test_a_user_never_gets_more_machines_than_the_limit(
     first: list[JobDemand], second: list[JobDemand], limit: int, capacity: int
 ) -> None:
-    state, now = observed(pools=[PoolView("local", capacity=capacity)]), NOW
+    state, now = observed(pools=[PoolStatus("local", capacity=capacity)]), NOW
     state = replace(state, owner_limits={"ann": limit})
     for jobs in (first, second):
         owners = {each.job: each.owner for each in jobs}
@@ -164,7 +164,7 @@ def test_a_limited_job_takes_no_machine_of_another_user() -> None:
         fleet,
         [on("a", "A"), *(on(id_, "B") for id_ in "bcd")],
         jobs,
-        pools=[PoolView("local", capacity=4)],
+        pools=[PoolStatus("local", capacity=4)],
     )
     now = NOW
     state = replace(state, owner_limits={"ann": 1})

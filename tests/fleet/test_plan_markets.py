@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.fleets import NOW, job, machine, observed, on
 
-from vcasgd.fleet.observed import Market, ObservationTimes, Observed, PoolView, with_history
+from vcasgd.fleet.observed import Market, ObservationTimes, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import (
     SPREAD_PREMIUM,
     Action,
@@ -37,8 +37,8 @@ def offer(
     )  # fmt: skip
 
 
-def pool(*offers: Offer, name: str = "local", **more: Any) -> PoolView:
-    return PoolView(name, offers=offers, **more)
+def pool(*offers: Offer, name: str = "local", **more: Any) -> PoolStatus:
+    return PoolStatus(name, offers=offers, **more)
 
 
 def launch(
@@ -120,7 +120,7 @@ TABLE = [
         jobs=[job("A", maximum=2, max_price=0.5)], pools=[SPOT_POOL],
     ), []),
     Row("nothing before the prices are known", replace(
-        observed(jobs=[ONE]), pools=(PoolView("local"),),
+        observed(jobs=[ONE]), pools=(PoolStatus("local"),),
     ), []),
     Row("a quota caps the pool", observed(
         [machine("a", zone="z1")], [on("a")], [job("A", maximum=4)],
@@ -177,7 +177,7 @@ TABLE = [
     ), [launch(1, "z", "small")]),
     Row("the advised one works on where there is none", observed(
         [machine("a", advised_at=NOW - 9_000)], [on("a")], [ONE],
-        pools=[PoolView("local", blocked_until=NOW + 1)],
+        pools=[PoolStatus("local", blocked_until=NOW + 1)],
     ), []),
     Row("the advised one goes when its replacement works", observed(
         [machine("a", advised_at=NOW), machine("b")], [on("a"), on("b")], [ONE],
@@ -225,7 +225,7 @@ TABLE = [
     Row("a pool that may not see the data any more", observed(
         [machine("a"), machine("b", pool="safe")], [on("a"), on("b")],
         [job("A", maximum=2, pools=("safe",), barred=frozenset({"local"}))],
-        pools=[PoolView("local"), PoolView("safe")],
+        pools=[PoolStatus("local"), PoolStatus("safe")],
     ), [Terminate("a", "pool local may not see the data of A"),
         launch(1, "z", "small", name="safe")]),
     Row("nor keep what is cached there", replace(observed(

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.fleets import LIMITS, NOW, job, machine, observed, on, selling
 
-from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, PoolView, with_history
+from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide, make_plan
 
 ROUND_SECONDS = 30.0
@@ -105,7 +105,7 @@ class Fleet:
 
 
 def fleet(capacity: int, *jobs: JobDemand) -> Fleet:
-    pools = [PoolView("local", capacity=capacity)]
+    pools = [PoolStatus("local", capacity=capacity)]
     return Fleet(observed(jobs=list(jobs), pools=pools))
 
 
@@ -163,7 +163,7 @@ def held(seconds: float, waited: float) -> Observed:
     """Return a machine of a low job, held for some seconds, that a high job has waited for."""
     jobs = [job("A", priority=LOW), job("B", priority=HIGH)]
     history = ObservationTimes(0.0, held={"A@a": NOW - seconds}, short={"B": NOW - waited})
-    full = [PoolView("local", capacity=1)]
+    full = [PoolStatus("local", capacity=1)]
     return with_history(observed([machine("a")], [on("a")], jobs, pools=full, history=history), NOW)
 
 
@@ -187,7 +187,7 @@ def test_machine_is_taken_after_a_time(state: Observed, actions: list[StopWorker
 def test_only_an_on_demand_machine_serves_an_on_demand_minimum() -> None:
     fleet_ = [machine("a", price=2), machine("b", spot=False)]
     jobs = [job("A", 0, 2), job("B", 1, 1, on_demand_minimum=1)]
-    full = [PoolView("local", capacity=2)]
+    full = [PoolStatus("local", capacity=2)]
     state = observed(fleet_, [on("a"), on("b")], jobs, pools=full)
     stops = [each for each in decide(with_history(state, NOW), NOW) if isinstance(each, StopWorker)]
     assert [each.name for each in stops] == ["A@b"]
@@ -196,7 +196,7 @@ def test_only_an_on_demand_machine_serves_an_on_demand_minimum() -> None:
 def test_a_dearer_machine_than_its_price_is_no_use_to_a_job() -> None:
     fleet_ = [machine("a", price=1), machine("b", price=2), machine("c", price=3)]
     jobs = [job("A", 0, 3), job("B", 1, 1, max_price=2.0)]
-    full = [PoolView("local", capacity=3)]
+    full = [PoolStatus("local", capacity=3)]
     state = observed(fleet_, [on("a"), on("b"), on("c")], jobs, pools=full)
     stops = [each for each in decide(with_history(state, NOW), NOW) if isinstance(each, StopWorker)]
     assert [each.name for each in stops] == ["A@b"]
@@ -209,7 +209,7 @@ def test_reason_why_a_job_waits() -> None:
         job("E", 1, 1, priority=LOW), job("F", 1, 1, pools=("moon",)),
     ]  # fmt: skip
     workers = [on("a", "A"), on("b", "B"), on("c", "C"), on("d", "E")]
-    full = [PoolView("local", capacity=4, reason="4 of 4 machines in use")]
+    full = [PoolStatus("local", capacity=4, reason="4 of 4 machines in use")]
     state = observed(fleet_, workers, jobs, pools=full)
     assert make_plan(with_history(state, NOW), NOW).waiting == {
         "D": "waits for 3 of 3 machines: 1 job of higher priority, 2 jobs of the same priority, "
@@ -252,7 +252,7 @@ def test_every_job_gets_what_the_policy_entitles_it_to(
         one.rounds(pause)
     while len(one.state.machines) > after:
         one.lose(one.state.machines[-1].id)
-    one.state = replace(one.state, pools=(selling(PoolView("local", capacity=after)),))
+    one.state = replace(one.state, pools=(selling(PoolStatus("local", capacity=after)),))
     one.rounds(QUIET)
     count = one.counts()
     lacking = [each for each in jobs if count[each.job] < each.needed]
@@ -336,6 +336,6 @@ def test_order_of_equal_submissions_is_the_only_tie_break(jobs: list[JobDemand])
     machines = [machine(id_) for id_ in "abc"]
     plans = set()
     for order in permutations(machines):
-        state = observed(list(order), jobs=jobs, pools=[PoolView("local", capacity=3)])
+        state = observed(list(order), jobs=jobs, pools=[PoolStatus("local", capacity=3)])
         plans.add(tuple(map(str, decide(with_history(state, NOW), NOW))))
     assert len(plans) == 1

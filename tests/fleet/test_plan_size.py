@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.fleets import NOW, job, leaving, machine, observed, on
 from support.work import calls_of
 
-from vcasgd.fleet.observed import ObservationTimes, Observed, PoolView, with_history
+from vcasgd.fleet.observed import ObservationTimes, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide
 from vcasgd.fleet.plan.staff import Stock, worth
 from vcasgd.fleet.providers.base import Machine, Offer
@@ -81,7 +81,7 @@ def lost(count: int) -> Observed:
         for kind in ("small", "large")
     )
     return with_history(
-        observed(fleet, workers, jobs, pools=[PoolView("local", offers=offers)]), NOW
+        observed(fleet, workers, jobs, pools=[PoolStatus("local", offers=offers)]), NOW
     )
 
 
@@ -89,7 +89,7 @@ def claimed(count: int) -> Observed:
     """Machines of one job above its minimum, half of which another job needs."""
     fleet = [machine(f"m{at}") for at in range(count)]
     jobs = [job("A", maximum=count, wants=count), job("B", count // 2, count, wants=count)]
-    pools = [PoolView("local", capacity=count)]
+    pools = [PoolStatus("local", capacity=count)]
     workers = [on(one.id) for one in fleet]
     return with_history(observed(fleet, workers, jobs, pools=pools), NOW)
 
@@ -106,7 +106,7 @@ def shared(count: int) -> Observed:
         0.0, held=dict.fromkeys((each.name for each in workers), 0.0),
         short=dict.fromkeys((each.job for each in late), 0.0),
     )  # fmt: skip
-    pools = [PoolView("local", capacity=count)]
+    pools = [PoolStatus("local", capacity=count)]
     return with_history(observed(fleet, workers, low + late, pools=pools, history=history), NOW)
 
 
@@ -133,7 +133,7 @@ def test_work_of_a_decision_grows_with_the_fleet_and_not_its_square(
 
 def test_jobs_without_any_machine_cost_nothing_for_each_place() -> None:
     def waiting(places: int) -> Observed:
-        full = [PoolView("local", capacity=0)]
+        full = [PoolStatus("local", capacity=0)]
         return observed(jobs=[job("A", places, places, wants=places)], pools=full)
 
     assert not decide(waiting(10_000), NOW)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.fleets import NOW
 
 from vcasgd.fleet.estimate import PlannedWork, estimate
-from vcasgd.fleet.observed import PoolView
+from vcasgd.fleet.observed import PoolStatus
 from vcasgd.fleet.providers.base import Offer
-from vcasgd.fleet.traffic import StoreNetwork
 from vcasgd.schemas.costs import PlanView
 from vcasgd.spec.job import JobSpec
 
 #: Two machines: one in the store's zone, one elsewhere.
-POOL = PoolView(
+POOL = PoolStatus(
     "cloud",
     offers=tuple(
         Offer(
@@ -38,8 +38,7 @@ def planned(
          "workers": {"max": 2, "pools": ["cloud"]}, **fields}
     )  # fmt: skip
     known = PlannedWork(**{**vars(WORK), **work})
-    network = StoreNetwork(zone, {"cloud": provider})
-    return estimate(spec, [POOL], {"cloud": frozenset()}, known, NOW, network=network)
+    return estimate(spec, [replace(POOL, provider=provider)], known, NOW, store_zone=zone)
 
 
 @pytest.mark.parametrize(("provider", "usd"), [("aws", 0.72), ("gcp", 0.36)])

@@ -10,7 +10,7 @@ from vcasgd.fleet.observed import (
     Limits,
     ObservationTimes,
     Observed,
-    PoolView,
+    PoolStatus,
     WorkerView,
     with_history,
 )
@@ -55,7 +55,7 @@ def observed(
     jobs: list[JobDemand] | None = None,
     *,
     nodes: str | None = "*",
-    pools: list[PoolView] | None = None,
+    pools: list[PoolStatus] | None = None,
     history: ObservationTimes | None = None,
 ) -> Observed:
     """Return an observation, in which pools without offers sell one type in the zone ``z``.
@@ -70,13 +70,13 @@ def observed(
         nodes=None if nodes is None else frozenset(joined),
         workers=tuple(workers or ()),
         jobs=tuple(jobs or ()),
-        pools=tuple(map(selling, pools or [PoolView("local")])),
+        pools=tuple(map(selling, pools or [PoolStatus("local")])),
         history=history or ObservationTimes(since=0.0),
         limits=LIMITS,
     )
 
 
-def selling(pool: PoolView) -> PoolView:
+def selling(pool: PoolStatus) -> PoolStatus:
     """Return a pool with an offer, if it has none."""
     offer = Offer(pool.name, "z", "small", pool.spot, 1.0, 3.0, 4.0, 0, NOW, "test")
     return replace(pool, offers=(offer,)) if pool.offers is None else pool

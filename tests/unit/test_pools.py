@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from vcasgd.errors import SpecError
+from vcasgd.fleet.observed import PoolStatus
 from vcasgd.fleet.pools import (
     AwsPoolSpec,
     GcpPoolSpec,
     LocalPoolSpec,
-    PoolChoice,
     load_pools,
     parse_pools,
     pools_of_job,
@@ -113,11 +113,11 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         load_pools(tmp_path / "nowhere.yaml")
 
 
-SPOT = PoolChoice("spot", True, frozenset())
-CLEARED_SPOT = PoolChoice("cleared-spot", True, frozenset({"secret", "eu"}))
-CLEARED = PoolChoice("cleared", False, frozenset({"secret"}))
-ON_DEMAND = PoolChoice("on-demand", False, frozenset())
-JOINED = PoolChoice("joined", True, frozenset({"secret"}), joined=True)
+SPOT = PoolStatus("spot")
+CLEARED_SPOT = PoolStatus("cleared-spot", labels=frozenset({"secret", "eu"}))
+CLEARED = PoolStatus("cleared", spot=False, labels=frozenset({"secret"}))
+ON_DEMAND = PoolStatus("on-demand", spot=False)
+JOINED = PoolStatus("joined", labels=frozenset({"secret"}), provider="join")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ JOINED = PoolChoice("joined", True, frozenset({"secret"}), joined=True)
     ],
 )
 def test_a_job_without_pools_uses_the_spot_pools_that_may_see_it(
-    pools: list[PoolChoice], labels: list[str], chosen: tuple[str, ...]
+    pools: list[PoolStatus], labels: list[str], chosen: tuple[str, ...]
 ) -> None:
     fields = {"name": "job", "task": "t:T", "epochs": 1, "data": {"labels": labels}}
 

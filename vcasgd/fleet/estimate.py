@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vcasgd.fleet.observed import (
     JobDemand,
     ObservationTimes,
     Observed,
-    PoolView,
+    PoolStatus,
     Rates,
     highest_price,
 )
 from vcasgd.fleet.plan import Launch, decide
 from vcasgd.fleet.plan.market import price_of
-from vcasgd.fleet.pools import PoolChoice, pools_of_job
+from vcasgd.fleet.pools import pools_of_job
 from vcasgd.fleet.providers.base import Offer
-from vcasgd.fleet.traffic import (
-    StoreNetwork,
-    bytes_per_sample,
-    described,
-    traffic,
-)
+from vcasgd.fleet.traffic import bytes_per_sample, described, traffic
 from vcasgd.schemas.costs import OfferView, PlanView, TrafficEstimateView, VerdictView
 from vcasgd.spec.job import JobSpec
 
@@ -60,30 +55,22 @@ class PlannedWork:
 
 def estimate(
     spec: JobSpec,
-    pools: Sequence[PoolView],
-    labels: Mapping[str, frozenset[str]],
+    pools: Sequence[PoolStatus],
     workload: PlannedWork,
     now: float,
     *,
-    vacant: Sequence[PoolView] = (),
-    network: StoreNetwork | None = None,
+    vacant: Sequence[PoolStatus] = (),
+    store_zone: str | None = None,
 ) -> PlanView:
     """Estimate what a job would buy at ``now`` (Unix seconds).
 
     Money is without the costs of a control plane, disks, and traffic.
 
-    ``pools`` are all pools with their remaining room, ``vacant`` the same pools without any machine
-    in use, and ``labels`` the labels that each pool is cleared for. Without ``network``, the zone
-    of the store is unknown.
+    ``pools`` are all pools with their remaining room, and ``vacant`` the same pools without any
+    machine in use.
     """
-    named = pools_of_job(
-        spec,
-        [
-            PoolChoice(pool.name, pool.spot, labels.get(pool.name, frozenset()), pool.joined)
-            for pool in pools
-        ],
-    )
-    demand = _demand(spec, named, labels, {pool.name for pool in pools}, workload)
+    named = pools_of_job(spec, pools)
+    demand = _demand(spec, named, pools, workload)
     bought, waits = _bought(demand, pools, now), False
     if not bought and (later := _bought(demand, vacant, now)):
         pools, bought, waits = vacant, later, True
@@ -94,17 +81,16 @@ def estimate(
         if name in by_name
         for row in _rows(by_name[name], demand, bought, workload, now)
     ]
-    verdicts = [_verdict(name, spec, by_name.get(name), labels, demand, now) for name in named]
+    verdicts = [_verdict(name, spec, by_name.get(name), demand, now) for name in named]
     machines = sum(bought.values())
     with_spares = 1 + spec.workers.spare / max(machines, 1)
     per_hour = with_spares * sum(row.price_per_hour * row.machines for row in rows)
     risk_free = with_spares * sum(row.on_demand_price_per_hour * row.machines for row in rows)
     hours = _hours(spec, rows, workload, machines)
-    network = network or StoreNetwork()
-    moved = _traffic(spec, workload, rows, network)
+    moved = _traffic(spec, workload, rows, pools, store_zone)
     assumptions = _assumptions(spec, workload, machines, hours, per_hour)
     if moved is not None:
-        assumptions.append(described(moved, network.store_zone))
+        assumptions.append(described(moved, store_zone))
     return PlanView(
         offers=rows,
         pools=verdicts,
@@ -121,38 +107,38 @@ def estimate(
 
 
 def _traffic(
-    spec: JobSpec, workload: PlannedWork, rows: Sequence[OfferView], network: StoreNetwork
+    spec: JobSpec,
+    workload: PlannedWork,
+    rows: Sequence[OfferView],
+    pools: Sequence[PoolStatus],
+    store_zone: str | None,
 ) -> TrafficEstimateView | None:
     samples = _samples(spec, workload)
-    each = bytes_per_sample(
+    per_sample = bytes_per_sample(
         spec,
         parameters=workload.parameters,
         measured=workload.bytes_per_sample,
         samples=workload.samples,
         batch_size=workload.batch_size,
     )
+    providers = {pool.name: pool.provider for pool in pools}
     # Only clouds charge for it.
-    if each is None or samples is None or set(network.providers.values()) <= {"local"}:
+    if per_sample is None or samples is None or set(providers.values()) <= {"", "local"}:
         return None
-    return traffic(each, samples, rows, network)
+    return traffic(per_sample, samples, rows, providers, store_zone)
 
 
 def _demand(
-    spec: JobSpec,
-    named: Sequence[str],
-    labels: Mapping[str, frozenset[str]],
-    pools: Container[str],
-    workload: PlannedWork,
+    spec: JobSpec, named: Sequence[str], pools: Sequence[PoolStatus], workload: PlannedWork
 ) -> JobDemand:
-    required, workers = frozenset(spec.required_labels), spec.workers
+    workers = spec.workers
+    cleared = {pool.name for pool in pools if pool.labels.issuperset(spec.required_labels)}
     # The budget limits the time of these machines; the assumptions report that.
     return JobDemand(
         job=_PLANNED,
         minimum=workers.min,
         maximum=workers.max,
-        pools=tuple(
-            name for name in named if name in pools and required <= labels.get(name, frozenset())
-        ),
+        pools=tuple(name for name in named if name in cleared),
         wants=spec.known_subtasks or spec.workers.max,
         running=True,
         on_demand_minimum=workers.on_demand_min,
@@ -162,7 +148,7 @@ def _demand(
 
 
 def _bought(
-    demand: JobDemand, pools: Sequence[PoolView], now: float
+    demand: JobDemand, pools: Sequence[PoolStatus], now: float
 ) -> Counter[tuple[str, str, str, bool]]:
     """Count machines by pool, zone, type, and spot. Of equally good types, the cheapest counts."""
     state = Observed(
@@ -185,7 +171,7 @@ def _bought(
 
 
 def _rows(
-    pool: PoolView,
+    pool: PoolStatus,
     demand: JobDemand,
     bought: Counter[tuple[str, str, str, bool]],
     workload: PlannedWork,
@@ -202,7 +188,7 @@ def _rows(
 
 
 def _row(
-    pool: PoolView,
+    pool: PoolStatus,
     offer: Offer,
     demand: JobDemand,
     workload: PlannedWork,
@@ -224,7 +210,7 @@ def _row(
 
 
 def _excluded(
-    pool: PoolView, offer: Offer, demand: JobDemand, price: float, now: float, *, spot: bool
+    pool: PoolStatus, offer: Offer, demand: JobDemand, price: float, now: float, *, spot: bool
 ) -> str | None:
     market, limit = pool.market(offer.zone, spot), highest_price(pool, demand)
     if pool.name not in demand.pools:
@@ -239,15 +225,14 @@ def _excluded(
 def _verdict(
     name: str,
     spec: JobSpec,
-    pool: PoolView | None,
-    labels: Mapping[str, frozenset[str]],
+    pool: PoolStatus | None,
     demand: JobDemand,
     now: float,
 ) -> VerdictView:
     if pool is None:
         return VerdictView(pool=name, usable=False, reasons=["no such pool"])
     reasons = []
-    if missing := [each for each in spec.required_labels if each not in labels.get(name, ())]:
+    if missing := [label for label in spec.required_labels if label not in pool.labels]:
         reasons.append(f"may not see {', '.join(missing)}")
     if pool.blocked_until > now:
         reasons.append(pool.reason or "it refused recently")

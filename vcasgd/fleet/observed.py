@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
+from vcasgd.fleet.pools import JOIN
 from vcasgd.fleet.providers.base import Machine, MachineState, Offer
 
 #: Measured samples per second of one machine, by pool and machine type.
@@ -94,8 +96,11 @@ class Market:
 
 
 @dataclass(frozen=True)
-class PoolView:
-    """Pool as of its last response."""
+class PoolStatus:
+    """Pool as of its last response.
+
+    The controller publishes it, and other processes, which don't call clouds, plan with that.
+    """
 
     name: str
     launching: int = 0
@@ -118,10 +123,20 @@ class PoolView:
     boot_seconds: float | None = None
     max_price: float | None = None
     """USD per hour of one machine."""
-    joined: bool = False
-    """True if its machines join by themselves: none is bought, and none ends because it is idle."""
     launching_on_demand: int = 0
     """The part of :attr:`launching` that is not spot."""
+    provider: str = ""
+    labels: frozenset[str] = frozenset()
+    """Labels of data that it is cleared for."""
+    trust: str = "own"
+    machines: int = 0
+    idle: int = 0
+    """The part of :attr:`machines` that a following job finds warm."""
+
+    @property
+    def joined(self) -> bool:
+        """True if its machines join by themselves: none is bought, and none ends as idle."""
+        return self.provider == JOIN
 
     def market(self, zone: str, spot: bool) -> Market:
         """Return a market."""
@@ -130,6 +145,80 @@ class PoolView:
     def launching_of(self, *, spot: bool) -> int:
         """Return the number of launching machines of a kind."""
         return self.launching - self.launching_on_demand if spot else self.launching_on_demand
+
+    def with_room(self, *, vacant: bool = False) -> PoolStatus:
+        """Return the pool with the room that is left as its capacity and its quotas.
+
+        With ``vacant``, all machines count as free.
+        """
+        in_use = 0 if vacant else self.launching + self.machines - self.idle
+        return replace(
+            self,
+            capacity=None if self.capacity is None else max(0, self.capacity - in_use),
+            quotas={
+                spot: max(0, most - in_use * (spot is self.spot))
+                for spot, most in self.quotas.items()
+            },
+        )
+
+    def to_row(self, position: int) -> dict[str, Any]:
+        """Return plain data. ``position`` is the pool's place in the pools file."""
+        return {
+            "position": position,
+            "provider": self.provider,
+            "spot": self.spot,
+            "labels": sorted(self.labels),
+            "trust": self.trust,
+            "blocked_until": self.blocked_until,
+            "reason": self.reason,
+            "launches": sum(market.launches for market in self.markets.values()),
+            "machines": self.machines,
+            "idle": self.idle,
+            "capacity": self.capacity,
+            "launching": self.launching,
+            "max_price_per_hour": self.max_price,
+            "offers": None if self.offers is None else [asdict(offer) for offer in self.offers],
+            "markets": [
+                {"zone": zone, "spot": spot, **asdict(market)}
+                for (zone, spot), market in sorted(self.markets.items())
+            ],
+            "quotas": {"spot" if spot else "on-demand": most for spot, most in self.quotas.items()},
+        }
+
+    @classmethod
+    def from_row(cls, name: str, row: Mapping[str, Any]) -> PoolStatus:
+        """Return the pool that :meth:`to_row` described, possibly in another version."""
+        offers = row.get("offers")
+        markets = {
+            (market["zone"], market["spot"]): Market(
+                blocked_until=market["blocked_until"],
+                reason=market["reason"],
+                refused_since=market["refused_since"],
+            )
+            for market in row.get("markets") or ()
+        }
+        return cls(
+            name=name,
+            launching=int(row.get("launching") or 0),
+            capacity=row.get("capacity"),
+            blocked_until=float(row.get("blocked_until") or 0.0),
+            reason=row.get("reason"),
+            spot=bool(row.get("spot", True)),
+            offers=None if offers is None else tuple(Offer(**offer) for offer in offers),
+            markets=markets,
+            quotas={kind == "spot": most for kind, most in (row.get("quotas") or {}).items()},
+            max_price=row.get("max_price_per_hour"),
+            provider=str(row.get("provider") or ""),
+            labels=frozenset(row.get("labels") or ()),
+            machines=int(row.get("machines") or 0),
+            idle=int(row.get("idle") or 0),
+        )
+
+
+def pools_in(rows: Mapping[str, Mapping[str, Any]]) -> list[PoolStatus]:
+    """Return the pools that the controller published, in the order of the pools file."""
+    ordered = sorted(rows.items(), key=lambda row: (int(row[1].get("position") or 0), row[0]))
+    return [PoolStatus.from_row(name, row) for name, row in ordered]
 
 
 @dataclass(frozen=True)
@@ -192,7 +281,7 @@ class Observed:
     nodes: frozenset[str] | None
     workers: tuple[WorkerView, ...]
     jobs: tuple[JobDemand, ...]
-    pools: tuple[PoolView, ...]
+    pools: tuple[PoolStatus, ...]
     history: ObservationTimes
     limits: Limits = Limits()
     quarantined: frozenset[str] = frozenset()
@@ -276,7 +365,7 @@ def _living(state: Observed) -> list[WorkerView]:
     return [one for one in state.workers if one.alive and one.machine_id in staying]
 
 
-def highest_price(pool: PoolView | None, job: JobDemand | None) -> float:
+def highest_price(pool: PoolStatus | None, job: JobDemand | None) -> float:
     """Return the maximum price of the pool's machines in USD per hour for a job, or for any job."""
     limits = (pool.max_price if pool else None, job.max_price if job else None)
     return min((each for each in limits if each is not None), default=float("inf"))

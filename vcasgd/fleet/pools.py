@@ -17,9 +17,8 @@ fields are refused::
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -304,18 +303,20 @@ class GcpPoolSpec(PoolSpec):
         return self
 
 
-@dataclass(frozen=True)
-class PoolChoice:
-    """The name, market, and labels of a pool, for jobs without ``workers.pools``."""
+class Choice(Protocol):
+    """Properties by which jobs choose among pools, as configured or as published."""
 
-    name: str
-    spot: bool
-    labels: frozenset[str]
-    joined: bool = False
-    """True if its machines join by themselves."""
+    @property
+    def name(self) -> str: ...
+    @property
+    def provider(self) -> str: ...
+    @property
+    def spot(self) -> bool: ...
+    @property
+    def labels(self) -> frozenset[str]: ...
 
 
-def pools_of_job(spec: JobSpec, pools: Iterable[PoolChoice]) -> tuple[str, ...]:
+def pools_of_job(spec: JobSpec, pools: Iterable[Choice]) -> tuple[str, ...]:
     """Return the names of a job's pools, in order of preference; they may not exist.
 
     Without ``workers.pools`` these are the spot pools that may see the job. If there are none,
@@ -325,10 +326,10 @@ def pools_of_job(spec: JobSpec, pools: Iterable[PoolChoice]) -> tuple[str, ...]:
     if spec.workers.pools is not None:
         return spec.workers.pools
     every = tuple(pools)
-    cleared = [each for each in every if each.labels.issuperset(spec.required_labels)]
-    usual = [each for each in cleared if not each.joined]
-    chosen = [each for each in usual if each.spot] or usual or cleared or every
-    return tuple(each.name for each in chosen)
+    cleared = [pool for pool in every if pool.labels.issuperset(spec.required_labels)]
+    usual = [pool for pool in cleared if pool.provider != JOIN]
+    chosen = [pool for pool in usual if pool.spot] or usual or cleared or every
+    return tuple(pool.name for pool in chosen)
 
 
 _KINDS: dict[str, type[PoolSpec]] = {

@@ -6,7 +6,6 @@ The store is in one zone. Between zones of a region, clouds charge for each GB.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from vcasgd.schemas.costs import OfferView, TrafficEstimateView
 from vcasgd.spec.job import JobSpec
@@ -18,14 +17,6 @@ USD_PER_GB = {"aws": 0.02, "gcp": 0.01}
 #: Bytes per number of a payload. Sparse encodings have at most those of ``int8``.
 BYTES_PER_NUMBER = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int2": 0.34, "topk": 1.0}
 GIGABYTE = 1e9
-
-
-@dataclass(frozen=True)
-class StoreNetwork:
-    """Zone of the store, if it is known, and the provider of each pool."""
-
-    store_zone: str | None = None
-    providers: Mapping[str, str] = field(default_factory=dict)
 
 
 def bytes_per_sample(
@@ -55,19 +46,26 @@ def bytes_per_sample(
 
 
 def traffic(
-    per_sample: tuple[float, str], samples: int, rows: Sequence[OfferView], network: StoreNetwork
+    per_sample: tuple[float, str],
+    samples: int,
+    rows: Sequence[OfferView],
+    providers: Mapping[str, str],
+    store_zone: str | None,
 ) -> TrafficEstimateView:
-    """Return the traffic of a job with so many samples, which the machines share evenly."""
-    each, source = per_sample
-    total = each * samples
+    """Return the traffic of a job with so many samples, which the machines share evenly.
+
+    ``providers`` are those of the pools. ``store_zone`` is None if it is unknown.
+    """
+    number, source = per_sample
+    total = number * samples
     machines = sum(row.machines for row in rows)
-    if network.store_zone is None or not machines:
+    if store_zone is None or not machines:
         return TrafficEstimateView(
             total_bytes=total, between_zones=None, usd=None, assumption=source
         )
-    away = [row for row in rows if row.zone != network.store_zone]
+    away = [row for row in rows if row.zone != store_zone]
     share = total / machines
-    prices = {row.pool: USD_PER_GB.get(network.providers.get(row.pool, ""), 0.0) for row in away}
+    prices = {row.pool: USD_PER_GB.get(providers.get(row.pool, ""), 0.0) for row in away}
     return TrafficEstimateView(
         total_bytes=total,
         between_zones=share * sum(row.machines for row in away),

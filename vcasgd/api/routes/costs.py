@@ -14,9 +14,8 @@ from vcasgd.api.services import JobDep, ServicesDep
 from vcasgd.errors import Conflict
 from vcasgd.fleet.costs import report
 from vcasgd.fleet.estimate import PlannedWork, estimate
-from vcasgd.fleet.pool_rows import choices, from_row
+from vcasgd.fleet.observed import pools_in
 from vcasgd.fleet.pools import JOIN, pools_of_job
-from vcasgd.fleet.traffic import StoreNetwork
 from vcasgd.schemas.costs import CostView, PlanRequest, PlanView, SpendView
 
 router = APIRouter(tags=["money"])
@@ -44,12 +43,11 @@ def plan_job(services: ServicesDep, body: PlanRequest) -> PlanView:
             "no controller has reported its pools yet",
             remedy="try again once one is running; GET /api/v1/status shows it",
         )
-    offered = choices(pools)
+    offered = pools_in(pools)
     earlier = services.workloads.get(body.spec.name, body.spec.task)
     plan = estimate(
         body.spec,
-        [from_row(choice.name, pools[choice.name]) for choice in offered],
-        {choice.name: choice.labels for choice in offered},
+        [pool.with_room() for pool in offered],
         PlannedWork(
             samples=body.samples or earlier.samples,
             batch_size=earlier.batch_size,
@@ -60,11 +58,8 @@ def plan_job(services: ServicesDep, body: PlanRequest) -> PlanView:
             parameters=body.parameters,
         ),
         time.time(),
-        vacant=[from_row(choice.name, pools[choice.name], vacant=True) for choice in offered],
-        network=StoreNetwork(
-            services.settings.store_zone,
-            {choice.name: str(pools[choice.name].get("provider")) for choice in offered},
-        ),
+        vacant=[pool.with_room(vacant=True) for pool in offered],
+        store_zone=services.settings.store_zone,
     )
     named = pools_of_job(body.spec, offered)
     costs_money = any(_costs_money(pools.get(name)) for name in named)

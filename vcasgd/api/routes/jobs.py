@@ -17,7 +17,7 @@ from vcasgd.api.routes.files import object_name
 from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.encryption import StorageCipher
 from vcasgd.errors import SpecError
-from vcasgd.fleet.pool_rows import choices
+from vcasgd.fleet.observed import pools_in
 from vcasgd.fleet.pools import pools_of_job
 from vcasgd.logging import isolated
 from vcasgd.schemas.jobs import (
@@ -141,7 +141,7 @@ def _check_package(storage: Storage, digest: str) -> None:
 def _check_pools(control: Control, spec: JobSpec) -> None:
     """Check the job's pools and labels, once a controller has reported its pools."""
     pools = control.pools()
-    names = pools_of_job(spec, choices(pools))
+    names = pools_of_job(spec, pools_in(pools))
     unknown = [name for name in names if name not in pools]
     if pools and unknown:
         raise SpecError(

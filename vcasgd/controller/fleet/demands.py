@@ -10,7 +10,7 @@ from vcasgd.errors import JobUnreadable, NotFound
 from vcasgd.fleet.costs import affordable, commitment, pause_reason
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan.market import price_of
-from vcasgd.fleet.pools import JOIN, PoolChoice, PoolSpec, pools_of_job
+from vcasgd.fleet.pools import PoolSpec, pools_of_job
 from vcasgd.fleet.providers.base import Machine, Offer
 from vcasgd.logging import isolated
 from vcasgd.settings import Settings
@@ -65,13 +65,7 @@ class ClearancePolicy:
 
     def wanted(self, job: JobRecord) -> tuple[str, ...]:
         """Return the pools that the job names, or the default ones."""
-        return pools_of_job(
-            job.spec,
-            [
-                PoolChoice(name, pool.spot, pool.labels, pool.provider == JOIN)
-                for name, pool in self._pools.items()
-            ],
-        )
+        return pools_of_job(job.spec, self._pools.values())
 
     def is_volunteer(self, pool: str) -> bool:
         """Return True if the machines of a pool belong to people who aren't well known."""

@@ -15,7 +15,7 @@ from vcasgd.fleet.observed import (
     Limits,
     ObservationTimes,
     Observed,
-    PoolView,
+    PoolStatus,
     with_history,
 )
 from vcasgd.fleet.plan import within_limits
@@ -198,7 +198,7 @@ class Observer:
 
     # -- pools ---------------------------------------------------------------------------------
 
-    def _pool(self, name: str, in_use: int, now: float) -> PoolView:
+    def _pool(self, name: str, in_use: int, now: float) -> PoolStatus:
         spec, stored = self._pools.specs[name], self._launches.pool(name)
         offers, problem = self._cloud.offers(name)
         capacity = self._capacity(name)
@@ -213,7 +213,7 @@ class Observer:
             reasons.append("no machine has joined")
         if capacity is not None and in_use >= capacity and not reasons:
             reasons.append(f"{in_use} of {capacity} machines in use")
-        return PoolView(
+        return PoolStatus(
             name=name,
             launching=len(unlisted),
             capacity=capacity,
@@ -227,8 +227,10 @@ class Observer:
             quotas=self._launches.quotas(name, now),
             boot_seconds=spec.boot_seconds,
             max_price=spec.max_price_per_hour,
-            joined=spec.provider == JOIN,
             launching_on_demand=sum(not one.spot for one in unlisted),
+            provider=spec.provider,
+            labels=spec.labels,
+            trust=spec.trust,
         )
 
     def _capacity(self, pool: str) -> int | None:

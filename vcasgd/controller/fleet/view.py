@@ -12,7 +12,6 @@ from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame
-from vcasgd.fleet.pool_rows import to_row
 from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.leases import LostWorkers
@@ -148,18 +147,11 @@ class FleetView:
     def _pool_rows(self, state: Observed) -> dict[str, Any]:
         machines = Counter(one.pool for one in state.machines)
         warm = Counter(one.pool for one in state.machines if _is_warm(one, state))
-        specs = self._fleet.pools.specs
         return {
-            view.name: to_row(
-                view,
-                position=position,
-                provider=specs[view.name].provider,
-                labels=specs[view.name].labels,
-                trust=specs[view.name].trust,
-                machines=machines[view.name],
-                idle=warm[view.name],
+            pool.name: replace(pool, machines=machines[pool.name], idle=warm[pool.name]).to_row(
+                position
             )
-            for position, view in enumerate(state.pools)
+            for position, pool in enumerate(state.pools)
         }
 
     def _publish_waiting(self, state: Observed, reasons: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from vcasgd.fleet.observed import JobDemand, Observed, PoolView, Rates, highest_price
+from vcasgd.fleet.observed import JobDemand, Observed, PoolStatus, Rates, highest_price
 from vcasgd.fleet.plan.actions import Launch, launch_token, market_name
 from vcasgd.fleet.providers.base import Offer
 
@@ -105,7 +105,7 @@ class Markets:
 
     # -- one pool ------------------------------------------------------------------------------
 
-    def _buy_in(self, pool: PoolView, job: JobDemand, *, spot: bool) -> bool:
+    def _buy_in(self, pool: PoolStatus, job: JobDemand, *, spot: bool) -> bool:
         if pool.blocked_until > self._now or not self._has_room(pool, spot=spot):
             return False
         zones = self._good_zones(pool, job, spot=spot)
@@ -120,7 +120,7 @@ class Markets:
         self._orders[pool.name, chosen.name, chosen.types, spot].append(job.job)
         return True
 
-    def _good_zones(self, pool: PoolView, job: JobDemand, *, spot: bool) -> list[_Zone]:
+    def _good_zones(self, pool: PoolStatus, job: JobDemand, *, spot: bool) -> list[_Zone]:
         """Return the zones with an open, affordable offer that is sufficiently cheap."""
         key = pool.name, job.job, spot
         if key not in self._zones_of:
@@ -129,16 +129,16 @@ class Markets:
             self._zones_of[key] = _zones(scores(open_, job.rates, spot=spot), spot=spot)
         return self._zones_of[key]
 
-    def _affordable_offers(self, pool: PoolView, job: JobDemand, spot: bool) -> list[Offer]:
+    def _affordable_offers(self, pool: PoolStatus, job: JobDemand, spot: bool) -> list[Offer]:
         limit = highest_price(pool, job)
         return [each for each in pool.offers or () if price_of(each, spot=spot) <= limit]
 
-    def _open(self, pool: PoolView, zone: str, spot: bool) -> bool:
+    def _open(self, pool: PoolStatus, zone: str, spot: bool) -> bool:
         if (pool.name, zone, spot) in self._blamed:
             return False
         return pool.market(zone, spot).blocked_until <= self._now
 
-    def _refusals(self, pool: PoolView, job: JobDemand) -> list[float | None]:
+    def _refusals(self, pool: PoolStatus, job: JobDemand) -> list[float | None]:
         """Return since when each zone with an affordable spot offer has refused, or None."""
         key = pool.name, job.job
         if key not in self._refusals_of:
@@ -146,13 +146,13 @@ class Markets:
             self._refusals_of[key] = [self._refused_since(pool, zone) for zone in zones]
         return self._refusals_of[key]
 
-    def _refused_since(self, pool: PoolView, zone: str) -> float | None:
+    def _refused_since(self, pool: PoolStatus, zone: str) -> float | None:
         zoned, whole = pool.market(zone, spot=True).refused_since, pool.refused_since
         return min((at for at in (zoned, whole) if at is not None), default=None)
 
     # -- room and money ------------------------------------------------------------------------
 
-    def _has_room(self, pool: PoolView, *, spot: bool) -> bool:
+    def _has_room(self, pool: PoolStatus, *, spot: bool) -> bool:
         return self._room[pool.name, None] > 0 and self._room[pool.name, spot] > 0
 
     def _rooms(self) -> dict[tuple[str, bool | None], float]:
