@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +58,12 @@ def test_bench_store_reports_all_figures_and_cleans_up(
 ) -> None:
     assert kind in KINDS
     # When the store is measured for a second
+    options = {
+        "--seconds": "1", "--workers": str(workers), "--codec": codec, "--worker-socket": socket,
+        "--memory-mb": "64", "--store-nodes": str(nodes),
+    }  # fmt: skip
     process = subprocess.run(
-        [
-            *ARGV,
-            "--seconds",
-            "1",
-            "--workers",
-            str(workers),
-            "--codec",
-            codec,
-            "--worker-socket",
-            socket,
-            "--memory-mb",
-            "64",
-            "--store-nodes",
-            str(nodes),
-        ],
+        [*ARGV, *chain(*options.items())],
         env=temporary(folder, VCASGD_REDIS_SERVER=require_binary(kind)),
         capture_output=True,
         text=True,
@@ -89,18 +80,6 @@ def test_bench_store_reports_all_figures_and_cleans_up(
     size = (1 << 20) // (2 if codec == "bfloat16" else 1)
     assert (figures["payload_bytes"], figures["fetch_bytes"]) == (size, size)
     assert 0 < figures["publishes_per_s"] <= figures["updates_per_s"] * 1.001
-    assert figures["update_gb_per_s"] == pytest.approx(
-        figures["updates_per_s"] * figures["payload_bytes"] / 1e9
-    )
-    assert figures["exchanged_gb_per_s"] == pytest.approx(
-        figures["update_gb_per_s"] + figures["fetches_per_s"] * figures["fetch_bytes"] / 1e9
-    )
-    assert figures["wire_fraction"] == pytest.approx(
-        figures["exchanged_gb_per_s"] / max(figures["loopback_gb_per_s_each"])
-    )
-    assert figures["wire_fraction_model"] == pytest.approx(
-        figures["exchanged_gb_per_s"] / max(figures["loopback_model_gb_per_s_each"])
-    )
     assert figures["loopback_bytes_per_update"] > 0
     assert 0 < figures["p50_push_to_applied_ms"] <= figures["p99_push_to_applied_ms"]
     servers = {"tensors", "server"}
@@ -118,31 +97,8 @@ def test_bench_store_reports_all_figures_and_cleans_up(
 
 
 @pytest.mark.extended
-def test_soak_reports_memory_growth_of_each_process(folder: Path) -> None:
-    process = subprocess.run(
-        [*ARGV, "--soak-minutes", "0.2"],
-        env=temporary(folder),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-
-    assert process.returncode == 0, process.stderr[-4000:]
-    for each in json.loads(process.stdout)["processes"].values():
-        assert each["first_mb"] > 0
-        assert each["last_mb"] > 0
-        assert isinstance(each["slope_mb_per_minute"], float)
-
-
-@pytest.mark.extended
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.extended)]
-)
-def test_interrupted_measurement_cleans_up(
-    number: signal.Signals, folder: Path, eventually: Callable[..., Any]
-) -> None:
+def test_interrupted_measurement_cleans_up(folder: Path, eventually: Callable[..., Any]) -> None:
     # Given a measurement with running workers
     process = subprocess.Popen(
         [*ARGV, "--seconds", "600"],
@@ -154,10 +110,10 @@ def test_interrupted_measurement_cleans_up(
         eventually(lambda: len(list(folder.glob("*/worker-*.tally"))) == 2)
 
         # When it is interrupted
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
 
         # Then it exits with the status for the signal, and nothing is left
-        assert process.wait(PATIENCE) == 128 + number
+        assert process.wait(PATIENCE) == 128 + signal.SIGINT
         assert processes_under(folder) == []
         assert list(folder.iterdir()) == []
     finally:

@@ -7,6 +7,7 @@ shows how much work a fault cost.
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ class Training:
         )
         self.total = total
         self.interval = samples if push_every == "subtask" else int(push_every or 1) * BATCH
-        self._trace, self._hold = harness.home / "trace", harness.home / "hold"
+        name = secrets.token_hex(4)
+        self._trace, self._hold = (harness.home / f"{kind}-{name}" for kind in ("trace", "hold"))
         self._hold.touch()
         self.job = harness.submit_audit(
             samples=samples,

@@ -113,7 +113,7 @@ def test_a_job_says_that_its_parameter_server_fails_again_and_again(harness: Har
 
 def test_a_frozen_ledger_does_not_delay_updates(harness: Harness) -> None:
     # Given two jobs whose workers have all the subtasks that they need
-    jobs = [Training(harness, samples=2000, epochs=1, subtasks=1) for _ in range(2)]
+    jobs = [Training(harness, samples=1000, epochs=1, subtasks=1) for _ in range(2)]
     harness.start_server()
     harness.start_job_loop()
     for job in jobs:

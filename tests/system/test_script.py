@@ -227,10 +227,12 @@ def test_intervals_are_the_steps_of_the_scripts_own_loop(scripts: Scripts) -> No
     assert [interval(learner), interval(learner, 20.0)] == [-2, -2]
 
 
-def test_a_loop_with_its_own_steps_makes_the_same_steps(scripts: Scripts) -> None:
+@pytest.mark.parametrize("loop", [LOOP, OWN_LOOP], ids=["session.step", "own steps"])
+def test_rates_follow_the_schedule_and_gradients_are_clipped(scripts: Scripts, loop: str) -> None:
     clipped = HEAD.replace("lr=1.0)", "lr=1.0), schedule=lambda at: 1 - at, clip_norm=0.5")
-    learner = scripts.learner(clipped + OWN_LOOP)
+    learner = scripts.learner(clipped + loop)
 
+    # Half a step at the start, then half of 1 − 2/16 of a step.
     assert [interval(learner), interval(learner, 20.0)] == [-(0.5 + 0.5 * 14 / 16)] * 2
 
 
@@ -426,14 +428,6 @@ def test_the_optimizer_starts_each_subtask_in_its_first_state(scripts: Scripts) 
 
     # 1 + 1.5 in both; with a kept momentum it would be 1.75 + 1.875.
     assert [interval(learner), interval(learner)] == [-2.5, -2.5]
-
-
-def test_rates_follow_the_schedule_and_gradients_are_clipped(scripts: Scripts) -> None:
-    optimizer = "lr=1.0), schedule=lambda progress: 1 - progress, clip_norm=0.5"
-    learner = scripts.learner(HEAD.replace("lr=1.0)", optimizer) + LOOP)
-
-    # Half a step at the start, then half of 1 − 2/16 of a step.
-    assert interval(learner) == -(0.5 + 0.5 * 14 / 16)
 
 
 def test_arguments_are_those_of_a_command_line(scripts: Scripts) -> None:

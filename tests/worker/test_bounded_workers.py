@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,11 @@ SECRET = "only the platform knows"
 Eventually = Callable[..., Any]
 
 
-@pytest.fixture(params=KINDS)
-def harness(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Harness]:
-    """Servers of each kind, and a job loop in place of the controller; workers have ACL users."""
-    harness = Harness(tmp_path, binary=require_binary(request.param))
+@contextmanager
+def bounded(home: Path, **options: Any) -> Iterator[Harness]:
+    """Servers without processes beside them; workers have ACL users."""
+    harness = Harness(home, **options)
     harness.bind_workers(SECRET)
-    harness.start_job_loop()
     try:
         yield harness
     finally:
@@ -46,8 +46,29 @@ def harness(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Harness]
         sys.stdout.write(harness.logs())
 
 
+@pytest.fixture(params=KINDS)
+def harness(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Harness]:
+    """Servers of each kind for one test."""
+    with bounded(tmp_path, binary=require_binary(request.param)) as harness:
+        yield harness
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Harness]:
+    """Servers of each kind, a parameter server, and a job loop, which outlive a rogue."""
+    home = tmp_path_factory.mktemp("shared")
+    with bounded(home, binary=require_binary(request.param)) as harness:
+        harness.start_job_loop()
+        harness.start_servers()
+        yield harness
+
+
 def begin(harness: Harness, workers: int = 2, **fields: Any) -> Training:
+    """Start the processes of a job, which trains."""
     training = Training(harness, **fields)
+    harness.start_job_loop()
     harness.start_servers()
     training.add_workers(workers)
     return training
@@ -62,24 +83,29 @@ def users_at(server: RedisClient) -> set[str]:
 
 
 class Rogue:
-    """A process that misuses the credentials of one worker of a job."""
+    """A process that misuses the credentials of one worker of a job that two others train."""
 
-    def __init__(self, harness: Harness, training: Training, name: str) -> None:
-        self.name = name
-        self.training = training
-        env = harness.credentials(training.job, name)
+    def __init__(self, harness: Harness, eventually: Eventually) -> None:
+        self.harness, self.name = harness, "rogue"
+        self.training = training = Training(harness, subtasks=8)
+        self.honest, _ = training.add_workers(2)
+        training.await_more_samples(training.interval)
+        env = harness.credentials(training.job, self.name)
         self.keys = TensorKeys(training.job)
         self.ledger = connect(env["VCASGD_LEDGER_URL"])
         self.tensors = connect(env["VCASGD_TENSORS_URL"])
         self.key = env["VCASGD_WORKER_KEY"]
         self.layout = harness.layout(training.job)
         self._sent = 0
-
-    def sign_in(self, eventually: Eventually) -> None:
-        """Send a heartbeat, and wait until the parameter server admits the worker."""
-        leases = Leases(self.ledger, self.training.job, self.name, 10)
+        # The parameter server admits it after its first heartbeat.
+        leases = Leases(self.ledger, training.job, self.name, 10)
         eventually(lambda: works(lambda: leases.renew({"at": 0.0}, [])))
         eventually(lambda: works(lambda: self.tensors.get(self.keys.meta)))
+
+    def rejected(self, reason: str) -> int:
+        """Return how many updates of the job were rejected for a reason."""
+        totals = self.harness.jobs.get(self.training.job).totals
+        return int(totals.get("rejected", {}).get(reason, 0))
 
     def update(self, **changes: Any) -> tuple[Header, memoryview]:
         """Return an update of the job's last subtask with a wrong checksum."""
@@ -112,25 +138,31 @@ def works(call: Callable[[], Any]) -> bool:
     return True
 
 
-@pytest.fixture
-def rejected(harness: Harness) -> Callable[[str], dict[str, int]]:
-    """Function that returns the rejected updates of a job by reason."""
-    return lambda job: dict(harness.jobs.get(job).totals.get("rejected", {}))
-
-
 def test_a_job_is_trained_from_its_first_snapshot_to_its_end(
     harness: Harness, eventually: Eventually
 ) -> None:
+    # Given servers that still have the users of a job that has ended
+    over = "over-23abcd"
+    AclUsers(harness.ledger.connection, LEDGER_SCRIPTS, 0).sync([ledger_user(SECRET, over)])
+    worker = tensors_user(SECRET, over, f"{over}.w")
+    AclUsers(harness.tensors.connection, TENSORS_SCRIPTS, 0).sync([worker])
+    servers = (harness.ledger, harness.tensors)
+    assert all(over in users(server) for server in servers)
+
+    # When another job is trained
     training = begin(harness)
+
+    # Then all its processes use users of their own, and only those of the ended job are removed
     expected = {f"vcasgd-job-{training.job}"}
     expected |= {f"vcasgd-job-{training.job}/{name}" for name in harness.workers}
     seen: set[str] = set()
 
     def signed_in() -> bool:
-        seen.update(users_at(harness.ledger.connection), users_at(harness.tensors.connection))
+        seen.update(*(users_at(server.connection) for server in servers))
         return seen == expected
 
     eventually(signed_in)
+    eventually(lambda: not any(over in users(server) for server in servers))
     training.await_success()
 
 
@@ -142,75 +174,37 @@ def test_restarted_servers_get_their_users_again(harness: Harness) -> None:
         server.start()
         training.await_more_samples(training.interval)
 
-    training.await_success()
-
-    assert harness.events(training.job, "republished")
-    assert training.repeated_samples() == 0
-
-
-def test_a_restarted_parameter_server_admits_the_workers(harness: Harness) -> None:
-    training = begin(harness, samples=800)
-    training.await_more_samples(training.interval)
+    # Also if the parameter server, which knew them, restarts, too
     harness.server.kill()
     harness.tensors.kill()
     harness.tensors.start()
     harness.start_server()
-
     training.await_success()
 
-
-def test_users_of_ended_jobs_are_removed_at_the_start(
-    tmp_path: Path, eventually: Eventually
-) -> None:
-    harness, over = Harness(tmp_path, heartbeat=0.25), "over-23abcd"
-    try:
-        harness.bind_workers(SECRET)
-        AclUsers(harness.ledger.connection, LEDGER_SCRIPTS, 0).sync([ledger_user(SECRET, over)])
-        worker = tensors_user(SECRET, over, f"{over}.w")
-        AclUsers(harness.tensors.connection, TENSORS_SCRIPTS, 0).sync([worker])
-        assert all(over in users(server) for server in (harness.ledger, harness.tensors))
-
-        # When the parameter server and the job loop start for another job
-        harness.start_job_loop()
-        training = begin(harness, samples=2000)
-
-        for server in (harness.ledger, harness.tensors):
-            eventually(lambda server=server: over not in users(server))
-        # Then that job keeps its users
-        training.await_more_samples(training.interval)
-        assert training.job in users(harness.ledger)
-    finally:
-        harness.end()
+    assert harness.events(training.job, "republished")
 
 
-def test_no_worker_is_blamed_for_another_ones_updates(
-    harness: Harness, eventually: Eventually, rejected: Callable[[str], dict[str, int]]
-) -> None:
-    training = begin(harness, subtasks=8)
-    training.await_more_samples(training.interval)
-    rogue = Rogue(harness, training, "rogue")
-    rogue.sign_in(eventually)
+@pytest.fixture
+def rogue(shared: Harness, eventually: Eventually) -> Rogue:
+    return Rogue(shared, eventually)
 
+
+def test_no_worker_is_blamed_for_another_ones_updates(rogue: Rogue, eventually: Eventually) -> None:
     for _ in range(2 * REJECTIONS_BEFORE_QUARANTINE):
-        header, _ = rogue.update(worker="worker-1")
+        header, _ = rogue.update(worker=rogue.honest)
         rogue.inject(header.signed("a key of its own", rogue.keys).model_dump_json().encode())
         rogue.inject(header.model_dump_json().encode())
 
-    expected = 4 * REJECTIONS_BEFORE_QUARANTINE
-    eventually(lambda: rejected(training.job).get("signature") == expected)
-    assert harness.jobs.workers.quarantined(training.job) == {}
-    training.await_success()
-    assert training.repeated_samples() == 0
+    eventually(lambda: rogue.rejected("signature") == 4 * REJECTIONS_BEFORE_QUARANTINE)
+    assert rogue.harness.jobs.workers.quarantined(rogue.training.job) == {}
+    rogue.training.await_success()
+    assert rogue.training.repeated_samples() == 0
 
 
 def test_a_rogue_worker_is_quarantined_under_its_own_name(
-    harness: Harness, eventually: Eventually
+    rogue: Rogue, eventually: Eventually
 ) -> None:
-    training = begin(harness, subtasks=8)
-    training.await_more_samples(training.interval)
-    rogue = Rogue(harness, training, "rogue")
-    rogue.sign_in(eventually)
-
+    harness, training = rogue.harness, rogue.training
     for _ in range(REJECTIONS_BEFORE_QUARANTINE):
         header, payload = rogue.update()
         rogue.tensors.set(rogue.keys.payload_chunk(header.update, 0), bytes(payload))
@@ -225,14 +219,22 @@ def test_a_rogue_worker_is_quarantined_under_its_own_name(
     assert harness.jobs.workers.quarantined(training.job).keys() == {"rogue"}
 
 
+def test_a_flood_of_garbage_does_not_stop_training(rogue: Rogue, eventually: Eventually) -> None:
+    for number in range(1000):
+        rogue.inject(b"{" * (number % 50) + b"\xff")
+
+    rogue.training.await_success()
+    eventually(lambda: rogue.rejected("header") == 1000)
+    events = rogue.harness.events(rogue.training.job, "update-rejected")
+    assert len(events) < 20, "the history is kept"
+    assert rogue.training.repeated_samples() == 0
+
+
 @pytest.mark.extended
 @pytest.mark.slow
 def test_a_worker_whose_pushes_stay_refused_leaves(tmp_path: Path, eventually: Eventually) -> None:
     # Given a worker that a store node doesn't let push any more, though it may do all else
-    harness = Harness(tmp_path, heartbeat=0.1)
-    try:
-        harness.bind_workers(SECRET)
-        harness.start_job_loop()
+    with bounded(tmp_path, heartbeat=0.1) as harness:
         training = begin(harness, workers=1)
         training.await_more_samples(training.interval)
         (name,) = harness.workers
@@ -245,50 +247,26 @@ def test_a_worker_whose_pushes_stay_refused_leaves(tmp_path: Path, eventually: E
         # Then it leaves, and says why
         eventually(lambda: "the store refused" in (training.heartbeat(name).leaving or ""))
         assert (training.heartbeat(name).denied or 0) > 3
-    finally:
-        harness.end()
-
-
-def test_a_flood_of_garbage_does_not_stop_training(
-    harness: Harness, eventually: Eventually, rejected: Callable[[str], dict[str, int]]
-) -> None:
-    training = begin(harness, subtasks=8)
-    training.await_more_samples(training.interval)
-    rogue = Rogue(harness, training, "rogue")
-    rogue.sign_in(eventually)
-
-    for number in range(1000):
-        rogue.inject(b"{" * (number % 50) + b"\xff")
-
-    training.await_success()
-    eventually(lambda: rejected(training.job)["header"] == 1000)
-    assert len(harness.events(training.job, "update-rejected")) < 20, "the history is kept"
-    assert training.repeated_samples() == 0
 
 
 def test_a_worker_that_no_server_admits_gives_up_with_a_reason(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, heartbeat=0.02)
-    try:
+    # Given servers without a controller and a parameter server, which would create its users
+    with bounded(tmp_path, heartbeat=0.02) as harness:
         training = Training(harness)
-        harness.bind_workers("a secret that no server has")
         name = harness.start_worker(training.job)
 
         harness.workers[name].wait()
 
         log = (tmp_path / f"{name}.log").read_text()
         assert "the store refused" in log
-        password = ledger_user("a secret that no server has", training.job).password
-        assert password not in log
+        assert ledger_user(SECRET, training.job).password not in log
         assert harness.jobs.workers.heartbeats(training.job) == {}
-    finally:
-        harness.end()
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_job_is_trained_over_tls(tmp_path: Path, nodes: int) -> None:
     # Given servers that each have their own certificate authority
-    harness = Harness(tmp_path, binary=require_binary("redis"), nodes=nodes)
-    try:
+    with bounded(tmp_path, binary=require_binary("redis"), nodes=nodes) as harness:
         for variable, servers in (
             ("VCASGD_LEDGER_URL", [harness.ledger]),
             ("VCASGD_TENSORS_URL", harness.nodes),
@@ -296,10 +274,4 @@ def test_a_job_is_trained_over_tls(tmp_path: Path, nodes: int) -> None:
             tls = [TlsServer(server, tmp_path) for server in servers]
             urls = [each.url(ssl_ca_certs=each.authority) for each in tls]
             harness.env[variable] = " ".join(urls)
-        harness.bind_workers(SECRET)
-        harness.start_job_loop()
-        training = begin(harness)
-        training.await_success()
-    finally:
-        harness.end()
-        sys.stdout.write(harness.logs())
+        begin(harness).await_success()

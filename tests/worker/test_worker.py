@@ -81,17 +81,13 @@ def test_a_task_that_cannot_be_imported_fails_the_job_with_the_users_traceback(
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("class Other(Audit): ...", "has no attribute 'Mine'"),
-        ("class Mine: ...", "takes no arguments"),
-        ("class Mine(Audit):\n    def __init__(self): ...", "unexpected keyword argument"),
         (
             "class Mine(Audit):\n    def model(self): raise OSError('no such layer')",
             "no such layer",
         ),
-        ("class Mine(Audit):\n    def dataset(self, split): return iter('')", "has no length"),
         ("raise SystemExit('good bye')", "good bye"),
     ],
-    ids=["no such class", "no task", "arguments", "model", "dataset", "exit"],
+    ids=["model", "exit"],
 )
 def test_a_task_that_cannot_be_built_fails_the_job(user: User, code: str, reason: str) -> None:
     failed = user.await_state(user.submit(code), JobState.FAILED)
@@ -99,20 +95,10 @@ def test_a_task_that_cannot_be_built_fails_the_job(user: User, code: str, reason
     assert reason in failed.reason
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"samples": 0}, "task: the training data set is empty"),
-        ({"samples": 10, "subtasks": 20}, "subtasks_per_epoch: 20 subtasks can't be cut from 10"),
-    ],
-    ids=["no data", "too many subtasks"],
-)
-def test_data_that_cannot_be_cut_fails_the_job_and_names_the_field(
-    user: User, fields: dict[str, Any], reason: str
-) -> None:
-    failed = user.await_state(user.submit("class Mine(Audit): ...", **fields), JobState.FAILED)
+def test_data_that_cannot_be_cut_fails_the_job_and_names_the_field(user: User) -> None:
+    failed = user.await_state(user.submit("class Mine(Audit): ...", samples=0), JobState.FAILED)
     assert failed.reason is not None
-    assert failed.reason.startswith(reason)
+    assert failed.reason.startswith("task: the training data set is empty")
     assert len(user.harness.jobs.failures(failed.id)) == ATTEMPTS, "another machine may have data"
 
 
@@ -230,26 +216,17 @@ def test_an_optimizer_that_is_not_corrected_is_named_in_an_event(user: User) -> 
     user.harness.jobs.cancel(job)
 
 
-@pytest.mark.parametrize(
-    ("evaluate", "reason"),
-    [
-        ("raise KeyError('top5')", "evaluate raised KeyError: 'top5'"),
-        ("return {'accuracy': torch.tensor(1.0)}", 'evaluate returned no "count"'),
-        ("return torch.tensor(1.0)", "evaluate returned a Tensor, not a dict"),
-    ],
-    ids=["raises", "no count", "no dict"],
-)
-def test_a_failing_evaluation_fails_the_job(user: User, evaluate: str, reason: str) -> None:
+def test_a_failing_evaluation_fails_the_job(user: User) -> None:
     job = user.submit(
-        f"""
+        """
         class Mine(Audit):
             def evaluate(self, model, batch):
-                {evaluate}
+                raise KeyError('top5')
         """
     )
     failed = user.await_state(job, JobState.FAILED)
     assert failed.reason is not None
-    assert failed.reason.startswith(reason)
+    assert failed.reason.startswith("evaluate raised KeyError: 'top5'")
     assert {failure.piece for failure in user.harness.jobs.failures(job)} == {"evaluate:1"}
 
 
