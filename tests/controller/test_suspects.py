@@ -11,7 +11,7 @@ from support.waiting import await_truth
 
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry, PresentMachines
-from vcasgd.controller.jobs.divergence import checkpoint_before
+from vcasgd.controller.jobs.failures import checkpoint_before
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.control import Control

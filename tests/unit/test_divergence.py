@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vcasgd.controller.jobs.divergence import diverged, hopeless, models_before
+from vcasgd.controller.jobs.failures import diverged, hopeless, models_before
 from vcasgd.errors import Cause
 from vcasgd.learning.divergence import divergences, learning_rate_factor
 from vcasgd.spec.job import JobSpec

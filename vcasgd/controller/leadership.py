@@ -12,6 +12,8 @@ import os
 import secrets
 import socket
 import threading
+from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -30,6 +32,38 @@ log = logging.getLogger(__name__)
 SURE_SHARE = 0.5
 #: Seconds that :meth:`Leadership.stop` waits for the thread.
 STOP_SECONDS = 5.0
+
+
+class LeaderThread(EssentialThread):
+    """Thread that looks after something again and again. No error ends it or the controller.
+
+    ``leads`` is False when another controller may act.
+    """
+
+    def __init__(self, name: str, leads: Callable[[], bool], pause_seconds: float) -> None:
+        super().__init__(name)
+        self._leads = leads
+        #: Seconds until the next look.
+        self._pause_seconds = pause_seconds
+        self._stopped = threading.Event()
+
+    @abstractmethod
+    def look(self) -> None:
+        """Do what is due, if this controller leads."""
+
+    def work(self) -> None:
+        """Look until :meth:`stop`."""
+        while not self._stopped.wait(self._pause_seconds):
+            try:
+                self.look()
+            except StoreError as error:
+                log.warning("%s: %s", self.name, error)
+            except Exception:
+                log.exception("%s", self.name)
+
+    def stop(self) -> None:
+        """End :meth:`work` after the present look."""
+        self._stopped.set()
 
 
 class Leadership(EssentialThread):

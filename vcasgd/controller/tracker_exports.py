@@ -10,7 +10,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +20,8 @@ from typing import IO
 
 from vcasgd.backoff import backoff
 from vcasgd.child_process import kill, visible
-from vcasgd.errors import NotFound, SpecError, StoreError
+from vcasgd.controller.leadership import LeaderThread
+from vcasgd.errors import NotFound, SpecError
 from vcasgd.printable import hide, masked
 from vcasgd.settings import Settings
 from vcasgd.spec.access import TRACKERS, Scope
@@ -29,7 +29,6 @@ from vcasgd.spec.sections import Track
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)
 
@@ -67,39 +66,32 @@ class _Export:
     next_at: float = field(default_factory=time.monotonic)
 
 
-class TrackerExports(EssentialThread):
+class TrackerExports(LeaderThread):
     """Thread that keeps the exports of all jobs running while this controller is the leader."""
 
-    def __init__(self, settings: Settings, ledger: RedisClient, sure: Callable[[], bool]) -> None:
-        super().__init__("trackers")
-        self._settings, self._sure = settings, sure
+    def __init__(self, settings: Settings, ledger: RedisClient, leads: Callable[[], bool]) -> None:
+        super().__init__("trackers", leads, LOOK_SECONDS)
+        self._settings = settings
         self._jobs, self._tokens = Jobs(ledger), ApiTokens(ledger)
         #: Exports of each known job that are not complete.
         self._exports: dict[str, list[_Export]] = {}
         self._token: str | None = None
-        self._stopped = threading.Event()
 
     def work(self) -> None:
-        """Look after the exports until :meth:`stop`."""
-        while not self._stopped.wait(LOOK_SECONDS):
-            try:
-                if self._sure():
-                    self._look()
-                else:
-                    self._end_all()
-            except StoreError as error:
-                log.warning("ledger: %s", error)
-            except Exception:
-                # A tracker must not end the controller.
-                log.exception("trackers")
+        """Look after the exports until :meth:`stop`, and end all processes."""
+        super().work()
         self._end_all()
 
     def stop(self) -> None:
-        """End :meth:`work` and all processes."""
-        self._stopped.set()
+        """End :meth:`work`, and wait for it."""
+        super().stop()
         self.join(STOP_SECONDS)
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Start what is due, and take the result of what has ended."""
+        if not self._leads():
+            self._end_all()
+            return
         present = {*self._jobs.active(), *self._jobs.newest(NEWEST_JOBS)}
         for job in self._exports.keys() - present:
             for export in self._exports.pop(job):

@@ -9,7 +9,6 @@ import hashlib
 import hmac
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,13 +18,12 @@ import httpx
 
 from vcasgd import __version__
 from vcasgd.backoff import backoff, jittered
-from vcasgd.errors import StoreError
+from vcasgd.controller.leadership import LeaderThread
 from vcasgd.settings import Settings
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.events import EventCursor, EventFeed
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +60,7 @@ class _Position:
         return f"{self.cursor} {self.dropped}"
 
 
-class Webhook(EssentialThread):
+class Webhook(LeaderThread):
     """Thread that posts events while this controller is the leader; idle without a URL.
 
     The position is in the ledger, and behind an event only once it was accepted, so the next
@@ -73,44 +71,34 @@ class Webhook(EssentialThread):
         self,
         settings: Settings,
         ledger: RedisClient,
-        sure: Callable[[], bool],
+        leads: Callable[[], bool],
         max_age_seconds: float = MAX_AGE_SECONDS,
     ) -> None:
-        super().__init__("webhook")
+        super().__init__("webhook", leads, LOOK_SECONDS)
         self._max_age_ms = int(max_age_seconds * 1000)
         url, secret = settings.webhook_url, settings.webhook_secret
         self._url = url.get_secret_value() if url else None
         self._secret = secret.get_secret_value() if secret else None
         self._kinds = frozenset(settings.webhook_events.split())
         self._cluster = settings.cluster
-        self._ledger, self._sure = ledger, sure
+        self._ledger = ledger
         self._jobs, self._feed = Jobs(ledger), EventFeed(ledger)
         self._http = httpx.Client(timeout=REQUEST_SECONDS)
-        self._stopped = threading.Event()
 
     def work(self) -> None:
         """Post new events until :meth:`stop`."""
-        while self._url and not self._stopped.wait(LOOK_SECONDS):
-            try:
-                if self._sure():
-                    self._post_new(self._url)
-            except StoreError as error:
-                log.warning("ledger: %s", error)
-            except Exception:
-                # A webhook must not end the controller.
-                log.exception("webhook")
-        self._http.close()
+        with self._http:
+            super().work()
 
-    def stop(self) -> None:
-        """End :meth:`work` after the present attempt."""
-        self._stopped.set()
-
-    def _post_new(self, url: str) -> None:
+    def look(self) -> None:
+        """Post new events, if there is a URL."""
+        if not self._url or not self._leads():
+            return
         position = self._position()
         for at, event in self._events(position.cursor, self._feed.now()):
             if self._is_wanted(event):
                 body = {"cluster": self._cluster, "dropped": position.dropped, **event}
-                if not self._deliver(url, at, json.dumps(body).encode()):
+                if not self._deliver(self._url, at, json.dumps(body).encode()):
                     return
                 position = _Position(at)
             else:
@@ -156,7 +144,7 @@ class Webhook(EssentialThread):
         """
         failures = 0
         while not self._stopped.wait(jittered(backoff(failures, FIRST_PAUSE, MAX_PAUSE))):
-            if not self._sure() or at.ms < self._feed.now() - self._max_age_ms:
+            if not self._leads() or at.ms < self._feed.now() - self._max_age_ms:
                 return False
             problem, final = self._attempt(url, str(at), body)
             if problem is None:

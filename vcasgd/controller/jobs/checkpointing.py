@@ -1,4 +1,4 @@
-"""ModelCheckpoints of one job: when to write which snapshot, and which files to keep."""
+"""Checkpoints of one job: when to write which snapshot, and which files to keep."""
 
 from __future__ import annotations
 
@@ -224,12 +224,26 @@ class CheckpointWriter:
         self._writing = (pin, future)
 
     def _write_pinned(self, job: JobRecord, pin: str) -> StoredCheckpoint:
-        # It needs torch, and a controller without jobs doesn't need that much memory.
-        from vcasgd.controller.jobs.pinned_model import write_pinned
+        """Return the checkpoint of the model pinned under a name.
+
+        Raises :class:`SnapshotMissing` and :class:`StorageUnavailable`.
+        """
+        # They need torch, and a controller without jobs doesn't need that much memory.
+        from vcasgd.learning.layout import Layout
+        from vcasgd.learning.shards import Cut
+        from vcasgd.storage.model_checkpoints import ModelCheckpoints
+        from vcasgd.store.tensors.sharded import ShardedSnapshots
 
         assert job.facts is not None
-        stored, whole = write_pinned(self._nodes, self._storage, job.id, job.facts, pin)
-        if whole is not None:
+        layout = Layout.from_json(job.facts.layout)
+        cut = Cut(layout.floats, layout.parameters, job.facts.shards)
+        snapshots = ShardedSnapshots(self._nodes, job.id, cut)
+        whole, floats = snapshots.fetch_pinned(pin)
+        checkpoints = ModelCheckpoints(self._storage, job.id)
+        stored = checkpoints.find(versions_of(whole))
+        if stored is None:
+            state = snapshots.fetch_states(whole)
+            stored = checkpoints.write(whole, layout, floats, state, job.facts.adapter)
             self._list(job, stored, pin, whole)
         return stored
 

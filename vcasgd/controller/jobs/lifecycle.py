@@ -11,20 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 from vcasgd.controller.jobs.announcements import Announcements
 from vcasgd.controller.jobs.checkpointing import CheckpointWriter
-from vcasgd.controller.jobs.divergence import (
+from vcasgd.controller.jobs.failures import (
     REMEDY,
+    at_fault,
     checkpoint_before,
     diverged,
     hopeless,
     models_before,
-    suspect_to_undo,
-)
-from vcasgd.controller.jobs.failures import (
-    at_fault,
     none_agree,
     recent,
     repeated,
     still_counting,
+    suspect_to_undo,
 )
 from vcasgd.errors import Cause, SnapshotMissing, SpecError
 from vcasgd.learning.divergence import learning_rate_factor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from functools import partial
 
 from vcasgd.controller.jobs.announcements import WorkerEvents
 from vcasgd.controller.jobs.lifecycle import JobLifecycle
-from vcasgd.controller.jobs.sweeper import Sweeper
 from vcasgd.controller.jobs.tuning import Tuner
-from vcasgd.controller.leadership import Leadership
+from vcasgd.controller.leadership import Leadership, LeaderThread
 from vcasgd.encryption import StorageCipher
 from vcasgd.errors import (
     JobUnreadable,
     StoreDenied,
+    StoreError,
     StoreFull,
     StoreUnavailable,
     VcasgdError,
@@ -37,6 +37,7 @@ from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.retention import Retention
 from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.store.quotas import ContentQuota
+from vcasgd.store.tensors.snapshot_index import delete_job, scan_jobs
 from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,56 @@ LAST_CHECKPOINT_SECONDS = 15.0
 LINGER_LEASES = 3.0
 #: Seconds between two deletions of jobs that ended long ago.
 RETAIN_SECONDS = 60.0
+#: Seconds between two calls to each tensors server, and after all keys of all servers.
+PAUSE_SECONDS, REST_SECONDS = 1.0, 5.0
+
+
+class Sweeper(LeaderThread):
+    """Thread that looks through the keys of the tensors servers, a few at a time, without end.
+
+    A job that ends while a controller runs is cleaned up by the job loop. This thread finds the
+    others: jobs that ended while no controller ran, and data that a worker or a failover brought
+    back. Data stays while it is younger than ``grace_seconds`` or its job is not in this ledger.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        nodes: Sequence[RedisClient],
+        leads: Callable[[], bool],
+        grace_seconds: float,
+    ) -> None:
+        super().__init__("sweeper", leads, REST_SECONDS)
+        self._jobs = jobs
+        self._nodes = nodes
+        self._grace_seconds = grace_seconds
+        self._cursors = [0] * len(nodes)
+        #: Ended jobs with data, and since when by :func:`time.monotonic`.
+        self._found_at: dict[str, float] = {}
+
+    def look(self) -> None:
+        """Sweep a few keys of each server."""
+        for node in range(len(self._nodes)):
+            if self._leads() and not self._stopped.is_set():
+                self._sweep(node)
+        self._pause_seconds = PAUSE_SECONDS if any(self._cursors) else REST_SECONDS
+
+    def _sweep(self, node: int) -> None:
+        try:
+            self._cursors[node], found = scan_jobs(self._nodes[node], self._cursors[node])
+            for job in found:
+                if self._jobs.is_over(job):
+                    self._delete_job(job)
+        except StoreError as error:
+            log.warning("store node %d: %s", node, error)
+
+    def _delete_job(self, job: str) -> None:
+        found_at = self._found_at.setdefault(job, time.monotonic())
+        if time.monotonic() - found_at < self._grace_seconds:
+            return
+        log.info("%s has ended; its data is deleted from the tensors servers", job)
+        delete_job(self._nodes, job)
+        del self._found_at[job]
 
 
 @dataclass
@@ -81,7 +132,7 @@ class JobLoop(EssentialThread):
         self._beats = beats
         self._jobs = Jobs(ledger)
         linger_seconds = LINGER_LEASES * settings.lease_seconds
-        self._sweeper = Sweeper(self._jobs, nodes, leadership, linger_seconds)
+        self._sweeper = Sweeper(self._jobs, nodes, lambda: leadership.sure, linger_seconds)
         self._storage = Storage(settings.required("storage_url"))
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._admission = (
