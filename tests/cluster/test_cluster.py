@@ -30,9 +30,11 @@ from support.ray_rig import (
 )
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.cluster import Cluster, Command, head_command, node_command
+from vcasgd.cluster import Cluster, Command, node_command
+from vcasgd.cluster.head import head_command
 from vcasgd.errors import ClusterError
 from vcasgd.fleet.notices import Notice, NoticeKind, write_notice
+from vcasgd.settings import Settings
 
 #: Ids are used once, because the cluster remembers dead machines.
 MACHINES = itertools.count()
@@ -43,15 +45,13 @@ MACHINES = itertools.count()
 
 def commands(temp_dir: str = "/tmp/v") -> list[Command]:
     head = head_command(
-        host=HOST,
-        port=1,
-        ledger_address="127.0.0.1:2",
-        ledger_password=PASSWORD,
-        namespace=NAMESPACE,
+        Settings(cluster=NAMESPACE, heartbeat=HEARTBEAT),
+        address=f"{HOST}:1",
+        ledger_url=f"redis://:{PASSWORD}@127.0.0.1:2/0",
         temp_dir=Path(temp_dir),
-        heartbeat=HEARTBEAT,
         token=TOKEN,
     )
+    assert head is not None
     node = node_command(
         address="10.0.0.1:1",
         machine_id="i",

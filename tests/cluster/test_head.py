@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from vcasgd.cluster import head
+from vcasgd.cluster.head import head_command
 from vcasgd.errors import SpecError
 from vcasgd.settings import Settings
 
 
 def _command(ledger_url: str, address: str = "10.80.0.10:10000") -> tuple[str, dict[str, str]]:
-    command = head.command(
+    command = head_command(
         Settings(cluster="mine"),
         address=address,
         ledger_url=ledger_url,

@@ -12,7 +12,8 @@ from support.harness import Process, RedisServer
 from support.ports import free_port
 from support.servers import TlsServer, require_binary
 
-from vcasgd.cluster import head_command
+from vcasgd.cluster.head import head_command
+from vcasgd.settings import Settings
 from vcasgd.store.connection import connect
 
 
@@ -25,16 +26,13 @@ def test_head_keeps_its_state_in_a_ledger_over_tls(
     client = connect(tls.url(ssl_ca_certs=tls.authority))
     with tempfile.TemporaryDirectory(prefix="vc-", dir="/tmp") as scratch:
         command = head_command(
-            host="127.0.0.1",
-            port=free_port(),
-            ledger_address=f"rediss://127.0.0.1:{tls.port}",
-            ledger_files={"ssl_ca_certs": str(tls.authority)},
-            ledger_password=ledger.files.password,
-            namespace="over-tls",
+            Settings(cluster="over-tls", heartbeat=1.0),
+            address=f"127.0.0.1:{free_port()}",
+            ledger_url=tls.url(ssl_ca_certs=tls.authority),
             temp_dir=Path(scratch),
-            heartbeat=1.0,
             token="a-token-that-is-long-enough",
         )
+        assert command is not None
         head = Process(list(command.argv), tmp_path / "head.log", command.env)
         try:
             eventually(lambda: not head.alive or client.keys("*over-tls*"))

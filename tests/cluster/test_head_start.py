@@ -13,8 +13,9 @@ import pytest
 from support.harness import Process, RedisServer
 from support.ports import free_port
 
-from vcasgd.cluster import head_command
+from vcasgd.cluster.head import head_command
 from vcasgd.cluster.ray_node import CONTROL_SERVICE_DIED
+from vcasgd.settings import Settings
 from vcasgd.store.embedded.server import replication_lines
 
 Eventually = Callable[..., Any]
@@ -36,15 +37,13 @@ def start_head(tmp_path: Path) -> Iterator[Callable[[RedisServer], Process]]:
 
         def start(ledger: RedisServer) -> Process:
             command = head_command(
-                host="127.0.0.1",
-                port=free_port(),
-                ledger_address=f"127.0.0.1:{ledger.files.port}",
-                ledger_password=ledger.files.password,
-                namespace="head-start",
+                Settings(heartbeat=1.0),
+                address=f"127.0.0.1:{free_port()}",
+                ledger_url=ledger.url,
                 temp_dir=Path(scratch),
-                heartbeat=1.0,
                 token="a-token-that-is-long-enough",
             )
+            assert command is not None
             heads.append(Process(list(command.argv), tmp_path / "head.log", command.env))
             return heads[-1]
 

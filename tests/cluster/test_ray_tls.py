@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from support.ray_rig import HOST, TOKEN, Driver, Rig, start_worker
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.cluster import tls
+from vcasgd.cluster.commands import use_tls
 from vcasgd.encryption import Authority
 from vcasgd.errors import SpecError
 from vcasgd.local_files import write_private
@@ -128,5 +128,5 @@ def test_another_token_or_name_is_another_authority(secret: str, name: str) -> N
 
 def test_short_token_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"VCASGD_RAY_TOKEN.*at least 32"):
-        tls.use("a-short-token", HEAD, tmp_path)
+        use_tls("a-short-token", HEAD, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -21,7 +21,8 @@ from support.fleet_records import PACKAGE, job_spec
 from support.harness import die_with_parent
 from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
-from vcasgd.cluster import Cluster, head_command, node_command
+from vcasgd.cluster import Cluster, node_command
+from vcasgd.cluster.head import head_command
 from vcasgd.controller.fleet.workplaces import WorkerStart, Workplaces
 from vcasgd.errors import ClusterError
 from vcasgd.fleet.notices import Notice
@@ -79,16 +80,13 @@ class Rig:
 
     def start_head(self) -> None:
         command = head_command(
-            host=HOST,
-            port=self.port,
-            ledger_address=f"{HOST}:{self.files.port}",
-            ledger_password=PASSWORD,
-            namespace=NAMESPACE,
+            Settings(cluster=NAMESPACE, heartbeat=HEARTBEAT, ray_tls=self.tls),
+            address=self.address,
+            ledger_url=self.files.url,
             temp_dir=self.folder / "h",
-            heartbeat=HEARTBEAT,
             token=TOKEN,
-            tls=self.tls,
         )
+        assert command is not None
         self.start("head", command.argv, command.env)
 
     def start_node(self, machine_id: str, address: str | None = None) -> None:

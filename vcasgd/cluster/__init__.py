@@ -24,7 +24,6 @@ from vcasgd.cluster.commands import (
     TEMP_DIR_BYTES,
     WORKER_MODULES,
     Command,
-    head_command,
     node_command,
 )
 from vcasgd.cluster.driver import PING_SECONDS, Cluster
@@ -36,6 +35,5 @@ __all__ = [
     "WORKER_MODULES",
     "Cluster",
     "Command",
-    "head_command",
     "node_command",
 ]

@@ -1,16 +1,16 @@
-"""Command lines of Ray's processes: the head, and a node on each machine."""
+"""Command lines of Ray's processes, and certificates for the traffic between them."""
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
-from vcasgd.cluster.tls import VARIABLE
-from vcasgd.errors import ClusterError
+from vcasgd.errors import ClusterError, SpecError
+from vcasgd.local_files import write_private
 
 #: Ray label of nodes with the id of their machine.
 MACHINE_LABEL = "vcasgd.machine"
@@ -35,17 +35,16 @@ WORKER_MODULES = (
 )
 #: Variable with the socket of the process that a node's workers are forks of.
 FORKS_VARIABLE = "VCASGD_FORKS"
+#: Set to 1 for processes that encrypt Ray's traffic.
+TLS_VARIABLE = "VCASGD_RAY_TLS"
+#: Fewest characters of a token. Anyone can test guesses with a certificate that Ray shows.
+MIN_TOKEN = 32
+#: Loopback addresses under which Ray knows a machine; see :func:`stable`.
+LOOPBACK = ("localhost", "127.0.0.1")
 #: Module that starts Ray's processes.
 START = "vcasgd.cluster.start"
 #: Passes the ledger's password to the head; :mod:`~vcasgd.cluster.ray_node` removes it from there.
 PASSWORD_VARIABLE = "RAY_REDIS_PASSWORD"
-
-#: Ray's variables for the options of a redis-py URL.
-_TLS_FILES = {
-    "ssl_ca_certs": "RAY_REDIS_CA_CERT",
-    "ssl_certfile": "RAY_REDIS_CLIENT_CERT",
-    "ssl_keyfile": "RAY_REDIS_CLIENT_KEY",
-}
 
 _SECRETS = ("PASSWORD", "TOKEN", "URL")
 _LEAN = {
@@ -85,44 +84,6 @@ def _redacted(name: str, value: str) -> str:
     return "***" if any(mark in name.upper() for mark in _SECRETS) else value
 
 
-def head_command(
-    *,
-    host: str,
-    port: int,
-    ledger_address: str,
-    ledger_password: str | None,
-    ledger_files: Mapping[str, str] = MappingProxyType({}),
-    namespace: str,
-    temp_dir: Path,
-    heartbeat: float,
-    token: str | None = None,
-    tls: bool = False,
-) -> Command:
-    """Return the command of the head: Ray's control service, without resources for workers.
-
-    The process runs until it is killed. It exits on its own if one of its parts or the ledger dies,
-    also during its start, or if the ledger is unavailable for a minute. The same command restarts
-    it from its state in the ledger. It is ready after about four seconds.
-
-    ``ledger_address`` is ``host:port``, prefixed with ``rediss://`` for TLS; ``ledger_files`` are
-    then the options of its URL that name files. ``namespace`` separates clusters that share a
-    ledger. Raises :class:`ClusterError` if ``temp_dir`` is too long.
-    """
-    flags = ["--head", str(port), "--node-ip-address", stable(host)]
-    env = {
-        **_timing(heartbeat),
-        **confinement(host),
-        "RAY_REDIS_ADDRESS": ledger_address,
-        "RAY_external_storage_namespace": namespace,
-    }
-    for option, variable in _TLS_FILES.items():
-        if option in ledger_files:
-            env[variable] = ledger_files[option]
-    if ledger_password is not None:
-        env[PASSWORD_VARIABLE] = ledger_password
-    return _start(flags, env, temp_dir, authentication(token, tls=tls))
-
-
 def node_command(
     *,
     address: str,
@@ -151,22 +112,33 @@ def node_command(
         flags += ["--preload", module]
     if _is_loopback(host):
         flags += ["--node-ip-address", stable(host)]
-    env = {**_timing(heartbeat), **confinement(host)}
+    env = confinement(host)
     # Otherwise Ray limits a worker that reserves no processor to one thread.
     env["OMP_NUM_THREADS"] = str(max(1, int(cpus)))
     if gpus == 0:
         env["CUDA_VISIBLE_DEVICES"] = ""
-    return _start(flags, env, temp_dir, authentication(token, tls=tls))
+    return ray_command(flags, env, temp_dir, heartbeat, token, tls=tls)
 
 
-def _start(
-    flags: list[str], env: dict[str, str], temp_dir: Path | None, access: dict[str, str]
+def ray_command(
+    flags: list[str],
+    env: Mapping[str, str],
+    temp_dir: Path | None,
+    heartbeat: float,
+    token: str | None,
+    *,
+    tls: bool,
 ) -> Command:
+    """Return the command that starts Ray's processes of one machine with these flags.
+
+    Raises :class:`ClusterError` if ``temp_dir`` is too long.
+    """
     argv = [sys.executable, "-m", START, *flags]
     argv += ["--object-store-memory", str(OBJECT_STORE_BYTES)]
     if temp_dir is not None:
         argv += ["--temp-dir", _short(temp_dir)]
-    return Command(tuple(argv), {**_LEAN, **env, **access})
+    access = authentication(token, tls=tls)
+    return Command(tuple(argv), {**_LEAN, **_timing(heartbeat), **env, **access})
 
 
 def _short(temp_dir: Path) -> str:
@@ -201,7 +173,7 @@ def authentication(token: str | None, *, tls: bool = False) -> dict[str, str]:
     """Return the environment variables for authentication with ``token``, and encryption."""
     if token is None:
         return {"RAY_AUTH_MODE": "disabled"}
-    encryption = {VARIABLE: "1"} if tls else {}
+    encryption = {TLS_VARIABLE: "1"} if tls else {}
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, **encryption}
 
 
@@ -221,3 +193,50 @@ def _timing(heartbeat: float) -> dict[str, str]:
         "RAY_maximum_gcs_destroyed_actor_cached_count": str(REMEMBERED_DEAD),
         "RAY_maximum_gcs_dead_node_cached_count": str(REMEMBERED_DEAD),
     }
+
+
+# -- TLS ------------------------------------------------------------------------------------------
+
+
+def own_address(address: str) -> str:
+    """Return the address of this machine that reaches ``address``, which is ``host:port``."""
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))
+        return str(probe.getsockname()[0])
+
+
+def use_tls(token: str, host: str, folder: Path | None = None) -> None:
+    """Set Ray's variables for a process that Ray knows as ``host``, so that it encrypts.
+
+    Ray's processes show each other certificates of one authority. Its key is derived from the
+    token, which all of them have, and which allows running code on every machine anyway.
+    ``folder`` is for the files that they name. Without one, they are in memory, where only this
+    process finds them. Raises :class:`SpecError` if the token is short.
+    """
+    if len(token) < MIN_TOKEN:
+        raise SpecError(
+            f"VCASGD_RAY_TOKEN: has {len(token)} characters; with VCASGD_RAY_TLS it needs"
+            f" at least {MIN_TOKEN}, chosen at random",
+            field="VCASGD_RAY_TOKEN",
+        )
+    from vcasgd.encryption import Authority
+
+    authority = Authority(token, "vcasgd ray")
+    certificate, key = authority.issue("ray", sorted({host, *LOOPBACK}))
+    content = {"CA_CERT": authority.certificate(), "SERVER_CERT": certificate, "SERVER_KEY": key}
+    for name, pem in content.items():
+        os.environ[f"RAY_TLS_{name}"] = _stored(name, pem, folder)
+    os.environ["RAY_USE_TLS"] = "1"
+
+
+def _stored(name: str, content: bytes, folder: Path | None) -> str:
+    """Return the path of the content, which is kept as long as the folder or the process is."""
+    if folder is None:
+        file = os.memfd_create(name)
+        os.write(file, content)
+        return f"/proc/self/fd/{file}"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / f"{name.lower()}.pem"
+    write_private(path, content)
+    return str(path)

@@ -13,10 +13,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from vcasgd.cluster.commands import MACHINE_LABEL, authentication, confinement, stable
+from vcasgd.cluster.commands import (
+    MACHINE_LABEL,
+    TLS_VARIABLE,
+    authentication,
+    confinement,
+    stable,
+    use_tls,
+)
 from vcasgd.cluster.runner import Runner
-from vcasgd.cluster.tls import VARIABLE
-from vcasgd.cluster.tls import use as use_tls
 from vcasgd.errors import ClusterError
 
 T = TypeVar("T")
@@ -226,7 +231,7 @@ def _ray() -> Any:
 def _join(address: str, namespace: str, access: dict[str, str], deadline: float) -> str:
     """Join the cluster and return the id of the head's node."""
     os.environ.update(access)
-    if os.environ.pop(VARIABLE, None) == "1":
+    if os.environ.pop(TLS_VARIABLE, None) == "1":
         # The driver is on the machine of the head.
         use_tls(access["RAY_AUTH_TOKEN"], address.rpartition(":")[0])
     # A call after the end of the cluster must not start a new cluster.

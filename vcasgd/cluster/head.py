@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from vcasgd.cluster import Command, head_command
+from vcasgd.cluster.commands import (
+    PASSWORD_VARIABLE,
+    Command,
+    confinement,
+    ray_command,
+    stable,
+)
 from vcasgd.errors import SpecError, StoreUnavailable, VcasgdError
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
@@ -23,13 +29,26 @@ from vcasgd.store.sentinel import primary_url
 DEFAULT_DIR = Path(tempfile.gettempdir()) / "ray"
 
 
-def command(
+#: Ray's variables for the options of a redis-py URL.
+_TLS_FILES = {
+    "ssl_ca_certs": "RAY_REDIS_CA_CERT",
+    "ssl_certfile": "RAY_REDIS_CLIENT_CERT",
+    "ssl_keyfile": "RAY_REDIS_CLIENT_KEY",
+}
+
+
+def head_command(
     settings: Settings, *, address: str, ledger_url: str, temp_dir: Path, token: str | None
 ) -> Command | None:
-    """Return the command that starts the head, or None if no Sentinel names the ledger's primary.
+    """Return the command of the head: Ray's control service, without resources for workers.
 
-    ``address`` is ``host:port``. Raises :class:`~vcasgd.errors.ClusterError` if ``temp_dir`` is
-    too long, and :class:`~vcasgd.errors.SpecError` if ``address`` has no port.
+    The process runs until it is killed. It exits on its own if one of its parts or the ledger dies,
+    also during its start, or if the ledger is unavailable for a minute. The same command restarts
+    it from its state in the ledger. It is ready after about four seconds.
+
+    ``address`` is ``host:port``. Returns None if no Sentinel names the ledger's primary. Raises
+    :class:`~vcasgd.errors.ClusterError` if ``temp_dir`` is too long, and
+    :class:`~vcasgd.errors.SpecError` if ``address`` has no port.
     """
     host, port = _host_and_port(address)
     # Ray accepts one address. After a failover the head is restarted with the new one.
@@ -38,22 +57,19 @@ def command(
         return None
     ledger = urlsplit(url)
     tls = ledger.scheme == "rediss"
-    return head_command(
-        host=host,
-        port=port,
-        ledger_address=f"{'rediss://' if tls else ''}{ledger.hostname}:{ledger.port or 6379}",
-        ledger_files={
-            name: value
-            for name, value in parse_qsl(ledger.query)
-            if tls and name.startswith("ssl_")
-        },
-        ledger_password=unquote(ledger.password) if ledger.password else None,
-        namespace=settings.cluster,
-        temp_dir=temp_dir,
-        heartbeat=settings.heartbeat,
-        token=token,
-        tls=settings.ray_tls,
-    )
+    env = {
+        **confinement(host),
+        "RAY_REDIS_ADDRESS": f"{'rediss://' if tls else ''}{ledger.hostname}:{ledger.port or 6379}",
+        # Separates clusters that share a ledger.
+        "RAY_external_storage_namespace": settings.cluster,
+    }
+    for name, value in parse_qsl(ledger.query):
+        if tls and name in _TLS_FILES:
+            env[_TLS_FILES[name]] = value
+    if ledger.password:
+        env[PASSWORD_VARIABLE] = unquote(ledger.password)
+    flags = ["--head", str(port), "--node-ip-address", stable(host)]
+    return ray_command(flags, env, temp_dir, settings.heartbeat, token, tls=settings.ray_tls)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
@@ -67,7 +83,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _from_settings(settings: Settings) -> Command:
-    head = command(
+    head = head_command(
         settings,
         address=settings.required("ray_address"),
         ledger_url=settings.secret("ledger_url"),

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from vcasgd.cluster import tls
-from vcasgd.cluster.commands import FORKS_VARIABLE
+from vcasgd.cluster.commands import FORKS_VARIABLE, TLS_VARIABLE, own_address, use_tls
 from vcasgd.fork_server import ForkServer, die_with, listen, preload, preloaded
 
 
@@ -45,10 +44,10 @@ def main() -> NoReturn:
     if given.preload:
         os.environ[FORKS_VARIABLE] = str(_serve_forks(given.preload, folder, own))
     if given.node_ip_address is None:
-        given.node_ip_address = tls.own_address(given.address)
+        given.node_ip_address = own_address(given.address)
     # Before Ray is imported, because it then reads the environment.
-    if os.environ.pop(tls.VARIABLE, None) == "1":
-        tls.use(os.environ["RAY_AUTH_TOKEN"], given.node_ip_address, folder / "tls")
+    if os.environ.pop(TLS_VARIABLE, None) == "1":
+        use_tls(os.environ["RAY_AUTH_TOKEN"], given.node_ip_address, folder / "tls")
 
     from vcasgd.cluster.ray_node import run
 

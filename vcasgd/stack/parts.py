@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from vcasgd.cluster import Command, head
+from vcasgd.cluster import Command
+from vcasgd.cluster.head import head_command
 from vcasgd.errors import SpecError, StoreUnavailable
 from vcasgd.fleet.pools import JOINING_PROVIDERS, ORDERED_PROVIDERS
 from vcasgd.fleet.providers.local.processes import MARKER
@@ -201,7 +202,7 @@ def _server(layout: StackLayout, name: str) -> StackPart:
 
 def _head(layout: StackLayout, name: str) -> StackPart:
     def command() -> Command | None:
-        return head.command(
+        return head_command(
             layout.settings,
             address=layout.ray_address,
             ledger_url=layout.urls["ledger"],
