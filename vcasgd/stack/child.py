@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -10,12 +9,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from vcasgd.backoff import backoff
 from vcasgd.child_process import kill
 from vcasgd.cluster import Command
 from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.processes import Process, kill_all
+from vcasgd.fork_server import die_with
 from vcasgd.stack.home import PartState, StackHome
 from vcasgd.stack.parts import StackPart, mark
 
@@ -41,23 +42,15 @@ SECRETS = (
     "VCASGD_LEDGER_URL",
     "VCASGD_TENSORS_URL",
 )
-_PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(number: int) -> Callable[[], None]:
+def die_with_parent(number: signal.Signals) -> Callable[[], None]:
     """Return a ``preexec_fn`` that sends the new process a signal when its parent dies.
 
-    See prctl(2), PR_SET_PDEATHSIG. The signal is sent when the thread that started the process
-    exits, so start it in the main thread.
+    The signal is sent when the thread that started the process exits, so start it in the main
+    thread.
     """
-    parent, libc = os.getpid(), ctypes.CDLL(None)
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:  # The parent died before the call.
-            os._exit(1)
-
-    return prepare
+    return partial(die_with, os.getpid(), number)
 
 
 @dataclass

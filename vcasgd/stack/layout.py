@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from vcasgd.cluster import TEMP_DIR_BYTES
 from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import PortInUse, StackError
@@ -114,7 +116,8 @@ class StackLayout:
         tensors = part_names("tensors", nodes)
         external = _external_urls(settings, tensors)
         own = [name for name in ("ledger", *tensors) if name not in external]
-        replicas = _replicas(settings, before) if own else 0
+        replicas = before.replicas if settings.replicas is None else settings.replicas
+        replicas = replicas if own else 0
         members = [*own, *(replica_of(name) for name in own[: len(own) * replicas])]
         watchers = [f"sentinel-{index}" for index in range(SENTINELS * replicas)]
         ports = _ports(settings, before.ports, ["ledger", *tensors, *members, *watchers])
@@ -143,8 +146,8 @@ class StackLayout:
             | {name: each.url(list(sentinels.values())) for name, each in services.items()},
             token=token,
             ray_token=home.ensure_password("ray"),
-            job_secret=_job_secret(home, settings),
-            secrets_key=_secrets_key(home, settings),
+            job_secret=_secret(home, "jobs", settings.job_secret) if settings.job_users else None,
+            secrets_key=_secret(home, "job-secrets", settings.secrets_key),
         )
 
     @property
@@ -201,16 +204,9 @@ class StackLayout:
         return self.scratch / "tmp"
 
 
-def _job_secret(home: StackHome, settings: Settings) -> str | None:
-    if not settings.job_users:
-        return None
-    secret = settings.job_secret
-    return secret.get_secret_value() if secret else home.ensure_password("jobs")
-
-
-def _secrets_key(home: StackHome, settings: Settings) -> str:
-    key = settings.secrets_key
-    return key.get_secret_value() if key else home.ensure_password("job-secrets")
+def _secret(home: StackHome, name: str, given: SecretStr | None) -> str:
+    """Return a secret of the settings, or else one of the stack."""
+    return given.get_secret_value() if given else home.ensure_password(name)
 
 
 def service_urls(home: StackHome, state: StackState) -> dict[str, str]:
@@ -239,11 +235,6 @@ def _nodes(settings: Settings, before: StackState) -> int:
             remedy="remove one of the two settings",
         )
     return named
-
-
-def _replicas(settings: Settings, before: StackState) -> int:
-    """Return the number of replicas in the settings, else that of the last start."""
-    return before.replicas if settings.replicas is None else settings.replicas
 
 
 def _services(

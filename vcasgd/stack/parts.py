@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import httpx
 
@@ -52,11 +53,10 @@ NEEDS = {
     "controller": ("ledger", "tensors", "sentinel", "head"),
 }
 PARTS = tuple(NEEDS)
-#: Seconds for an orderly shutdown of a part.
-STOP_SECONDS = 8.0
-#: Seconds for the controller, which writes a checkpoint of each running job first.
-CONTROLLER_STOP_SECONDS = 20.0
-
+#: Seconds for an orderly shutdown of a part. The controller writes a checkpoint of each running job
+#: first. The head is killed: its state is in the ledger, and its own shutdown waits for lost nodes.
+USUAL_STOP_SECONDS = 8.0
+STOP_SECONDS = {"controller": 20.0, "head": 0.0}
 
 #: Seconds for an answer. The supervisor does nothing else meanwhile, but a busy machine easily
 #: takes more than one second.
@@ -65,20 +65,19 @@ PROBE_SECONDS = 3.0
 #: Called with the Unix time at which the part's process started. Raises
 #: :class:`~vcasgd.errors.VcasgdError` if the part can never become ready.
 Probe = Callable[[float], bool]
+#: Returns the command of a part, before each start, or None while the part must not start.
+Start = Callable[[], Command | None]
 
 
 @dataclass(frozen=True)
 class StackPart:
-    """A process of the stack.
-
-    ``command`` is called before each start, and returns None while the part must not start.
-    """
+    """A process of the stack."""
 
     name: str
-    command: Callable[[], Command | None]
+    command: Start
     ready: Probe
     needs: tuple[str, ...] = ()
-    stop_seconds: float = STOP_SECONDS
+    stop_seconds: float = USUAL_STOP_SECONDS
 
 
 def mark(home: StackHome, name: str) -> str:
@@ -122,29 +121,20 @@ def _names(layout: StackLayout, kind: str) -> list[str]:
 
 
 def _part(layout: StackLayout, name: str, present: Sequence[str]) -> StackPart:
-    make: Callable[[StackLayout, str], StackPart] = {
-        "ledger": _ledger,
-        "tensors": _tensors,
-        "sentinel": _sentinel,
-        "server": _server,
-        "head": _head,
-        "api": _api,
-        "controller": _controller,
-        GATEWAY: _gateway,
-    }[kind_of(name)]
-    part = make(layout, name)
+    start, ready = _MAKERS[kind_of(name)](layout, name)
     common = {MARKER: mark(layout.home, name), "TMPDIR": str(layout.temporary)}
+
+    def command() -> Command | None:
+        started = start()
+        return started and Command(started.argv, {**started.env, **common})
+
     return StackPart(
         name=name,
-        command=lambda: _with(part.command(), common),
-        ready=part.ready,
+        command=command,
+        ready=ready,
         needs=tuple(other for other in present if _needs(layout, name, other)),
-        stop_seconds=part.stop_seconds,
+        stop_seconds=STOP_SECONDS.get(kind_of(name), USUAL_STOP_SECONDS),
     )
-
-
-def _with(command: Command | None, env: dict[str, str]) -> Command | None:
-    return command and Command(command.argv, {**command.env, **env})
 
 
 def _needs(layout: StackLayout, name: str, other: str) -> bool:
@@ -157,132 +147,114 @@ def _needs(layout: StackLayout, name: str, other: str) -> bool:
     return not same_node or node_of(name) == node_of(other)
 
 
-def _ledger(layout: StackLayout, name: str) -> StackPart:
-    return _redis(layout, name, durable=True, memory_mb=layout.ledger_memory_mb)
-
-
-def _tensors(layout: StackLayout, name: str) -> StackPart:
-    return _redis(layout, name, durable=False, memory_mb=layout.tensors_memory_mb)
-
-
-def _redis(layout: StackLayout, name: str, *, durable: bool, memory_mb: int) -> StackPart:
+def _redis(layout: StackLayout, name: str) -> tuple[Start, Probe]:
+    durable = kind_of(name) == "ledger"
+    memory_mb = layout.ledger_memory_mb if durable else layout.tensors_memory_mb
     files, service = layout.servers[name], layout.services.get(service_of(name))
     command = Command(tuple(server_command(files, layout.settings.redis_server)), {})
     if service is None:
         write_configuration(files, durable=durable, memory_mb=memory_mb)
-        return StackPart(name, lambda: command, redis_server(name, files.url))
+        return lambda: command, redis_server(name, files.url)
     server = ReplicatedServer(
         files, layout.urls[service.name], durable=durable, memory_mb=memory_mb
     )
     server.configure(service.port)
-
-    def start() -> Command | None:
-        return command if server.may_start() else None
-
-    return StackPart(name, start, replicated_server(name, files.url))
+    start = lambda: command if server.may_start() else None  # noqa: E731
+    return start, replicated_server(name, files.url)
 
 
-def _sentinel(layout: StackLayout, name: str) -> StackPart:
+def _sentinel(layout: StackLayout, name: str) -> tuple[Start, Probe]:
     files, services = layout.sentinels[name], list(layout.services.values())
     write_sentinel_configuration(files, services)
     command = Command(tuple(sentinel_command(files, layout.settings.redis_server)), {})
-    return StackPart(name, lambda: command, lambda _at: watches(files, services))
+    return lambda: command, lambda _at: watches(files, services)
 
 
-def _server(layout: StackLayout, name: str) -> StackPart:
+def _server(layout: StackLayout, name: str) -> tuple[Start, Probe]:
     node = node_of(name)
     tensors = part_names("tensors", layout.nodes)[node]
-    ready = parameter_server_probe(layout.urls["ledger"], node_name(node))
-    env = {**_common(layout), **_job_secret(layout), "VCASGD_NODE": str(node)}
+    env = {**_secrets(layout, "VCASGD_JOB_SECRET"), "VCASGD_NODE": str(node)}
     if tensors in layout.servers and tensors not in layout.services:
         # Both run on this machine, so they use a Unix socket instead of TCP.
         env["VCASGD_NODE_URL"] = layout.servers[tensors].nearest_url
-    return StackPart(name, _module("vcasgd.parameter_server.main", env), ready)
+    servers = Servers(_connect(layout.urls["ledger"]))
+    ready = _available(lambda at: servers.all().get(node_name(node), {}).get("at", 0.0) >= at)
+    return _module(layout, "vcasgd.parameter_server.main", env), ready
 
 
-def _head(layout: StackLayout, name: str) -> StackPart:
-    def command() -> Command | None:
-        return head_command(
-            layout.settings,
-            address=layout.ray_address,
-            ledger_url=layout.urls["ledger"],
-            temp_dir=layout.scratch / "head",
-            token=layout.ray_token,
-        )
-
-    ready = listening(HOST, layout.ports["head"])
-    # Kill it: its state is in the ledger, and its own shutdown waits for lost nodes.
-    return StackPart(name, command, ready, stop_seconds=0.0)
+def _head(layout: StackLayout, _name: str) -> tuple[Start, Probe]:
+    start = partial(
+        head_command,
+        layout.settings,
+        address=layout.ray_address,
+        ledger_url=layout.urls["ledger"],
+        temp_dir=layout.scratch / "head",
+        token=layout.ray_token,
+    )
+    return start, listening(HOST, layout.ports["head"])
 
 
-def _api(layout: StackLayout, name: str) -> StackPart:
+def _api(layout: StackLayout, _name: str) -> tuple[Start, Probe]:
     env = {
-        **_common(layout),
-        **_secrets_key(layout),
+        **_secrets(layout, "VCASGD_SECRETS_KEY"),
         **layout.join_env,
         "VCASGD_TOKEN": layout.token,
     }
-    ready = answering(f"{layout.api_url}/readyz")
-    return StackPart(name, _module("vcasgd.api", env), ready)
+    return _module(layout, "vcasgd.api", env), answering(f"{layout.api_url}/readyz")
 
 
-def _controller(layout: StackLayout, name: str) -> StackPart:
-    return StackPart(
-        name,
-        _module(
-            "vcasgd.controller",
-            {
-                **_common(layout),
-                **_job_secret(layout),
-                **_secrets_key(layout),
-                **_webhook(layout),
-                "VCASGD_RAY_TOKEN": layout.ray_token,
-                **_join_url(layout),
-            },
-        ),
-        controller_probe(layout.urls["ledger"]),
-        stop_seconds=CONTROLLER_STOP_SECONDS,
+def _controller(layout: StackLayout, _name: str) -> tuple[Start, Probe]:
+    env = _secrets(
+        layout,
+        "VCASGD_JOB_SECRET",
+        "VCASGD_SECRETS_KEY",
+        "VCASGD_WEBHOOK_URL",
+        "VCASGD_WEBHOOK_SECRET",
+        "VCASGD_RAY_TOKEN",
     )
+    if "VCASGD_JOIN_URL" in (join := layout.join_env):
+        env["VCASGD_JOIN_URL"] = join["VCASGD_JOIN_URL"]
+    control = Control(_connect(layout.urls["ledger"]))
+    # It has its lease, and has published its pools.
+    ready = _available(lambda at: control.last_round_at() >= at)
+    return _module(layout, "vcasgd.controller", env), ready
 
 
-def _join_url(layout: StackLayout) -> dict[str, str]:
-    return {name: url for name, url in layout.join_env.items() if name == "VCASGD_JOIN_URL"}
-
-
-def _gateway(layout: StackLayout, name: str) -> StackPart:
-    env = {**_common(layout), **layout.join_env}
-    # it may listen on one address only
+def _gateway(layout: StackLayout, name: str) -> tuple[Start, Probe]:
+    # It may listen on one address only.
     host = layout.settings.join_host
     ready = listening(HOST if host in ("", "0.0.0.0", "::") else host, layout.ports[name])
-    return StackPart(name, _module("vcasgd.gateway.main", env), ready)
+    return _module(layout, "vcasgd.gateway.main", layout.join_env), ready
 
 
-def _module(name: str, env: dict[str, str]) -> Callable[[], Command]:
-    command = Command((sys.executable, "-m", name), env)
-    return lambda: command
+_MAKERS: dict[str, Callable[[StackLayout, str], tuple[Start, Probe]]] = {
+    "ledger": _redis,
+    "tensors": _redis,
+    "sentinel": _sentinel,
+    "server": _server,
+    "head": _head,
+    "api": _api,
+    GATEWAY: _gateway,
+    "controller": _controller,
+}
 
 
-def _job_secret(layout: StackLayout) -> dict[str, str]:
-    return {"VCASGD_JOB_SECRET": layout.job_secret} if layout.job_secret else {}
-
-
-def _secrets_key(layout: StackLayout) -> dict[str, str]:
-    return {"VCASGD_SECRETS_KEY": layout.secrets_key}
-
-
-def _webhook(layout: StackLayout) -> dict[str, str]:
-    names = ("webhook_url", "webhook_secret")
-    values = {name: getattr(layout.settings, name) for name in names}
-    return {
-        f"VCASGD_{name.upper()}": value.get_secret_value()
-        for name, value in values.items()
-        if value is not None
+def _secrets(layout: StackLayout, *names: str) -> dict[str, str]:
+    """Return those of these secrets that the stack has."""
+    url, secret = layout.settings.webhook_url, layout.settings.webhook_secret
+    values = {
+        "VCASGD_JOB_SECRET": layout.job_secret,
+        "VCASGD_SECRETS_KEY": layout.secrets_key,
+        "VCASGD_RAY_TOKEN": layout.ray_token,
+        "VCASGD_WEBHOOK_URL": url.get_secret_value() if url else None,
+        "VCASGD_WEBHOOK_SECRET": secret.get_secret_value() if secret else None,
     }
+    return {name: value for name in names if (value := values[name]) is not None}
 
 
-def _common(layout: StackLayout) -> dict[str, str]:
-    """Return the variables of all vcasgd processes besides the inherited settings."""
-    return {
+def _module(layout: StackLayout, name: str, env: Mapping[str, str]) -> Start:
+    """Return the command of a process of vcasgd, with ``env`` besides what all of them get."""
+    common = {
         "VCASGD_HOME": str(layout.home.path),
         "VCASGD_LEDGER_URL": layout.urls["ledger"],
         "VCASGD_TENSORS_URL": layout.tensors_url,
@@ -292,9 +264,23 @@ def _common(layout: StackLayout) -> dict[str, str]:
         "VCASGD_API_URL": layout.api_url,
         "VCASGD_API_PORT": str(layout.ports["api"]),
     }
+    command = Command((sys.executable, "-m", name), {**common, **env})
+    return lambda: command
 
 
 # -- readiness: each probe returns within seconds --------------------------------------------------
+
+
+def _available(check: Probe) -> Probe:
+    """Return a probe that also fails while a Redis server is unavailable."""
+
+    def probe(started_at: float) -> bool:
+        try:
+            return check(started_at)
+        except StoreUnavailable:
+            return False
+
+    return probe
 
 
 def redis_server(name: str, url: str) -> Probe:
@@ -304,57 +290,24 @@ def redis_server(name: str, url: str) -> Probe:
     """
     client = _connect(url)
 
-    def probe(_started_at: float) -> bool:
-        try:
-            check_server(client, name)
-        except StoreUnavailable:
-            return False
+    def answers(_started_at: float) -> bool:
+        check_server(client, name)
         return True
 
-    return probe
+    return _available(answers)
 
 
 def replicated_server(name: str, url: str) -> Probe:
     """Return a probe for a primary, or for a replica that has caught up with its primary."""
     client, answers = _connect(url), redis_server(name, url)
 
-    def probe(started_at: float) -> bool:
+    def serves(started_at: float) -> bool:
         if not answers(started_at):
             return False
-        try:
-            info = client.info("replication")
-        except StoreUnavailable:
-            return False
+        info = client.info("replication")
         return "master" in info["role"] or "up" in info.get("master_link_status", "")
 
-    return probe
-
-
-def parameter_server_probe(ledger_url: str, node: str) -> Probe:
-    """Return a probe for a parameter server that has sent a heartbeat to the ledger."""
-    ledger = _connect(ledger_url)
-    servers = Servers(ledger)
-
-    def probe(started_at: float) -> bool:
-        try:
-            return bool(servers.all().get(node, {}).get("at", 0.0) >= started_at)
-        except StoreUnavailable:
-            return False
-
-    return probe
-
-
-def controller_probe(ledger_url: str) -> Probe:
-    """Return a probe for a controller that has its lease and has published its pools."""
-    control = Control(_connect(ledger_url))
-
-    def probe(started_at: float) -> bool:
-        try:
-            return control.last_round_at() >= started_at
-        except StoreUnavailable:
-            return False
-
-    return probe
+    return _available(serves)
 
 
 def listening(host: str, port: int) -> Probe:
