@@ -23,7 +23,7 @@ from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
 from vcasgd.cluster import Cluster, node_command
 from vcasgd.cluster.head import head_command
-from vcasgd.controller.fleet.workplaces import WorkerStart, Workplaces
+from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.errors import ClusterError
 from vcasgd.fleet.notices import Notice
 from vcasgd.settings import Settings
@@ -184,7 +184,7 @@ class Driver:
         """Start a worker of the job on a machine."""
         url = self._rig.files.url
         env = {"VCASGD_LEDGER_URL": url, "VCASGD_TENSORS_URL": url}
-        self._call("start", WorkerStart(machine_id, self._rig.worker(machine_id), env))
+        self._call("start", {self._rig.worker(machine_id): env})
 
     def stop(self, machine_id: str) -> None:
         """Kill the worker of a machine."""
@@ -216,7 +216,7 @@ def drive(address: str, tls: bool, ledger_url: str, connection: Connection) -> N
         return Seen(places.nodes, workers, places.notices)
 
     calls: dict[str, Callable[..., Any]] = {
-        "see": see, "start": lambda one: places.start([one]), "stop": places.stop,
+        "see": see, "start": places.start, "stop": places.stop,
     }  # fmt: skip
     with suppress(EOFError):
         while True:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 
 from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.pools import is_joined
-from vcasgd.controller.fleet.workplaces import WorkerStart
 from vcasgd.errors import SpecError
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import StartWorker, StopWorker
@@ -58,17 +57,16 @@ class WorkerActuator:
                 for job, names in by_job.items()
             }
         )
-        starts = []
+        environments = {}
         for name, action in due.items():
             with bound(job=action.job, worker=name, request=requests[action.job]):
                 log.info("start %s", name)
                 try:
-                    env = self._environment(name, action, pools[action.machine_id])
+                    pool = pools[action.machine_id]
+                    environments[name] = self._environment(name, action, pool)
                 except SpecError as error:
                     log.warning("%s: %s", action, error)
-                else:
-                    starts.append(WorkerStart(action.machine_id, name, env))
-        self._fleet.workplaces.start(starts)
+        self._fleet.workplaces.start(environments)
 
     def _environment(self, name: str, action: StartWorker, pool: str) -> dict[str, str]:
         if not is_joined(action.machine_id):

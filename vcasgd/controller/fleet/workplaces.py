@@ -10,7 +10,6 @@ import logging
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from pydantic import ValidationError
 
@@ -107,15 +106,6 @@ class RestartBackoff:
     def may_start(self, worker: str) -> bool:
         """Return True if the worker's back-off has passed."""
         return self._clock() >= self._not_before.get(worker, 0.0)
-
-
-@dataclass(frozen=True)
-class WorkerStart:
-    """A worker to start, and the environment of its process."""
-
-    machine: str
-    worker: str
-    env: dict[str, str]
 
 
 class Workplaces:
@@ -268,11 +258,14 @@ class Workplaces:
         """Return True unless the worker crashed and has to wait."""
         return self._restarts.may_start(worker)
 
-    def start(self, starts: Iterable[WorkerStart]) -> None:
-        """Start workers on machines that are present, unless they run already."""
+    def start(self, environments: Mapping[str, Mapping[str, str]]) -> None:
+        """Start workers, unless they run already, on machines that are present.
+
+        ``environments``: the variables of each worker.
+        """
         alive, changed = self.alive, dict[str, list[WorkerOrder]]()
-        for one in starts:
-            machine, worker = one.machine, one.worker
+        for worker, env in environments.items():
+            machine = machine_of(worker)
             if machine not in self.nodes or worker in alive:
                 continue
             if machine not in changed:
@@ -280,7 +273,7 @@ class Workplaces:
                 changed[machine] = [order for order in orders if order.worker in alive]
             start = secrets.token_hex(8)
             changed[machine].append(
-                WorkerOrder(worker=worker, job=job_of(worker), start=start, env=one.env)
+                WorkerOrder(worker=worker, job=job_of(worker), start=start, env=dict(env))
             )
         self._order(changed)
 
