@@ -16,7 +16,7 @@ from vcasgd.learning.encodings.encoder import as_sent
 from vcasgd.learning.encodings.packed import PackedFormat
 from vcasgd.learning.encodings.payload import EncodedVector, PayloadFormat
 from vcasgd.learning.encodings.rows import RowsFormat, Table
-from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
+from vcasgd.store.tensors.chunks import CHUNK_BYTES
 
 #: Numbers decoded at a time; the parameter server uses the same.
 PIECE_FLOATS = 1 << 18

@@ -25,7 +25,7 @@ from vcasgd.errors import StoreError
 from vcasgd.store import bulk_transfer
 from vcasgd.store.connection import connect
 from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
-from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
+from vcasgd.store.tensors.chunks import CHUNK_BYTES
 
 MEGABYTES = 64
 REPETITIONS = 8

@@ -19,6 +19,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.world import World, layout_of, spec_of
+from xxhash import xxh3_64_intdigest
 
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.vector import LARGEST_VALUE
@@ -26,10 +27,9 @@ from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.parameter_server.reports import INNOCENT
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.job import ModelFacts
-from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
+from vcasgd.store.tensors.chunks import CHUNK_BYTES
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
-from vcasgd.store.tensors.updates import checksum
 
 MakeWorld = Callable[..., World]
 #: of the examples below; with up to 24 entries each on each of two servers
@@ -351,7 +351,7 @@ def test_a_value_at_the_edge_of_what_is_allowed(world: World) -> None:
     vector = world.delta(1, 0, 2)
     vector[3] = struct.unpack("<f", struct.pack("<f", LARGEST_VALUE))[0] / 2
     header, payload = world.update(1, 0, 2, 1, vector=vector)
-    assert header.checksum == checksum(payload)
+    assert header.checksum == xxh3_64_intdigest(payload)
 
     world.inject(header, payload)
 

@@ -15,9 +15,9 @@ from support.snapshots import KEYS, constant, fetch, install, key_names, meta_of
 from vcasgd.errors import Fenced, SnapshotMissing
 from vcasgd.store import bulk_transfer
 from vcasgd.store.connection import RedisClient, connect
-from vcasgd.store.tensors import bf16_split as module
+from vcasgd.store.tensors import chunks as module
 from vcasgd.store.tensors import snapshot_store
-from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, outgoing
+from vcasgd.store.tensors.chunks import CHUNK_BYTES, outgoing
 from vcasgd.store.tensors.snapshot import (
     Change,
     Record,

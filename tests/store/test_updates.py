@@ -10,8 +10,8 @@ import torch
 from support.world import World
 
 from vcasgd.errors import Fenced, InvalidUpdate, SnapshotMissing, StoreFull, StoreUnavailable
-from vcasgd.store.tensors import bf16_split, updates
-from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, chunk_count
+from vcasgd.store.tensors import chunks, updates
+from vcasgd.store.tensors.chunks import CHUNK_BYTES, chunk_count
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.push_slots import PushSlots
 from vcasgd.store.tensors.snapshot_store import ONLY_CHUNK
@@ -227,7 +227,7 @@ class TestPush:
     ) -> None:
         """A script can unpack fewer than 8,000 values; a shard of 8.4 GB has more chunks."""
         # Given a model, and chunks so small that it has as many of them as one of 8.6 GB
-        monkeypatch.setattr(bf16_split, "CHUNK_BYTES", 16)
+        monkeypatch.setattr(chunks, "CHUNK_BYTES", 16)
         world = make_world(samples=MAX_UNPACKED * 4)
         # When one worker loses its connection before the entry, and another one pushes
         lost, payload = world.update(1, 0, 4, 1)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
 from support.exact import counts_after
 from vcasgd.controller.jobs.lifecycle import JobLifecycle
@@ -38,11 +39,11 @@ from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Lease, Leases, Wait
 from vcasgd.store.ledger.leases import WorkKind as Work
 from vcasgd.store.ledger.servers import Accounts
-from vcasgd.store.tensors.bf16_split import CHUNK_BYTES
+from vcasgd.store.tensors.chunks import CHUNK_BYTES
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import Meta, Record, encode_integers
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import PushResult, UpdateReader, UpdateSender, checksum
+from vcasgd.store.tensors.updates import PushResult, UpdateReader, UpdateSender
 
 COUNTING = {"rule": "async-local-sgd", "eta": 1.0}
 #: Samples in a local step of the task.
@@ -247,7 +248,7 @@ class World:
             "token": token,
             "codec": self.spec.update.codec,
             "size": len(payload),
-            "checksum": checksum(payload),
+            "checksum": xxh3_64_intdigest(payload),
             "layout": self.layout.digest(),
             "integers": encode_integers(torch.tensor([stop])),
             "loss_sum": float(stop - start),

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from support.harness import Harness
 from support.training import BATCH, Training
+from xxhash import xxh3_64_intdigest
 
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.tensors.bf16_split import bytes_of
+from vcasgd.store.tensors.chunks import bytes_of
 from vcasgd.store.tensors.header import Header
-from vcasgd.store.tensors.updates import checksum
 
 Eventually = Callable[..., Any]
 
@@ -235,7 +235,7 @@ class Rogue:
             token=2**40,
             codec="float32",
             size=len(payload),
-            checksum=checksum(payload),
+            checksum=xxh3_64_intdigest(payload),
             layout=layout.digest(),
         )
 
@@ -264,7 +264,7 @@ def test_updates_of_a_rogue_client_are_rejected_counted_and_reported(
 
     # When updates arrive that are damaged in different ways
     rogue.send("rogue-1", payload, checksum=1)
-    rogue.send("rogue-2", nan, checksum=checksum(nan))
+    rogue.send("rogue-2", nan, checksum=xxh3_64_intdigest(nan))
     rogue.send("rogue-3", payload[:-4])
     rogue.send("rogue-4", payload, size=2**40)
     rogue.send("rogue-5")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vcasgd.store.tensors.bf16_split import join_halves, split_halves, widen
+from vcasgd.store.tensors.chunks import join_halves, split_halves, widen
 
 
 def halves(vector: Tensor) -> tuple[Tensor, Tensor]:

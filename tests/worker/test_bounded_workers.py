@@ -13,6 +13,7 @@ import torch
 from support.harness import Harness, Store
 from support.servers import KINDS, TlsServer, require_binary
 from support.training import Training
+from xxhash import xxh3_64_intdigest
 
 from vcasgd.errors import StoreDenied, StoreError
 from vcasgd.learning.encodings import make_codec
@@ -28,7 +29,6 @@ from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.leases import Leases
 from vcasgd.store.tensors.header import Header
-from vcasgd.store.tensors.updates import checksum
 
 SECRET = "only the platform knows"
 Eventually = Callable[..., Any]
@@ -121,7 +121,7 @@ class Rogue:
             "token": 0,
             "codec": "float32",
             "size": len(payload),
-            "checksum": checksum(payload) ^ 1,
+            "checksum": xxh3_64_intdigest(payload) ^ 1,
             "layout": self.layout.digest(),
         }
         return Header(**{**fields, **changes}), payload

@@ -16,7 +16,6 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.client import Pipeline
 from redis.commands.core import Script
 from redis.exceptions import OutOfMemoryError, ResponseError
 from redis.retry import Retry
@@ -25,7 +24,7 @@ from vcasgd import limits
 from vcasgd.backoff import backoff, jittered
 from vcasgd.errors import StoreError, StoreFull, StoreUnavailable, StoreUnsupported
 from vcasgd.store import sentinel
-from vcasgd.store.atomic import Command, as_one, converted, may_exceed
+from vcasgd.store.pipeline import READS, StorePipeline, may_exceed
 from vcasgd.store.replication import REPLICA_SECONDS, Replication
 from vcasgd.store.replies import mapped_errors
 from vcasgd.store.tls import tls_options
@@ -42,93 +41,12 @@ MAX_PAUSE_SECONDS = 1.0
 
 _CHECK_THE_URL = "check that it is running, and its URL: a TLS port requires rediss://"
 
-#: Read-only commands; all others wait for the replicas.
-# fmt: off
-_READS = frozenset((
-    "ACL", "CLIENT", "CONFIG", "EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN",
-    "HMGET", "HVALS", "INFO", "LLEN", "LRANGE", "MEMORY USAGE", "MGET", "PING", "PTTL", "SCAN",
-    "SCARD", "SCRIPT EXISTS", "SCRIPT LOAD", "SISMEMBER", "SMEMBERS", "SRANDMEMBER", "STRLEN",
-    "TIME", "TTL", "TYPE", "WAIT", "XINFO STREAM", "XLEN", "XRANGE", "XREAD", "XREVRANGE", "ZCARD",
-    "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGE", "ZREVRANK", "ZSCORE",
-))
-# fmt: on
-
 #: Our own options in a URL, beside those of redis-py.
 _OWN_OPTIONS = ("replicas", "replica_timeout")
 #: Options that are never shown.
 _SECRET_OPTIONS = ("username", "password", "ssl_password", "sentinel_username", "sentinel_password")
 
 Result = TypeVar("Result")
-
-
-class _Pipeline(Pipeline):
-    """A pipeline that raises our errors.
-
-    Its writes wait for the replicas and exceed the memory limit as those of its client do. A
-    transaction that writes is one script.
-    """
-
-    def __init__(self, client: RedisClient, transaction: bool) -> None:
-        super().__init__(client.connection_pool, client.response_callbacks, transaction, None)
-        self._replication = client.replication if client.waits else None
-        self._over_limit = client.over_limit
-
-    def execute(self, raise_on_error: bool = True) -> list[Any]:
-        commands: list[Command] = list(self.command_stack)
-        with mapped_errors():
-            if self.transaction and not _only_read(commands):
-                results = self._as_script(commands)
-            else:
-                try:
-                    results = self._in_one_trip()
-                except OutOfMemoryError:
-                    # A server at its limit queues not even the reads of a transaction.
-                    results = self._as_script(commands)
-                self._repeat_refused(commands, results)
-            for result in results if raise_on_error else ():
-                if isinstance(result, Exception):
-                    raise result
-        return results
-
-    def _in_one_trip(self) -> list[Any]:
-        """Return the answers, some of which can be errors."""
-        wait = None
-        if self._replication is not None and not _only_read(self.command_stack):
-            wait = self._replication.command()
-        if wait is not None:
-            self.execute_command(*wait)
-        results: list[Any] = super().execute(raise_on_error=False)
-        if wait is not None and self._replication is not None:
-            acknowledged = results.pop()
-            if isinstance(acknowledged, Exception):
-                raise acknowledged
-            self._replication.record_answer(acknowledged)
-        return results
-
-    def _as_script(self, commands: list[Command]) -> list[Any]:
-        self.reset()
-        self.transaction = False
-        self.execute_command(*as_one(commands, over_limit=self._over_limit))
-        (answers,) = self._in_one_trip()
-        if isinstance(answers, Exception):
-            raise answers
-        return converted(commands, answers, self.response_callbacks)
-
-    def _repeat_refused(self, commands: list[Command], results: list[Any]) -> None:
-        """Repeat commands that the server refused at its limit, if they may exceed it."""
-        refused = [
-            at
-            for at, ((command, _), answer) in enumerate(zip(commands, results, strict=True))
-            if self._over_limit and isinstance(answer, OutOfMemoryError) and may_exceed(command)
-        ]
-        if refused:
-            again = self._as_script([commands[at] for at in refused])
-            for at, result in zip(refused, again, strict=True):
-                results[at] = result
-
-
-def _only_read(commands: list[Command]) -> bool:
-    return all(args[0] in _READS for args, _ in commands)
 
 
 class RedisClient(redis.Redis):
@@ -158,7 +76,7 @@ class RedisClient(redis.Redis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         with mapped_errors():
-            if not self.waits or args[0] in _READS:
+            if not self.waits or args[0] in READS:
                 try:
                     return super().execute_command(*args, **options)
                 except OutOfMemoryError:
@@ -168,8 +86,13 @@ class RedisClient(redis.Redis):
             pipe.execute_command(*args, **options)
             return pipe.execute()[0]
 
-    def pipeline(self, transaction: bool = False, shard_hint: Any = None) -> _Pipeline:  # noqa: ARG002
-        return _Pipeline(self, transaction)
+    def pipeline(self, transaction: bool = False, shard_hint: Any = None) -> StorePipeline:  # noqa: ARG002
+        return StorePipeline(self, transaction)
+
+    def now(self) -> float:
+        """Return the server's time, in Unix seconds."""
+        seconds, microseconds = self.time()
+        return float(seconds + microseconds / 1e6)
 
     def waiting(self) -> RedisClient:
         """Return a client with the same connections whose writes wait for the replicas, if any."""
@@ -230,7 +153,7 @@ def connect(
     ``url``: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or
     ``rediss+sentinel://``. With ``replicas=n`` in it, every write waits for n replicas; if
     ``waits`` is False, only the writes of :meth:`RedisClient.waiting` do. With ``over_limit``,
-    writes continue at the memory limit; see :mod:`vcasgd.store.atomic`. With ``kept`` or
+    writes continue at the memory limit; see :mod:`vcasgd.store.pipeline`. With ``kept`` or
     ``over_limit``, which only the platform uses, the server closes other connections first if all
     together take too much of its memory. ``fence`` is called
     with each new connection, and raises an error of redis-py to refuse it. The library's own

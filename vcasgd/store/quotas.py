@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from vcasgd.errors import StoreError, StoreUnavailable
 from vcasgd.limits import MAX_ENTRIES, MAX_SHARE_BESIDE_OTHERS
-from vcasgd.store.atomic import FULL_SHARE
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.pipeline import FULL_SHARE
 from vcasgd.store.tensors.snapshot_index import SCANNED, SCANS
 
 log = logging.getLogger(__name__)

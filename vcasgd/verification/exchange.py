@@ -20,7 +20,7 @@ from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.untrusted import Content, Invalid, Text, parse
-from vcasgd.store.tensors.bf16_split import bytes_of, chunk_count, chunks_of
+from vcasgd.store.tensors.chunks import bytes_of, chunk_count, chunks_of
 from vcasgd.store.tensors.header import Header
 
 #: Reason of the rejection of an update that does not continue from its worker's last state.

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vcasgd.learning.local_moments import LocalMoments, NoiseMoments
-from vcasgd.store.tensors.bf16_split import bytes_of
+from vcasgd.store.tensors.chunks import bytes_of
 
 #: Digest of the state of a new optimizer, which has no tensors.
 FRESH = "0" * 64

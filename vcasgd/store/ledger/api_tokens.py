@@ -48,11 +48,11 @@ class ApiToken(BaseModel):
 
     def opened_by(self, text: str) -> bool:
         """Return True if ``text`` is this token. The comparison takes constant time."""
-        return secrets.compare_digest(digest_of(text), self.digest)
+        return secrets.compare_digest(secret_digest(text), self.digest)
 
 
-def digest_of(text: str) -> str:
-    """Return the digest under which a token is stored."""
+def secret_digest(text: str) -> str:
+    """Return the digest under which a token or another secret is stored."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -87,7 +87,7 @@ class ApiTokens:
         token = ApiToken(
             name=name,
             scope=scope,
-            digest=digest_of(text),
+            digest=secret_digest(text),
             created_at=now,
             expires_at=None if lifetime is None else now + lifetime,
             max_machines=max_machines,

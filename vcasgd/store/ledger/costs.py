@@ -119,15 +119,7 @@ class Costs:
 
         They lag by at most :data:`~vcasgd.fleet.costs.CHARGE_SECONDS`.
         """
-        return self.spent_of([job])[job]
-
-    def spent_of(self, jobs: Collection[str]) -> dict[str, float]:
-        """Return :meth:`spent` of several jobs, in one round trip."""
-        sums = zip(jobs, self.of_all(jobs), strict=True)
-        return {
-            job: sum(usd for name, usd in amounts.items() if name.endswith("|usd"))
-            for job, amounts in sums
-        }
+        return sum(usd for name, usd in self.of(job).items() if name.endswith("|usd"))
 
     def of(self, job: str) -> dict[str, float]:
         """Return the sums of all amounts of a job."""

@@ -195,8 +195,7 @@ class EventFeed:
 
     def now(self) -> int:
         """Return the ledger's clock, in ms."""
-        seconds, microseconds = self._ledger.time()
-        return int(seconds * 1000 + microseconds // 1000)
+        return int(self._ledger.now() * 1000)
 
     def events(
         self, jobs: Collection[str], after: EventCursor, until: int, *, limit: int

@@ -17,7 +17,6 @@ from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.logging import request_id
 from vcasgd.spec.job import CHANGEABLE, JobSpec
 from vcasgd.store import keys as names
-from vcasgd.store.atomic import FULL_SHARE
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.events import EventLog, event_text
@@ -32,6 +31,7 @@ from vcasgd.store.ledger.job import (
     request_job,
 )
 from vcasgd.store.ledger.workers import JobWorkers
+from vcasgd.store.pipeline import FULL_SHARE
 
 log = logging.getLogger(__name__)
 
@@ -373,7 +373,7 @@ class Jobs(EventLog):
 
     def now(self) -> float:
         """Return the Unix time of the ledger, in seconds."""
-        return float(self._ledger.time()[0])
+        return self._ledger.now()
 
     def failures(self, job: str) -> list[Failure]:
         """Return the errors of the user's code, oldest first."""

@@ -6,7 +6,6 @@ are those of the ledger's clock, in Unix seconds.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import secrets
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from vcasgd.errors import Conflict
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.api_tokens import secret_digest
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class JoinedMachine(_FleetEntry):
     def sent(self, token: str, digest: str | None, secret: str) -> bool:
         """Return True if a request with this token and this secret comes from the machine."""
         own = (self.token, self.digest) == (token, digest)
-        return own and compare_digest(self.secret, _digest(secret))
+        return own and compare_digest(self.secret, secret_digest(secret))
 
 
 class WorkerReport(_FleetEntry):
@@ -130,8 +130,7 @@ class JoinedMachines:
 
     def now(self) -> float:
         """Return the ledger's time."""
-        seconds, micros = self._ledger.time()
-        return float(seconds) + float(micros) / 1e6
+        return self._ledger.now()
 
     # -- for the API -----------------------------------------------------------------------------
 
@@ -156,7 +155,7 @@ class JoinedMachines:
             name=ordered or f"{PREFIX}{token[:_NAME_LETTERS]}-{secrets.token_hex(_NAME_BYTES)}",
             token=token,
             digest=digest,
-            secret=_digest(secret),
+            secret=secret_digest(secret),
             pool=pool,
             joined_at=self.now(),
             ordered=ordered is not None,
@@ -280,10 +279,6 @@ class WorkerOrders:
         """Delete the orders of machines that are lost."""
         if machines:
             self._ledger.hdel(names.WORKER_ORDERS, *machines)
-
-
-def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def _read(kind: type[Kind], name: str, row: bytes | None) -> Kind | None:

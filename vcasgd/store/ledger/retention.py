@@ -57,8 +57,8 @@ class Retention:
 
     def delete_late_writes(self) -> None:
         """Delete what was written for jobs after their deletion, once nothing more can follow."""
-        now = self._ledger.time()[0]
-        jobs = self._ledger.zrangebyscore(names.DELETED, "-inf", now - LATE_SECONDS)
+        before = self._ledger.now() - LATE_SECONDS
+        jobs = self._ledger.zrangebyscore(names.DELETED, "-inf", before)
         for job in jobs:
             with self._ledger.pipeline() as pipe:
                 pipe.unlink(*LedgerKeys(job.decode()).all)

@@ -26,13 +26,12 @@ class Header(BaseModel):
 
     ``start`` and ``stop`` are samples of the subtask, and ``base`` is the version of this shard
     that the update was trained from; ``rollbacks`` is the lowest :attr:`Meta.rollbacks` of all
-    shards' parts of that model. ``size`` and ``checksum``
-    (:func:`~vcasgd.store.tensors.updates.checksum`) describe the encoded part of the vector that
-    belongs to the shard; a missing checksum is computed while the payload is sent. ``integers`` is
-    base64 of int64, or empty if unchanged since the base; only shard 0 has them. ``batch`` is the
-    worker's local batch in samples, a mean that needn't be whole, ``step_seconds`` the duration of
-    its local steps, and ``exchange_seconds`` the least time between two of its last intervals; 0 if
-    unknown.
+    shards' parts of that model. ``size`` and ``checksum``, the 64-bit XXH3, describe the encoded
+    part of the vector that belongs to the shard. A checksum detects accidents, not malice; a
+    missing one is computed while the payload is sent. ``integers`` is base64 of int64, or empty if
+    unchanged since the base; only shard 0 has them. ``batch`` is the worker's local batch in
+    samples, a mean that needn't be whole, ``step_seconds`` the duration of its local steps, and
+    ``exchange_seconds`` the least time between two of its last intervals; 0 if unknown.
 
     ``claims`` is what :mod:`vcasgd.verification` needs, or empty. ``signature`` is the HMAC-SHA256
     of the rest under its worker's key, or empty if workers have no keys.

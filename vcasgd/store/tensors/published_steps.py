@@ -17,7 +17,7 @@ from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.encodings.steps import StepFormat
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.tensors.bf16_split import chunk_count, chunks_of
+from vcasgd.store.tensors.chunks import chunk_count, chunks_of
 from vcasgd.store.tensors.snapshot import MAX_STEPS, Meta, PublishedStep
 
 log = logging.getLogger(__name__)

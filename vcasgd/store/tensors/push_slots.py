@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from vcasgd.store.bulk_transfer import DEPTH, Command
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, chunk_count
+from vcasgd.store.tensors.chunks import CHUNK_BYTES, chunk_count
 from vcasgd.store.tensors.snapshot_index import MAX_PINS
 from vcasgd.store.tensors.snapshot_store import REMOVED_CHUNKS
 
@@ -95,7 +95,7 @@ class PushSlots:
 
         Payloads have at most ``chunks`` chunks.
         """
-        keys, now = self._keys, _milliseconds(self._tensors.time())
+        keys, now = self._keys, int(self._tensors.now() * 1000)
         most = max(1, MAX_REAPED_CHUNKS // max(chunks, 1))
         expired = [
             name.decode(errors="replace")
@@ -115,8 +115,3 @@ class PushSlots:
 
 def _slot_ms() -> int:
     return int(SLOT_SECONDS * 1000)
-
-
-def _milliseconds(clock: tuple[int, int]) -> int:
-    seconds, microseconds = clock
-    return seconds * 1000 + microseconds // 1000

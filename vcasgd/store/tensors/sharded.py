@@ -13,7 +13,7 @@ from vcasgd.learning.vector import new_vector
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.tensors.bf16_split import chunk_names, outgoing, receive
+from vcasgd.store.tensors.chunks import chunk_names, outgoing, receive
 from vcasgd.store.tensors.snapshot import Snapshot
 from vcasgd.store.tensors.snapshot_index import ModelPins, ModelSnapshot
 from vcasgd.store.tensors.snapshot_store import SnapshotStore

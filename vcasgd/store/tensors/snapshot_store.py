@@ -20,7 +20,7 @@ from vcasgd.learning.encodings.steps import StepFormat, checksum
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.tensors.bf16_split import (
+from vcasgd.store.tensors.chunks import (
     bytes_of,
     chunk_count,
     chunk_names,

@@ -22,7 +22,7 @@ from vcasgd.limits import MAX_SMALL_PAYLOAD_BYTES
 from vcasgd.store.bulk_transfer import BulkTransfer, Command, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.tensors.bf16_split import CHUNK_BYTES, chunk_count, chunks_of
+from vcasgd.store.tensors.chunks import CHUNK_BYTES, chunk_count, chunks_of
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.push_slots import RENEW_SECONDS, PushSlots
 from vcasgd.store.tensors.snapshot import Meta
@@ -85,14 +85,6 @@ class UpdateStatus:
     outcomes: list[str]
     meta: Meta | None = None
     content: bytes = b""
-
-
-def checksum(payload: memoryview | bytes | bytearray) -> int:
-    """Return the 64-bit XXH3 of a payload.
-
-    It detects accidents, not malice: a rogue worker can send a wrong update with a right checksum.
-    """
-    return xxhash.xxh3_64_intdigest(payload)
 
 
 def payload_keys(keys: TensorKeys, header: Header, size: int) -> list[str]:

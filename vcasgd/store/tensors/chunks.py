@@ -1,4 +1,4 @@
-"""Layout of a vector in the chunks of a snapshot: float32, or bfloat16 halves.
+"""Chunks of payloads and vectors; those of a snapshot have float32, or bfloat16 halves.
 
 If workers push bfloat16, each float32 number is split into two 16-bit halves: the high half is
 the nearest bfloat16, and the low half is what is missing from it. Chunks ``h…`` hold the high
