@@ -34,41 +34,16 @@ def test_checkpoint_is_downloaded(api: Api, client: Client, tmp_path: Path) -> N
     job = api.submit()
     # larger than one chunk
     name, data = api.store_checkpoint(job, 3, size=700_000)
-
-    path = client.job(job).download(tmp_path / "model.safetensors", checkpoint=name)
-
-    assert path.read_bytes() == data
-    assert load_file(path)["weight"][-1] == 699_999
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_download_into_a_directory_keeps_the_name(api: Api, client: Client, tmp_path: Path) -> None:
-    job = api.submit()
-    name, _ = api.store_checkpoint(job, 3)
-
-    assert client.job(job).download(tmp_path, checkpoint=name) == tmp_path / f"{job}-{name}"
-
-
-def test_downloaded_file_has_default_permissions(api: Api, client: Client, tmp_path: Path) -> None:
-    job = api.submit()
-    name, _ = api.store_checkpoint(job, 3)
     (tmp_path / "usual").touch()
 
-    path = client.job(job).download(tmp_path / "model", checkpoint=name)
+    path = client.job(job).download(tmp_path / "model.safetensors", checkpoint=name)
+    named = client.job(job).download(tmp_path, checkpoint=name)
 
+    assert path.read_bytes() == data
     assert path.stat().st_mode == (tmp_path / "usual").stat().st_mode
-
-
-def test_download_headers_name_file_and_digest(api: Api, http: httpx.Client) -> None:
-    job = api.submit()
-    name, data = api.store_checkpoint(job, 3)
-
-    answer = http.get(f"jobs/{job}/checkpoints/{name}")
-
-    assert answer.content == data
-    assert answer.headers["ETag"] == f'"{hashlib.sha256(data).hexdigest()}"'
-    assert name in answer.headers["Content-Disposition"]
-    assert answer.headers["Content-Length"] == str(len(data))
+    assert load_file(path)["weight"][-1] == 699_999
+    assert named == tmp_path / f"{job}-{name}"
+    assert set(tmp_path.iterdir()) == {path, named, tmp_path / "usual"}
 
 
 def test_damaged_checkpoint_returns_a_problem_with_its_name(
@@ -103,7 +78,11 @@ def test_a_checkpoint_that_the_client_has_is_not_sent(api: Api, http: httpx.Clie
     job = api.submit()
     name, data = api.store_checkpoint(job, 3)
     path = f"jobs/{job}/checkpoints/{name}"
-    tag = http.get(path).headers["ETag"]
+    whole = http.get(path)
+    tag = whole.headers["ETag"]
+    assert (whole.content, tag) == (data, f'"{hashlib.sha256(data).hexdigest()}"')
+    assert whole.headers["Content-Length"] == str(len(data))
+    assert name in whole.headers["Content-Disposition"]
 
     for known in (tag, f'"other", {tag}', f"W/{tag}", "*"):
         answer = http.get(path, headers={"If-None-Match": known})

@@ -169,33 +169,6 @@ def test_a_notice_that_a_cloud_never_gives_is_refused_at_once(api: Api, client: 
     assert client.evict(machine="i-1", kill=True).state == "waiting"
 
 
-def test_eviction_needs_no_body(api: Api, http: httpx.Client) -> None:
-    api.control.publish({"i-1": MACHINE}, {})
-
-    assert http.post("machines/i-1/evict").status_code == 202
-
-
-@pytest.mark.parametrize(
-    ("how", "field"),
-    [
-        ({"notice_seconds": -1}, "notice_seconds"),
-        ({"notice_seconds": "soon"}, "notice_seconds"),
-        ({"notice_seconds": 1e9}, "notice_seconds"),
-        ({"kill": True, "notice_seconds": 5}, "kill"),
-        ({"kil": True}, "kil"),
-    ],
-)
-def test_invalid_eviction_names_its_field(
-    api: Api, http: httpx.Client, how: dict[str, Any], field: str
-) -> None:
-    api.control.publish({"i-1": MACHINE}, {})
-
-    answer = http.post("machines/i-1/evict", json=how)
-
-    assert (answer.status_code, answer.json()["field"]) == (422, field)
-    assert api.control.take_requests() == []
-
-
 def test_unknown_worker_or_instance_is_not_evicted(api: Api, client: Client) -> None:
     over = api.submit()
     beat(api, over, "w-old", machine="i-1")

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import pytest
 from httpx_sse import ServerSentEvent
 from support.api_harness import HEARTBEAT, Api, messages_of
 from support.waiting import PATIENCE, await_truth
@@ -75,23 +74,6 @@ def test_metrics_replace_infinities_by_null(api: Api, client: Client) -> None:
     assert (first.loss, first.updates) == (None, 3)
     assert (second.loss, second.novel) == (0.5, [None])
     assert [row.at for row in client.job(job).metrics(after=first.id)] == [2.0]
-
-
-@pytest.mark.parametrize("after", ["x", "-1", "1-2-3", "9" * 30, "$", "1\n", "٣"])
-def test_invalid_id_is_refused(api: Api, http: httpx.Client, after: str) -> None:
-    job = api.submit()
-
-    for what in ("events", "logs", "metrics"):
-        answer = http.get(f"jobs/{job}/{what}", params={"after": after})
-        assert (answer.status_code, answer.json()["field"]) == (422, "after")
-
-
-def test_invalid_last_event_id_is_refused(api: Api, http: httpx.Client) -> None:
-    headers = {**STREAM, "Last-Event-ID": "nonsense"}
-
-    answer = http.get(f"jobs/{api.submit()}/events", headers=headers)
-
-    assert (answer.status_code, answer.json()["field"]) == (422, "Last-Event-ID")
 
 
 # -- streams ------------------------------------------------------------------------------------

@@ -153,13 +153,6 @@ def test_subtasks_chosen_by_the_platform_appear_once_the_data_is_known(
     assert http.get(f"jobs/{job}").json()["progress"]["subtasks_total"] == 50
 
 
-@pytest.mark.parametrize("epoch", ["0", "3", "x"])
-def test_unknown_epoch_is_refused(api: Api, http: httpx.Client, epoch: str) -> None:
-    answer = http.get(f"jobs/{api.submit()}/subtasks?epoch={epoch}")
-
-    assert (answer.status_code, answer.json()["field"]) == (422, "epoch")
-
-
 # -- metrics ------------------------------------------------------------------------------------
 
 
@@ -186,13 +179,9 @@ def test_thinned_history_keeps_its_spikes(api: Api, http: httpx.Client) -> None:
 def test_points_contain_the_newest_evaluation(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     api.start_job(job)
-    api.account(job, 10, 1)
     for at in (1.0, 3.0):
         api.jobs.add_metrics(job, {"at": at})
-    lease = api.lease(job)
-    result = {"version": 10, "metrics": {"accuracy": 0.5, "loss": 2.0}, "worker": "w-1",
-              "seconds": 1.0, "at": 2.0}  # fmt: skip
-    assert api.leases(job).report_evaluation(lease, result)
+    api.evaluate(job, 1, {"accuracy": 0.5, "loss": 2.0}, version=10, at=2.0)
 
     before, after = http.get(f"jobs/{job}/metrics?points=10").json()
 

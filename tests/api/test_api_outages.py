@@ -179,17 +179,6 @@ def test_invalid_setting_is_named(unstarted: Api, name: str, value: str, said: s
     assert said in failed(unstarted, **{name: value})
 
 
-@pytest.mark.parametrize("name", ["VCASGD_TOKEN", "VCASGD_LEDGER_URL", "VCASGD_STORAGE_URL"])
-def test_missing_setting_is_named(
-    unstarted: Api, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    env = {key: value for key, value in unstarted.env.items() if key != name}
-    monkeypatch.setattr(Api, "env", env)
-    monkeypatch.delenv(name, raising=False)
-
-    assert f"{name} is not set" in failed(unstarted)
-
-
 def test_api_starts_without_the_ledger(unstarted: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     env = unstarted.env | {"VCASGD_LEDGER_URL": "redis://127.0.0.1:1/0"}
     monkeypatch.setattr(Api, "env", env)

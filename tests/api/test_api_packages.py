@@ -61,16 +61,12 @@ def test_unsafe_package_is_refused(client: Client, data: bytes) -> None:
         client.upload(data)
 
 
-@pytest.mark.parametrize("digest", ["x", "A" * 64, "0" * 63, "0" * 65, "0" * 64 + "%0a"])
-def test_invalid_digest_is_refused(http: httpx.Client, digest: str) -> None:
-    assert http.put(f"packages/{digest}", content=zipped()).json()["field"] == "digest"
-    assert http.head(f"packages/{digest}").status_code == 422
-
-
 def test_package_over_the_limit_is_refused(client: Client) -> None:
     with pytest.raises(ApiError, match="larger than 1 MB") as caught:
         client.upload(b"x" * (LIMIT + 1))
     assert caught.value.status == 413
+    with pytest.raises(ApiError, match="larger than 1 MB"):
+        client.upload(bytes(40 * LIMIT))
     assert "VCASGD_PACKAGE_LIMIT_MB" in (caught.value.remedy or "")
 
 
@@ -81,12 +77,6 @@ def test_limit_applies_to_a_body_without_a_length(api: Api, http: httpx.Client) 
 
     assert answer.status_code == 413
     assert api.process.resident_bytes() - before < 30 * LIMIT
-
-
-def test_huge_package_is_refused_before_it_is_read(http: httpx.Client) -> None:
-    answer = http.put(f"packages/{'0' * 64}", content=bytes(40 * LIMIT))
-
-    assert answer.status_code == 413
 
 
 def test_directory_is_packed_uploaded_and_submitted(
@@ -101,10 +91,3 @@ def test_directory_is_packed_uploaded_and_submitted(
     assert first.package == second.package
     with zipfile.ZipFile(io.BytesIO(api.storage.get(f"packages/{first.package}.zip"))) as archive:
         assert archive.namelist() == ["train.py"]
-
-
-def test_directory_over_the_limit_is_not_sent(client: Client, tmp_path: Path) -> None:
-    (tmp_path / "data.bin").write_bytes(b"x" * 2000)
-
-    with pytest.raises(PackageError, match=r"data\.bin"):
-        client.submit_directory(spec(working_dir=str(tmp_path)), limit_mb=0.001)

@@ -1,6 +1,8 @@
-"""IDs of requests in responses, problems, jobs, and events."""
+"""IDs of requests in responses, problems, jobs, and events; requests that are invalid."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import httpx
 import pytest
@@ -72,3 +74,51 @@ def test_changing_requests_are_logged_with_the_id(api: Api, http: httpx.Client) 
 
     (line,) = [each for each in api.log.read_text().splitlines() if "request=logged-1" in each]
     assert "POST /api/v1/jobs/none-abc234/pause: 404" in line
+
+
+# -- invalid requests ---------------------------------------------------------------------------
+
+#: IDs of other forms, some of which Redis would take.
+IDS = ("x", "-1", "1-2-3", "9" * 30, "$", "1\n", "\u0663")
+PLACES = ("x", "1", "-", "1-2/a b", "1-2/\u0663")
+TOKEN = {"name": "ann", "scope": "read"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "sent", "field"),
+    [
+        *(("GET", f"jobs?{query}", {}, query.partition("=")[0])
+          for query in ("limit=0", "limit=x", "limit=1001", "state=great")),
+        *(("POST", "jobs", {"json": {}, "headers": {"Idempotency-Key": key}}, "Idempotency-Key")
+          for key in ("", "x" * 201, "caf\u00e9".encode("latin-1"))),
+        *(("GET", f"jobs/{{job}}/{what}", {"params": {"after": after}}, "after")
+          for what in ("events", "logs", "metrics") for after in IDS),
+        ("GET", "jobs/{job}/events", {"headers": {"Last-Event-ID": "nonsense"}}, "Last-Event-ID"),
+        *(("GET", "stream", {"params": {"after": place}}, "after") for place in PLACES),
+        *(("GET", "stream", {"headers": {"Last-Event-ID": place.encode()}}, "Last-Event-ID")
+          for place in PLACES),
+        *(("GET", f"jobs/{{job}}/subtasks?epoch={epoch}", {}, "epoch") for epoch in "03x"),
+        *(("POST", "machines/i-1/evict", {"json": how}, field) for how, field in (
+            ({"notice_seconds": -1}, "notice_seconds"),
+            ({"notice_seconds": "soon"}, "notice_seconds"),
+            ({"notice_seconds": 1e9}, "notice_seconds"),
+            ({"kill": True, "notice_seconds": 5}, "kill"),
+            ({"kil": True}, "kil"),
+        )),
+        *(("POST", "tokens", {"json": {**TOKEN, **fields}}, next(iter(fields))) for fields in (
+            {"name": "Ann"}, {"name": "bootstrap"}, {"scope": "root"}, {"max_machines": 0},
+            {"max_machines": 10**7}, {"expires": "soon"}, {"expires": "9999d"}, {"secret": "x"},
+        )),
+        *(("PUT", f"packages/{digest}", {"content": b""}, "digest")
+          for digest in ("x", "A" * 64, "0" * 63, "0" * 65, "0" * 64 + "%0a")),
+    ],
+)  # fmt: skip
+def test_an_invalid_request_is_refused_and_names_the_field(
+    api: Api, http: httpx.Client, method: str, path: str, sent: dict[str, Any], field: str
+) -> None:
+    api.control.publish({"i-1": {"pool": "local"}}, {})
+
+    answer = http.request(method, path.format(job=api.submit()), **sent)
+
+    assert (answer.status_code, answer.json()["field"].lower()) == (422, field.lower())
+    assert api.control.take_requests() == []

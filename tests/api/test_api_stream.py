@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from httpx_sse import ServerSentEvent
 from support.api_harness import Api, messages_of
 from support.waiting import await_truth
@@ -247,12 +246,3 @@ def test_stream_sends_at_most_two_states_per_second(api: Api, http: httpx.Client
             seen += 1
 
     assert time.monotonic() - started > (seen - 1) * 0.4
-
-
-@pytest.mark.parametrize("place", ["x", "1", "-", "1-2/a b", "1-2/\u0663"])
-def test_invalid_position_is_refused(http: httpx.Client, place: str) -> None:
-    answer = http.get("stream", headers={**STREAM, "Last-Event-ID": place.encode()})
-
-    assert (answer.status_code, answer.json()["field"]) == (422, "Last-Event-ID")
-    answer = http.get("stream", headers=STREAM, params={"after": place})
-    assert (answer.status_code, answer.json()["field"]) == (422, "after")

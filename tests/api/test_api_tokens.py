@@ -272,27 +272,6 @@ def test_a_sign_in_cannot_be_made_for_another_user(api: Api, client: Client) -> 
 # -- limits and secrecy -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"name": "Ann"}, "name"),
-        ({"name": "bootstrap"}, "name"),
-        ({"scope": "root"}, "scope"),
-        ({"max_machines": 0}, "max_machines"),
-        ({"max_machines": 10**7}, "max_machines"),
-        ({"expires": "soon"}, "expires"),
-        ({"expires": "9999d"}, "expires"),
-        ({"secret": "x"}, "secret"),
-    ],
-)
-def test_invalid_requests_name_the_field(api: Api, fields: dict[str, Any], field: str) -> None:
-    with api.http() as http:
-        answer = http.post("tokens", json={"name": "ann", "scope": "read", **fields})
-
-    assert answer.status_code == 422
-    assert answer.json()["field"] == field
-
-
 def test_the_number_of_tokens_is_bounded(api: Api, client: Client) -> None:
     row = ApiToken(name="x", scope=Scope.READ, digest="0", created_at=0.0).model_dump_json()
     api.connection.hset(keys.API_TOKENS, mapping={f"t-{n}": row for n in range(MAX_TOKENS)})

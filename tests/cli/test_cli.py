@@ -117,16 +117,14 @@ def parsed_status(result: Result) -> dict[str, Any]:
     return status
 
 
-def test_wrong_token_is_an_error(run: Run) -> None:
-    assert_refused(run("jobs", "--token", "wrong"), "token")
-
-
-def test_missing_token_is_an_error(bare: Run, api: Api) -> None:
+def test_missing_or_wrong_token_and_unreachable_api_are_errors(
+    bare: Run, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert_refused(bare("jobs", "--url", api.url), f"no token for {api.url}", "VCASGD_TOKEN")
-
-
-def test_unreachable_api_is_an_error(run: Run) -> None:
-    assert_refused(run("jobs", "--url", "http://127.0.0.1:1"), "no answer from http://127.0.0.1:1")
+    monkeypatch.setenv("VCASGD_TOKEN", "wrong")
+    assert_refused(bare("jobs", "--url", api.url), "token")
+    nowhere = "http://127.0.0.1:1"
+    assert_refused(bare("jobs", "--url", nowhere), f"no answer from {nowhere}")
 
 
 def test_local_token_is_sent_only_to_the_local_stack(bare: Run, tmp_path: Path) -> None:
@@ -152,9 +150,6 @@ def test_invalid_setting_is_an_error(bare: Run, monkeypatch: pytest.MonkeyPatch)
     ("text", "named"),
     [
         (JOB_FILE + "update: {rule: best}", "update.rule: unknown rule 'best'"),
-        (JOB_FILE + "update: {alpha: 1.5}", "update.alpha: must be a number between 0 and 1"),
-        (JOB_FILE + "epoch: 3", "epoch: there is no such field"),
-        (JOB_FILE.replace("epochs: 2", "epochs: many"), "epochs: "),
         ("name: [", "is not YAML"),
         ("- 1", "does not contain a job"),
     ],
@@ -164,10 +159,8 @@ def test_submit_names_the_invalid_field_of_a_job_file(
 ) -> None:
     job_file.write_text(text)
     assert_refused(run("submit", job_file), str(job_file), named)
-
-
-def test_submit_names_a_missing_job_file(run: Run, tmp_path: Path) -> None:
-    assert_refused(run("submit", tmp_path / "none.yaml"), "none.yaml: can't be read")
+    missing = job_file.with_name("none.yaml")
+    assert_refused(run("submit", missing), "none.yaml: can't be read")
 
 
 def test_submit_names_the_largest_files_of_a_working_directory_over_the_limit(
@@ -244,10 +237,8 @@ def test_json_option_prints_listings_as_json(run: Run, api: Api) -> None:
     assert [row["name"] for row in parsed(run("pools", "--json"))] == ["local"]
     assert [row["name"] for row in parsed(run("checkpoints", job, "--json"))] == [checkpoint]
     assert [row["line"] for row in parsed(run("logs", job, "--json"))] == ["hello"]
-    assert [row["kind"] for row in parsed(run("events", job, "--json"))] == [
-        "submitted",
-        "job-running",
-    ]
+    kinds = [row["kind"] for row in parsed(run("events", job, "--json"))]
+    assert kinds == ["submitted", "job-running"]
     assert parsed(run("status", "--json"))["platform"]["active_jobs"] == [job]
 
 
@@ -426,10 +417,7 @@ def test_show_and_follow_name_the_best_epoch(
     job = api.submit(epochs=3)
     api.start_job(job)
     for epoch, value in enumerate(values, start=1):
-        api.account(job, epoch, epoch)
-        result = {"version": epoch, "metrics": {metric: value}, "worker": "w-1", "seconds": 1.0,
-                  "at": 5.0}  # fmt: skip
-        assert api.leases(job).report_evaluation(api.lease(job), result)
+        api.evaluate(job, epoch, {metric: value})
     assert f"best        {best}\n" in stdout_of(run("show", job))
     api.finish(job)
 

@@ -51,6 +51,9 @@ def test_top_shows_jobs_machines_pools_and_servers(api: Api, shown: Any) -> None
     assert over not in text
     row = next(line for line in text.splitlines() if "node-0" in line)
     assert row.split()[-2:] == ["3", "2.5"]
+    overview = json.loads(shown("--json"))
+    assert [row["id"] for row in overview["jobs"]] == [job]
+    assert overview.keys() == {"jobs", "machines", "pools", "store", "spend"}
 
 
 def test_top_shows_an_empty_fleet(shown: Any) -> None:
@@ -58,12 +61,3 @@ def test_top_shows_an_empty_fleet(shown: Any) -> None:
 
     assert "no active jobs" in text
     assert "no machines" in text
-
-
-def test_top_prints_json(api: Api, shown: Any) -> None:
-    job = api.submit()
-
-    overview = json.loads(shown("--json"))
-
-    assert [each["id"] for each in overview["jobs"]] == [job]
-    assert overview.keys() == {"jobs", "machines", "pools", "store", "spend"}

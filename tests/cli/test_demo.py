@@ -73,48 +73,49 @@ def status_of(workers: str, fraction: float, evictions: int = 0, **extra: Any) -
     return cast("JobStatus", SimpleNamespace(job=job, workers=rows))
 
 
-def evictions(*statuses: JobStatus, refusals: int = 0) -> list[tuple[str, bool]]:
+@pytest.mark.parametrize(
+    ("statuses", "refusals", "expected"),
+    [
+        # One machine is evicted, and another one killed.
+        (
+            [status_of("abc", 0.1)] * 2 + [status_of("abc", 0.2, 1), status_of("bcd", 0.3, 1)],
+            0,
+            [("a", False), ("b", True)],
+        ),
+        # A fault waits until three workers train.
+        (
+            [
+                status_of("ab", 0.1),
+                status_of("abc", 0.1, steps=0),
+                status_of("", LATEST_EVICTION),
+                status_of("abc", 0.1, notice="terminate"),
+                status_of("abc", 0.1, leaving="over"),
+            ],
+            0,
+            [],
+        ),
+        # Late in the job, fewer are enough.
+        (
+            [
+                status_of("a", LATEST_EVICTION),
+                status_of("a", 0.4, 1),
+                status_of("ab", LATEST_KILL, 1),
+            ],
+            0,
+            [("a", False), ("b", True)],
+        ),
+        # If one has left, another one is evicted.
+        ([status_of("abc", 0.1), status_of("bcd", 0.1)], 1, [("b", False)]),
+    ],
+)
+def test_faults_evict_one_machine_and_then_kill_another(
+    statuses: list[JobStatus], refusals: int, expected: list[tuple[str, bool]]
+) -> None:
     api = Api(refusals)
     faults = Faults(cast("Client", api))
-    for each in statuses:
-        faults(each)
-    return api.evictions
-
-
-def test_faults_evict_one_machine_then_kill_another() -> None:
-    statuses = [
-        status_of("abc", 0.1),
-        status_of("abc", 0.1),
-        status_of("abc", 0.2, 1),
-        status_of("bcd", 0.3, 1),
-    ]
-    assert evictions(*statuses) == [("a", False), ("b", True)]
-
-
-def test_faults_wait_until_three_workers_train() -> None:
-    assert (
-        evictions(
-            status_of("ab", 0.1), status_of("abc", 0.1, steps=0), status_of("", LATEST_EVICTION)
-        )
-        == []
-    )
-    assert (
-        evictions(status_of("abc", 0.1, notice="terminate"), status_of("abc", 0.1, leaving="over"))
-        == []
-    )
-
-
-def test_faults_accept_fewer_workers_late_in_the_job() -> None:
-    statuses = [
-        status_of("a", LATEST_EVICTION),
-        status_of("a", 0.4, 1),
-        status_of("ab", LATEST_KILL, 1),
-    ]
-    assert evictions(*statuses) == [("a", False), ("b", True)]
-
-
-def test_faults_pick_another_worker_if_one_has_left() -> None:
-    assert evictions(status_of("abc", 0.1), status_of("bcd", 0.1), refusals=1) == [("b", False)]
+    for status in statuses:
+        faults(status)
+    assert api.evictions == expected
 
 
 def test_summary_lists_each_failed_guarantee() -> None:
@@ -130,7 +131,7 @@ def test_summary_lists_each_failed_guarantee() -> None:
         assert len(replace(GOOD, **cast("Any", change)).failures()) == 1
 
 
-def test_signals_are_deferred_until_allowed() -> None:
+def test_signals_are_deferred_until_allowed_and_later_ones_ignored() -> None:
     interrupts = Interrupts()
     with interrupts.installed():
         signal.raise_signal(signal.SIGTERM)
@@ -138,9 +139,6 @@ def test_signals_are_deferred_until_allowed() -> None:
             pytest.fail("it was not interrupted")
         signal.raise_signal(signal.SIGINT)
     assert caught.value.exit_status == 143
-
-
-def test_later_signals_are_ignored() -> None:
     interrupts = Interrupts()
     with interrupts.installed():
         with pytest.raises(CommandInterrupted) as caught, interrupts.allowed():

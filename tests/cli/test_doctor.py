@@ -100,14 +100,49 @@ def test_sound_installation_has_no_error(run: Run, api: dict[str, Any]) -> None:
     assert not found.keys() & {"packages", "api", "api-version", "clock", "controller", "quota"}
 
 
-def test_invalid_setting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VCASGD_HEARTBEAT", "0")
-    assert "VCASGD_HEARTBEAT" in run()["settings"]["message"]
+@pytest.mark.parametrize(
+    ("variable", "value", "check", "text"),
+    [
+        ("VCASGD_HEARTBEAT", "0", "settings", "VCASGD_HEARTBEAT"),
+        ("VCASGD_REDIS_SERVER", "/nowhere/redis-server", "redis", "/nowhere/redis-server"),
+        ("VCASGD_API_URL", "http://127.0.0.1:1", "api", "no answer"),
+        ("VCASGD_POOLS", "pools: [{name: x, provider: moon}]", "pools", "unknown provider 'moon'"),
+        (
+            "VCASGD_POOLS",
+            AWS_POOL % "made-up.8xlarge",
+            "prices",
+            "no known price for made-up.8xlarge in us-east-1",
+        ),
+    ],
+)
+def test_invalid_setting(
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    check: str,
+    text: str,
+) -> None:
+    if variable == "VCASGD_POOLS":
+        (tmp_path / "pools.yaml").write_text(value)
+        value = str(tmp_path / "pools.yaml")
+    monkeypatch.setenv("VCASGD_TOKEN", "a-token")
+    monkeypatch.setenv(variable, value)
+    assert text in run()[check]["message"]
 
 
-def test_home_that_is_a_file(run: Run, home: Path) -> None:
+def test_home_that_is_a_file_or_open_to_others(run: Run, home: Path) -> None:
     home.write_text("")
     assert "is not a folder" in run()["home"]["message"]
+    severities = [finding.severity for finding in doctor.findings()]
+    assert severities == sorted(severities), "errors come first"
+
+    home.unlink()
+    home.mkdir()
+    (home / "token").write_text("a-token")
+    (home / "token").chmod(0o644)
+    assert run()["secrets"]["remedy"] == f"chmod 600 {home / 'token'}"
 
 
 def test_port_that_another_program_uses(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,38 +161,6 @@ def test_control_plane_has_no_conflict_with_its_own_api(
     # And without them, it is
     monkeypatch.delenv("VCASGD_API_URL")
     assert "another program" in run()["port"]["message"]
-
-
-def test_token_that_others_can_read(run: Run, home: Path) -> None:
-    home.mkdir()
-    (home / "token").write_text("a-token")
-    (home / "token").chmod(0o644)
-    assert run()["secrets"]["remedy"] == f"chmod 600 {home / 'token'}"
-
-
-def test_server_program_that_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VCASGD_REDIS_SERVER", "/nowhere/redis-server")
-    assert "/nowhere/redis-server" in run()["redis"]["message"]
-
-
-def test_invalid_pools_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pools.yaml").write_text("pools: [{name: x, provider: moon}]")
-    monkeypatch.setenv("VCASGD_POOLS", str(tmp_path / "pools.yaml"))
-    assert "unknown provider 'moon'" in run()["pools"]["message"]
-
-
-def test_type_without_a_price(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pools.yaml").write_text(AWS_POOL % "made-up.8xlarge")
-    monkeypatch.setenv("VCASGD_POOLS", str(tmp_path / "pools.yaml"))
-    found = run()["prices"]
-    assert "no known price for made-up.8xlarge in us-east-1" in found["message"]
-    assert "VCASGD_PRICES" in found["remedy"]
-
-
-def test_api_that_does_not_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VCASGD_API_URL", f"http://127.0.0.1:{free_port()}")
-    monkeypatch.setenv("VCASGD_TOKEN", "a-token")
-    assert "no answer" in run()["api"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -207,9 +210,3 @@ def test_sound_and_unknown_values_are_no_findings() -> None:
               doctor.disk(Path("/home"), 10**11), doctor.disk(Path("/home"), None),
               doctor.shared_memory(None), doctor.open_files(None)]  # fmt: skip
     assert [finding for check in checks for finding in check] == []
-
-
-def test_errors_come_first(run: Run, home: Path) -> None:
-    home.write_text("")
-    severities = [finding.severity for finding in doctor.findings()]
-    assert severities == sorted(severities)

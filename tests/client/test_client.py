@@ -280,13 +280,6 @@ def test_password_in_the_url_is_not_shown() -> None:
         assert "secret" not in repr(client) + str(caught.value)
 
 
-def test_wait_respects_its_timeout(api: Api, client: Client) -> None:
-    job = api.submit()
-
-    with pytest.raises(ApiError, match=f"{job} has not ended after 0.2 s"):
-        client.job(job).wait(timeout=0.2)
-
-
 def test_fields_of_a_newer_api_are_ignored(api: Api, client: Client) -> None:
     row = client.job(api.submit()).model_dump(mode="json")
     newer = {

@@ -17,12 +17,9 @@ def job(api: Api) -> str:
     """Create a job with three points of metrics, and an evaluation before the last one."""
     name = api.submit()
     api.start_job(name)
-    api.account(name, 10, 1)
     for at in (1.0, 2.0, 4.0):
         api.jobs.add_metrics(name, {"at": at, "version": int(5 * at), "loss": 1 / at})
-    result = {"version": 10, "metrics": {"accuracy": 0.5, "top5": 0.75}, "worker": "w-1",
-              "seconds": 1.0, "at": 3.0}  # fmt: skip
-    assert api.leases(name).report_evaluation(api.lease(name), result)
+    api.evaluate(name, 1, {"accuracy": 0.5, "top5": 0.75}, version=10, at=3.0)
     return name
 
 

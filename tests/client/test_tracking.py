@@ -34,12 +34,9 @@ def job(api: Api) -> str:
     """A job with three points of metrics, and an evaluation after the second one."""
     name = api.submit(args={"depth": 3})
     api.start_job(name)
-    api.account(name, 10, 1)
     for number in (1, 2, 4):
         add_point(api, name, number)
-    result = {"version": 10, "metrics": {"accuracy": 0.5, "top5": 0.75}, "worker": "w-1",
-              "seconds": 1.0, "at": 3.0}  # fmt: skip
-    assert api.leases(name).report_evaluation(api.lease(name), result)
+    api.evaluate(name, 1, {"accuracy": 0.5, "top5": 0.75}, version=10, at=3.0)
     return name
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.examples import finish_although_workers_die
-from support.harness import Harness
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import IterableDataset, default_collate
@@ -241,13 +239,3 @@ def test_iterable_data_is_refused() -> None:
 
     with pytest.raises(SpecError, match="each sample needs an index, so that it counts exactly"):
         session().loader(Endless())
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_loop_learns_although_two_workers_are_killed(harness: Harness, accumulate: int) -> None:
-    args = {"epochs": 20, "accumulate": accumulate}
-    done = finish_although_workers_die(harness, EXAMPLE, samples=1437, epochs=20, args=args)
-    assert done.best is not None
-    assert done.best.metrics["accuracy"] >= 0.93

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from support.examples import finish_although_workers_die
-from support.harness import Harness
 from support.repeated import Machine, assert_not_repeated
 from torch import nn
 from torch.utils.data import DataLoader
 
 from vcasgd.errors import SpecError
-from vcasgd.fleet.presence import always
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.training import batches, train
-from vcasgd.simulation.job import Conditions, Simulation
-from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import Task, load_task
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lightning"
@@ -131,16 +125,6 @@ def test_the_schedule_is_that_of_the_scheduler() -> None:
     torch.testing.assert_close(torch.tensor(factors), expected)
 
 
-def test_the_example_learns_with_two_workers() -> None:
-    job = JobSpec.load(EXAMPLE / "job.yaml")
-    make_task = partial(load_task, job.task, job.args, EXAMPLE)
-
-    (point,) = Simulation(job, make_task, Conditions(always(2)), evaluate_every=10).run().points
-
-    assert point.metrics["accuracy"] >= 0.93
-    assert point.metrics["loss"] < 0.3
-
-
 def test_manual_optimization_is_refused(one_weight: Any) -> None:
     class Manual(one_weight):  # type: ignore[misc]
         automatic_optimization = False
@@ -192,14 +176,6 @@ def test_data_without_an_index_is_refused(one_weight: Any) -> None:
     task: Any = example()
     with pytest.raises(SpecError, match="train_dataloader of an IterableDataset"):
         type(task)(Streaming).model()
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_the_example_learns_although_two_workers_are_killed(harness: Harness) -> None:
-    done = finish_although_workers_die(harness, EXAMPLE, samples=1437, epochs=20)
-    assert done.best is not None
-    assert done.best.metrics["accuracy"] >= 0.93
 
 
 def test_a_repetition_leaves_the_optimizer_of_a_module_alone(one_weight: Any) -> None:

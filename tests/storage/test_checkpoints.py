@@ -118,19 +118,6 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 class TestDamage:
-    @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-    def test_is_found_by_the_digest(
-        self, checkpoints: ModelCheckpoints, folder: Path, damage: Callable[[bytes], bytes]
-    ) -> None:
-        stored = write(checkpoints)
-        path = path_of(folder, stored)
-        path.write_bytes(damage(path.read_bytes()))
-
-        with pytest.raises(CheckpointDamaged, match="digest does not match") as caught:
-            checkpoints.read(stored.name)
-
-        assert stored.name in str(caught.value)
-
     def test_the_one_before_is_used_and_said_so(
         self, checkpoints: ModelCheckpoints, folder: Path
     ) -> None:
@@ -144,10 +131,8 @@ class TestDamage:
 
         assert loaded is not None
         assert loaded.name == whole.name
-        assert ["v000000000009" in str(errors[0]), "v000000000005" in str(errors[1])] == [
-            True,
-            True,
-        ]
+        assert "v000000000009" in str(errors[0])
+        assert "v000000000005" in str(errors[1])
 
 
 class TestStream:
@@ -179,6 +164,8 @@ class TestStream:
             chunks.extend(stream.chunks)
 
         assert sum(map(len, chunks)) < max(1, stream.size)
+        with pytest.raises(CheckpointDamaged, match=stored.name):
+            checkpoints.read(stored.name)
 
     def test_a_file_that_is_pruned_meanwhile_is_an_error(
         self, checkpoints: ModelCheckpoints
