@@ -11,11 +11,7 @@ from vcasgd.schemas.base import finite
 from vcasgd.schemas.costs import CostReport, PoolCostView, PoolSpend, SpendView
 from vcasgd.schemas.fleet import JobBrief, NodeView, ServerGaugesView, StoreView
 from vcasgd.schemas.history import SpanView, StalenessBucket, StalenessView, TimelineView
-from vcasgd.schemas.jobs import (
-    BestView,
-    JobView,
-    ProgressView,
-)
+from vcasgd.schemas.jobs import BestView, JobView, ProgressView
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.workers import Traffic
 from vcasgd.store.quotas import ServerGauges
@@ -136,15 +132,14 @@ def spend_view(
     reports: Iterable[CostReport],
 ) -> SpendView:
     """Return the current cost of all machines, and the cost of some jobs so far."""
-    machines, costs = (
-        list(machines),
-        [part for cost_report in reports for part in cost_report.pools],
-    )
+    machines = list(machines)
+    costs = [part for cost_report in reports for part in cost_report.pools]
     names = sorted({*pools, *(part.pool for part in costs), *map(_pool, machines)})
     spending = [_pool_spend(name, pools.get(name, {}), machines, costs) for name in names]
-    spent, on_demand = _sum(spending, "spent_usd"), _sum(spending, "on_demand_usd")
+    spent = sum(pool.spent_usd for pool in spending)
+    on_demand = sum(pool.on_demand_usd for pool in spending)
     return SpendView(
-        usd_per_hour=_sum(spending, "usd_per_hour"),
+        usd_per_hour=sum(pool.usd_per_hour for pool in spending),
         on_demand_usd_per_hour=sum(
             machine.get("on_demand_price_per_hour") or 0 for machine in machines
         ),
@@ -175,10 +170,6 @@ def _pool_spend(
 
 def _pool(machine: Mapping[str, Any]) -> str:
     return str(machine.get("pool") or "")
-
-
-def _sum(spending: Iterable[PoolSpend], field: str) -> float:
-    return float(sum(getattr(pool_spend, field) for pool_spend in spending))
 
 
 # -- the store ----------------------------------------------------------------------------------

@@ -55,10 +55,9 @@ class CostView(CostReport):
     max_cost_usd: float | None
 
 
-class OfferView(Schema):
-    """An offer of a pool: one machine type in one zone."""
+class PoolOffer(Schema):
+    """Current price of one machine type in one zone."""
 
-    pool: str
     zone: str
     machine_type: str
     spot: bool
@@ -66,12 +65,18 @@ class OfferView(Schema):
     gpus: int
     price_per_hour: float
     on_demand_price_per_hour: float
+    as_of: float = Field(description="Time of the price.")
+    source: str
+
+
+class OfferView(PoolOffer):
+    """An offer of a pool to a job."""
+
+    pool: str
     samples_per_second: float | None
     usd_per_million_samples: float | None
     machines: int = Field(description="Number of machines that the job would buy.")
     excluded: str | None = Field(description="Reason why the job can't buy it.")
-    as_of: float = Field(description="Time of the price.")
-    source: str
 
 
 class VerdictView(Schema):
@@ -129,20 +134,6 @@ class PlanRequest(RequestBody):
     parameters: int | None = Field(
         default=None, ge=1, le=10**15, description="Parameters of the model, for its traffic."
     )
-
-
-class PoolOffer(Schema):
-    """Current price of one machine type in one zone."""
-
-    zone: str
-    machine_type: str
-    spot: bool
-    cpus: float
-    gpus: int
-    price_per_hour: float
-    on_demand_price_per_hour: float
-    as_of: float
-    source: str
 
 
 class PoolSpend(Schema):

@@ -63,8 +63,8 @@ class TrafficView(Schema):
     fetched_bytes: int = Field(default=0, description="Bytes of fetched snapshots.")
 
 
-class EvaluationView(Schema):
-    """Result of one evaluation on the validation split.
+class EvaluatedModel(Schema):
+    """The place of an evaluated model in its job.
 
     `epoch` is the finished epoch if the job evaluates each epoch, else the samples in epochs.
     `samples` and `step` are those in the model, null if they are unknown.
@@ -73,11 +73,6 @@ class EvaluationView(Schema):
     epoch: float
     samples: int | None = None
     step: int | None = None
-    version: int
-    metrics: dict[str, float | None]
-    worker: str
-    seconds: float
-    at: float
 
     @property
     def place(self) -> str:
@@ -85,12 +80,19 @@ class EvaluationView(Schema):
         return place_of(self.epoch, self.step)
 
 
-class BestView(Schema):
+class EvaluationView(EvaluatedModel):
+    """Result of one evaluation on the validation split."""
+
+    version: int
+    metrics: dict[str, float | None]
+    worker: str
+    seconds: float
+    at: float
+
+
+class BestView(EvaluatedModel):
     """Best evaluated model of a job, by the metric that ranks them."""
 
-    epoch: float
-    samples: int | None = None
-    step: int | None = None
     metric: str
     mode: Literal["min", "max"]
     value: float
@@ -98,11 +100,6 @@ class BestView(Schema):
     def __str__(self) -> str:
         value = f"{self.value:.2%}" if self.metric == "accuracy" else f"{self.value:.4g}"
         return f"{self.metric} {value} in {self.place}"
-
-    @property
-    def place(self) -> str:
-        """The place in the job, as in :attr:`EvaluationView.place`."""
-        return place_of(self.epoch, self.step)
 
 
 class TunedView(Schema):

@@ -71,15 +71,11 @@ class CallerView(Schema):
     expires_at: float | None = Field(default=None, description="null: never")
 
 
-class TokenView(Schema):
+class TokenView(CallerView):
     """An API token, without its secret, of which only a digest is stored. Times are Unix
     seconds."""
 
-    name: str
-    scope: Scope
     created_at: float
-    expires_at: float | None = Field(default=None, description="null: never")
-    max_machines: int | None = Field(default=None, description=_LIMIT)
     pool: str | None = Field(
         default=None, description="Pool that machines with this token join; only with scope join."
     )

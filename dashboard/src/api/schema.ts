@@ -1133,9 +1133,6 @@ export interface components {
         /**
          * EvaluationView
          * @description Result of one evaluation on the validation split.
-         *
-         *     `epoch` is the finished epoch if the job evaluates each epoch, else the samples in epochs.
-         *     `samples` and `step` are those in the model, null if they are unknown.
          */
         EvaluationView: {
             /** Epoch */
@@ -1994,21 +1991,24 @@ export interface components {
          * @description A new token with its secret, which no other response contains.
          */
         NewToken: {
-            /** Name */
+            /**
+             * Name
+             * @description Name of the token, which is the user's.
+             */
             name: string;
             scope: components["schemas"]["Scope"];
-            /** Created At */
-            created_at: number;
-            /**
-             * Expires At
-             * @description null: never
-             */
-            expires_at: number | null;
             /**
              * Max Machines
              * @description Most machines that all jobs of this user have at a time; null without a limit. With scope join: that have joined at a time; null for the usual limit.
              */
             max_machines: number | null;
+            /**
+             * Expires At
+             * @description null: never
+             */
+            expires_at: number | null;
+            /** Created At */
+            created_at: number;
             /**
              * Pool
              * @description Pool that machines with this token join; only with scope join.
@@ -2102,11 +2102,9 @@ export interface components {
         };
         /**
          * OfferView
-         * @description An offer of a pool: one machine type in one zone.
+         * @description An offer of a pool to a job.
          */
         OfferView: {
-            /** Pool */
-            pool: string;
             /** Zone */
             zone: string;
             /** Machine Type */
@@ -2121,6 +2119,15 @@ export interface components {
             price_per_hour: number;
             /** On Demand Price Per Hour */
             on_demand_price_per_hour: number;
+            /**
+             * As Of
+             * @description Time of the price.
+             */
+            as_of: number;
+            /** Source */
+            source: string;
+            /** Pool */
+            pool: string;
             /** Samples Per Second */
             samples_per_second: number | null;
             /** Usd Per Million Samples */
@@ -2135,13 +2142,6 @@ export interface components {
              * @description Reason why the job can't buy it.
              */
             excluded: string | null;
-            /**
-             * As Of
-             * @description Time of the price.
-             */
-            as_of: number;
-            /** Source */
-            source: string;
         };
         /**
          * OrderView
@@ -2298,7 +2298,10 @@ export interface components {
             price_per_hour: number;
             /** On Demand Price Per Hour */
             on_demand_price_per_hour: number;
-            /** As Of */
+            /**
+             * As Of
+             * @description Time of the price.
+             */
             as_of: number;
             /** Source */
             source: string;
@@ -2931,21 +2934,24 @@ export interface components {
          *     seconds.
          */
         TokenView: {
-            /** Name */
+            /**
+             * Name
+             * @description Name of the token, which is the user's.
+             */
             name: string;
             scope: components["schemas"]["Scope"];
-            /** Created At */
-            created_at: number;
-            /**
-             * Expires At
-             * @description null: never
-             */
-            expires_at: number | null;
             /**
              * Max Machines
              * @description Most machines that all jobs of this user have at a time; null without a limit. With scope join: that have joined at a time; null for the usual limit.
              */
             max_machines: number | null;
+            /**
+             * Expires At
+             * @description null: never
+             */
+            expires_at: number | null;
+            /** Created At */
+            created_at: number;
             /**
              * Pool
              * @description Pool that machines with this token join; only with scope join.

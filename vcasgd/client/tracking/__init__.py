@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING
 
 from vcasgd.client.tracking.base import Tracker, new_points, worker_points
 from vcasgd.errors import SpecError
-from vcasgd.spec.sections import TrackerKind
 
 if TYPE_CHECKING:
     from vcasgd.client.job import Job
 
+#: Class of each tracker, in the module ``to_…`` of its name.
+RUNS = {
+    "tensorboard": "TensorBoardRun",
+    "mlflow": "MlflowRun",
+    "wandb": "WandbRun",
+    "trackio": "TrackioRun",
+}
 #: Points of a long history; TensorBoard itself shows a thousand of each curve.
 HISTORY_POINTS = 5000
 #: Points that are written before their position.
@@ -49,14 +55,12 @@ def export(job: Job, to: str, folder: Path, project: str, *, follow: bool) -> st
 
 def _open(to: str, job: Job, folder: Path, project: str) -> Tracker:
     """Open the run of a job in a tracker; create it unless it exists."""
-    if to not in list(TrackerKind):
-        known = ", ".join(TrackerKind)
-        raise SpecError(
-            f"to: there is no tracker {to!r}", remedy=f"choose from {known}", field="to"
-        )
-    module = f"vcasgd.client.tracking.to_{to}"
+    if to not in RUNS:
+        remedy = f"choose from {', '.join(RUNS)}"
+        raise SpecError(f"to: there is no tracker {to!r}", remedy=remedy, field="to")
     try:
-        opened: Tracker = importlib.import_module(module).open_run(job, folder / job.id, project)
+        module = importlib.import_module(f"vcasgd.client.tracking.to_{to}")
+        opened: Tracker = getattr(module, RUNS[to])(job, folder / job.id, project)
     except ImportError as error:
         raise SpecError(
             f"{error.name} is not installed", remedy=f"pip install 'vcasgd[{to}]'", field="to"

@@ -28,7 +28,7 @@ _STATES = {JobState.SUCCEEDED: "FINISHED", JobState.CANCELLED: "KILLED"}
 class MlflowRun(Tracker):
     """The run with the job's tag in an experiment, which is created unless it exists."""
 
-    def __init__(self, job: JobView, experiment: str) -> None:
+    def __init__(self, job: JobView, folder: Path, experiment: str) -> None:  # noqa: ARG002
         with _errors():
             self._client = MlflowClient()
             self._experiment = self._experiment_id(experiment)
@@ -95,7 +95,3 @@ def _errors() -> Iterator[None]:
         yield
     except MlflowException as error:
         raise ApiError(f"MLflow: {error}", remedy="check MLFLOW_TRACKING_URI") from error
-
-
-def open_run(job: JobView, folder: Path, project: str) -> MlflowRun:  # noqa: ARG001
-    return MlflowRun(job, project)

@@ -31,7 +31,7 @@ class _Written(BaseModel):
 class TensorBoardRun(Tracker):
     """A folder with event files. TensorBoard may read them meanwhile."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, job: JobView, folder: Path, project: str) -> None:  # noqa: ARG002
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._written = _read(folder / STATE_FILE)
@@ -76,7 +76,3 @@ def _read(path: Path) -> _Written:
             f"{path} is damaged: {error.errors()[0]['msg']}",
             remedy="delete the folder; the whole history is exported again then",
         ) from error
-
-
-def open_run(job: JobView, folder: Path, project: str) -> TensorBoardRun:  # noqa: ARG001
-    return TensorBoardRun(folder)

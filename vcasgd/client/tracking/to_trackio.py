@@ -52,7 +52,3 @@ class TrackioRun(Tracker):
 
     def close(self, ended: JobView | None = None) -> None:
         """Do nothing: a run of Trackio has no end."""
-
-
-def open_run(job: JobView, folder: Path, project: str) -> TrackioRun:
-    return TrackioRun(job, folder, project)

@@ -63,7 +63,3 @@ class WandbRun(Tracker):
         run.define_metric(AXIS)
         run.define_metric("*", step_metric=AXIS)
         return run
-
-
-def open_run(job: JobView, folder: Path, project: str) -> WandbRun:
-    return WandbRun(job, folder, project)
