@@ -43,28 +43,22 @@ def test_workers_of_a_job_and_of_all(api: Api, client: Client) -> None:
     assert [row.name for row in client.job(over).workers()] == ["w-4"]
 
 
-def test_quarantined_worker_is_listed_after_its_machine_is_lost(api: Api, client: Client) -> None:
-    job = api.submit()
-    beat(api, job, "w-1")
-    api.jobs.workers.quarantine(job, "w-2", "5 updates in a row were rejected, last: checksum")
-
-    rows = client.job(job).workers()
-
-    assert [(row.name, row.quarantined) for row in rows] == [
-        ("w-1", None),
-        ("w-2", "5 updates in a row were rejected, last: checksum"),
-    ]
-
-
-def test_invalid_heartbeat_hides_no_other_worker(api: Api, client: Client) -> None:
-    job = api.submit()
+def test_invalid_heartbeat_hides_no_other_worker_nor_one_in_quarantine(
+    api: Api, client: Client
+) -> None:
+    job, reason = api.submit(), "5 updates in a row were rejected, last: checksum"
     beat(api, job, "w-1", steps="many")
     beat(api, job, "w-2", steps=2)
     api.connection.hset(LedgerKeys(job).workers, mapping={"w-3": "[]", "no name": "{}"})
+    api.jobs.workers.quarantine(job, "w-4", reason)
 
     rows = client.job(job).workers()
 
-    assert [(row.name, row.steps) for row in rows] == [("w-1", None), ("w-2", 2)]
+    assert [(row.name, row.steps, row.quarantined) for row in rows] == [
+        ("w-1", None, None),
+        ("w-2", 2, None),
+        ("w-4", None, reason),
+    ]
 
 
 def test_instances_and_pools_are_those_of_the_controller(api: Api, client: Client) -> None:
@@ -169,27 +163,19 @@ def test_a_notice_that_a_cloud_never_gives_is_refused_at_once(api: Api, client: 
     assert client.evict(machine="i-1", kill=True).state == "waiting"
 
 
-def test_unknown_worker_or_instance_is_not_evicted(api: Api, client: Client) -> None:
+def test_what_is_on_no_machine_is_not_evicted(api: Api, client: Client) -> None:
     over = api.submit()
     beat(api, over, "w-old", machine="i-1")
     api.finish(over)
+    beat(api, api.submit(), "w-1", machine=None)
 
     with pytest.raises(NotFound, match="no machine i-1"):
         client.evict(machine="i-1")
     with pytest.raises(NotFound, match="no worker w-old"):
         client.evict("w-old")
-    assert api.control.take_requests() == []
-
-
-def test_worker_without_a_machine_is_not_evicted(api: Api, client: Client) -> None:
-    beat(api, api.submit(), "w-1", machine=None)
-
     with pytest.raises(Conflict, match="not on a machine"):
         client.evict("w-1")
-
-
-def test_evict_requires_either_a_worker_or_an_instance(client: Client) -> None:
-    with pytest.raises(ValueError, match="either"):
-        client.evict()
-    with pytest.raises(ValueError, match="either"):
-        client.evict("w-1", machine="i-1")
+    for names in ({}, {"worker": "w-1", "machine": "i-1"}):
+        with pytest.raises(ValueError, match="either"):
+            client.evict(**names)
+    assert api.control.take_requests() == []

@@ -13,7 +13,7 @@ from support.api_harness import Api, spec
 
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.ledger.events import EventLog, thinned
+from vcasgd.store.ledger.events import EventLog
 from vcasgd.store.ledger.leases import Lease, WorkKind
 from vcasgd.store.ledger.servers import Accounts
 
@@ -160,20 +160,20 @@ def test_thinned_history_keeps_its_spikes(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     with api.connection.pipeline() as pipe:
         for at in range(3000):
-            loss = 90.0 if at == 1234 else 1.0
+            loss = {1234: 90.0, 1111: math.nan}.get(at, 1.0)
             point = {"at": float(at), "loss": loss, "samples": at, "spent_usd": at / 1000}
             pipe.xadd(f"vcasgd:{{fleet}}:job:{job}:metrics", {"m": json.dumps(point)})
         pipe.execute()
 
-    rows = http.get(f"jobs/{job}/metrics?points=100").json()
-    few = http.get(f"jobs/{job}/metrics?points=50&names=loss,spent_usd").json()
+    for points, names in ((10, ""), (11, ""), (500, ""), (50, "loss,spent_usd")):
+        query = f"points={points}" + (f"&names={names}" if names else "")
+        rows = http.get(f"jobs/{job}/metrics?{query}").json()
 
-    assert len(rows) <= 100
-    assert (rows[0]["at"], rows[-1]["at"]) == (0.0, 2999.0)
-    assert 90.0 in [row["loss"] for row in rows]
-    assert len(few) <= 50
-    assert few[0].keys() == {"id", "at", "loss", "spent_usd"}
-    assert 90.0 in [row["loss"] for row in few]
+        assert len(rows) <= points
+        assert (rows[0]["at"], rows[-1]["at"]) == (0.0, 2999.0)
+        assert rows == sorted(rows, key=itemgetter("at"))
+        assert 90.0 in [row["loss"] for row in rows]
+    assert rows[0].keys() == {"id", "at", "loss", "spent_usd"}
 
 
 def test_points_contain_the_newest_evaluation(api: Api, http: httpx.Client) -> None:
@@ -187,21 +187,6 @@ def test_points_contain_the_newest_evaluation(api: Api, http: httpx.Client) -> N
 
     assert (before["accuracy"], before["validation"]) == (None, None)
     assert (after["accuracy"], after["validation"]) == (0.5, {"accuracy": 0.5, "loss": 2.0})
-
-
-@pytest.mark.parametrize("most", [10, 11, 500])
-@pytest.mark.parametrize("names", [(), ("loss",), ("loss", "rate", "missing")])
-def test_thinning_respects_the_limit_and_keeps_spikes(most: int, names: tuple[str, ...]) -> None:
-    rows = [{"at": at, "loss": 1.0 / (at + 1), "rate": at % 7} for at in range(5000)]
-    rows[3333]["loss"], rows[1111]["loss"] = 1000.0, math.nan
-
-    kept = thinned(rows, names, most)
-
-    assert kept == sorted(kept, key=itemgetter("at"))
-    assert (kept[0], kept[-1]) == (rows[0], rows[-1])
-    assert len(kept) <= most
-    assert not names or rows[3333] in kept
-    assert thinned(rows[:most], names, most) == rows[:most]
 
 
 def test_thinned_history_can_be_continued(api: Api, http: httpx.Client) -> None:

@@ -101,10 +101,6 @@ def test_page_explains_how_to_build_the_dashboard(tmp_path: Path) -> None:
         assert (answer.status_code, "make dashboard" in answer.text) == (200, True)
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
         assert pages.get("/jobs").status_code == 404
-
-
-def test_build_appears_without_a_restart(tmp_path: Path) -> None:
-    with serving(tmp_path) as pages:
-        (tmp_path / "index.html").write_text("built")
-
-        assert pages.get("/").text == "built"
+        # A build appears without a restart.
+        (tmp_path / "none" / "index.html").write_text("built")
+        assert pages.get("/jobs").text == "built"

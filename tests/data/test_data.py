@@ -278,13 +278,9 @@ def test_shard_damaged_in_storage_is_named_after_two_downloads(
     assert not list(tmp_path.iterdir())
     # the others can be read
     assert xs([dataset[0]]) == [0]
-
-
-def test_missing_shard_is_named(bucket: Bucket, tmp_path: Path) -> None:
     bucket.delete("part-1.npz")
-
     with pytest.raises(DataError, match=r"shard part-1\.npz is not in s3://"):
-        ShardedDataset(bucket.url, cache_dir=tmp_path)[10]
+        dataset[10]
 
 
 def test_unreachable_storage_is_not_a_user_error(
