@@ -36,9 +36,9 @@ def test_an_update_holds_its_vector_until_it_is_applied() -> None:
     for outcome, free in (("pending", 0), ("lost", 0), ("applied", 1)):
         update = queue.take_unsent() if queue.subtasks() and not queue.pushed() else None
         if update is not None:
-            assert update.vector is not None
             queue.on_accepted(update)
-            update.vector.release()
+            for vector in update.vectors:
+                vector.release()
         queue.on_status(queue.pushed(), UpdateStatus((1, 1), 1, [outcome]))
         assert len(pool.free) == free
 
@@ -48,11 +48,11 @@ def test_an_update_that_is_dropped_while_it_is_sent_keeps_its_vector_until_then(
     add(queue, pool.take())
     update = queue.take_unsent()
     assert update is not None
-    assert update.vector is not None
 
     queue.forget(0)
     queue.discard(update, rework=False)
     assert not pool.free, "the push thread still reads it"
 
-    update.vector.release()
+    for vector in update.vectors:
+        vector.release()
     assert len(pool.free) == 1

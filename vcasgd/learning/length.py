@@ -15,6 +15,11 @@ MIN_BATCHES = 4
 MAX_BATCHES = 200
 #: Least push intervals of a subtask by default, if each worker has an equal part of the batch.
 MIN_INTERVALS = 4
+#: Vectors up to this many floats have short exchanges; batches of a subtask by default for each
+#: million floats more, so that it has several intervals that are as long as an exchange.
+SMALL_FLOATS, BATCHES_PER_MILLION = 4_000_000, 16
+#: Subtasks of an epoch that each worker should have, however large the vector is.
+MIN_SUBTASKS_PER_WORKER = 4
 
 
 def default_subtasks(samples: int, batch_size: int, min_batches: int = MIN_BATCHES) -> int:
@@ -28,16 +33,21 @@ def default_subtasks(samples: int, batch_size: int, min_batches: int = MIN_BATCH
     return max(1, min(wanted, batches // min_batches, MAX_SUBTASKS))
 
 
-def min_batches(spec: JobSpec) -> int:
-    """Return the least batches of a subtask by default.
+def min_batches(spec: JobSpec, batches: int, floats: int = 0) -> int:
+    """Return the least batches of a subtask by default, in an epoch of so many ``batches``.
 
     Workers of a round cut a subtask into equal intervals. If it has only one or two, the intervals
     of a fast worker and of a slow one differ in length, and each round waits for the longest.
+    ``floats`` is the length of the model's vector.
     """
-    if not isinstance(spec.push_every, int) or not isinstance(spec.update, RoundsSpec):
+    if not isinstance(spec.update, RoundsSpec):
         return MIN_BATCHES
-    # In a round, all workers together train one batch in a step.
-    return max(MIN_BATCHES, -(-MIN_INTERVALS * spec.push_every // spec.workers.max))
+    if isinstance(spec.push_every, int):
+        # In a round, all workers together train one batch in a step.
+        return max(MIN_BATCHES, -(-MIN_INTERVALS * spec.push_every // spec.workers.max))
+    wanted = BATCHES_PER_MILLION * (floats - SMALL_FLOATS) // 1_000_000
+    most = batches // (MIN_SUBTASKS_PER_WORKER * spec.workers.max)
+    return max(MIN_BATCHES, min(wanted, most))
 
 
 def even_subtasks(batches: int, most: int) -> int:
@@ -56,13 +66,15 @@ def plan_for(
     *,
     subtasks: int | None = None,
     blocks: SampleBlocks | None = None,
+    floats: int = 0,
 ) -> EpochPlan:
     """Return the plan of a job with ``samples`` in its training set.
 
-    ``subtasks`` is the recorded number of subtasks per epoch; None if none is recorded yet.
+    ``subtasks`` is the recorded number of subtasks per epoch; None if none is recorded yet. Only
+    then, ``floats``, the length of the model's vector, counts.
     Raises :class:`~vcasgd.errors.SpecError` as :class:`EpochPlan` does.
     """
-    least = min_batches(spec)
+    least = min_batches(spec, samples // batch_size, floats)
     default = default_subtasks(samples, batch_size, least)
     if least > MIN_BATCHES:
         default = even_subtasks(samples // batch_size, default)

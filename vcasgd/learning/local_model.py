@@ -14,6 +14,7 @@ from vcasgd.learning.vector import (
     gather_difference,
     new_vector,
     scatter,
+    shift,
     unfrozen_parameters,
 )
 from vcasgd.task.task import Task, calling_user_code
@@ -33,21 +34,25 @@ class LocalModel:
         self.layout = Layout.of(module, buffers)
         self.module = module.to(device)
         self._guard = BaseGuard(self.module, buffers)
-        #: True until the first vector is loaded.
-        self._is_new = True
+        #: Number of vectors that were loaded.
+        self.loads = 0
 
     def initial(self) -> tuple[Tensor, Tensor]:
         """Return the model before any training: float32 [floats] and int64 [integers]."""
         floats, integers = self._vectors()
         # A new model has a copy of the base in memory, so it is built only if necessary.
-        module = self.module if self._is_new else build(self._task, self._seed, self._device)
+        module = self.module if not self.loads else build(self._task, self._seed, self._device)
         gather(module, self.layout, floats, integers)
         return floats, integers
 
     def load(self, floats: Tensor, integers: Tensor) -> None:
         """Load the vectors, float32 [floats] and int64 [integers], into the model."""
-        self._is_new = False
+        self.loads += 1
         scatter(floats, integers, self.module, self.layout)
+
+    def shift(self, floats: Tensor) -> None:
+        """Add a vector, float32 [floats], to the model."""
+        shift(floats, self.module, self.layout)
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Return the model's state in new vectors, float32 [floats] and int64 [integers].

@@ -79,6 +79,19 @@ def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout)
             tensor.copy_(part)
 
 
+def shift(floats: Tensor, module: nn.Module, layout: Layout) -> None:
+    """Add a vector to a module's floating-point state, in place and without autograd.
+
+    It is float32 ``[layout.floats]``. Raises as :func:`gather` does.
+    """
+    none = torch.empty(layout.integers, dtype=torch.int64)
+    pairs = _pairs(module, layout, floats, none)
+    with torch.no_grad():
+        for entry, (tensor, part) in zip(layout.entries, pairs, strict=True):
+            if entry.kind is not TensorKind.INTEGER:
+                tensor.add_(part.to(tensor.device))
+
+
 def unfrozen_parameters(module: nn.Module, layout: Layout) -> list[str]:
     """Return the names of parameters of the base that require a gradient."""
     frozen = {tensor.name for tensor in layout.base}

@@ -7,6 +7,10 @@ The exchange owns all vectors. The training borrows them, from one hand-over to 
 - :meth:`Exchange.lend` lends memory for the interval's update.
 - :meth:`Exchange.push` takes the update back, and returns at once.
 
+A worker can also keep its own copy of the model (:mod:`vcasgd.worker.own_copy`). Its training then
+calls :meth:`Exchange.follow` after each local step, instead of :meth:`Exchange.refresh` before each
+interval, and waits for nothing.
+
 The parts of the base may have different versions: each shard is as new as its own store node
 could make it. The next base is fetched into other memory, from all nodes at the same time.
 """
@@ -16,14 +20,16 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vcasgd.errors import SnapshotMissing, StoreError, StoreUnavailable
+from vcasgd.errors import SnapshotMissing, StoreError, StoreUnavailable, VcasgdError
 from vcasgd.learning.encodings.encoder import Encoder, step_format
+from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import Cut
 from vcasgd.spec.update import Update
@@ -32,6 +38,7 @@ from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.store.tensors.snapshot_index import check_nodes
 from vcasgd.worker.interval import Base, continued
+from vcasgd.worker.own_copy import OwnCopy
 from vcasgd.worker.shard_link import LinkState, ShardLink
 from vcasgd.worker.update_queue import MAX_UNAPPLIED, Settled
 from vcasgd.worker.vectors import Vector, VectorPool
@@ -80,20 +87,39 @@ class Exchange:
         self._own: OwnUpdate | None = None
         #: Rollbacks before the last interval.
         self._rollbacks = 0
+        #: This worker's own copy while it keeps one, with its integers.
+        self._copy: OwnCopy | None = None
+        self._copy_integers = self._integers
+        #: True if the last interval of the copy was pushed.
+        self._pushed = False
+        #: Shards whose part of the base is older than their version, because only this worker's
+        #: updates are newer; and those that are newer than the start of the copy's interval.
+        self._stale: set[int] = set()
+        self._newer: set[int] = set()
+        self._discarded = 0
+        self._adopts = False
 
     def open(
-        self, cut: Cut, update: Update, layout: Layout, max_unapplied: int = MAX_UNAPPLIED
+        self,
+        cut: Cut,
+        update: Update,
+        layout: Layout,
+        max_unapplied: int = MAX_UNAPPLIED,
+        *,
+        adopts: bool = False,
     ) -> None:
         """Connect to the shards of the job, once their number is known; later calls do nothing.
 
         ``update`` and ``layout`` determine the encodings. The worker waits while ``max_unapplied``
-        of its updates are unapplied, until :meth:`limit_unapplied`.
+        of its updates are unapplied, until :meth:`limit_unapplied`. If it ``adopts`` its own copy,
+        it doesn't fetch a version that has only its own updates.
 
         Raises :class:`StoreUnavailable` if a shard's store node is missing from the settings.
         """
         if self._links:
             return
         check_nodes(self._nodes, cut.shards, self._job)
+        self._adopts = adopts
         self._pool = VectorPool(cut.floats)
         self._base = self._pool.take()
         self._encoders = [Encoder(update, layout, part) for part in cut.parts]
@@ -114,6 +140,11 @@ class Exchange:
         """True once the number of shards is known."""
         return bool(self._links)
 
+    @property
+    def shards(self) -> int:
+        """Number of shards; 0 until it is known."""
+        return len(self._links)
+
     def __getitem__(self, shard: int) -> ShardLink:
         return self._links[shard]
 
@@ -122,6 +153,8 @@ class Exchange:
 
     def close(self) -> None:
         """End the threads of all links."""
+        if self._copy is not None:
+            self._copy.close()
         for link in self._links:
             link.close()
 
@@ -165,35 +198,82 @@ class Exchange:
         *,
         last: bool = False,
         keep: bool = False,
+        integers: Tensor | None = None,
     ) -> None:
         """Push an interval's update, float32 [floats], to some shards. Returns at once.
 
         ``fields`` are those of its headers that all shards have in common, and ``integers``, which
         only shard 0 gets. The ``last`` update carries what encodings have kept back. ``keep``: the
-        next interval continues from it.
+        next interval continues from it. If the worker keeps a copy, ``update`` is the copy itself,
+        and ``integers``, int64 [k], are its counters.
         """
+        if self._copy is not None:
+            if integers is not None:
+                self._copy_integers = integers
+            self._push_copy(self._copy, fields, epoch, update, shards, last=last)
+            return
         vector = self._lent.hold() if self._lent else None
         for shard in shards:
-            link = self._links[shard]
             payload = self._encoders[shard].encode(update, last=last)
-            assert link.version is not None
-            own = {"shard": shard, "base": link.version[0], "rollbacks": self.rollbacks,
-                   "codec": payload.codec, "size": len(payload)}  # fmt: skip
-            if shard:
-                own["integers"] = ""
-            link.push(Header(**{**fields, **own}), epoch, payload, vector)
+            header = self._header(fields, shard, codec=payload.codec, size=len(payload))
+            self._links[shard].push(header, epoch, payload, *([vector] if vector else []))
         self._end_interval()
         if vector is not None:
             if keep:
                 self._own = OwnUpdate(vector.hold(), shards)
             vector.release()
 
+    def _push_copy(
+        self,
+        copy: OwnCopy,
+        fields: Mapping[str, Any],
+        epoch: int,
+        end: Tensor,
+        shards: Collection[int],
+        *,
+        last: bool,
+    ) -> None:
+        """Push what the copy, float32 [floats] in lent memory, has more than at its start."""
+        assert self._lent is not None
+        assert self._lent.tensor is end
+        numbers = [link.updates.added + (link.part.shard in shards) for link in self._links]
+        difference = copy.advance(self._lent, numbers)
+
+        def encode(shard: int) -> EncodedVector:
+            return self._encoders[shard].encode(difference.compute(shard), last=last)
+
+        for shard in shards:
+            header = self._header(fields, shard, codec="", size=0)
+            self._links[shard].push(header, epoch, partial(encode, shard), *difference.vectors)
+        difference.release()
+        self._pushed = True
+        self._end_interval()
+
+    def _header(self, fields: Mapping[str, Any], shard: int, *, codec: str, size: int) -> Header:
+        version = self._links[shard].version
+        assert version is not None
+        own = {"shard": shard, "base": version[0], "rollbacks": self._rollbacks,
+               "codec": codec, "size": size}  # fmt: skip
+        if shard:
+            own["integers"] = ""
+        return Header(**{**fields, **own})
+
     def has_residual(self, shards: Collection[int]) -> bool:
-        """Return True if an encoding kept back a part of the updates of one of the shards."""
-        return any(self._encoders[shard].has_residual for shard in shards)
+        """Return True if an encoding keeps back a part of the updates of one of the shards."""
+        return any(
+            self._encoders[shard].has_residual
+            or not (self._encoders[shard].is_exact or self._links[shard].updates.encoded)
+            for shard in shards
+        )
 
     def settle(self) -> Settled:
-        """Ask what became of the updates; return the outcomes since the last call."""
+        """Ask what became of the updates; return the outcomes since the last call.
+
+        A worker that keeps a copy doesn't wait for the answers.
+        """
+        if self._copy is not None:
+            self.follow()
+            return self._take_settled()
         return self._settle({link: link.poll() for link in self._responsive()})
 
     def _settle(self, polls: Mapping[ShardLink, Future[Any]]) -> Settled:
@@ -237,6 +317,7 @@ class Exchange:
 
     def forget(self, subtask: int) -> None:
         """Drop a subtask, because its lease was lost or is no longer needed."""
+        self.drop_copy()
         for link in self._links:
             link.updates.forget(subtask)
 
@@ -264,14 +345,20 @@ class Exchange:
         for link in self._links:
             # Before outcomes are taken, which would be lost.
             link.check_access()
-        outcomes = [link.updates.take_settled() for link in self._links]
+        try:
+            outcomes = [link.updates.take_settled() for link in self._links]
+        except VcasgdError:
+            self.drop_copy()
+            raise
         settled = Settled(
             frozenset(subtask for outcome in outcomes for subtask in outcome.rework),
             tuple(rejected for outcome in outcomes for rejected in outcome.rejected),
         )
-        if settled.rework:
+        if settled.rework or self._discarded != self._count_discarded():
             # The last update may never be in any base.
             self._drop_own()
+            self.drop_copy()
+            self._discarded = self._count_discarded()
         return settled
 
     # -- the base ----------------------------------------------------------------------------------
@@ -295,13 +382,19 @@ class Exchange:
         """The rollbacks before the base, the lowest of all shards; 0 before the first base."""
         return min((link.rollbacks for link in self._links), default=0)
 
-    def start_interval(self) -> Base:
+    def start_interval(self, *, keep_copy: bool = False) -> Base:
         """Return the base with this worker's last update, as far as the base lacks a kept one.
 
-        Its vector may be read until :meth:`push`.
+        Its vector may be read until :meth:`push`. With ``keep_copy``, the worker keeps its own copy
+        from now on, and the base is where that stands.
         """
         self._end_interval()
         base, own = self.base, self._own
+        if self._copy is not None:
+            floats, integers = self._copy.start.tensor, self._copy_integers
+            # An interval that failed has moved the model.
+            continues, self._pushed = self._pushed, False
+            return replace(base, floats=floats, integers=integers, continues=continues)
         if base.rollbacks != self._rollbacks:
             # Nothing of the training that went back is kept.
             self._rollbacks, own = base.rollbacks, None
@@ -313,16 +406,81 @@ class Exchange:
             if parts:
                 self._start = self._pool.take()
                 base = continued(base, own.vector.tensor, parts, out=self._start.tensor)
+        if keep_copy:
+            parts = [link.part for link in self._links]
+            # What the last update has is in the start, or in the base.
+            self._copy = OwnCopy(parts, self._pool, self._start or self._base)
+            self._copy_integers, self._pushed = base.integers, False
+            self._newer.clear()
+            self._discarded = self._count_discarded()
         self._drop_own()
         return base
+
+    # -- a copy of its own -------------------------------------------------------------------------
+
+    @property
+    def keeps_copy(self) -> bool:
+        """True if the worker keeps its own copy of the model."""
+        return self._copy is not None
+
+    def follow(self) -> bool:
+        """Continue the exchange beside the training; return True if a newer version was found.
+
+        Never waits. Raises errors that don't pass by themselves.
+        """
+        copy = self._copy
+        if copy is None or copy.merging:
+            return False
+        for link in self._links:
+            if link.state is LinkState.IDLE:
+                link.check()
+                link.follow(*self._memory_of(link), adopts=self._adopts)
+        states = {link.state for link in self._links}
+        found = LinkState.FETCHED in states and LinkState.WAITING not in states
+        if found:
+            self._newer |= self._take_over()
+        settled = [link.settled for link in self._links]
+        copy.settle(settled)
+        if self._newer and not self.went_back and self._encoded:
+            copy.merge(self._base, [self._links[shard].part for shard in self._newer], settled)
+            self._newer.clear()
+        return found
+
+    def take_shift(self, *, wait: bool = False) -> Vector | None:
+        """Return what the worker's copy has to move by; see :meth:`OwnCopy.take_shift`."""
+        return self._copy.take_shift(wait=wait) if self._copy is not None else None
+
+    @property
+    def went_back(self) -> bool:
+        """True if training went back since the worker began to keep a copy."""
+        return self._copy is not None and self.rollbacks != self._rollbacks
+
+    @property
+    def _encoded(self) -> bool:
+        return all(link.updates.encoded for link in self._links)
+
+    def _count_discarded(self) -> int:
+        return sum(link.updates.discarded for link in self._links)
+
+    def drop_copy(self) -> None:
+        """Start the next interval from a base again, which :meth:`refresh` has to fetch."""
+        if self._copy is None:
+            return
+        self._copy.close()
+        self._copy = None
+        for shard in self._stale:
+            self._links[shard].version = None
+        self._stale.clear()
 
     def refresh(self, *, again: bool) -> Settled:
         """Make the base as new as possible; return the outcomes of updates since the last call.
 
         A shard that doesn't answer keeps its part of the base. A prefetched snapshot is new enough
-        unless ``again`` is True; one that :meth:`wait_for_room` found is. Raises
-        :class:`StoreUnavailable` and :class:`SnapshotMissing` if a shard has no part yet.
+        unless ``again`` is True; one that :meth:`wait_for_room` found is. The worker keeps no copy
+        of its own any more. Raises :class:`StoreUnavailable` and :class:`SnapshotMissing` if a
+        shard has no part yet.
         """
+        self.drop_copy()
         polls = {}
         for link in self._responsive():
             waited, link.has_waited = link.has_waited, False
@@ -360,15 +518,20 @@ class Exchange:
             self._next = self._pool.take()
         return link.part.of(self._next.tensor), link.part.of(self._base.tensor)
 
-    def _take_over(self) -> None:
-        """Make the base of what was fetched."""
+    def _take_over(self) -> set[int]:
+        """Make the base of what was fetched; return the shards that were."""
         ready = [link for link in self._links if link.state is LinkState.FETCHED]
         if self._next is None:
-            return
-        if len(ready) == len(self._links):
+            return set()
+        fetched = [link for link in ready if not link.adopted]
+        if len(fetched) == len(self._links):
             self._base, self._next = self._next, self._base
+        elif fetched:
+            self._own_base()
         for link in ready:
-            if len(ready) < len(self._links):
+            if link.adopted:
+                self._stale.add(link.part.shard)
+            elif len(fetched) < len(self._links):
                 link.part.of(self._base.tensor).copy_(link.part.of(self._next.tensor))
             meta = link.take()
             if link.part.shard == 0:
@@ -377,6 +540,17 @@ class Exchange:
         if all(link.state is LinkState.IDLE for link in self._links):
             self._next.release()
             self._next = None
+        shards = {link.part.shard for link in fetched}
+        self._stale -= shards
+        return shards
+
+    def _own_base(self) -> None:
+        """Copy the base if the start of an interval has the same memory."""
+        if self._base.shared:
+            base = self._pool.take()
+            base.tensor.copy_(self._base.tensor)
+            self._base.release()
+            self._base = base
 
     def _end_interval(self) -> None:
         """Release what the last interval borrowed."""

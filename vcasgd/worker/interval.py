@@ -17,7 +17,7 @@ class Base:
 
     ``rollbacks`` is the number of times that training went back before it, of which
     ``restorations`` don't lower the learning rate, and ``round`` describes the round that made
-    the version.
+    the version. ``continues``: the model is at this point already, after the interval before.
     """
 
     floats: Tensor
@@ -26,6 +26,7 @@ class Base:
     restorations: int = 0
     version: int = 0
     round: RoundFacts = field(default_factory=RoundFacts)
+    continues: bool = False
 
 
 def continued(base: Base, update: Tensor, parts: Iterable[ShardRange], out: Tensor) -> Base:

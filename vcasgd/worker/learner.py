@@ -75,6 +75,9 @@ class Learner:
         #: The ``share`` of the last interval.
         self._share = 1.0
         self._precision = StepPrecision(task, device)
+        #: Vectors that had been loaded into the model at the end of the last interval; −1 while
+        #: there is none.
+        self._loads = -1
 
     @property
     def tuning(self) -> Tuning:
@@ -118,6 +121,7 @@ class Learner:
                 batch_size,
                 subtasks=subtasks,
                 blocks=blocks if isinstance(blocks, SampleBlocks) else None,
+                floats=self.layout.floats,
             )
         except SpecError as error:
             # Another machine may have more of the data.
@@ -242,9 +246,18 @@ class Learner:
     @property
     def max_unapplied(self) -> int:
         """Updates that may be unapplied while this worker trains."""
-        if self.member is None or self.member.overlaps:
+        if self.member is None or self.member.overlaps or self.member.keeps_copy:
             return MAX_UNAPPLIED
         return 1
+
+    @property
+    def adopts_own_copy(self) -> bool:
+        """True if the mean of a round with no other worker is this worker's copy."""
+        return self._rule.rounds and not self.spec.tuning.mixing
+
+    def shift(self, floats: Tensor) -> None:
+        """Move the model by a vector, float32 [floats], between two local steps."""
+        self._model.shift(floats)
 
     def train(
         self,
@@ -257,13 +270,14 @@ class Learner:
         on_step: Callable[[], None],
         asynchrony: float = 0.0,
         memory: Callable[[], Tensor] | None = None,
+        whole: bool = False,
     ) -> Trained:
         """Train samples ``[start, stop)`` of a subtask, or fewer once ``should_stop`` is True.
 
         ``asynchrony`` in [0, 1) is the momentum that asynchrony adds, by which the optimizer's is
         lowered if the job tunes it. ``memory()`` is called at the end, and returns memory for the
-        update, float32 [floats]. Raises :class:`NonFiniteLoss` and other
-        :class:`~vcasgd.errors.UserCodeError`.
+        update, float32 [floats]. If ``whole``, the update is the model, in any state, whatever the
+        rule needs. Raises :class:`NonFiniteLoss` and other :class:`~vcasgd.errors.UserCodeError`.
         """
         if base.rollbacks != self.rollbacks:
             self._follow_rollback(base)
@@ -273,7 +287,9 @@ class Learner:
         momentum = self._momenta.follow(asynchrony) if self._momenta is not None else None
         self._source.announce(plan, subtask, start)
         start_from = interval_start(self._rule, self._local, base.floats)
-        self._model.load(start_from, base.integers)
+        if not base.continues or self._model.loads != self._loads:
+            self._model.load(start_from, base.integers)
+        self._loads = -1
         set_seed(seed_for(self.spec.seed, subtask, start), self._device)
         interval, member, clip_factor = SampleRange(subtask, start, stop), self.member, 1.0
         if member is not None:
@@ -293,7 +309,11 @@ class Learner:
             precision=self._precision,
         )
         update = memory() if memory is not None else torch.empty_like(base.floats)
-        integers = self._read_update(update, start_from)
+        if whole:
+            integers = self._model.read_into(update, None)
+        else:
+            integers = self._read_update(update, start_from)
+        self._loads = self._model.loads
         stop = start + trained.samples
         return Trained(stop, trained.steps, trained.loss_sum, update, integers, momentum)
 

@@ -16,12 +16,21 @@ from vcasgd.learning.vector import new_vector
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.worker.interval import Base
 
-#: Least seconds of an interval of a worker that is alone. No other worker changes the model
-#: meanwhile, so it only has to push what it can't afford to lose.
-ALONE_SECONDS = 1.0
-#: Most local steps of a round that the workers choose themselves. Longer rounds cost too much
+#: Minimum seconds of an interval of a worker that is alone, and as a multiple of an exchange. No
+#: other worker changes the model meanwhile, so it only has to push what it can't afford to lose.
+ALONE_SECONDS, ALONE_EXCHANGES = 1.0, 4.0
+#: The same as a multiple of the time for which the training stands still after an interval.
+ALONE_STALLS = 40.0
+#: Most seconds of work that a lost worker takes with it, unless an exchange takes longer.
+MAX_LOST_SECONDS = 10.0
+#: Most local steps of a round whose workers wait for the exchange. Longer rounds cost too much
 #: quality for the time that they save.
 MAX_STEPS = 16
+#: Length of an interval that doesn't wait, as a multiple of an exchange: the exchange of the last
+#: interval should end before the present one.
+OVERLAP_EXCHANGES = 1.25
+#: Seconds of an exchange from which on a worker that is alone keeps its own copy.
+COPY_FROM = 0.05
 #: Progress of a job from which on its steps may overlap with exchanges. Early in a job, steps are
 #: long, consecutive ones can be opposed, and a gradient that is one step late adds to that.
 OVERLAP_FROM = 0.5
@@ -53,8 +62,11 @@ class Member:
         self._fixed = fixed
         self._first_steps = steps
         self._alone = self._overlaps = False
+        #: True if this worker keeps its own copy of the model, and never waits for an exchange.
+        self.keeps_copy = False
         self._progress = 0.0
         self._exchanges: deque[float] = deque(maxlen=EXCHANGES)
+        self._stalls: deque[float] = deque(maxlen=EXCHANGES)
         #: When the intervals ended whose updates no base contained yet, by the update's number.
         self._ended: dict[int, float] = {}
         #: Corrections of the present optimizer's moments.
@@ -95,6 +107,14 @@ class Member:
         """Adapt to the round that made a base."""
         facts = base.round
         self._alone = facts.workers == 1
+        if self._alone:
+            self.keeps_copy = self.exchange_seconds >= COPY_FROM
+        elif not self._fixed and (overlapped := overlapped_steps(facts)):
+            self.keeps_copy, self._steps, self._overlaps = True, overlapped, False
+            self._batch.follow(base.version, facts.workers, facts.batch, facts.step_seconds)
+            return
+        else:
+            self.keeps_copy = False
         if not self._fixed:
             balanced = balanced_steps(facts)
             self._steps = balanced or self._first_steps
@@ -105,9 +125,11 @@ class Member:
             self._steps = fewer_steps(self._first_steps, facts.workers, self._workers)
         self._batch.follow(base.version, facts.workers, facts.batch, facts.step_seconds)
 
-    def measure(self, step_seconds: float) -> None:
-        """Record the mean duration of the local steps of an interval, in seconds."""
+    def measure(self, step_seconds: float, stall_seconds: float = 0.0) -> None:
+        """Record the mean duration of the local steps of an interval, in seconds, and for how long
+        the training stood still after them."""
         self._batch.measure(step_seconds)
+        self._stalls.append(stall_seconds)
 
     def end(self, update: int, now: float) -> None:
         """Record that the interval ended whose update has this number, from 1."""
@@ -191,7 +213,9 @@ class Member:
         """Local steps of the next interval."""
         if self._fixed or not self._alone or not self.step_seconds:
             return self._steps
-        return max(1.0, ALONE_SECONDS / self.step_seconds)
+        exchange, stall = self.exchange_seconds, min(self._stalls, default=0.0)
+        seconds = max(ALONE_SECONDS, ALONE_EXCHANGES * exchange, ALONE_STALLS * stall)
+        return max(1.0, min(seconds, max(MAX_LOST_SECONDS, exchange)) / self.step_seconds)
 
     def batch_size(self, samples: int) -> int:
         """Return the size of the batches of an interval with ``samples``.
@@ -218,6 +242,17 @@ def balanced_steps(facts: RoundFacts) -> int | None:
         return None
     ratio = facts.exchange_seconds / facts.step_seconds
     return int(2 ** round(math.log2(min(max(ratio, 1.0), MAX_STEPS))))
+
+
+def overlapped_steps(facts: RoundFacts) -> int | None:
+    """Return the power of two of local steps that take longer than an exchange.
+
+    None if an exchange is so short that waiting for it is better.
+    """
+    if not facts.exchange_seconds or not facts.step_seconds:
+        return None
+    ratio = OVERLAP_EXCHANGES * facts.exchange_seconds / facts.step_seconds
+    return int(2 ** math.ceil(math.log2(ratio))) if ratio > MAX_STEPS else None
 
 
 def is_late(round_: RoundFacts, planned: float, done: int, seconds: float) -> bool:

@@ -80,7 +80,9 @@ class Setup:
             if job.facts is not None:
                 cut = learner.cut(job.facts.shards)
                 update, layout = job.spec.update, learner.layout
-                self._exchange.open(cut, update, layout, learner.max_unapplied)
+                self._exchange.open(
+                    *(cut, update, layout, learner.max_unapplied), adopts=learner.adopts_own_copy
+                )
             self._learner = learner
         return self._learner
 

@@ -31,6 +31,7 @@ from vcasgd.errors import (
     StoreUnavailable,
     VcasgdError,
 )
+from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.encodings.steps import StepFormat
 from vcasgd.learning.shards import ShardRange
 from vcasgd.store.connection import RedisClient
@@ -47,7 +48,7 @@ from vcasgd.store.tensors.updates import (
     UpdateStatus,
 )
 from vcasgd.worker.update_queue import MAX_UNAPPLIED, QueuedUpdate, UpdateQueue
-from vcasgd.worker.vectors import Vector
+from vcasgd.worker.vectors import Vector, single_threaded
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +149,8 @@ class ShardLink:
         #: True if the last poll waited until there was room, and nothing was asked for since.
         self.has_waited = False
         self._fetched: Meta | None = None
+        #: True if what was fetched is this worker's own copy.
+        self.adopted = False
         self._fetched_settled = 0
         self._fetch_seconds = 0.0
         #: Makes a fetch for a later moment start at once.
@@ -160,8 +163,8 @@ class ShardLink:
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self._last: Future[Any] = Future()
         self._last.set_result(None)
-        self._push_thread = _start(self._push_all, f"shard-{part.shard}-push")
-        _start(self._make_requests, f"shard-{part.shard}-requests")
+        self._push_thread = single_threaded(self._push_all, f"shard-{part.shard}-push")
+        single_threaded(self._make_requests, f"shard-{part.shard}-requests")
 
     def close(self) -> None:
         """End the threads. Updates that aren't pushed yet are lost; see :meth:`flush`."""
@@ -189,18 +192,28 @@ class ShardLink:
     # -- push --------------------------------------------------------------------------------------
 
     def push(
-        self, header: Header, epoch: int, payload: Payload, vector: Vector | None = None
+        self,
+        header: Header,
+        epoch: int,
+        payload: Payload | Callable[[], EncodedVector],
+        *vectors: Vector,
     ) -> None:
         """Push an update in the background; its payload must not change afterwards.
 
-        ``vector`` is the memory that the payload refers to. It is held until the update is applied.
+        The payload may be a function that makes it, which the push thread calls. The first of
+        ``vectors`` is the memory that the payload refers to, held until the update is applied; the
+        others are held until the payload is made.
         """
-        self.updates.add(header, epoch, payload, vector)
+        self.updates.add(header, epoch, payload, *vectors)
 
     def flush(self, seconds: float) -> bool:
         """Wait until all updates are in the stream; False if that takes longer than ``seconds``."""
         self._flushing = True
         return self.updates.await_accepted(seconds)
+
+    def check(self) -> None:
+        """Raise the error of the last request, unless it passes by itself; it has an answer."""
+        self._last.result()
 
     def check_access(self) -> None:
         """Raise :class:`StoreDenied` while the server refuses pushes for longer than a moment."""
@@ -233,7 +246,17 @@ class ShardLink:
         The result is None after an error.
         """
         self._hurry.set()
-        return self._request(lambda: self._sender.begin(subtask, epoch, size, token))
+
+        def begin() -> int:
+            return self._sender.begin(subtask, epoch, size, token)
+
+        if self.state is not LinkState.WAITING:
+            return self._request(begin)
+        # A large snapshot may be under way.
+        answer: Future[int | None] = Future()
+        name = f"shard-{self.part.shard}-begin"
+        threading.Thread(target=self._make, args=(begin, answer), name=name, daemon=True).start()
+        return answer
 
     def poll(self, *, newer: bool = False, wait: bool = False) -> Future[Any]:
         """Ask what became of the pushed updates; joins a request that is under way.
@@ -265,6 +288,14 @@ class ShardLink:
         self._hurry.clear()
         return self._request(lambda: self._fetch_in_time(out, base, needed_at))
 
+    def follow(self, out: Tensor, base: Tensor, *, adopts: bool) -> Future[Any]:
+        """Wait for the next commit, at most :data:`COMMIT_WAIT_SECONDS`, and fetch what it made.
+
+        If ``adopts``, a snapshot that has only this worker's updates more than the newest one here
+        isn't fetched: :attr:`adopted` is True then, and the memory stays as it is.
+        """
+        return self._request(lambda: self._follow(out, base, adopts=adopts))
+
     def take(self) -> Meta:
         """Return the description of the fetched snapshot, once; the caller takes its vector."""
         assert self.state is LinkState.FETCHED
@@ -284,20 +315,22 @@ class ShardLink:
 
     def _make_requests(self) -> None:
         while (request := self._requests.get()) is not None:
-            call, answer = request
-            try:
-                result = call()
-            except TRANSIENT as error:
-                self.last_error = error
-                answer.set_result(None)
-            except Exception as error:
-                if not isinstance(error, VcasgdError):
-                    # A fetch ahead of its time may have no reader.
-                    log.exception("request to shard %d", self.part.shard)
-                answer.set_exception(error)
-            else:
-                self.last_error = None
-                answer.set_result(result)
+            self._make(*request)
+
+    def _make(self, call: Callable[[], Any], answer: Future[Any]) -> None:
+        try:
+            result = call()
+        except TRANSIENT as error:
+            self.last_error = error
+            answer.set_result(None)
+        except Exception as error:
+            if not isinstance(error, VcasgdError):
+                # A fetch ahead of its time may have no reader.
+                log.exception("request to shard %d", self.part.shard)
+            answer.set_exception(error)
+        else:
+            self.last_error = None
+            answer.set_result(result)
 
     @property
     def _newest_here(self) -> tuple[int, int]:
@@ -337,6 +370,28 @@ class ShardLink:
         )
         return self._on_status(pushed, status)
 
+    def _follow(self, out: Tensor, base: Tensor, *, adopts: bool) -> None:
+        if self._fetched is not None:
+            return
+        self._seen = self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, self._seen)
+        newer = self._poll(newer=True).meta
+        if newer is None:
+            return
+        if adopts and self._has_only_own(newer, self.updates.settled - self.settled):
+            self._fetched, self._newer, self.adopted = newer, None, True
+            self._fetched_settled = self.updates.settled
+        else:
+            self._fetch(out, base)
+
+    def _has_only_own(self, meta: Meta, own: int) -> bool:
+        """Return True if a snapshot is the newest one here with as many ``own`` updates."""
+        version, token = self.version or NO_VERSION
+        return (
+            (meta.version, meta.token) == (version + own, token)
+            and meta.rollbacks == self.rollbacks
+            and not meta.stepped
+        )
+
     def _fetch_in_time(self, out: Tensor, base: Tensor, needed_at: float) -> None:
         wait = needed_at - FETCH_MARGIN * self._fetch_seconds - time.monotonic()
         if wait > 0:
@@ -355,6 +410,7 @@ class ShardLink:
             out.copy_(base)
         # Nothing can be taken while the vector is overwritten.
         self._fetched = self._newer = None
+        self.adopted = False
         self._fetched_settled = self.updates.settled
         started = time.monotonic()
         if self._steps is None:
@@ -370,7 +426,10 @@ class ShardLink:
         try:
             seen, held = NO_COMMIT, 0.0
             while (update := self.updates.take_unsent()) is not None:
+                vectors = update.vectors
                 try:
+                    if not self.updates.encode(update):
+                        continue
                     self._push(update, held)
                     self._failures, self._denial, held = 0, None, 0.0
                 except StoreFull:
@@ -383,8 +442,8 @@ class ShardLink:
                     log.debug("push of subtask %d: %s", update.subtask, error)
                     self._on_failure(error)
                 finally:
-                    if update.vector is not None:
-                        update.vector.release()
+                    for vector in vectors:
+                        vector.release()
         except Exception as error:
             log.exception("pushing")
             self.updates.close(error)
@@ -439,9 +498,3 @@ class ShardLink:
 
 def _asked(pushed: Sequence[QueuedUpdate]) -> list[Pushed]:
     return [(update.subtask, update.epoch, update.stop, update.name) for update in pushed]
-
-
-def _start(run: Callable[[], None], name: str) -> threading.Thread:
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    return thread

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
+from torch import Tensor
 
 from vcasgd.errors import Fenced
 from vcasgd.learning.shards import Step, next_step
@@ -181,9 +182,27 @@ class Trainer:
         waited = self._verification.serve(work.learner) or waited
         # Without an interval, a fetch would take memory for nothing.
         self._check_lease(work.lease, step)
-        # What was fetched before a wait is too old.
-        self._apply(self._exchange.refresh(again=waited))
+        if not self._continue_copy(work, step):
+            # What was fetched before a wait is too old.
+            self._apply(self._exchange.refresh(again=waited))
         self._check_lease(work.lease, step)
+
+    def _continue_copy(self, work: _Work, step: Step) -> bool:
+        """Return True if the interval continues from this worker's own copy."""
+        exchange = self._exchange
+        if exchange.keeps_copy and self._keeps_copy(work, step) and not exchange.went_back:
+            self._apply(exchange.settle())
+            return exchange.keeps_copy
+        return False
+
+    def _keeps_copy(self, work: _Work, step: Step) -> bool:
+        member, shards = work.learner.member, self._exchange.shards
+        return (
+            member is not None
+            and member.keeps_copy
+            and self._verification.overlaps
+            and len(step.shards) == shards
+        )
 
     def _wait_for_room(self, lease: Lease, step: Step) -> bool:
         """Wait until no shard of the interval is full; return True if any was."""
@@ -212,14 +231,27 @@ class Trainer:
     def _train_interval(self, work: _Work, step: Step) -> int:
         """Train and push one interval; return where it ends."""
         status, member, started = self._status, work.learner.member, time.monotonic()
-        if self._seconds_per_sample is not None:
-            self._exchange.prefetch(self._seconds_per_sample * (step.stop - step.start))
+        exchange = self._exchange
         status.unpushed_since = steady_time()
-        base = self._exchange.start_interval()
+        base = exchange.start_interval(keep_copy=self._keeps_copy(work, step))
+        if self._seconds_per_sample is not None and not exchange.keeps_copy:
+            exchange.prefetch(self._seconds_per_sample * (step.stop - step.start))
         steps_before = status.steps
 
+        def on_step() -> None:
+            status.on_step()
+            self._follow(work.learner)
+
+        trained_at = started
+
+        def memory() -> Tensor:
+            nonlocal trained_at
+            trained_at = time.monotonic()
+            self._follow(work.learner, wait=True)
+            return exchange.lend()
+
         def should_stop() -> bool:
-            if not self.may_continue(work.lease):
+            if not self.may_continue(work.lease) or exchange.went_back:
                 return True
             if member is None:
                 return False
@@ -234,15 +266,17 @@ class Trainer:
             step.start,
             step.stop,
             should_stop=should_stop,
-            on_step=status.on_step,
+            on_step=on_step,
             asynchrony=self._tuned.asynchrony,
-            memory=self._exchange.lend,
+            memory=memory,
+            whole=exchange.keeps_copy,
         )
         ended = time.monotonic()
-        seconds = ended - started
+        # A worker that keeps a copy doesn't wait: what a pause costs isn't a step's.
+        seconds = (trained_at if exchange.keeps_copy else ended) - started
         self._measure(trained.stop - step.start, trained, seconds)
         if member is not None:
-            member.measure(seconds / max(trained.steps, 1))
+            member.measure(seconds / max(trained.steps, 1), ended - trained_at)
             status.uncorrected = member.uncorrected or status.uncorrected
         unchanged = torch.equal(trained.integers, base.integers)
         integers = "" if unchanged else encode_integers(trained.integers)
@@ -251,6 +285,18 @@ class Trainer:
             member.end(self._exchange[0].updates.added, ended)
         status.unpushed_since = None
         return trained.stop
+
+    def _follow(self, learner: Learner, *, wait: bool = False) -> None:
+        """Move the worker's own copy, if it keeps one, to what was found beside the training.
+
+        ``wait``: also if that is being computed.
+        """
+        shift = self._exchange.take_shift(wait=wait)
+        if shift is not None:
+            learner.shift(shift.tensor)
+            shift.release()
+        if not wait and self._exchange.follow() and learner.member is not None:
+            learner.member.measure_exchange(self._exchange[0].settled, time.monotonic())
 
     def _measure(self, samples: int, trained: Trained, seconds: float) -> None:
         status = self._status
@@ -285,4 +331,9 @@ class Trainer:
             "claims": claims,
         }
         keep = member is not None and member.overlaps
-        self._exchange.push(fields, work.epoch, trained.update, step.shards, last=last, keep=keep)
+        self._exchange.push(
+            *(fields, work.epoch, trained.update, step.shards),
+            last=last,
+            keep=keep,
+            integers=trained.integers,
+        )

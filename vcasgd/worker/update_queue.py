@@ -10,11 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import takewhile
 
+from vcasgd.errors import VcasgdError
+from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.updates import Payload, UpdateStatus
 from vcasgd.worker.vectors import Vector
@@ -37,13 +39,13 @@ class UpdateState(Enum):
     APPLIED = auto()
 
 
-@dataclass
+@dataclass(eq=False)
 class QueuedUpdate:
     """An update that isn't applied for good yet.
 
-    ``header`` and ``payload`` are None if another worker pushed it and this worker only watches
-    whether it is applied. ``vector`` is the memory that the payload refers to, which this update
-    holds; None if that is not the worker's to use again.
+    ``header`` is None if another worker pushed it and this worker only watches whether it is
+    applied. ``vectors`` is the memory that the update needs, which it holds. ``encode()`` makes the
+    ``payload``, and is None once that is done.
     """
 
     subtask: int
@@ -51,11 +53,17 @@ class QueuedUpdate:
     stop: int
     header: Header | None = None
     payload: Payload | None = None
-    vector: Vector | None = None
+    vectors: tuple[Vector, ...] = ()
+    encode: Callable[[], EncodedVector] | None = None
     state: UpdateState = UpdateState.UNSENT
     submitted_at: float = field(default_factory=time.monotonic)
     #: Version and writer of the snapshot that was first seen to contain it, once it is applied.
     applied_in: tuple[int, int] = (-1, -1)
+
+    @property
+    def own(self) -> bool:
+        """True if this worker pushes it."""
+        return self.header is not None
 
     @property
     def name(self) -> str:
@@ -104,19 +112,32 @@ class UpdateQueue:
         self._rework: set[int] = set()
         self._rejected: list[tuple[int, str]] = []
         self._closed = False
-        #: What ended the thread that pushes.
+        #: What ended the thread that pushes, and why an update could not be encoded.
         self._error: Exception | None = None
+        self._unsound: VcasgdError | None = None
         #: Seconds from the submission of an applied update until this worker saw that.
         self.delays: deque[float] = deque(maxlen=DELAYS_KEPT)
         #: Updates that were added, accepted with their bytes, pushed again, and given up.
         self.added = self.sent = self.sent_bytes = self.sent_again = self.discarded = 0
 
     def add(
-        self, header: Header, epoch: int, payload: Payload, vector: Vector | None = None
+        self,
+        header: Header,
+        epoch: int,
+        payload: Payload | Callable[[], EncodedVector],
+        *vectors: Vector,
     ) -> QueuedUpdate:
-        """Add an update to push, which holds ``vector`` from now on."""
-        update = QueuedUpdate(header.subtask, epoch, header.stop, header, payload, vector)
-        if vector is not None:
+        """Add an update to push, which holds ``vectors`` from now on.
+
+        The first of them is the one that the payload refers to. The payload may be a function that
+        makes it, from all of them: the thread that pushes calls it.
+        """
+        update = QueuedUpdate(header.subtask, epoch, header.stop, header, vectors=vectors)
+        if callable(payload):
+            update.encode = payload
+        else:
+            update.payload = payload
+        for vector in vectors:
             vector.hold()
         with self._changed:
             self.added += 1
@@ -146,13 +167,38 @@ class UpdateQueue:
     # -- state -------------------------------------------------------------------------------------
 
     def take_unsent(self) -> QueuedUpdate | None:
-        """Wait for an update to push, and hold its vector; None once the queue is closed."""
+        """Wait for an update to push, and hold its vectors; None once the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._next_unsent() is not None)
             update = None if self._closed else self._next_unsent()
-            if update is not None and update.vector is not None:
-                update.vector.hold()
+            for vector in update.vectors if update else ():
+                vector.hold()
             return update
+
+    def encode(self, update: QueuedUpdate) -> bool:
+        """Make the payload of an update if it has none; return False if that fails.
+
+        Called by the thread that pushes. The error is that of the next :meth:`take_settled`.
+        """
+        if update.encode is None:
+            return True
+        try:
+            encoded = update.encode()
+        except VcasgdError as error:
+            self.discard(update, rework=True)
+            self._unsound = error
+            return False
+        assert update.header is not None
+        changes = {"codec": encoded.codec, "size": len(encoded)}
+        with self._changed:
+            update.header = update.header.model_copy(update=changes)
+            update.payload, update.encode = encoded, None
+            needless, update.vectors = update.vectors[1:], update.vectors[:1]
+            if update in self._updates:
+                for vector in needless:
+                    vector.release()
+            self._changed.notify_all()
+        return True
 
     def await_accepted(self, seconds: float) -> bool:
         """Wait until all updates are in the stream; False if that takes longer."""
@@ -176,7 +222,7 @@ class UpdateQueue:
         """Return the names of own updates that were submitted before one and aren't applied."""
         with self._changed:
             before = takewhile(lambda earlier: earlier is not update, self._updates)
-            return [earlier.name for earlier in before if earlier.payload is not None]
+            return [earlier.name for earlier in before if earlier.own]
 
     def reached(self, subtask: int, token: int) -> int:
         """Return the end of the updates made under a lease, in samples; 0 if there are none."""
@@ -193,7 +239,13 @@ class UpdateQueue:
     def unapplied(self) -> int:
         """Number of own updates that aren't applied for good."""
         with self._changed:
-            return sum(update.payload is not None for update in self._updates)
+            return sum(update.own for update in self._updates)
+
+    @property
+    def encoded(self) -> bool:
+        """True if all updates have their payloads."""
+        with self._changed:
+            return all(update.encode is None for update in self._updates)
 
     @property
     def full(self) -> bool:
@@ -205,8 +257,7 @@ class UpdateQueue:
         """Number of added updates that the present version contains, or will never contain."""
         with self._changed:
             return self.added - sum(
-                update.payload is not None and update.state is not UpdateState.APPLIED
-                for update in self._updates
+                update.own and update.state is not UpdateState.APPLIED for update in self._updates
             )
 
     def subtasks(self) -> frozenset[int]:
@@ -215,10 +266,16 @@ class UpdateQueue:
             return frozenset(update.subtask for update in self._updates) | self._rework
 
     def take_settled(self) -> Settled:
-        """Return the outcomes since the last call. Raises the error of the thread that pushes."""
+        """Return the outcomes since the last call.
+
+        Raises the error of the thread that pushes, and that of an update that could not be encoded.
+        """
         with self._changed:
             if self._error is not None:
                 raise self._error
+            if self._unsound is not None:
+                unsound, self._unsound = self._unsound, None
+                raise unsound
             settled = Settled(frozenset(self._rework), tuple(self._rejected))
             self._rework.clear()
             self._rejected.clear()
@@ -283,7 +340,7 @@ class UpdateQueue:
             for update, outcome in zip(updates, status.outcomes, strict=True):
                 if outcome == "applied":
                     if update.apply(status.version, status.safe):
-                        if update.payload is not None:
+                        if update.own:
                             self.delays.append(time.monotonic() - update.submitted_at)
                         self._drop(update)
                 elif outcome == "lost":
@@ -297,7 +354,7 @@ class UpdateQueue:
             self._changed.notify_all()
 
     def _on_lost(self, update: QueuedUpdate) -> None:
-        if update.payload is None:
+        if not update.own:
             self._drop(update)
             self._rework.add(update.subtask)
         else:
@@ -309,10 +366,10 @@ class UpdateQueue:
         return next(unsent, None)
 
     def _drop(self, update: QueuedUpdate) -> None:
-        """Drop an update, unless that was done before, and release its vector."""
+        """Drop an update, unless that was done before, and release its vectors."""
         remaining = [other for other in self._updates if other is not update]
         if len(remaining) < len(self._updates):
             self._updates = remaining
-            if update.vector is not None:
-                update.vector.release()
+            for vector in update.vectors:
+                vector.release()
         self._changed.notify_all()

@@ -7,7 +7,9 @@ zeroed and mapped again, or can't reuse them because of the alignment that torch
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from vcasgd.learning.vector import new_vector
@@ -20,6 +22,12 @@ class Vector:
         self.tensor = tensor
         self._pool = pool
         self._holders = 0
+
+    @property
+    def shared(self) -> bool:
+        """True if it has several holders."""
+        with self._pool.lock:
+            return self._holders > 1
 
     def hold(self) -> Vector:
         """Add a holder; return the vector."""
@@ -50,3 +58,24 @@ class VectorPool:
         with self.lock:
             vector = self.free.pop() if self.free else None
         return (vector or Vector(new_vector(self._floats), self)).hold()
+
+
+def single_threaded(run: Callable[[], None], name: str) -> threading.Thread:
+    """Start a thread whose operations on vectors use one processor.
+
+    With more, they would take processors from a training that waits for its slowest thread.
+    """
+    limited = threading.Event()
+
+    def limit() -> None:
+        torch.set_num_threads(1)
+        limited.set()
+        run()
+
+    processors = torch.get_num_threads()
+    thread = threading.Thread(target=limit, name=name, daemon=True)
+    thread.start()
+    limited.wait()
+    # The limit of one thread is also that of threads that start later.
+    torch.set_num_threads(processors)
+    return thread

@@ -84,6 +84,11 @@ class Encoder:
         self._feedback = ErrorFeedback(self._blocks)
 
     @property
+    def is_exact(self) -> bool:
+        """True if it never keeps a residual."""
+        return self._rows is not None or self._blocks.codec.for_statistics
+
+    @property
     def has_residual(self) -> bool:
         """True if part of an earlier update was not sent yet."""
         return self._feedback.has_residual
