@@ -41,7 +41,7 @@ from vcasgd.worker.interval import Base, continued
 from vcasgd.worker.own_copy import OwnCopy
 from vcasgd.worker.shard_link import LinkState, ShardLink
 from vcasgd.worker.update_queue import MAX_UNAPPLIED, Settled
-from vcasgd.worker.vectors import Vector, VectorPool
+from vcasgd.worker.vectors import Vector, VectorPool, await_device
 
 #: Seconds to wait for a node, in addition to twice the time of the fastest one.
 LATE_SECONDS = 0.5
@@ -75,7 +75,8 @@ class Exchange:
         self._key = key
         self._links: tuple[ShardLink, ...] = ()
         self._encoders: list[Encoder] = []
-        self._pool = VectorPool(0)
+        #: Memory of vectors on the CPU, and of this worker's own copies on the model's device.
+        self._pool = self._copies = VectorPool(0)
         #: The base, and the next one while parts of it are fetched.
         self._base = self._pool.take()
         self._next: Vector | None = None
@@ -107,12 +108,13 @@ class Exchange:
         max_unapplied: int = MAX_UNAPPLIED,
         *,
         adopts: bool = False,
+        device: torch.device | str = "cpu",
     ) -> None:
         """Connect to the shards of the job, once their number is known; later calls do nothing.
 
         ``update`` and ``layout`` determine the encodings. The worker waits while ``max_unapplied``
         of its updates are unapplied, until :meth:`limit_unapplied`. If it ``adopts`` its own copy,
-        it doesn't fetch a version that has only its own updates.
+        it doesn't fetch a version that has only its own updates. ``device`` is that of the model.
 
         Raises :class:`StoreUnavailable` if a shard's store node is missing from the settings.
         """
@@ -120,7 +122,9 @@ class Exchange:
             return
         check_nodes(self._nodes, cut.shards, self._job)
         self._adopts = adopts
-        self._pool = VectorPool(cut.floats)
+        self._pool = self._copies = VectorPool(cut.floats)
+        if torch.device(device).type != "cpu":
+            self._copies = VectorPool(cut.floats, device)
         self._base = self._pool.take()
         self._encoders = [Encoder(update, layout, part) for part in cut.parts]
         self._links = tuple(
@@ -184,9 +188,12 @@ class Exchange:
     # -- updates -----------------------------------------------------------------------------------
 
     def lend(self) -> Tensor:
-        """Return memory for the update of an interval, float32 [floats], until :meth:`push`."""
+        """Return memory for the update of an interval, float32 [floats], until :meth:`push`.
+
+        If the worker keeps a copy, it is memory for the copy, on the model's device.
+        """
         if self._lent is None:
-            self._lent = self._pool.take()
+            self._lent = (self._pool if self._copy is None else self._copies).take()
         return self._lent.tensor
 
     def push(
@@ -236,6 +243,7 @@ class Exchange:
         """Push what the copy, float32 [floats] in lent memory, has more than at its start."""
         assert self._lent is not None
         assert self._lent.tensor is end
+        await_device(self._copies.device)
         numbers = [link.updates.added + (link.part.shard in shards) for link in self._links]
         difference = copy.advance(self._lent, numbers)
 
@@ -409,7 +417,7 @@ class Exchange:
         if keep_copy:
             parts = [link.part for link in self._links]
             # What the last update has is in the start, or in the base.
-            self._copy = OwnCopy(parts, self._pool, self._start or self._base)
+            self._copy = OwnCopy(parts, self._copies, self._pool, self._start or self._base)
             self._copy_integers, self._pushed = base.integers, False
             self._newer.clear()
             self._discarded = self._count_discarded()

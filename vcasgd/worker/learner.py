@@ -41,6 +41,7 @@ from vcasgd.worker.adapter import adapter_of
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.member import Member
 from vcasgd.worker.update_queue import MAX_UNAPPLIED
+from vcasgd.worker.vectors import await_device
 
 #: Subtasks at the end of a job, for each of its workers, whose last update carries everything that
 #: the encoding has kept back. A worker gets one of them even if it is that many times slower than
@@ -54,7 +55,7 @@ class Learner:
     def __init__(self, spec: JobSpec, task: Task, device: torch.device | str) -> None:
         #: The job's specification, and the user's code.
         self.spec, self.task = spec, task
-        self._device = device
+        self.device = device
         self._model = LocalModel(task, spec.seed, device)
         self.layout = self._model.layout
         self.layout_digest = self.layout.digest()
@@ -258,6 +259,7 @@ class Learner:
     def shift(self, floats: Tensor) -> None:
         """Move the model by a vector, float32 [floats], between two local steps."""
         self._model.shift(floats)
+        await_device(torch.device(self.device))
 
     def train(
         self,
@@ -290,7 +292,7 @@ class Learner:
         if not base.continues or self._model.loads != self._loads:
             self._model.load(start_from, base.integers)
         self._loads = -1
-        set_seed(seed_for(self.spec.seed, subtask, start), self._device)
+        set_seed(seed_for(self.spec.seed, subtask, start), self.device)
         interval, member, clip_factor = SampleRange(subtask, start, stop), self.member, 1.0
         if member is not None:
             member.begin(plan.progress(subtask, start))
@@ -301,7 +303,7 @@ class Learner:
             self._model.module,
             self.optimizer,
             self._source.batches(plan, interval, self._following(subtask, stop)),
-            self._device,
+            self.device,
             should_stop=should_stop,
             on_step=on_step,
             before_step=lambda done: rates.follow(plan.progress(subtask, start + done)),
@@ -319,7 +321,7 @@ class Learner:
 
     @cached_property
     def _source(self) -> BatchSource:
-        spec, device = self.spec, self._device
+        spec, device = self.spec, self.device
         return BatchSource(self.task, self._train_set, device, spec.seed, self._step_size)
 
     def _step_size(self, samples: int) -> int:
@@ -394,7 +396,7 @@ class Learner:
             self.task,
             self._model.module,
             self._validation_set,
-            self._device,
+            self.device,
             should_stop=should_stop,
             on_step=on_step,
         )

@@ -18,7 +18,7 @@ from torch import Tensor
 from vcasgd.errors import NonFiniteLoss
 from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import is_sound
-from vcasgd.worker.vectors import Vector, VectorPool, single_threaded
+from vcasgd.worker.vectors import Vector, VectorPool, beside_training, single_threaded
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Difference:
 
     def compute(self, shard: int) -> Tensor:
         """Write a shard's part; return the vector. Raises :class:`NonFiniteLoss`."""
-        subtract(self.parts[shard], self.end.tensor, self.start.tensor, self.update.tensor)
+        with beside_training(self.end.tensor.device):
+            subtract(self.parts[shard], self.end.tensor, self.start.tensor, self.update.tensor)
         return self.update.tensor
 
     def release(self) -> None:
@@ -55,13 +56,23 @@ class Difference:
 
 
 class OwnCopy:
-    """Owned by the training thread. ``start`` is held by this object, and the point from which the
-    progress of the present interval counts."""
+    """Owned by the training thread.
 
-    def __init__(self, parts: Sequence[ShardRange], pool: VectorPool, start: Vector) -> None:
+    ``start`` is the point from which the progress of the present interval counts, in memory of the
+    training's device, as ``copies``. Updates are in memory of ``updates``, on the CPU.
+    """
+
+    def __init__(
+        self, parts: Sequence[ShardRange], copies: VectorPool, updates: VectorPool, start: Vector
+    ) -> None:
         self._parts = parts
-        self._pool = pool
-        self.start = start.hold()
+        self._copies, self._updates = copies, updates
+        self._on_cpu = copies is updates
+        if self._on_cpu:
+            self.start = start.hold()
+        else:
+            self.start = copies.take()
+            self.start.tensor.copy_(start.tensor)
         self._pending: list[PendingUpdate] = []
         self._merging: Future[tuple[Vector, Vector]] | None = None
 
@@ -84,7 +95,8 @@ class OwnCopy:
         assert not self.merging
         start, self.start = self.start, end.hold()
         # Its memory is that of the update, unless somebody else still reads it.
-        update = self._pool.take() if start.shared else start.hold()
+        reuses = self._on_cpu and not start.shared
+        update = start.hold() if reuses else self._updates.take()
         self._pending.append(PendingUpdate(update.hold(), numbers))
         return Difference(self._parts, end.hold(), start, update)
 
@@ -117,22 +129,29 @@ class OwnCopy:
             for part in newer
             if update.numbers[part.shard] > settled[part.shard]
         ]
-        moved, start = self._pool.take(), self.start
-        shift = self._pool.take() if start.shared else start.hold()
+        moved, start = self._copies.take(), self.start
+        shift = self._copies.take() if start.shared else start.hold()
 
-        merging: Future[tuple[Vector, Vector]] = Future()
+        def compute() -> tuple[Vector, Vector]:
+            with beside_training(self._copies.device):
+                if len(newer) < len(self._parts):
+                    moved.tensor.copy_(start.tensor)
+                for part in newer:
+                    part.of(moved.tensor).copy_(part.of(version.tensor))
+                for update, part in pending:
+                    add(part, moved.tensor, update)
+                torch.sub(moved.tensor, start.tensor, out=shift.tensor)
+            return moved, shift
 
-        def compute() -> None:
-            moved.tensor.copy_(start.tensor)
-            for part in newer:
-                part.of(moved.tensor).copy_(part.of(version.tensor))
-            for update, part in pending:
-                add(part, moved.tensor, update)
-            torch.sub(moved.tensor, start.tensor, out=shift.tensor)
-            merging.set_result((moved, shift))
+        self._merging = merging = Future()
 
-        self._merging = merging
-        single_threaded(compute, "merge")
+        def run() -> None:
+            try:
+                merging.set_result(compute())
+            except BaseException as error:
+                merging.set_exception(error)
+
+        single_threaded(run, "merge")
 
     def take_shift(self, *, wait: bool) -> Vector | None:
         """Return what the copy has to move by, which the caller releases; None if it isn't there.
@@ -152,12 +171,19 @@ def subtract(part: ShardRange, end: Tensor, start: Tensor, out: Tensor) -> None:
     """Write a shard's part of an update, float32 [floats]: differences of parameters, and
     statistics as they are. Raises :class:`NonFiniteLoss`.
 
-    ``out`` may be one of the others.
+    ``out`` may be one of the others, or on another device.
     """
     ends, starts, outs = part.of(end), part.of(start), part.of(out)
-    torch.sub(ends[: part.parameters], starts[: part.parameters], out=outs[: part.parameters])
-    outs[part.parameters :] = ends[part.parameters :]
-    if not is_sound(outs):
+    if outs.device == ends.device:
+        torch.sub(ends[: part.parameters], starts[: part.parameters], out=outs[: part.parameters])
+        outs[part.parameters :] = ends[part.parameters :]
+        sound = is_sound(outs)
+    else:
+        difference = ends.clone()
+        difference[: part.parameters] -= starts[: part.parameters]
+        sound = is_sound(difference)
+        outs.copy_(difference)
+    if not sound:
         raise NonFiniteLoss(
             "the model's parameters are no longer finite after a push interval",
             remedy="lower the learning rate or clip gradients",
@@ -170,5 +196,5 @@ def add(part: ShardRange, model: Tensor, update: Tensor) -> None:
     Parameters are added, and statistics replaced.
     """
     models, updates = part.of(model), part.of(update)
-    models[: part.parameters] += updates[: part.parameters]
+    models[: part.parameters] += updates[: part.parameters].to(models.device)
     models[part.parameters :] = updates[part.parameters :]

@@ -81,7 +81,9 @@ class Setup:
                 cut = learner.cut(job.facts.shards)
                 update, layout = job.spec.update, learner.layout
                 self._exchange.open(
-                    *(cut, update, layout, learner.max_unapplied), adopts=learner.adopts_own_copy
+                    *(cut, update, layout, learner.max_unapplied),
+                    adopts=learner.adopts_own_copy,
+                    device=learner.device,
                 )
             self._learner = learner
         return self._learner

@@ -7,7 +7,8 @@ zeroed and mapped again, or can't reuse them because of the alignment that torch
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -45,10 +46,11 @@ class Vector:
 
 
 class VectorPool:
-    """All vectors of a worker. Thread-safe."""
+    """All vectors of a worker on one device. Thread-safe."""
 
-    def __init__(self, floats: int) -> None:
+    def __init__(self, floats: int, device: torch.device | str = "cpu") -> None:
         self._floats = floats
+        self.device = torch.device(device)
         self.lock = threading.Lock()
         #: Vectors without a holder, with any content.
         self.free: list[Vector] = []
@@ -57,7 +59,30 @@ class VectorPool:
         """Return a vector with any content, which the caller holds."""
         with self.lock:
             vector = self.free.pop() if self.free else None
-        return (vector or Vector(new_vector(self._floats), self)).hold()
+        return (vector or Vector(self._new(), self)).hold()
+
+    def _new(self) -> Tensor:
+        if self.device.type == "cpu":
+            return new_vector(self._floats)
+        return torch.empty(self._floats, device=self.device)
+
+
+@contextmanager
+def beside_training(device: torch.device) -> Iterator[None]:
+    """Compute on a device without waiting for the training, and wait for the results at the end."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
+
+
+def await_device(device: torch.device) -> None:
+    """Wait until a device has computed what this thread has told it to."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def single_threaded(run: Callable[[], None], name: str) -> threading.Thread:
