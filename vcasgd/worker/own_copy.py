@@ -143,12 +143,13 @@ class OwnCopy:
                 torch.sub(moved.tensor, start.tensor, out=shift.tensor)
             return moved, shift
 
-        self._merging = merging = Future()
+        merging: Future[tuple[Vector, Vector]] = Future()
+        self._merging = merging
 
         def run() -> None:
             try:
                 merging.set_result(compute())
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - take_shift() raises it
                 merging.set_exception(error)
 
         single_threaded(run, "merge")
