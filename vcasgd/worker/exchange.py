@@ -442,7 +442,10 @@ class Exchange:
         for link in self._links:
             if link.state is LinkState.IDLE:
                 link.check()
-                link.follow(*self._memory_of(link), adopts=self._adopts)
+                if link.sees_newer:
+                    link.fetch(*self._memory_of(link))
+                else:
+                    link.watch(adopts=self._adopts)
         states = {link.state for link in self._links}
         found = LinkState.FETCHED in states and LinkState.WAITING not in states
         if found:
@@ -529,10 +532,9 @@ class Exchange:
     def _take_over(self) -> set[int]:
         """Make the base of what was fetched; return the shards that were."""
         ready = [link for link in self._links if link.state is LinkState.FETCHED]
-        if self._next is None:
-            return set()
         fetched = [link for link in ready if not link.adopted]
         if len(fetched) == len(self._links):
+            assert self._next is not None
             self._base, self._next = self._next, self._base
         elif fetched:
             self._own_base()
@@ -540,23 +542,28 @@ class Exchange:
             if link.adopted:
                 self._stale.add(link.part.shard)
             elif len(fetched) < len(self._links):
+                assert self._next is not None
                 link.part.of(self._base.tensor).copy_(link.part.of(self._next.tensor))
             meta = link.take()
             if link.part.shard == 0:
                 self._integers, self._round = meta.integer_vector(), meta.round
         # A late link may still write its part.
-        if all(link.state is LinkState.IDLE for link in self._links):
+        if self._next and all(link.state is LinkState.IDLE for link in self._links):
             self._next.release()
             self._next = None
         shards = {link.part.shard for link in fetched}
         self._stale -= shards
+        if len(self._stale) == len(self._links) and len(self._base.tensor):
+            # Nobody needs it before all of it is fetched again.
+            self._base.release()
+            self._base = VectorPool(0).take()
         return shards
 
     def _own_base(self) -> None:
-        """Copy the base if the start of an interval has the same memory."""
-        if self._base.shared:
+        """Copy the base if the start of an interval has the same memory, or there is none."""
+        if self._base.shared or not len(self._base.tensor):
             base = self._pool.take()
-            base.tensor.copy_(self._base.tensor)
+            base.tensor[: len(self._base.tensor)] = self._base.tensor
             self._base.release()
             self._base = base
 

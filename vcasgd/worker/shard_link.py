@@ -288,13 +288,13 @@ class ShardLink:
         self._hurry.clear()
         return self._request(lambda: self._fetch_in_time(out, base, needed_at))
 
-    def follow(self, out: Tensor, base: Tensor, *, adopts: bool) -> Future[Any]:
-        """Wait for the next commit, at most :data:`COMMIT_WAIT_SECONDS`, and fetch what it made.
+    def watch(self, *, adopts: bool) -> Future[Any]:
+        """Wait for the next commit, at most :data:`COMMIT_WAIT_SECONDS`, and poll.
 
         If ``adopts``, a snapshot that has only this worker's updates more than the newest one here
-        isn't fetched: :attr:`adopted` is True then, and the memory stays as it is.
+        counts as fetched, and :attr:`adopted` is True then.
         """
-        return self._request(lambda: self._follow(out, base, adopts=adopts))
+        return self._request(lambda: self._watch(adopts=adopts))
 
     def take(self) -> Meta:
         """Return the description of the fetched snapshot, once; the caller takes its vector."""
@@ -370,18 +370,13 @@ class ShardLink:
         )
         return self._on_status(pushed, status)
 
-    def _follow(self, out: Tensor, base: Tensor, *, adopts: bool) -> None:
-        if self._fetched is not None:
-            return
+    def _watch(self, *, adopts: bool) -> None:
         self._seen = self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, self._seen)
         newer = self._poll(newer=True).meta
-        if newer is None:
-            return
-        if adopts and self._has_only_own(newer, self.updates.settled - self.settled):
+        own = self.updates.settled - self.settled
+        if newer is not None and adopts and self._has_only_own(newer, own):
             self._fetched, self._newer, self.adopted = newer, None, True
-            self._fetched_settled = self.updates.settled
-        else:
-            self._fetch(out, base)
+            self._fetched_settled = self.settled + own
 
     def _has_only_own(self, meta: Meta, own: int) -> bool:
         """Return True if a snapshot is the newest one here with as many ``own`` updates."""
