@@ -57,6 +57,18 @@ def test_default_subtasks_have_some_intervals_of_a_round_each(
 
 
 @pytest.mark.parametrize(
+    ("millions", "workers", "subtasks"),
+    [(4, 1, 64), (31, 1, 16), (31, 100, 64), (1000, 2, 8)],
+    ids=["small", "large", "many workers", "very large"],
+)
+def test_subtasks_of_large_models_are_longer(millions: int, workers: int, subtasks: int) -> None:
+    spec = spec_of(workers={"min": 1, "max": workers})
+    floats = millions * 1_000_000
+
+    assert abs(plan_for(spec, 200_000, 28, floats=floats).subtasks_per_epoch - subtasks) <= 1
+
+
+@pytest.mark.parametrize(
     ("fields", "recorded", "subtasks"),
     [
         ({}, None, 15),

@@ -55,6 +55,31 @@ def test_a_worker_pushes_less_often_while_it_is_alone(
 
 
 @pytest.mark.parametrize(
+    ("exchange", "stall", "workers", "keeps", "steps"),
+    [
+        (0.01, 0.0, 1, False, 10),  # a second
+        (0.5, 0.0, 1, True, 20),  # four exchanges
+        (0.5, 0.1, 1, True, 40),  # forty pauses
+        (5.0, 0.0, 1, True, 100),  # ten seconds
+        (30.0, 0.0, 1, True, 300),  # an exchange
+        (0.5, 0.0, 2, False, 2),
+    ],
+)
+def test_a_worker_that_is_alone_never_waits_for_a_long_exchange(
+    exchange: float, stall: float, workers: int, keeps: bool, steps: int
+) -> None:
+    """Its steps take 0.1 s."""
+    member = Member(32, 1, steps=2)
+    member.measure(0.1, stall)
+    member.end(1, now=100.0)
+    member.measure_exchange(1, now=100.0 + exchange)
+    member.follow(base_of(workers))
+
+    assert member.keeps_copy is keeps
+    assert member.interval_stop(0, 32_000) == steps * member.batch
+
+
+@pytest.mark.parametrize(
     ("workers", "expected", "batches"),
     [(1, [0, 64, 100], [32, 32]), (2, [0, 33, 67, 100], [17, 17, 17])],
     ids=["alone: those of an ordinary loop", "two: equal ones"],

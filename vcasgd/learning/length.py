@@ -76,7 +76,7 @@ def plan_for(
     """
     least = min_batches(spec, samples // batch_size, floats)
     default = default_subtasks(samples, batch_size, least)
-    if least > MIN_BATCHES:
+    if isinstance(spec.push_every, int) and least > MIN_BATCHES:
         default = even_subtasks(samples // batch_size, default)
     per_epoch = subtasks or spec.subtasks_per_epoch or default
     total = total_samples(spec, samples, batch_size)

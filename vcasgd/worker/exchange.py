@@ -554,7 +554,7 @@ class Exchange:
         shards = {link.part.shard for link in fetched}
         self._stale -= shards
         if len(self._stale) == len(self._links) and len(self._base.tensor):
-            # Nobody needs it before all of it is fetched again.
+            # It isn't needed before all of it is fetched again.
             self._base.release()
             self._base = VectorPool(0).take()
         return shards

@@ -23,12 +23,9 @@ ALONE_SECONDS, ALONE_EXCHANGES = 1.0, 4.0
 ALONE_STALLS = 40.0
 #: Most seconds of work that a lost worker takes with it, unless an exchange takes longer.
 MAX_LOST_SECONDS = 10.0
-#: Most local steps of a round whose workers wait for the exchange. Longer rounds cost too much
+#: Most local steps of a round that the workers choose themselves. Longer rounds cost too much
 #: quality for the time that they save.
 MAX_STEPS = 16
-#: Length of an interval that doesn't wait, as a multiple of an exchange: the exchange of the last
-#: interval should end before the present one.
-OVERLAP_EXCHANGES = 1.25
 #: Seconds of an exchange from which on a worker that is alone keeps its own copy.
 COPY_FROM = 0.05
 #: Progress of a job from which on its steps may overlap with exchanges. Early in a job, steps are
@@ -107,14 +104,8 @@ class Member:
         """Adapt to the round that made a base."""
         facts = base.round
         self._alone = facts.workers == 1
-        if self._alone:
-            self.keeps_copy = self.exchange_seconds >= COPY_FROM
-        elif not self._fixed and (overlapped := overlapped_steps(facts)):
-            self.keeps_copy, self._steps, self._overlaps = True, overlapped, False
-            self._batch.follow(base.version, facts.workers, facts.batch, facts.step_seconds)
-            return
-        else:
-            self.keeps_copy = False
+        # With other workers, a copy that learns late of their progress leads away from them.
+        self.keeps_copy = self._alone and self.exchange_seconds >= COPY_FROM
         if not self._fixed:
             balanced = balanced_steps(facts)
             self._steps = balanced or self._first_steps
@@ -242,17 +233,6 @@ def balanced_steps(facts: RoundFacts) -> int | None:
         return None
     ratio = facts.exchange_seconds / facts.step_seconds
     return int(2 ** round(math.log2(min(max(ratio, 1.0), MAX_STEPS))))
-
-
-def overlapped_steps(facts: RoundFacts) -> int | None:
-    """Return the power of two of local steps that take longer than an exchange.
-
-    None if an exchange is so short that waiting for it is better.
-    """
-    if not facts.exchange_seconds or not facts.step_seconds:
-        return None
-    ratio = OVERLAP_EXCHANGES * facts.exchange_seconds / facts.step_seconds
-    return int(2 ** math.ceil(math.log2(ratio))) if ratio > MAX_STEPS else None
 
 
 def is_late(round_: RoundFacts, planned: float, done: int, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""A worker's own copy of the model, which goes on while exchanges are under way.
+"""A worker's own copy of the model, whose training continues during exchanges.
 
 The copy is never replaced. At the end of an interval, its state is noted, and the difference to the
 state at the interval's start becomes an update, beside the training. When a new version W of the
@@ -94,7 +94,7 @@ class OwnCopy:
         """
         assert not self.merging
         start, self.start = self.start, end.hold()
-        # Its memory is that of the update, unless somebody else still reads it.
+        # Its memory is that of the update, unless it is still read.
         reuses = self._on_cpu and not start.shared
         update = start.hold() if reuses else self._updates.take()
         self._pending.append(PendingUpdate(update.hold(), numbers))
