@@ -29,6 +29,7 @@ from vcasgd.errors import SpecError, StackError, VcasgdError
 from vcasgd.fleet.pools import LocalPoolSpec, PoolSpec, load_pools
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.registry import ask_account
+from vcasgd.gpus import Gpu, visible_gpus
 from vcasgd.schemas.fleet import PoolRow, StatusView
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import StackHome, StackState, is_running, missing_libraries
@@ -89,6 +90,7 @@ def findings(url: str | None = None, token: str | None = None) -> list[Finding]:
         memory(memory_bytes()),
         shared_memory(_usage(Path("/dev/shm"), "total")),
         open_files(None if files == resource.RLIM_INFINITY else files),
+        gpus(visible_gpus(), _installed("torch")),
     ]
     try:
         settings = load_settings()
@@ -122,6 +124,20 @@ def _known(check: str, error: VcasgdError, remedy: str, place: str = "") -> Find
     yield _error(check, f"{place}{error.message}", error.remedy or remedy)
 
 
+def describe_gpus() -> list[str]:
+    """Return a line of text for each GPU that workers of this machine can use."""
+    return [
+        f"GPU {place}: {gpu.name}, {_used(gpu)} in use"
+        + ("" if gpu.utilization is None else f", {gpu.utilization:.0f} % busy")
+        for place, gpu in enumerate(visible_gpus())
+    ]
+
+
+def _used(gpu: Gpu) -> str:
+    used, total = gpu.memory_bytes - gpu.memory_free_bytes, gpu.memory_bytes
+    return f"{used / 1e9:.1f} of {total / 1e9:.1f} GB"
+
+
 # -- this installation and machine -----------------------------------------------------------------
 
 
@@ -143,11 +159,15 @@ def packages() -> Findings:
     for line in sorted(lines):
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-            try:
-                version = importlib.metadata.version(requirement.name)
-            except importlib.metadata.PackageNotFoundError:
-                version = None
-            yield from package(requirement, version)
+            yield from package(requirement, _installed(requirement.name))
+
+
+def _installed(package: str) -> str | None:
+    """Return the version of a package that is installed, else None."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def package(requirement: Requirement, version: str | None) -> Findings:
@@ -184,6 +204,17 @@ def memory(available: int | None) -> Findings:
             "memory", f"this machine has {available // MEGABYTE} MB of memory",
             f"use one with at least {MIN_MEMORY // MEGABYTE} MB",
         )  # fmt: skip
+
+
+def gpus(found: Sequence[Gpu], torch: str | None) -> Findings:
+    """Check that this version of torch can use the GPUs; None: it is not installed."""
+    if found and torch is not None and torch.endswith("+cpu"):
+        yield _warning(
+            "gpus",
+            f"this machine has {len(found)} GPUs, and torch {torch} computes on processors only",
+            "install a torch with CUDA (https://pytorch.org/get-started), or set "
+            "VCASGD_LOCAL_GPUS=0",
+        )
 
 
 def shared_memory(size: int | None) -> Findings:

@@ -35,17 +35,26 @@ test("a row shows what a worker pushed and fetched, and the title shows the sums
   expect(screen.getByText("all workers so far: 1.2 GB pushed, 3.4 GB fetched")).toBeTruthy();
 });
 
-test("workers with a GPU show which one, and its memory", async () => {
+test("workers with a GPU show which one, its memory, and its use", async () => {
   const row = { name: "digits-abc123.i-7", job: JOB.id, at: null, gpus: 0, device: "cpu" };
   const memory = { gpu_memory_bytes: 80_000_000_000, gpu_memory_free_bytes: 50_000_000_000 };
-  const gpu = { ...row, name: "digits-abc123.i-8", gpus: 2, device: "GPU 1 (A100)", ...memory };
+  const use = { gpu_utilization: 97, flops_utilization: 0.412, samples_per_second: 605.9 };
+  const gpu = {
+    ...row,
+    name: "digits-abc123.i-8",
+    gpus: 2,
+    device: "GPU 1 (A100)",
+    ...memory,
+    ...use,
+  };
   const starting = { ...row, gpu_memory_bytes: null, gpu_memory_free_bytes: null };
   anApi({ "/api/v1/jobs/digits-abc123/workers": { body: [starting, gpu] } });
   show(<Workers job={JOB} />);
 
   const cells = within((await screen.findByText("i-8")).closest("tr") as HTMLElement);
   expect(cells.getByText("GPU 1 (A100)")).toBeTruthy();
-  expect(cells.getByText("30.0 GB of 80.0 GB")).toBeTruthy();
+  for (const text of ["30.0 GB of 80.0 GB", "97.0%", "41.2%", "605.9"])
+    expect(cells.getByText(text)).toBeTruthy();
 });
 
 test("a job without workers says so", async () => {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +17,14 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from support.gpus import environment
 from support.ports import free_port
 from typer.testing import CliRunner
 
 from vcasgd import __version__, doctor
 from vcasgd.cli import app
 from vcasgd.doctor import Severity
+from vcasgd.gpus import Gpu
 
 Run = Callable[..., dict[str, dict[str, str]]]
 
@@ -210,3 +214,30 @@ def test_sound_and_unknown_values_are_no_findings() -> None:
               doctor.disk(Path("/home"), 10**11), doctor.disk(Path("/home"), None),
               doctor.shared_memory(None), doctor.open_files(None)]  # fmt: skip
     assert [finding for check in checks for finding in check] == []
+
+
+def test_gpus_are_named(tmp_path: Path) -> None:
+    cards = [
+        {"uuid": "GPU-a", "name": "NVIDIA L4", "total": 24e9, "free": 6e9, "utilization": 97},
+        {"uuid": "GPU-b", "name": "NVIDIA T4", "total": 16e9, "free": 16e9},
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "vcasgd.cli", "doctor"],
+        env=environment(cards, VCASGD_HOME=str(tmp_path / "home")),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.splitlines()[:2] == [
+        "GPU 0: NVIDIA L4, 18.0 of 24.0 GB in use, 97 % busy",
+        "GPU 1: NVIDIA T4, 0.0 of 16.0 GB in use",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "torch", "expected"),
+    [(1, "2.13.0+cpu", 1), (1, "2.13.0+cu130", 0), (1, "2.13.0", 0), (0, "2.13.0+cpu", 0)],
+)
+def test_torch_without_cuda_on_a_machine_with_gpus(gpus: int, torch: str, expected: int) -> None:
+    found = gpus * [Gpu("GPU-a", "NVIDIA L4", 10**9, 10**9, None)]
+    assert [finding.check for finding in doctor.gpus(found, torch)] == expected * ["gpus"]

@@ -6,16 +6,12 @@ The library is a fake one, in a process of its own.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.gpus import on_gpus
 
-ROOT = Path(__file__).parents[2]
-FAKE = ROOT / "tests/support/nvml"
 CARDS = [
     {"uuid": "GPU-a", "name": "Card A", "total": 80, "free": 60, "utilization": 97},
     {"uuid": "GPU-b", "name": "Card B", "total": 40, "free": 40},
@@ -40,37 +36,15 @@ print(json.dumps([pool.capacity, pool.cpus, pool.gpus, pool.devices]))
 """
 
 
-def run(home: Path, program: str, cards: list[dict[str, Any]] | None, **variables: str) -> Any:
-    """Return what a program prints on a computer with these GPUs; None: without a driver."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("VCASGD_")}
-    own.pop("CUDA_VISIBLE_DEVICES", None)
-    if cards is not None:
-        own["FAKE_GPUS"] = json.dumps(cards)
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={
-            **own,
-            "PYTHONPATH": os.pathsep.join([str(FAKE), str(ROOT)]),
-            "VCASGD_HOME": str(home),
-            **variables,
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return json.loads(done.stdout)
-
-
 @pytest.mark.parametrize("cards", [None, []])
 def test_a_computer_without_gpus(cards: list[dict[str, Any]] | None, tmp_path: Path) -> None:
-    assert run(tmp_path, SEEN, cards) == []
-    capacity, cpus, gpus, devices = run(tmp_path, POOL, cards)
+    assert on_gpus(tmp_path, SEEN, cards) == []
+    capacity, cpus, gpus, devices = on_gpus(tmp_path, POOL, cards)
     assert (capacity >= 3, cpus, gpus, devices) == (True, 1.0, 0, [])
 
 
 def test_gpus_are_reported(tmp_path: Path) -> None:
-    found = run(tmp_path, SEEN, CARDS)
+    found = on_gpus(tmp_path, SEEN, CARDS)
     assert [(gpu["uuid"], gpu["name"], gpu["utilization"]) for gpu in found] == [
         ("GPU-a", "Card A", 97.0),
         ("GPU-b", "Card B", None),
@@ -90,7 +64,7 @@ def test_gpus_are_reported(tmp_path: Path) -> None:
     ],
 )
 def test_only_visible_gpus_are_used(listed: str, expected: list[str], tmp_path: Path) -> None:
-    found = run(tmp_path, SEEN, CARDS, CUDA_VISIBLE_DEVICES=listed)
+    found = on_gpus(tmp_path, SEEN, CARDS, CUDA_VISIBLE_DEVICES=listed)
     assert [gpu["uuid"] for gpu in found] == expected
 
 
@@ -107,18 +81,18 @@ def test_only_visible_gpus_are_used(listed: str, expected: list[str], tmp_path: 
 def test_the_local_pool_has_a_machine_for_each_gpu(
     variables: dict[str, str], capacity: int, devices: list[str], tmp_path: Path
 ) -> None:
-    found_capacity, _cpus, gpus, found_devices = run(tmp_path, POOL, CARDS, **variables)
+    found_capacity, _cpus, gpus, found_devices = on_gpus(tmp_path, POOL, CARDS, **variables)
     assert (found_capacity, gpus, found_devices) == (capacity, 1, devices)
 
 
 def test_the_setting_turns_gpus_off(tmp_path: Path) -> None:
-    off = run(tmp_path, POOL, CARDS, VCASGD_LOCAL_GPUS="0")
-    assert off == run(tmp_path, POOL, None)
+    off = on_gpus(tmp_path, POOL, CARDS, VCASGD_LOCAL_GPUS="0")
+    assert off == on_gpus(tmp_path, POOL, None)
 
 
 def test_a_pools_file_says_how_many_gpus_its_machines_have(tmp_path: Path) -> None:
     file = tmp_path / "pools.yaml"
     pool = {"name": "fast", "provider": "local", "max_machines": 1, "gpus": 2}
     file.write_text(json.dumps({"pools": [pool]}))
-    found = run(tmp_path, POOL, CARDS, VCASGD_POOLS=str(file))
+    found = on_gpus(tmp_path, POOL, CARDS, VCASGD_POOLS=str(file))
     assert found == [1, 1.0, 2, ["GPU-a", "GPU-b", "GPU-c"]]

@@ -1,13 +1,32 @@
-"""The GPU of each learner, with a fake number of GPUs."""
+"""The GPU of each learner, with a fake number of GPUs, and what heartbeats tell of its use."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from support.gpus import on_gpus
 
+import vcasgd
+from vcasgd.errors import SpecError
 from vcasgd.gpus import VISIBLE
-from vcasgd.worker.gpus import OwnGpu, choose_gpu
+from vcasgd.worker.gpus import OwnGpu, Throughput, choose_gpu, flops_per_sample_of
 from vcasgd.worker_names import learner_of
+
+CARD = {"uuid": "GPU-a", "name": "NVIDIA H100 80GB HBM3", "total": 80, "free": 60}
+#: Prints the fields after intervals of 100 samples at seconds 10 and 20.
+USE = """
+import json
+from vcasgd.worker.gpus import OwnGpu, Throughput
+
+times = iter((0.0, 10.0, 20.0))
+use = Throughput(OwnGpu(0, 1), lambda: next(times))
+for samples in (0, 100, 200):
+    fields = use.fields(samples, 989e9)
+print(json.dumps(fields))
+"""
 
 
 @pytest.mark.parametrize(
@@ -16,7 +35,7 @@ from vcasgd.worker_names import learner_of
 def test_learners_take_turns(worker: str, place: int) -> None:
     environment: dict[str, str] = {}
     assert choose_gpu(worker, environment=environment, count=lambda: 4) == OwnGpu(place, 4)
-    assert environment == {VISIBLE: str(place)}
+    assert environment == {VISIBLE: str(place), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 @pytest.mark.parametrize(
@@ -26,7 +45,7 @@ def test_listed_gpus_are_used(listed: str, own: str) -> None:
     """Given the GPUs that a scheduler or the machine's owner allows, a learner gets one of them."""
     environment = {VISIBLE: listed}
     assert choose_gpu("j.m_2", environment=environment, count=lambda: 2) == OwnGpu(1, 2)
-    assert environment == {VISIBLE: own}
+    assert environment[VISIBLE] == own
 
 
 @pytest.mark.parametrize("environment", [{}, {VISIBLE: ""}])
@@ -34,6 +53,51 @@ def test_no_gpu(environment: dict[str, str]) -> None:
     before = dict(environment)
     gpu = choose_gpu("j.m_2", environment=environment, count=lambda: 0)
     assert (gpu, gpu.device, environment) == (OwnGpu(), "cpu", before)
+
+
+@pytest.mark.parametrize(
+    ("card", "expected"),
+    [
+        ({**CARD, "utilization": 97}, {"gpu_utilization": 97.0, "flops_utilization": 0.01}),
+        (CARD, {"gpu_utilization": None, "flops_utilization": 0.01}),
+        ({**CARD, "name": "Card of tomorrow"}, {"gpu_utilization": None}),
+    ],
+)
+def test_use_of_a_gpu(card: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
+    """The share of the peak is known for known cards only."""
+    assert on_gpus(tmp_path, USE, [card]) == {"samples_per_second": 10.0, **expected}
+
+
+def test_samples_per_second_are_those_of_the_last_minute() -> None:
+    now = 0.0
+    use = Throughput(OwnGpu(), lambda: now)
+
+    def rate(at: float, samples: int) -> float | None:
+        nonlocal now
+        now = at
+        found: float | None = use.fields(samples, None)["samples_per_second"]
+        return found
+
+    assert rate(0.0, 0) is None
+    # A worker's preparation is no training.
+    assert rate(50.0, 640) is None
+    assert rate(51.0, 640) is None
+    assert rate(54.0, 1280) == 160.0
+    assert rate(60.0, 1280) == 160.0
+    # A worker that stands still has no rate.
+    assert rate(120.0, 1280) is None
+    assert rate(130.0, 1920) is None
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "many", True])
+def test_operations_of_a_sample_are_a_number_above_0(value: Any) -> None:
+    task = vcasgd.Task()
+    assert flops_per_sample_of(task) is None
+    task.flops_per_sample = 3
+    assert flops_per_sample_of(task) == 3.0
+    task.flops_per_sample = value
+    with pytest.raises(SpecError, match="flops_per_sample"):
+        flops_per_sample_of(task)
 
 
 def test_names_without_a_number_are_of_first_learners() -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from vcasgd import stack
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.output import Columns, Json, ago, err, out, plain, show_json, show_rows
-from vcasgd.doctor import Severity, findings
+from vcasgd.doctor import Severity, describe_gpus, findings
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import StackHome, StackPhase, StackState
 from vcasgd.stack.layout import GATEWAY
@@ -122,6 +122,8 @@ def doctor(as_json: Json = False, url: Url = None, token: Token = None) -> None:
     if as_json:
         show_json([asdict(finding) for finding in found])
     else:
+        for line in describe_gpus():
+            out.print(line)
         for finding in found:
             out.print(f"{finding.severity}: {finding.message}")
             out.print(f"  remedy: {finding.remedy}")

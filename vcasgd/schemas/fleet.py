@@ -27,6 +27,14 @@ class WorkerRow(Row):
     doing: str | None = Field(default=None, description="Current activity.")
     steps: int | None = None
     samples: int | None = None
+    samples_per_second: float | None = Field(
+        default=None, description="Rate over the last push intervals, waits included."
+    )
+    flops_utilization: float | None = Field(
+        default=None,
+        description="Share of the GPU's peak in 16 bits that the model uses; null unless the task "
+        "has `flops_per_sample` and the card is known.",
+    )
     step_seconds: float | None = None
     local_steps: int | None = None
     momentum: float | None = None
@@ -48,6 +56,9 @@ class WorkerRow(Row):
     memory_free_bytes: int | None = None
     gpu_memory_bytes: int | None = None
     gpu_memory_free_bytes: int | None = None
+    gpu_utilization: float | None = Field(
+        default=None, description="Percentage of time in which the GPU computes, for any process."
+    )
     device: str | None = Field(default=None, description="GPU of this worker, or cpu.")
     gpus: int | None = Field(
         default=None, description="GPUs of the machine, each of which gets a worker."

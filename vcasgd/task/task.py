@@ -46,6 +46,9 @@ class Task:
     worker_init_fn: Callable[[int], None] | None = None
     #: Largest norm of all gradients together in a local step; larger ones are scaled down to it.
     clip_norm: float | None = None
+    #: Floating-point operations of the model for one training sample, forward and backward, from
+    #: which workers report how much of a GPU's peak they use. They don't affect training.
+    flops_per_sample: float | None = None
     #: True if :meth:`loss` also makes the optimizer's step, as the loop of a script can do.
     makes_steps: bool = False
     #: True if training depends on nothing but the model, the batches, the optimizer, and torch's

@@ -1,15 +1,24 @@
-"""The GPU of a worker: one for each learner of a machine."""
+"""The GPU of a worker, one for each learner of a machine, and how much of it the training uses."""
 
 from __future__ import annotations
 
+import math
 import os
+import time
+from collections import deque
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from vcasgd.gpus import VISIBLE
+from vcasgd.errors import SpecError
+from vcasgd.gpus import VISIBLE, peak_flops, visible_gpus
+from vcasgd.task.task import Task
 from vcasgd.worker_names import learner_of
+
+#: Seconds over which samples per second are measured; long enough for several push intervals.
+RATE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -51,4 +60,58 @@ def choose_gpu(
     names = listed.split(",") if listed else [str(number) for number in range(total)]
     place = (learner_of(worker) - 1) % total
     environment[VISIBLE] = names[place].strip()
+    # The order of the numbers that NVIDIA's management library uses.
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return OwnGpu(place, total)
+
+
+def flops_per_sample_of(task: Task) -> float | None:
+    """Return the task's ``flops_per_sample``. Raises :class:`SpecError` if it is invalid."""
+    flops: Any = task.flops_per_sample
+    if flops is None:
+        return None
+    number = isinstance(flops, int | float) and not isinstance(flops, bool)
+    if not number or not 0 < flops < math.inf:
+        raise SpecError(
+            f"task: flops_per_sample is {flops!r}, not a number above 0", field="flops_per_sample"
+        )
+    return float(flops)
+
+
+class Throughput:
+    """Samples per second of a worker over :data:`RATE_SECONDS`, and the use of its GPU."""
+
+    def __init__(self, gpu: OwnGpu, clock: Callable[[], float] = time.monotonic) -> None:
+        self._gpu = gpu
+        self._clock = clock
+        #: Times and counts of samples, one for each push interval.
+        self._counts: deque[tuple[float, int]] = deque()
+
+    def fields(self, samples: int, flops_per_sample: float | None) -> dict[str, Any]:
+        """Count all samples so far, and return the fields of a heartbeat as far as known."""
+        rate = self._rate(samples)
+        fields: dict[str, Any] = {"samples_per_second": rate}
+        if self._gpu.count == 0:
+            return fields
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            free, total = torch.cuda.mem_get_info()
+            fields |= {"gpu_memory_bytes": total, "gpu_memory_free_bytes": free}
+        # This process sees only its own.
+        for gpu in visible_gpus()[:1]:
+            peak = peak_flops(gpu.name)
+            fields["gpu_utilization"] = gpu.utilization
+            if rate is not None and flops_per_sample is not None and peak is not None:
+                fields["flops_utilization"] = rate * flops_per_sample / peak
+        return fields
+
+    def _rate(self, samples: int) -> float | None:
+        now = self._clock()
+        # From the first push interval on: what precedes it is no training.
+        if samples and (not self._counts or self._counts[-1][1] != samples):
+            self._counts.append((now, samples))
+        while self._counts and now - self._counts[0][0] > RATE_SECONDS:
+            self._counts.popleft()
+        if len(self._counts) < 2:
+            return None
+        (since, before), (until, after) = self._counts[0], self._counts[-1]
+        return (after - before) / (until - since)

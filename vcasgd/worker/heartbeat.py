@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 import psutil
-import torch
 
 from vcasgd.container_limits import free_memory_bytes, memory_bytes, processors
 from vcasgd.errors import StoreDenied, StoreFull, StoreUnavailable
@@ -37,6 +36,8 @@ class WorkerStatus:
         #: Local steps and samples since the process started.
         self.steps = 0
         self.samples = 0
+        #: Operations of the model for a sample, as the task says.
+        self.flops_per_sample: float | None = None
         #: Median seconds of a local step over the last push intervals.
         self.step_seconds: float | None = None
         #: Local steps and the optimizer's momentum in the last push interval.
@@ -143,20 +144,13 @@ def _process(pid: int) -> psutil.Process:
 
 
 def capacity() -> dict[str, Any]:
-    """Return the fields of a :class:`Heartbeat` about memory, in bytes, and processors.
-
-    GPU memory is included only once this process uses a GPU.
-    """
+    """Return the fields of a :class:`Heartbeat` about memory, in bytes, and processors."""
     # A fork of a process has a PID of its own.
     process = _process(os.getpid())
-    fields: dict[str, Any] = {
+    return {
         "resident_bytes": process.memory_info().rss,
         "cpu_percent": process.cpu_percent(),
         "memory_bytes": memory_bytes(),
         "memory_free_bytes": free_memory_bytes(),
         "cores": math.ceil(processors()),
     }
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        free, total = torch.cuda.mem_get_info()
-        fields |= {"gpu_memory_bytes": total, "gpu_memory_free_bytes": free}
-    return fields

@@ -24,7 +24,7 @@ from vcasgd.worker.departure import GONE, Departure
 from vcasgd.worker.error_handler import ErrorHandler
 from vcasgd.worker.evaluate import Evaluator
 from vcasgd.worker.exchange import Exchange
-from vcasgd.worker.gpus import OwnGpu
+from vcasgd.worker.gpus import OwnGpu, Throughput
 from vcasgd.worker.heartbeat import HeartbeatSender, WorkerStatus, capacity
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.lease_book import LeaseBook, LeaseState, WorkInterrupted
@@ -64,6 +64,7 @@ class Worker:
         self._context = context
         self._machine = machine
         self._gpu = gpu or OwnGpu()
+        self._throughput = Throughput(self._gpu)
         self._status = WorkerStatus()
         self._book = LeaseBook()
         self._departure = Departure(settings.lease_seconds, self._push_seconds)
@@ -261,6 +262,7 @@ class Worker:
             **self.exchange.counts(),
             push_seconds=self.exchange.last_push_seconds or None,
             **capacity(),
+            **self._throughput.fields(status.samples, status.flops_per_sample),
             device=self._gpu.device,
             gpus=self._gpu.count,
             reading=self._setup.reading() or None,

@@ -25,6 +25,7 @@ from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.task.package import unpack
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.exchange import Exchange
+from vcasgd.worker.gpus import flops_per_sample_of
 from vcasgd.worker.heartbeat import WorkerStatus
 from vcasgd.worker.job_environment import set_variables, use_packages
 from vcasgd.worker.learner import Learner
@@ -126,6 +127,7 @@ class Setup:
         use_packages(job.spec, job.package, code, context.settings, on_progress)
         prepare_base(job.spec.base, context.settings, on_progress)
         task = load(job.spec.task, job.spec.args, code)
+        self._status.flops_per_sample = flops_per_sample_of(task)
         self._script = task if isinstance(task, ScriptTask) else None
         return Learner(job.spec, task, best_device())
 

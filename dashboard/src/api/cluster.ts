@@ -27,6 +27,14 @@ export function useMachines() {
   });
 }
 
+export function useWorkers() {
+  return useQuery({
+    queryKey: ["fleet", "workers"],
+    queryFn: async () => body(await api.GET("/api/v1/workers")),
+    refetchInterval: usePolling(),
+  });
+}
+
 export function useSpend() {
   return useQuery({
     queryKey: ["fleet", "spend"],

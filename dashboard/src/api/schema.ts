@@ -3262,6 +3262,16 @@ export interface components {
             steps: number | null;
             /** Samples */
             samples: number | null;
+            /**
+             * Samples Per Second
+             * @description Rate over the last push intervals, waits included.
+             */
+            samples_per_second: number | null;
+            /**
+             * Flops Utilization
+             * @description Share of the GPU's peak in 16 bits that the model uses; null unless the task has `flops_per_sample` and the card is known.
+             */
+            flops_utilization: number | null;
             /** Step Seconds */
             step_seconds: number | null;
             /** Local Steps */
@@ -3298,6 +3308,11 @@ export interface components {
             gpu_memory_bytes: number | null;
             /** Gpu Memory Free Bytes */
             gpu_memory_free_bytes: number | null;
+            /**
+             * Gpu Utilization
+             * @description Percentage of time in which the GPU computes, for any process.
+             */
+            gpu_utilization: number | null;
             /**
              * Device
              * @description GPU of this worker, or cpu.

@@ -1,5 +1,5 @@
 import { Skeleton } from "@mantine/core";
-import { useMachines, usePools, useSpend, useStatus } from "../api/cluster";
+import { useMachines, usePools, useSpend, useStatus, useWorkers } from "../api/cluster";
 import type { Machine, Pool, Spend } from "../api/types";
 import { ErrorState } from "../components/ErrorState";
 import { PageHead } from "../components/PageHead";
@@ -14,6 +14,7 @@ import { Pools } from "./fleet/Pools";
 export function FleetPage() {
   const pools = usePools();
   const machines = useMachines();
+  const workers = useWorkers();
   const spend = useSpend();
   const status = useStatus();
   return (
@@ -34,7 +35,7 @@ export function FleetPage() {
       {machines.isError && !machines.data ? (
         <ErrorState error={machines.error} onRetry={machines.refetch} />
       ) : (
-        <Machines machines={machines.data ?? []} />
+        <Machines machines={machines.data ?? []} workers={workers.data ?? []} />
       )}
       <Offers pools={pools.data ?? []} />
     </div>

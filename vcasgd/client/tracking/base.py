@@ -179,6 +179,9 @@ def _used(worker: WorkerRow) -> dict[str, float | None]:
         "cpu_percent": worker.cpu_percent,
         "memory_bytes": worker.resident_bytes,
         "gpu_memory_bytes": gpu,
+        "gpu_utilization": worker.gpu_utilization,
+        "samples_per_second": worker.samples_per_second,
+        "flops_utilization": worker.flops_utilization,
         "sent_bytes": worker.pushed_bytes,
         "received_bytes": worker.fetched_bytes,
     }

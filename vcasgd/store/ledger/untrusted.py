@@ -193,6 +193,10 @@ class Heartbeat(BaseModel):
     #: Local steps and samples since the process started.
     steps: _Count = None
     samples: _Count = None
+    #: Over the last push intervals, waits included.
+    samples_per_second: _Number = None
+    #: Operations of the model over those that the GPU can do, at that rate.
+    flops_utilization: _Number = None
     #: Median seconds of a local step over the last push intervals.
     step_seconds: _Number = None
     #: Local steps in the last push interval.
@@ -223,6 +227,8 @@ class Heartbeat(BaseModel):
     #: Only reported once the process uses a GPU.
     gpu_memory_bytes: _Count = None
     gpu_memory_free_bytes: _Count = None
+    #: Percentage of the last moments in which the GPU computed, for any process.
+    gpu_utilization: _Number = None
     #: The device of this worker, and the GPUs of its machine that workers may use.
     device: _Name = None
     gpus: _Count = None

@@ -1,13 +1,14 @@
 import { Link } from "react-router";
-import type { Machine } from "../../api/types";
+import type { Machine, Worker } from "../../api/types";
 import { type Column, DataTable } from "../../components/DataTable";
 import { Panel } from "../../components/Panel";
 import { StateBadge } from "../../components/StateBadge";
 import { DASH, duration, usd } from "../../lib/format";
+import { gpuUse, hasGpu } from "../../lib/gpus";
 import { useNow } from "../../lib/useNow";
 
-/** Current machines. */
-export function Machines({ machines }: { machines: Machine[] }) {
+/** Current machines; `workers` tell what GPUs they have. */
+export function Machines({ machines, workers }: { machines: Machine[]; workers: Worker[] }) {
   const now = useNow(machines.length > 0);
   return (
     <Panel
@@ -19,12 +20,17 @@ export function Machines({ machines }: { machines: Machine[] }) {
       }
       flush
     >
-      <DataTable label="Machines" columns={columns(now)} rows={machines} id={(row) => row.id} />
+      <DataTable
+        label="Machines"
+        columns={columns(now, workers.filter(hasGpu))}
+        rows={machines}
+        id={(row) => row.id}
+      />
     </Panel>
   );
 }
 
-function columns(now: number): Column<Machine>[] {
+function columns(now: number, onGpus: Worker[]): Column<Machine>[] {
   const age = (row: Machine) => (row.launched_at ? now - row.launched_at : null);
   return [
     {
@@ -49,6 +55,7 @@ function columns(now: number): Column<Machine>[] {
     },
     { name: "Zone", wide: true, key: (row) => row.zone, cell: (row) => row.zone || DASH },
     { name: "Type", wide: true, cell: (row) => row.machine_type || DASH },
+    ...(onGpus.length ? [gpuColumn(onGpus)] : []),
     {
       name: "Job",
       key: (row) => row.job,
@@ -63,4 +70,14 @@ function columns(now: number): Column<Machine>[] {
     },
     { name: "Age", right: true, wide: true, key: age, cell: (row) => duration(age(row)) },
   ];
+}
+
+/** Only for fleets with GPUs, because the table is wide. */
+function gpuColumn(onGpus: Worker[]): Column<Machine> {
+  const gpus = (row: Machine) =>
+    onGpus
+      .filter((worker) => worker.machine === row.id)
+      .map(gpuUse)
+      .join("; ");
+  return { name: "GPUs", wide: true, key: gpus, cell: (row) => gpus(row) || DASH };
 }

@@ -4,7 +4,8 @@ import { type Column, DataTable } from "../../components/DataTable";
 import { EmptyState } from "../../components/EmptyState";
 import { ErrorState } from "../../components/ErrorState";
 import { Panel } from "../../components/Panel";
-import { bytes, count, DASH, decimal, duration } from "../../lib/format";
+import { bytes, count, DASH, decimal, duration, percent } from "../../lib/format";
+import { busy, gpuMemory, hasGpu, memoryInUse } from "../../lib/gpus";
 import { useNow } from "../../lib/useNow";
 
 /** Workers of the job, with what each one moves over the network. */
@@ -61,6 +62,13 @@ function columns(now: number, gpus: boolean): Column<Worker>[] {
     },
     { name: "Samples", right: true, key: (row) => row.samples, cell: (row) => count(row.samples) },
     {
+      name: "Samples per second",
+      right: true,
+      wide: true,
+      key: (row) => row.samples_per_second,
+      cell: (row) => decimal(row.samples_per_second, 1),
+    },
+    {
       name: "Seconds per step",
       right: true,
       wide: true,
@@ -107,23 +115,27 @@ function columns(now: number, gpus: boolean): Column<Worker>[] {
 const GPU_COLUMNS: Column<Worker>[] = [
   { name: "Device", wide: true, key: (row) => row.device, cell: (row) => row.device ?? DASH },
   {
+    name: "GPU busy",
+    right: true,
+    wide: true,
+    key: (row) => row.gpu_utilization,
+    cell: (row) => percent(busy(row)),
+  },
+  {
+    name: "FLOPs used",
+    right: true,
+    wide: true,
+    key: (row) => row.flops_utilization,
+    cell: (row) => percent(row.flops_utilization),
+  },
+  {
     name: "GPU memory in use",
     right: true,
     wide: true,
     key: gpuMemory,
-    cell: (row) =>
-      gpuMemory(row) === null ? DASH : `${bytes(gpuMemory(row))} of ${bytes(row.gpu_memory_bytes)}`,
+    cell: (row) => memoryInUse(row) ?? DASH,
   },
 ];
-
-function hasGpu(row: Worker): boolean {
-  return (row.gpus ?? 0) > 0;
-}
-
-function gpuMemory(row: Worker): number | null {
-  const { gpu_memory_bytes: total, gpu_memory_free_bytes: free } = row;
-  return total === null || free === null ? null : total - free;
-}
 
 function activity(row: Worker): string | null {
   return row.quarantined ?? row.leaving ?? row.doing;
