@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
-from support.harness import RedisServer
 
 from vcasgd.parameter_server.main import NodeGauges
 from vcasgd.store.connection import RedisClient, connect
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("tensors"), durable=False)
-    yield server
-    server.end()
-
-
-@pytest.fixture
-def tensors(server: RedisServer) -> RedisClient:
-    server.connection.flushall()
-    return server.connection
 
 
 def test_gauges_of_a_node(tensors: RedisClient) -> None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from support.harness import RedisServer
-from support.servers import Fault, through_proxy
+from support.servers import Fault, running_server, through_proxy
 from support.world import HonestWorker, World, run_to_end
 
 from vcasgd.errors import (
+    Fenced,
     StoreUnavailable,
 )
 from vcasgd.parameter_server.model_state import MAX_UPDATES
+from vcasgd.parameter_server.reports import REPORT_SECONDS
+from vcasgd.parameter_server.shard import VIEW_SECONDS, Shard
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.snapshot import encode_integers
+from vcasgd.store.tensors.updates import Arrivals, wait_for_entries
 
 MakeWorld = Callable[..., World]
 VC_ASGD = {"rule": "vc-asgd", "alpha": 0.75}
@@ -188,3 +196,123 @@ class TestReports:
             shard.turn()
 
         assert world.jobs.get(world.job).version == 3
+
+
+# --- updates that arrived while the parameter server waited for them ---------------------------
+
+
+def arrivals(world: World, shard: Shard) -> Arrivals:
+    return wait_for_entries(world.tensors, dict([shard.position]), 1.0, 32)[shard.stream]
+
+
+def calls(world: World) -> dict[str, int]:
+    stats = world.tensors.info("commandstats")
+    return {name.removeprefix("cmdstat_"): one["calls"] for name, one in stats.items()}
+
+
+def test_it_blends_them_without_another_look_at_the_server(world: World) -> None:
+    shard = world.shard()
+    shard.turn(arrivals(world, shard))  # The first turn looks.
+    world.push(0, 0, 2)
+    arrived = arrivals(world, shard)
+    world.tensors.config_resetstat()
+
+    assert shard.turn(arrived) == 1
+
+    assert not calls(world).keys() & {"xrange", "hkeys", "smembers"}
+    assert world.snapshots.version() == 1
+    world.assert_exact()
+
+
+def test_it_reads_the_stream_if_the_cursor_has_moved(world: World) -> None:
+    shard = world.shard()
+    world.push(0, 0, 2)
+    stale = arrivals(world, shard)
+    world.push(1, 0, 2)
+
+    assert shard.turn() == 2
+    assert shard.turn(Arrivals("1-1", stale.entries)) == 0
+
+    world.assert_exact()
+
+
+def test_a_requested_pin_is_served_between_updates(world: World) -> None:
+    shard = world.shard()
+    shard.turn()
+    world.snapshots.request_pin("wanted")
+    time.sleep(VIEW_SECONDS)
+    world.push(0, 0, 2)
+
+    shard.turn(arrivals(world, shard))
+
+    assert world.snapshots.pinned("wanted") is not None
+
+
+def test_a_superseded_server_publishes_nothing(world: World) -> None:
+    old = world.shard(token=1)
+    old.turn()
+    world.push(0, 0, 2)
+    arrived = arrivals(world, old)
+    world.shard(token=2).turn()
+
+    with pytest.raises(Fenced):
+        old.turn(arrived)
+
+    world.assert_exact()
+
+
+def test_completed_subtasks_are_reported_at_once_and_progress_later(world: World) -> None:
+    shard = world.shard()
+    shard.turn()
+    world.push(0, 0, 2)
+    shard.turn(arrivals(world, shard))
+    reported = world.jobs.get(world.job).totals.get("samples", 0)
+    assert reported == 0
+
+    world.push(0, 2, 4)
+    shard.turn(arrivals(world, shard))
+    assert world.jobs.get(world.job).totals["samples"] == 4
+
+    world.push(1, 0, 2)
+    shard.turn(arrivals(world, shard))
+    time.sleep(REPORT_SECONDS)
+    shard.turn(Arrivals("0-0", []))
+    assert world.jobs.get(world.job).totals["samples"] == 6
+
+
+Eventually = Callable[..., Any]
+
+
+# --- a ledger that is frozen -------------------------------------------------------------------
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[tuple[RedisServer, RedisServer]]:
+    with (
+        running_server("valkey", tmp_path / "ledger") as ledger,
+        running_server("valkey", tmp_path / "tensors") as tensors,
+    ):
+        yield ledger, tensors
+
+
+def test_a_takeover_serves_before_the_ledger_has_its_report(
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path, eventually: Eventually
+) -> None:
+    # Given an update that waits for a parameter server
+    ledger, tensors = servers
+    world = World(ledger.connection, tensors.connection, tmp_path / "storage")
+    world.push(0, 0, 4)
+    with ThreadPoolExecutor(1) as executor:
+        shard = world.shard(executor=executor)
+
+        # When one takes over while the ledger is frozen, then it applies and publishes it
+        ledger.process.freeze()
+        assert shard.turn() == 1
+        assert world.snapshots.version() == 1
+        world.assert_exact()
+
+        # And the ledger gets the report of the takeover afterwards
+        ledger.process.thaw()
+        reported = world.ledger_keys.shards
+        eventually(lambda: shard.turn() or world.ledger.hget(reported, "0:version") == b"1")
+        assert world.jobs.get(world.job).totals["applied"] == 4

@@ -92,6 +92,7 @@ class FaultyShard:
 
 
 Build = Callable[[Fault], AbstractContextManager[FaultyShard]]
+Turn = Callable[[FaultyShard], None]
 
 
 @pytest.fixture
@@ -119,21 +120,19 @@ def at_each_command(moment: Moment, play: Callable[[Fault], None], *, shortest: 
     pytest.fail("the scenario never ends")
 
 
-@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.extended), "after"])
-def test_killed_at_any_command(build: Build, moment: Moment) -> None:
+@pytest.mark.parametrize(
+    ("turn", "moment"),
+    [
+        pytest.param(FaultyShard.turn_or_die, "before", marks=pytest.mark.extended),
+        (FaultyShard.turn_or_die, "after"),
+        (FaultyShard.turn_or_wait, "before"),
+        pytest.param(FaultyShard.turn_or_wait, "after", marks=pytest.mark.extended),
+    ],
+)
+def test_killed_or_disconnected_at_any_command(build: Build, turn: Turn, moment: Moment) -> None:
     def play(fault: Fault) -> None:
         with build(fault) as each:
-            each.play(each.turn_or_die)
-            assert each.cuts == fault.fired
-
-    at_each_command(moment, play)
-
-
-@pytest.mark.parametrize("moment", ["before", pytest.param("after", marks=pytest.mark.extended)])
-def test_disconnected_at_any_command(build: Build, moment: Moment) -> None:
-    def play(fault: Fault) -> None:
-        with build(fault) as each:
-            each.play(each.turn_or_wait)
+            each.play(lambda: turn(each))
             assert each.cuts == fault.fired
 
     at_each_command(moment, play)
@@ -181,19 +180,12 @@ class TestRollback:
     def _at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reports, "TUNED_SECONDS", 0.0)
 
+    @pytest.mark.parametrize("turn", [FaultyShard.turn_or_die, FaultyShard.turn_or_wait])
     @pytest.mark.parametrize("moment", ["before", "after"])
-    def test_killed_at_any_command(self, build: Build, moment: Moment) -> None:
-        def play(fault: Fault) -> None:
-            self.play(build, fault, FaultyShard.turn_or_die)
-
-        at_each_command(moment, play, shortest=20)
-
-    @pytest.mark.parametrize("moment", ["before", "after"])
-    def test_disconnected_at_any_command(self, build: Build, moment: Moment) -> None:
-        def play(fault: Fault) -> None:
-            self.play(build, fault, FaultyShard.turn_or_wait)
-
-        at_each_command(moment, play, shortest=20)
+    def test_killed_or_disconnected_at_any_command(
+        self, build: Build, turn: Turn, moment: Moment
+    ) -> None:
+        at_each_command(moment, lambda fault: self.play(build, fault, turn), shortest=20)
 
     def test_the_tensors_server_comes_back_empty_at_any_command(self, build: Build) -> None:
         def play(fault: Fault) -> None:
@@ -205,7 +197,7 @@ class TestRollback:
         self,
         build: Build,
         fault: Fault,
-        turn: Callable[[FaultyShard], None],
+        turn: Turn,
         *,
         empty: bool = False,
     ) -> None:

@@ -5,6 +5,7 @@ The Valkey of the wheel is built without TLS, so these tests run on the distribu
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from support.servers import TlsServer, running_server
 
 from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
 from vcasgd.store.connection import check_server, connect, without_secret
+from vcasgd.store.sentinel import ServerAddress, address_of
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +103,15 @@ def test_a_client_without_the_required_certificate_gets_a_clear_error(tls: TlsSe
     assert "ssl_certfile" in str(error.remedy)
 
 
+@pytest.mark.parametrize("use", [connect, address_of])
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile", "ssl_keyfile"])
-def test_a_file_that_is_not_there_is_named_at_once(option: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named_at_once(
+    option: str, use: Callable[[str], object], tmp_path: Path
+) -> None:
     missing = tmp_path / "missing.pem"
 
     with pytest.raises(StoreError, match=r"missing\.pem") as caught:
-        connect(f"rediss://:secret@127.0.0.1:1/0?{option}={missing}")
+        use(f"rediss://:secret@127.0.0.1:1/0?{option}={missing}")
 
     assert option in caught.value.message
     assert "secret" not in str(caught.value)
@@ -116,3 +121,39 @@ def test_the_password_of_a_key_is_not_shown() -> None:
     shown = without_secret("rediss://:a@host/0?ssl_keyfile=/k.pem&ssl_password=b")
 
     assert shown == "rediss://host/0?ssl_keyfile=%2Fk.pem"
+
+
+# --- addresses for connections that only pass bytes on -----------------------------------------
+
+
+async def answer(address: ServerAddress) -> bytes:
+    reader, writer = await asyncio.open_connection(address.host, address.port, ssl=address.tls)
+    try:
+        writer.write(b"PING\r\n")
+        return await reader.readline()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("redis://:secret@10.0.0.1:7000/2", ServerAddress("10.0.0.1", 7000)),
+        ("redis://host", ServerAddress("host", 6379)),
+        ("redis://user:secret@[::1]:7000", ServerAddress("::1", 7000)),
+        ("unix://:secret@/run/x.sock?db=1", ServerAddress(path="/run/x.sock")),
+    ],
+)
+def test_an_address_has_no_credentials(url: str, address: ServerAddress) -> None:
+    assert address_of(url) == address
+    assert address_of(url).tls is None
+    assert "secret" not in repr(address_of(url))
+
+
+def test_a_server_with_tls_is_reached_and_verified(tls: TlsServer) -> None:
+    answered = asyncio.run(answer(address_of(tls.url(ssl_ca_certs=tls.authority))))
+
+    assert answered.startswith((b"-NOAUTH", b"+PONG"))
+    with pytest.raises(OSError, match="certificate verify failed"):
+        asyncio.run(answer(address_of(tls.url(ssl_ca_certs=tls.stranger))))
