@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -27,7 +27,6 @@ from vcasgd.store import sentinel
 from vcasgd.store.pipeline import READS, StorePipeline, may_exceed
 from vcasgd.store.replication import REPLICA_SECONDS, Replication
 from vcasgd.store.replies import mapped_errors
-from vcasgd.store.tls import tls_options
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +92,14 @@ class RedisClient(redis.Redis):
         """Return the server's time, in Unix seconds."""
         seconds, microseconds = self.time()
         return float(seconds + microseconds / 1e6)
+
+    def of_each(self, command: str, keys: Iterable[str], *arguments: str) -> list[Any]:
+        """Run a command with each of several keys, in one round trip, and return the answers."""
+        with self.pipeline() as pipe:
+            for key in keys:
+                pipe.execute_command(command, key, *arguments)
+            answers: list[Any] = pipe.execute()
+        return answers
 
     def waiting(self) -> RedisClient:
         """Return a client with the same connections whose writes wait for the replicas, if any."""
@@ -185,7 +192,7 @@ def connect(
         options["socket_keepalive"] = True
     try:
         plain, replicas, seconds = _split_own_options(url)
-        options |= tls_options(plain)
+        options |= sentinel.tls_options(plain)
         client: RedisClient
         if through_sentinel:
             parsed = sentinel.SentinelUrl.parse(plain)

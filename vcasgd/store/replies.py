@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,8 +17,9 @@ from vcasgd.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from vcasgd.store.tls import tls_error
 
+#: Start of the standard library's error text if no answer to a handshake arrived.
+_HANDSHAKE_TIMED_OUT = "_ssl.c"
 #: The library strips the first word of these answers, so only the class tells them apart.
 _DENIED = (
     redis.AuthenticationError,
@@ -49,7 +51,7 @@ def mapped_errors() -> Iterator[None]:
     except redis.exceptions.OutOfMemoryError as error:
         raise StoreFull("the store is at its memory limit") from error
     except _TRANSIENT as error:
-        if (over_tls := tls_error(error)) is not None:
+        if (over_tls := _tls_error(error)) is not None:
             raise over_tls from error
         raise StoreUnavailable(f"the store does not answer: {error}") from error
     except redis.ResponseError as error:
@@ -92,3 +94,39 @@ def error_of_reply(line: bytes) -> StoreError:
     if word in ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"):
         return StoreUnavailable(f"the store is not ready: {text}")
     return _from_script(text)
+
+
+def _tls_error(error: BaseException) -> StoreError | None:
+    """Return our error for a connection that failed because of TLS; None for other reasons."""
+    cause = _tls_cause(error)
+    if cause is None:
+        return None
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return StoreDenied(
+            f"the store's certificate is not accepted: {cause.verify_message}",
+            remedy="name its authority in the URL, ?ssl_ca_certs=FILE, and a host that it covers",
+        )
+    if isinstance(cause, TimeoutError):
+        return StoreUnavailable(
+            "the store does not answer: no TLS handshake",
+            remedy="if this port does not use TLS, write redis://",
+        )
+    if isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        return StoreUnavailable(
+            "the store does not answer: it closed the TLS connection",
+            remedy="if it requires client certificates, add ?ssl_certfile=FILE&ssl_keyfile=FILE",
+        )
+    return StoreDenied(
+        f"no TLS connection to the store: {cause.reason or cause}",
+        remedy="check ssl_ca_certs, ssl_certfile and ssl_keyfile in its URL, and its port",
+    )
+
+
+def _tls_cause(error: BaseException | None) -> ssl.SSLError | TimeoutError | None:
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return error
+        if isinstance(error, TimeoutError) and str(error).startswith(_HANDSHAKE_TIMED_OUT):
+            return error
+        error = error.__cause__ or error.__context__
+    return None

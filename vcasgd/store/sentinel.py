@@ -1,10 +1,16 @@
 """Discovery of servers: the primary that Redis Sentinel names, and the address in a URL.
 
 ``redis+sentinel://[user:password@]host:port[,host:port…]/service[/db][?options]``
+
+The URL contains all options of TLS under redis-py's names, so a process needs only the URL::
+
+    rediss://:password@host:6380/0?ssl_ca_certs=/etc/vcasgd/ca.pem
+        &ssl_certfile=/etc/vcasgd/client.pem&ssl_keyfile=/etc/vcasgd/client.key
 """
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +25,6 @@ from redis.sentinel import MasterNotFoundError, Sentinel, SentinelManagedConnect
 
 from vcasgd.errors import StoreError
 from vcasgd.store.replies import mapped_errors
-from vcasgd.store.tls import tls_options
 
 SCHEMES = ("redis+sentinel", "rediss+sentinel")
 SERVER_PORT, SENTINEL_PORT = 6379, 26379
@@ -28,7 +33,31 @@ SENTINEL_SECONDS = 1.0
 #: Answers of a server that no longer is the primary, or must not act as one.
 _DEPOSED = ("READONLY", "NOREPLICAS", "UNBLOCKED", "MASTERDOWN")
 
+#: Options of TLS that name files.
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+
 Address = tuple[str, int]
+
+
+def tls_options(url: str) -> dict[str, Any]:
+    """Return a client's TLS options, which the URL can override; none without TLS.
+
+    Raises :class:`StoreError` if a file in the URL can't be read, because later this would look
+    like an unavailable server.
+    """
+    parts = urlsplit(url)
+    if not parts.scheme.startswith("rediss"):
+        return {}
+    query = parse_qs(parts.query)
+    for option in _FILES:
+        for path in query.get(option, []):
+            if not os.access(path, os.R_OK):
+                raise StoreError(
+                    f"{option}={path} in the URL of a store can't be read",
+                    remedy="put this PEM file on each machine that uses the URL",
+                )
+    # Older versions of the library check the host's name only on request.
+    return {"ssl_check_hostname": True, "ssl_cert_reqs": "required"}
 
 
 @dataclass(frozen=True)

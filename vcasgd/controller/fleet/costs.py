@@ -138,7 +138,7 @@ class CostLedger:
             for clock in [self._clocks.get(job)]
             if meters and now - (clock or 0.0) >= CHARGE_SECONDS
         ]
-        advanced = self._costs.advance(due)
+        advanced = self._costs.book(due)
         self._clocks |= {each.job: now for each, done in zip(due, advanced, strict=True) if done}
         if others := [each.job for each, done in zip(due, advanced, strict=True) if not done]:
             log.warning("%s: another controller advanced the clock", ", ".join(others))

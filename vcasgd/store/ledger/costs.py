@@ -31,6 +31,13 @@ class Booking:
     amounts: Mapping[str, float]
     clock: float | None = None
 
+    @property
+    def words(self) -> _Words:
+        """The words for the script."""
+        costs = LedgerKeys(self.job).costs if self.job else names.METERS
+        meter = names.METERS, self.machine, self.before or "", self.after
+        return *meter, costs, _clock(self.clock)
+
 
 @dataclass(frozen=True)
 class Advance:
@@ -41,9 +48,15 @@ class Advance:
     after: float
     amounts: Mapping[str, float]
 
+    @property
+    def words(self) -> _Words:
+        """The words for the script."""
+        costs, before = LedgerKeys(self.job).costs, _clock(self.before)
+        return costs, CLOCK, before, _clock(self.after), costs, before
 
-#: Key and field of a meter, its value before and after; key and clock of the costs; the amounts.
-_Charge = tuple[str, str, str, str, str, str, Mapping[str, float]]
+
+#: Key and field of a meter, its value before and after; key and clock of the costs.
+_Words = tuple[str, str, str, str, str, str]
 
 
 class Costs:
@@ -63,49 +76,27 @@ class Costs:
 
     def clocks(self, jobs: Collection[str]) -> dict[str, float]:
         """Return the clocks of jobs that have one, in one round trip."""
-        with self._ledger.pipeline() as pipe:
-            for job in jobs:
-                pipe.hget(LedgerKeys(job).costs, CLOCK)
-            clocks = pipe.execute()
+        clocks = self._ledger.of_each("HGET", (LedgerKeys(job).costs for job in jobs), CLOCK)
         return {job: float(clock) for job, clock in zip(jobs, clocks, strict=True) if clock}
 
-    def advance(self, advances: Sequence[Advance]) -> list[bool]:
-        """Advance the clocks of several jobs, each atomically with its amounts.
-
-        Returns whether each was advanced. One whose clock is not ``before`` adds nothing.
-        """
-        return self._book([
-            (LedgerKeys(each.job).costs, CLOCK, _clock(each.before), _clock(each.after),
-             LedgerKeys(each.job).costs, _clock(each.before), each.amounts)
-            for each in advances
-        ])  # fmt: skip
-
-    def book(self, bookings: Sequence[Booking]) -> list[bool]:
+    def book(self, charges: Sequence[Booking | Advance]) -> list[bool]:
         """Book each of several costs atomically, in few round trips.
 
-        Returns whether each was booked. One whose meter is not ``before``, or whose job's clock is
-        not ``clock``, adds nothing.
+        Returns whether each was booked. One whose meter or clock is not ``before``, or whose job's
+        clock is not ``clock``, adds nothing.
         """
-        return self._book([
-            (names.METERS, each.machine, each.before or "", each.after,
-             LedgerKeys(each.job).costs if each.job else names.METERS, _clock(each.clock),
-             each.amounts)
-            for each in bookings
-        ])  # fmt: skip
-
-    def _book(self, charges: Sequence[_Charge]) -> list[bool]:
         booked: list[bool] = []
         for first in range(0, len(charges), BOOKINGS_AT_ONCE):
             numbers: dict[str, int] = {}
             arguments: list[str | int] = []
-            some = charges[first : first + BOOKINGS_AT_ONCE]
-            for meters, field_name, before, after, costs, clock, amounts in some:
+            for charge in charges[first : first + BOOKINGS_AT_ONCE]:
+                meters, field_name, before, after, costs, clock = charge.words
                 for key in (meters, costs):
                     numbers.setdefault(key, len(numbers) + 1)
-                arguments += [
-                    numbers[meters], field_name, before, after, numbers[costs], clock,
-                    *_pairs(amounts),
-                ]  # fmt: skip
+                arguments += [numbers[meters], field_name, before, after, numbers[costs], clock]
+                arguments.append(len(charge.amounts))
+                for name, value in charge.amounts.items():
+                    arguments += [name, repr(value)]
             booked += [bool(done) for done in self._charge(keys=list(numbers), args=arguments)]
         return booked
 
@@ -127,10 +118,8 @@ class Costs:
 
     def of_all(self, jobs: Iterable[str]) -> list[dict[str, float]]:
         """Return :meth:`of` for several jobs, in one round trip."""
-        with self._ledger.pipeline() as pipe:
-            for job in jobs:
-                pipe.hgetall(LedgerKeys(job).costs)
-            return [_amounts(row) for row in pipe.execute()]
+        rows = self._ledger.of_each("HGETALL", (LedgerKeys(job).costs for job in jobs))
+        return [_amounts(row) for row in rows]
 
 
 def _amounts(row: Mapping[bytes, bytes]) -> dict[str, float]:
@@ -139,12 +128,6 @@ def _amounts(row: Mapping[bytes, bytes]) -> dict[str, float]:
 
 def _clock(clock: float | None) -> str:
     return "" if clock is None else repr(clock)
-
-
-def _pairs(amounts: Mapping[str, float]) -> list[str | int]:
-    """Return a number of amounts, and then each field with its amount."""
-    pairs = (part for name, value in amounts.items() for part in (name, repr(value)))
-    return [len(amounts), *pairs]
 
 
 @dataclass(frozen=True)

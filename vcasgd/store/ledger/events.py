@@ -82,10 +82,7 @@ class EventLog:
         """Return the ID of the current request, else of the one that submitted each job."""
         if (current := request_id()) is not None:
             return dict.fromkeys(jobs, current)
-        with self._ledger.pipeline() as pipe:
-            for job in jobs:
-                pipe.hget(LedgerKeys(job).record, "request")
-            values = pipe.execute()
+        values = self._ledger.of_each("HGET", (LedgerKeys(job).record for job in jobs), "request")
         return {
             job: value.decode() if value else None for job, value in zip(jobs, values, strict=True)
         }

@@ -186,10 +186,7 @@ class Jobs(EventLog):
         jobs = self.newest(0)
         ended = {job: self._ended[job] for job in jobs if job in self._ended}
         others = [job for job in jobs if job not in ended]
-        with self._ledger.pipeline() as pipe:
-            for job in others:
-                pipe.hget(LedgerKeys(job).record, "state")
-            values = pipe.execute()
+        values = self._ledger.of_each("HGET", (LedgerKeys(job).record for job in others), "state")
         names = {state.value.encode(): state for state in JobState}
         known = {
             job: names[value] for job, value in zip(others, values, strict=True) if value in names

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any
 
 from vcasgd.store.connection import RedisClient
@@ -39,14 +40,6 @@ class Traffic:
         return cls(pushed, fetched)
 
 
-def keep_traffic(pipe: Any, job: str, heartbeats: Iterable[Heartbeat]) -> None:
-    """Add the sums of workers that are being removed to those of their job's earlier workers."""
-    for name, count in asdict(Traffic.of_job({}, heartbeats)).items():
-        if count:
-            # A float, because the server refuses to increment an integer beyond 64 bits.
-            pipe.hincrbyfloat(LedgerKeys(job).traffic, name, count)
-
-
 class JobWorkers:
     """Workers of all jobs. Calls raise :class:`~vcasgd.errors.StoreUnavailable`."""
 
@@ -67,7 +60,7 @@ class JobWorkers:
 
     def names_of(self, jobs: Collection[str]) -> dict[str, set[str]]:
         """Return :meth:`names` of several jobs, in one round trip."""
-        rows = self._of_each(jobs, lambda pipe, keys: pipe.hkeys(keys.workers))
+        rows = self._of_each(jobs, "HKEYS", attrgetter("workers"))
         return {
             job: {name for name in map(worker_name, row) if name is not None}
             for job, row in rows.items()
@@ -79,7 +72,7 @@ class JobWorkers:
 
     def counts(self, jobs: Collection[str]) -> dict[str, int]:
         """Return :meth:`count` of several jobs, in one round trip."""
-        return self._of_each(jobs, lambda pipe, keys: pipe.hlen(keys.workers))
+        return self._of_each(jobs, "HLEN", attrgetter("workers"))
 
     def remove(self, job: str, worker: str) -> None:
         """Remove a worker that is gone for good. Its traffic stays in the job's sum."""
@@ -97,8 +90,11 @@ class JobWorkers:
                 keys = LedgerKeys(job)
                 pipe.hdel(keys.workers, *names)
                 pipe.srem(keys.draining, *names)
-                beats = [Heartbeat.parse(text) for text in row if text]
-                keep_traffic(pipe, job, [beat for beat in beats if beat])
+                beats = filter(None, (Heartbeat.parse(text) for text in row if text))
+                for name, count in asdict(Traffic.of_job({}, beats)).items():
+                    if count:
+                        # A float: the server refuses to increment an integer beyond 64 bits.
+                        pipe.hincrbyfloat(keys.traffic, name, count)
             pipe.execute()
 
     def drain(self, workers: Iterable[tuple[str, str]]) -> None:
@@ -115,7 +111,7 @@ class JobWorkers:
 
     def draining_of(self, jobs: Collection[str]) -> dict[str, set[str]]:
         """Return the workers of several jobs that were asked to leave, in one round trip."""
-        rows = self._of_each(jobs, lambda pipe, keys: pipe.smembers(keys.draining))
+        rows = self._of_each(jobs, "SMEMBERS", attrgetter("draining"))
         return {job: {name.decode() for name in row} for job, row in rows.items()}
 
     def quarantine(self, job: str, worker: str, why: str) -> bool:
@@ -128,20 +124,18 @@ class JobWorkers:
 
     def quarantined_of(self, jobs: Collection[str]) -> dict[str, dict[str, str]]:
         """Return the quarantined workers of several jobs, in one round trip."""
-        rows = self._of_each(jobs, lambda pipe, keys: pipe.hgetall(keys.quarantine))
+        rows = self._of_each(jobs, "HGETALL", attrgetter("quarantine"))
         return {
             job: {worker.decode(): why.decode() for worker, why in row.items()}
             for job, row in rows.items()
         }
 
     def _of_each(
-        self, jobs: Collection[str], read: Callable[[Any, LedgerKeys], object]
+        self, jobs: Collection[str], command: str, key: Callable[[LedgerKeys], str]
     ) -> dict[str, Any]:
-        """Return what a command reads of each job, in one round trip."""
-        with self._ledger.pipeline() as pipe:
-            for job in jobs:
-                read(pipe, LedgerKeys(job))
-            return dict(zip(jobs, pipe.execute(), strict=True))
+        """Return the answers to a command with a key of each job, in one round trip."""
+        answers = self._ledger.of_each(command, (key(LedgerKeys(job)) for job in jobs))
+        return dict(zip(jobs, answers, strict=True))
 
     def record_losses(self, losses: Iterable[tuple[str, str, str]]) -> list[bool]:
         """Record losses of machines, given by job, machine, and how it was lost.
