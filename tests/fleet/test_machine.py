@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from support.provider_backends import AwsBackend, GcpBackend, aws_backend, boot_
 from support.waiting import PATIENCE
 
 from vcasgd.errors import CloudDenied, CloudUnavailable, InvalidRequest, SpecError
-from vcasgd.fleet.metadata import Response, gcp_secret
+from vcasgd.fleet.metadata import gcp_secret
 from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.user_data import (
     boot_environment,
@@ -199,21 +200,22 @@ def test_secret_in_the_image_is_not_fetched(metadata: MetadataServer) -> None:
     assert machine.boot_of(env).env["RAY_AUTH_TOKEN"] == "mine"
 
 
-def test_a_secret_of_google(httpd: tuple[str, dict[str, tuple[int, str]]]) -> None:
+def test_a_secret_of_google(
+    httpd: tuple[str, dict[str, tuple[int, str]]], metadata: MetadataServer
+) -> None:
     url, pages = httpd
     name = "projects/p/secrets/ray"
     data = base64.b64encode(b"the-token").decode()
     pages[f"/v1/{name}/versions/latest:access"] = (200, json.dumps({"payload": {"data": data}}))
 
-    def http(method: str, url: str, headers: object) -> Response:
-        assert url.endswith("/instance/service-accounts/default/token")
-        return Response(200, '{"access_token": "granted"}')
+    token = "/computeMetadata/v1/instance/service-accounts/default/token"
+    metadata.metadata.overrides[token] = (HTTPStatus.OK, '{"access_token": "granted"}')
 
-    assert gcp_secret(name, None, url, http) == "the-token"
+    assert gcp_secret(name, metadata.url, url) == "the-token"
     with pytest.raises(CloudDenied, match="status 404"):
-        gcp_secret("projects/p/secrets/other", None, url, http)
+        gcp_secret("projects/p/secrets/other", metadata.url, url)
     with pytest.raises(CloudUnavailable):
-        gcp_secret(name, None, "http://127.0.0.1:9", http)
+        gcp_secret(name, metadata.url, "http://127.0.0.1:9")
 
 
 @pytest.fixture

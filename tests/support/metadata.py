@@ -38,6 +38,8 @@ class Metadata:
         self._gone_at: float | None = None
         self._advised_at: float | None = None
         self._tokens: dict[str, float] = {}
+        #: Other answers, by path.
+        self.overrides: dict[str, tuple[HTTPStatus, str]] = {}
 
     def notify(self, gone_at: float) -> None:
         """Announce that the machine goes at ``gone_at`` (Unix seconds), unless it is announced."""
@@ -152,7 +154,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, routes: dict[str, Callable[[], None]]) -> None:
         try:
-            route = routes.get(urlsplit(self.path).path)
+            path = urlsplit(self.path).path
+            if path in self.server.metadata.overrides:
+                self._send(*self.server.metadata.overrides[path])
+                return
+            route = routes.get(path)
             if route is None:
                 raise _Refused(HTTPStatus.NOT_FOUND)
             route()

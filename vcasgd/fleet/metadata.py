@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.client import HTTPException
-from typing import Protocol
 
 from vcasgd.errors import CloudDenied, CloudUnavailable
 
@@ -27,9 +26,8 @@ SECRET_MANAGER_URL = "https://secretmanager.googleapis.com"
 #: Time limit of a request. The server is on the same host, so it responds within milliseconds,
 #: after a requested wait, or not at all.
 TIMEOUT_SECONDS = 4.0
-#: Lifetime of an AWS session token, and how much earlier it is renewed.
+#: Lifetime of an AWS session token.
 TOKEN_TTL_SECONDS = 21_600
-TOKEN_RENEWAL_SECONDS = 600
 #: Header that Google's server requires, which protects it from requests by browsers.
 GCP_HEADERS = {"Metadata-Flavor": "Google"}
 
@@ -43,16 +41,11 @@ class Response:
     etag: str = field(default="", compare=False)
 
 
-class Http(Protocol):
-    """Function that makes an HTTP request."""
-
-    def __call__(self, method: str, url: str, headers: Mapping[str, str]) -> Response:
-        """Make a request. Raises :class:`OSError` without a response in time."""
-        ...
-
-
 def request(method: str, url: str, headers: Mapping[str, str]) -> Response:
-    """Make a request without a proxy, because the server is local to the host."""
+    """Make a request without a proxy, because the server is local to the host.
+
+    Raises :class:`OSError` without a response in time.
+    """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         prepared = urllib.request.Request(url, method=method, headers=dict(headers))
@@ -67,59 +60,44 @@ def request(method: str, url: str, headers: Mapping[str, str]) -> Response:
 
 
 class AwsMetadata:
-    """Client for IMDSv2, the only version that can't be disabled.
+    """Client for IMDSv2, the only version that can't be disabled."""
 
-    It caches and renews its token.
-    """
-
-    def __init__(
-        self, url: str = AWS_URL, http: Http = request, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, url: str = AWS_URL) -> None:
         self._url = url.rstrip("/")
-        self._http = http
-        self._clock = clock
-        self._token: str | None = None
-        self._token_until = 0.0
+        self._token = ""
 
     def get(self, path: str) -> Response:
         """Get a path. Raises :class:`OSError` without a response in time."""
         response = self._get(path)
-        if response.status == 401:
-            self._token = None
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            # There is no token yet, or it has expired.
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_SECONDS)}
+            token = request("PUT", f"{self._url}/latest/api/token", headers)
+            if token.status != HTTPStatus.OK:
+                raise ConnectionError(f"no session token: status {token.status}")
+            self._token = token.body
             response = self._get(path)
         return response
 
     def _get(self, path: str) -> Response:
-        headers = {"X-aws-ec2-metadata-token": self._fresh_token()}
-        return self._http("GET", self._url + path, headers)
-
-    def _fresh_token(self) -> str:
-        if self._token is None or self._clock() >= self._token_until:
-            requested_at = self._clock()
-            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_SECONDS)}
-            response = self._http("PUT", f"{self._url}/latest/api/token", headers)
-            if response.status != 200:
-                raise ConnectionError(f"no session token: status {response.status}")
-            self._token = response.body
-            self._token_until = requested_at + TOKEN_TTL_SECONDS - TOKEN_RENEWAL_SECONDS
-        return self._token
+        return request("GET", self._url + path, {"X-aws-ec2-metadata-token": self._token})
 
 
-def gcp_value(path: str, url: str = GCP_URL, http: Http = request) -> Response:
+def gcp_value(path: str, url: str = GCP_URL) -> Response:
     """Get a value from Google's server. Raises :class:`OSError` without a response in time."""
-    return http("GET", f"{url.rstrip('/')}/computeMetadata/v1/instance/{path}", GCP_HEADERS)
+    return request("GET", f"{url.rstrip('/')}/computeMetadata/v1/instance/{path}", GCP_HEADERS)
 
 
-def identity(kind: str, url: str | None, http: Http = request) -> str:
+def identity(kind: str, url: str | None) -> str:
     """Return the id of this machine at its provider. ``kind`` is ``aws`` or ``gcp``.
 
     Raises :class:`~vcasgd.errors.CloudUnavailable` without a valid response.
     """
     try:
         if kind == "gcp":
-            response = gcp_value("name", url or GCP_URL, http)
+            response = gcp_value("name", url or GCP_URL)
         else:
-            response = AwsMetadata(url or AWS_URL, http).get("/latest/meta-data/instance-id")
+            response = AwsMetadata(url or AWS_URL).get("/latest/meta-data/instance-id")
     except OSError as error:
         raise CloudUnavailable(f"the metadata server does not respond: {error}") from error
     if response.status != 200 or not response.body.strip():
@@ -135,9 +113,7 @@ def aws_secret(name: str, region: str) -> str:
     return secret(name, region)
 
 
-def gcp_secret(
-    name: str, metadata_url: str | None, url: str = SECRET_MANAGER_URL, http: Http = request
-) -> str:
+def gcp_secret(name: str, metadata_url: str | None, url: str = SECRET_MANAGER_URL) -> str:
     """Return a value from Google's Secret Manager, with the machine's service account.
 
     ``name`` is ``projects/<project>/secrets/<name>``. Raises :class:`CloudUnavailable` and
@@ -145,7 +121,7 @@ def gcp_secret(
     """
     path = "service-accounts/default/token"
     try:
-        response = gcp_value(path, metadata_url or GCP_URL, http)
+        response = gcp_value(path, metadata_url or GCP_URL)
         token = json.loads(response.body)["access_token"]
         secret_request = urllib.request.Request(
             f"{url}/v1/{name}/versions/latest:access", headers={"Authorization": f"Bearer {token}"}

@@ -10,8 +10,7 @@ GCP: https://cloud.google.com/compute/docs/instances/spot#preemption-process
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from vcasgd.errors import SpecError
-from vcasgd.fleet.metadata import AWS_URL, GCP_URL, AwsMetadata, Http, gcp_value, request
+from vcasgd.fleet.metadata import AWS_URL, GCP_URL, AwsMetadata, gcp_value
 from vcasgd.steady_time import boot_time, unix_time
 
 #: Variable with the path of the file through which the machine gives notice to its processes.
@@ -55,10 +54,8 @@ class NoticeSource(Protocol):
 class AwsNotices:
     """Source for EC2: interruptions first, then rebalance recommendations."""
 
-    def __init__(
-        self, url: str = AWS_URL, http: Http = request, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._metadata = AwsMetadata(url, http, clock)
+    def __init__(self, url: str = AWS_URL) -> None:
+        self._metadata = AwsMetadata(url)
 
     def poll(self) -> Notice | None:
         """See :class:`NoticeSource`."""
@@ -100,15 +97,14 @@ class GcpNotices:
     The request blocks until the value changes, so a preemption is noticed at once.
     """
 
-    def __init__(self, url: str = GCP_URL, http: Http = request) -> None:
+    def __init__(self, url: str = GCP_URL) -> None:
         self._url = url
-        self._http = http
         self._etag = ""
 
     def poll(self) -> Notice | None:
         """See :class:`NoticeSource`."""
         try:
-            response = gcp_value(f"preempted{self._wait()}", self._url, self._http)
+            response = gcp_value(f"preempted{self._wait()}", self._url)
         except OSError:
             return None
         if response.status != 200:
