@@ -8,7 +8,7 @@ import pytest
 from support.waiting import await_truth
 
 from vcasgd.agent.availability import Availability, Hours, StackSilence, parse_until
-from vcasgd.agent.trust import GatewayAddress, JoinToken
+from vcasgd.agent.connection import GatewayAddress, JoinToken
 from vcasgd.errors import SpecError
 
 NOON = datetime(2026, 3, 14, 12, 0, tzinfo=UTC)

@@ -20,9 +20,10 @@ from support.processes import read_each
 from support.sandboxes import FILES, working_sandbox
 from support.waiting import await_truth
 
+from vcasgd.agent.availability import Availability, StackSilence, Terms
 from vcasgd.agent.display import Display
 from vcasgd.agent.sandbox import SandboxMode, choose, make_sandbox
-from vcasgd.agent.worker_process import JoinedWorker
+from vcasgd.agent.worker_process import SERVERS, JoinedWorker
 from vcasgd.child_process import visible
 from vcasgd.cli.output import PlainConsole
 from vcasgd.errors import SpecError, StackError
@@ -200,9 +201,9 @@ def test_output_of_a_worker_takes_bounded_space(tmp_path: Path) -> None:
     order = OrderView(worker="job.m", start="1", job="job", name="job", package="0" * 64, env={})
     (tmp_path / "code" / order.package).mkdir(parents=True)
     processors = list(box.processors)
-    worker = JoinedWorker(
-        order, tmp_path, tmp_path, processors, 1.0, visible(os.environ), lambda *_: None, box
-    )
+    (tmp_path / SERVERS).mkdir()
+    terms = Terms(Availability(), None, StackSilence(), processors, visible(os.environ), box)
+    worker = JoinedWorker(order, tmp_path, terms, 1.0, lambda *_: None)
     await_truth(lambda: worker.update() or worker.ended is not None)
     log = tmp_path / "1.log"
     with log.open("ab") as end:
@@ -212,7 +213,7 @@ def test_output_of_a_worker_takes_bounded_space(tmp_path: Path) -> None:
     assert log.stat().st_size == 0
 
     worker.remove()
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["code"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["code", SERVERS]
 
 
 class TestChoice:

@@ -13,11 +13,10 @@ import pytest
 from rich.console import Console
 from support.waiting import PATIENCE
 
-from vcasgd.agent.agent import NOTICE_SECONDS, LeaveSignals, Terms, Visit
-from vcasgd.agent.availability import Availability, StackSilence
-from vcasgd.agent.connection import AgentConnection
+from vcasgd.agent.agent import NOTICE_SECONDS, LeaveSignals, Visit
+from vcasgd.agent.availability import Availability, StackSilence, Terms
+from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
 from vcasgd.agent.display import Display
-from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.agent.tunnel import Tunnel
 from vcasgd.errors import ApiError
 from vcasgd.schemas.machines import JoinView, ReportBody

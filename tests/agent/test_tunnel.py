@@ -9,7 +9,7 @@ import pytest
 from support.ports import free_port
 
 from vcasgd.agent import tunnel as module
-from vcasgd.agent.trust import GatewayAddress
+from vcasgd.agent.connection import GatewayAddress
 from vcasgd.agent.tunnel import Tunnel
 from vcasgd.errors import StackError
 

@@ -34,7 +34,7 @@ PREVIEW, PRIVATE = "8.0.0rc1", "9.0.0+own"
 #: a line of JSON for each, with what it said.
 UPDATE = """
 import json, sys
-from vcasgd.agent.update import update_to
+from vcasgd.agent.installation import update_to
 from vcasgd.cli import main
 from vcasgd.errors import VcasgdError
 

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from vcasgd.agent.availability import Availability, StackSilence, Terms
 from vcasgd.agent.worker_process import JoinedWorker
 from vcasgd.child_process import visible
 from vcasgd.errors import PackageError
@@ -34,7 +35,8 @@ def no_code(_order: OrderView, _into: Path) -> None:
 
 def started(folder: Path, fetch: Callable[[OrderView, Path], None] = no_code) -> JoinedWorker:
     processors = sorted(os.sched_getaffinity(0))
-    return JoinedWorker(ORDER, folder, folder, processors, 1.0, visible(os.environ), fetch)
+    terms = Terms(Availability(), None, StackSilence(), processors, visible(os.environ), None)
+    return JoinedWorker(ORDER, folder, terms, 1.0, fetch)
 
 
 def test_a_worker_that_fails_says_why(tmp_path: Path, eventually: Eventually) -> None:

@@ -23,7 +23,7 @@ from support.api_harness import Api, spec
 from support.waiting import PATIENCE, await_truth
 
 import vcasgd
-from vcasgd.agent.trust import JoinToken
+from vcasgd.agent.connection import JoinToken
 from vcasgd.api.connections import BoundedConnection, BoundedServer
 from vcasgd.api.middleware import BodyLimit
 from vcasgd.limits import (

@@ -14,8 +14,7 @@ from support.api_harness import Api, listens
 from support.harness import ForkedProcess
 from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
-from vcasgd.agent.connection import AgentConnection
-from vcasgd.agent.trust import GatewayAddress, JoinToken
+from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
 from vcasgd.client.transport import Transport
 from vcasgd.gateway.certificate import ensure_certificate
 from vcasgd.gateway.relay import first_line

@@ -10,8 +10,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -19,14 +18,12 @@ from types import FrameType
 import psutil
 
 import vcasgd
-from vcasgd.agent.availability import Availability, OwnerInput, StackSilence
-from vcasgd.agent.connection import AgentConnection
+from vcasgd.agent.availability import Terms
+from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
 from vcasgd.agent.display import Display, describe
 from vcasgd.agent.machine import ThisMachine
-from vcasgd.agent.sandbox import Sandbox
-from vcasgd.agent.trust import GatewayAddress, JoinToken
 from vcasgd.agent.tunnel import Tunnel
-from vcasgd.agent.worker_process import JoinedWorker, notice_file
+from vcasgd.agent.worker_process import SERVERS, JoinedWorker, notice_file
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError, NotFound, VersionDiffers
 from vcasgd.fleet.notices import NoticeKind, write_notice
@@ -45,8 +42,6 @@ from vcasgd.threads import Background, DaemonThreads
 GRACE_SECONDS = 30.0
 #: Seconds before a planned end at which workers get notice of it.
 NOTICE_SECONDS = 20.0
-#: Folder with the sockets of servers, in that of the agent.
-SERVERS = "servers"
 #: Seconds between two looks at the workers.
 POLL_SECONDS = 0.2
 #: Start of the names of temporary folders; the number of the agent's process follows.
@@ -81,21 +76,6 @@ class LeaveSignals:
     def wait(self, seconds: float) -> bool:
         """Wait for the first signal. Return True if it has come."""
         return self._event.wait(max(0.0, seconds))
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Terms under which this machine takes part, which its owner sets.
-
-    ``environment`` has the variables that workers may see.
-    """
-
-    schedule: Availability
-    owner: OwnerInput | None
-    silence: StackSilence
-    processors: list[int]
-    environment: Mapping[str, str]
-    sandbox: Sandbox | None
 
 
 class Agent:
@@ -295,16 +275,8 @@ class Visit:
         return view
 
     def _make_worker(self, order: OrderView) -> JoinedWorker:
-        return JoinedWorker(
-            order,
-            self._folder,
-            self._folder / SERVERS,
-            self._terms.processors,
-            self._view.heartbeat,
-            self._terms.environment,
-            self._fetch_code,
-            self._terms.sandbox,
-        )
+        heartbeat = self._view.heartbeat
+        return JoinedWorker(order, self._folder, self._terms, heartbeat, self._fetch_code)
 
     def _fetch_code(self, order: OrderView, into: Path) -> None:
         """Fetch the code of a job; remove what no worker runs before. Raises like the connection.

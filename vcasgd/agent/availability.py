@@ -1,4 +1,4 @@
-"""When this machine takes part: up to a time, in some hours, and while nobody uses it."""
+"""Terms under which this machine takes part: up to a time, in some hours, while nobody uses it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
+from vcasgd.agent.sandbox import Sandbox
 from vcasgd.errors import SpecError
-from vcasgd.spec.values import Duration, parse_duration
+from vcasgd.spec.values import parse_duration
 
 _HOURS = re.compile(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?")
 _TIME = re.compile(r"(\d{1,2}):(\d\d)")
@@ -91,10 +91,7 @@ class StackSilence:
     @classmethod
     def parse(cls, text: str | None) -> StackSilence:
         """Parse the limit, such as ``1h``; None means no limit. Raises :class:`SpecError`."""
-        try:
-            return cls(None if text is None else parse_duration(text))
-        except ValueError as error:
-            raise SpecError(str(error), field="give-up") from error
+        return cls(None if text is None else _duration(text, "give-up"))
 
     def broken(self) -> None:
         """Record an answer."""
@@ -112,32 +109,26 @@ def parse_until(text: str, now: datetime) -> datetime:
     Raises :class:`SpecError`.
     """
     text = text.strip()
-    if match := _TIME.fullmatch(text):
-        minute = int(match[1]) * 60 + int(match[2])
-        if int(match[1]) < 24 and int(match[2]) < 60:
-            return _next(now, minute)
-    for parse in (_date, _duration):
-        if (at := parse(text, now)) is not None:
-            if at <= now:
-                raise SpecError(f"{text} is in the past", field="until")
-            return at
-    raise SpecError(f"{text} is no time (07:30) and no duration (8h)", field="until")
+    match = _TIME.fullmatch(text)
+    if match and int(match[1]) < 24 and int(match[2]) < 60:
+        return _next(now, int(match[1]) * 60 + int(match[2]))
+    at: datetime | None = None
+    with suppress(ValueError):
+        at = now + parse_duration(text)
+    with suppress(ValueError):
+        at = datetime.fromisoformat(text).astimezone(now.tzinfo)
+    if at is None:
+        raise SpecError(f"{text} is no time (07:30) and no duration (8h)", field="until")
+    if at <= now:
+        raise SpecError(f"{text} is in the past", field="until")
+    return at
 
 
-def _date(text: str, now: datetime) -> datetime | None:
+def _duration(text: str, option: str) -> timedelta:
     try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return at.astimezone(now.tzinfo)
-
-
-def _duration(text: str, now: datetime) -> datetime | None:
-    try:
-        duration: timedelta = TypeAdapter(Duration).validate_python(text)
-    except ValidationError:
-        return None
-    return now + duration
+        return parse_duration(text)
+    except ValueError as error:
+        raise SpecError(str(error), field=option) from error
 
 
 # -- the last input on terminals and in desktop sessions -------------------------------------------
@@ -163,10 +154,7 @@ class OwnerInput:
     @classmethod
     def parse(cls, text: str) -> OwnerInput:
         """Parse the time, such as ``10m``. Raises :class:`SpecError`."""
-        try:
-            return cls(parse_duration(text))
-        except ValueError as error:
-            raise SpecError(str(error), field="when-idle") from error
+        return cls(_duration(text, "when-idle"))
 
     def __str__(self) -> str:
         seen = "terminals and desktops" if shutil.which("loginctl") else "terminals"
@@ -207,18 +195,12 @@ def desktop_inputs(shown: str, now: float) -> Iterator[float]:
     when it no longer is; sessions behind that of another user don't count.
     """
     for block in shown.split("\n\n"):
-        session = dict(_pairs(block.splitlines()))
+        session = dict(line.partition("=")[::2] for line in block.splitlines())
         if session.get("Type") not in DESKTOPS or session.get("Active") != "yes":
             continue
         since = session.get("IdleSinceHint", "")
         is_idle = session.get("IdleHint") == "yes" and since.isdecimal()
         yield int(since) / 1e6 if is_idle else now
-
-
-def _pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for line in lines:
-        name, _, value = line.partition("=")
-        yield name, value
 
 
 def _loginctl(*arguments: str) -> str:
@@ -235,3 +217,18 @@ def _loginctl(*arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Terms under which this machine takes part, which its owner sets.
+
+    ``environment`` has the variables that workers may see.
+    """
+
+    schedule: Availability
+    owner: OwnerInput | None
+    silence: StackSilence
+    processors: list[int]
+    environment: Mapping[str, str]
+    sandbox: Sandbox | None

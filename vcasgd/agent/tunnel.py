@@ -9,7 +9,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from vcasgd.agent.trust import CONNECT_SECONDS, GatewayAddress
+from vcasgd.agent.connection import CONNECT_SECONDS, GatewayAddress
 from vcasgd.errors import StackError, Unauthorized
 from vcasgd.gateway.relay import ACCEPTED, Stream, close, first_line, relay
 from vcasgd.limits import GATEWAY_BUFFER_BYTES

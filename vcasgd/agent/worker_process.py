@@ -7,7 +7,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,8 @@ import psutil
 
 from vcasgd import container_limits
 from vcasgd.agent import sandbox as inside
-from vcasgd.agent.sandbox import NICENESS, Sandbox
+from vcasgd.agent.availability import Terms
+from vcasgd.agent.sandbox import NICENESS
 from vcasgd.errors import VcasgdError
 from vcasgd.fleet.notices import NOTICE_FILE_VARIABLE
 from vcasgd.fork_server import ForkedCommand
@@ -25,8 +26,8 @@ from vcasgd.store.admission import SOCKETS
 
 #: Seconds between two looks at the memory of a sandbox.
 LOOK_SECONDS = 0.5
-#: Folder of the machine's notice file, in that of the agent.
-CONTROL = "control"
+#: Folders in that of the agent: of the machine's notice file, and of the sockets of servers.
+CONTROL, SERVERS = "control", "servers"
 
 
 def notice_file(folder: Path) -> Path:
@@ -37,9 +38,8 @@ def notice_file(folder: Path) -> Path:
 class JoinedWorker(WorkerProcess):
     """A worker on a machine that joined.
 
-    ``folder`` is the agent's, and ``sockets`` the one with its sockets. ``environment`` has the
-    variables of this machine that the worker may see. Without a ``sandbox``, it can do all that
-    this user can do. ``fetch`` gets the code of the job, in a thread.
+    ``folder`` is the agent's. Without a sandbox in the ``terms``, it can do all that this user can
+    do. ``fetch`` gets the code of the job, in a thread.
     """
 
     order: OrderView
@@ -48,22 +48,19 @@ class JoinedWorker(WorkerProcess):
         self,
         order: OrderView,
         folder: Path,
-        sockets: Path,
-        processors: Sequence[int],
+        terms: Terms,
         heartbeat: float,
-        environment: Mapping[str, str],
         fetch: Callable[[OrderView, Path], None],
-        sandbox: Sandbox | None = None,
     ) -> None:
-        self._sockets = sockets
-        self._sandbox = sandbox
+        self._sandbox = terms.sandbox
         self._next_look = 0.0
-        self._processors = processors
+        self._processors = terms.processors
         self._code = folder / "code"
-        boxed = sandbox is not None
-        there = inside.SERVERS if boxed else sockets
+        boxed = terms.sandbox is not None
+        there = inside.SERVERS if boxed else folder / SERVERS
+        threads = min(len(terms.processors), math.ceil(container_limits.processors()))
         env = {
-            **environment,
+            **terms.environment,
             **{name: value.replace(f"@{SOCKETS}/", f"@{there}/")
                for name, value in order.env.items()},
             "VCASGD_CACHE_DIR": str(inside.CODE if boxed else self._code),
@@ -73,7 +70,7 @@ class JoinedWorker(WorkerProcess):
             "TMPDIR": str(inside.TEMPORARY if boxed else folder),
             **({"HOME": str(inside.HOME)} if boxed else {}),
             "VCASGD_HEARTBEAT": str(heartbeat),
-            "OMP_NUM_THREADS": str(min(len(processors), math.ceil(container_limits.processors()))),
+            "OMP_NUM_THREADS": str(threads),
             # Threads that wait would otherwise take processors from the owner's work.
             "OMP_WAIT_POLICY": "PASSIVE",
         }  # fmt: skip
@@ -98,7 +95,7 @@ class JoinedWorker(WorkerProcess):
         if self._sandbox is None:
             return command
         package = self.order.package
-        places = {inside.CONTROL: self._folder / CONTROL, inside.SERVERS: self._sockets,
+        places = {inside.CONTROL: self._folder / CONTROL, inside.SERVERS: self._folder / SERVERS,
                   inside.CODE / package: self._code / package}  # fmt: skip
         # It is not a child of this process in there.
         return self._sandbox.command(command[: command.index("--parent")], places)

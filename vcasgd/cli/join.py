@@ -12,14 +12,20 @@ from typing import Annotated
 
 import typer
 
-from vcasgd.agent.agent import Agent, LeaveSignals, Terms
-from vcasgd.agent.availability import Availability, Hours, OwnerInput, StackSilence, parse_until
+from vcasgd.agent.agent import Agent, LeaveSignals
+from vcasgd.agent.availability import (
+    Availability,
+    Hours,
+    OwnerInput,
+    StackSilence,
+    Terms,
+    parse_until,
+)
+from vcasgd.agent.connection import GatewayAddress, JoinToken
 from vcasgd.agent.display import Display
+from vcasgd.agent.installation import install, restart, update_to
 from vcasgd.agent.machine import measure, usable_processors
 from vcasgd.agent.sandbox import Sandbox, SandboxMode, choose, make_sandbox
-from vcasgd.agent.service import install
-from vcasgd.agent.trust import GatewayAddress, JoinToken
-from vcasgd.agent.update import restart, update_to
 from vcasgd.child_process import hide_process, visible
 from vcasgd.cli.output import err
 from vcasgd.errors import SpecError, Unauthorized, VersionDiffers

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from vcasgd import limits
 from vcasgd.errors import PortInUse, SpecError, StoreError, Unauthorized, VcasgdError
-from vcasgd.gateway.crowd import Crowd, address_key
-from vcasgd.gateway.guests import Guests
+from vcasgd.gateway.crowd import Crowd, Guests, address_key
 from vcasgd.gateway.relay import (
     ACCEPTED,
     MAX_LINE_LENGTH,
