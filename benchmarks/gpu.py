@@ -115,8 +115,8 @@ PAGE = """\
 
 Workers of a local stack with the default settings, and a plain PyTorch loop with the same model,
 batches, precision, and loader processes. Two workers share the GPU. Samples count when they are in
-the job's model. The utilization is that of the card's peak in 16 bits, from the operations of the
-model.
+the job's model; *trained* are those that workers report over a minute. The utilization is that of
+the card's peak in 16 bits, from the operations of the model.
 
 {machine}
 
@@ -129,6 +129,7 @@ HEADS = (
     "million parameters that train",
     "",
     "samples/s",
+    "trained, samples/s",
     "of the plain loop",
     "model FLOPs utilization",
     "GPU memory in use, GB",
@@ -160,6 +161,8 @@ class Row:
     model: str
     workers: int
     samples_per_second: float
+    #: As the workers report; others may not be in the model yet.
+    trained_per_second: float | None = None
     millions: float | None = None
     flops_per_sample: float | None = None
     gpu_gb: float | None = None
@@ -321,6 +324,7 @@ class Jobs:
     ) -> Row:
         row = Row(model.name, workers, self._rate(job, 0 if after_kill else 1), doing=doing)
         beats = job.workers()
+        row.trained_per_second = sum(beat.samples_per_second or 0.0 for beat in beats)
         row.devices = tuple(sorted({beat.device or "?" for beat in beats}))
         used = [
             beat.gpu_memory_bytes - (beat.gpu_memory_free_bytes or 0)
@@ -344,9 +348,10 @@ class Jobs:
                 changes.append((time.monotonic(), applied))
             time.sleep(POLL_SECONDS)
         if len(changes) < 3:
-            raise TimeoutError(f"{len(changes) - 1} updates in {passed:.0f} s")
+            # Rounds are long. This counts the wait for the first one, too.
+            first = 0
         (since, before), (until, after) = changes[first], changes[-1]
-        return (after - before) / (until - since)
+        return (after - before) / (until - since) if until > since else 0.0
 
     def _applied(self, job: Job) -> int:
         return job.refreshed().progress.samples_applied
@@ -388,6 +393,7 @@ def page(rows: list[Row], notes: list[str], command: str) -> str:
                 f"{row.millions:.1f}" if row.millions else "",
                 row.doing,
                 f"{row.samples_per_second:.1f}",
+                f"{row.trained_per_second:.1f}" if row.trained_per_second else "",
                 "" if share is None else f"{share:.3f}",
                 "" if utilization is None else f"{utilization:.1%}",
                 f"{row.gpu_gb:.1f}" if row.gpu_gb else "",
