@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.counted_job import client_of
 from support.harness import AUDIT_TASK
 
 from vcasgd.client import Client
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
-from vcasgd.stack import StackHome, StackState, running
 
 pytestmark = pytest.mark.extended
 
@@ -22,12 +22,8 @@ Eventually = Callable[..., Any]
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
     """Client of a stack with a single machine."""
-    settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=1)
-    with running(settings):
-        token = StackHome(settings.home_path).token()
-        assert token is not None
-        with Client(StackState.read(settings.home_path).api_url, token) as client:
-            yield client
+    with client_of(Settings(home=tmp_path / "home", api_port=0, local_capacity=1)) as client:
+        yield client
 
 
 def test_machine_with_a_mostly_waiting_learner_gets_a_second_one(

@@ -12,18 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from pydantic import SecretStr
-from safetensors.torch import load_file
 from support.clocks import SteppingServer
+from support.counted_job import HELD_SECONDS, CountedJob
 from support.harness import Process
 
-from vcasgd.chaos.audited_job import counting_spec
 from vcasgd.client import Client
 from vcasgd.fleet.providers.local.processes import MARKER
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings
-from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running
 from vcasgd.store.keys import CONTROLLER
 
@@ -33,9 +30,6 @@ Eventually = Callable[..., Any]
 HOUR = 3600
 #: Machines of the job, and of the pool, which would have room if each controller bought them.
 WORKERS, CAPACITY = 2, 6
-EPOCHS = 3
-#: Seconds of a local step until the test lets the job end.
-HELD_SECONDS = 0.5
 
 
 @pytest.fixture
@@ -80,14 +74,11 @@ def test_no_machine_is_bought_twice_and_no_update_is_repeated(
     state, home = StackState.read(settings.home_path), StackHome(settings.home_path)
     first = state.parts["controller"].pid
     provider = LocalProvider(home.path, settings.cluster, LocalPool("local", CAPACITY))
-    (hold := tmp_path / "hold").touch()
     with Client(state.api_url, home.token() or "") as client:
         # Given a job on two machines, and two controllers, one of which stands by
-        spec = counting_spec(EPOCHS, hold).model_dump(mode="json")
-        spec["workers"] = {"min": 1, "max": WORKERS}
-        spec["args"]["step_seconds"] = HELD_SECONDS
-        job = client.submit_directory(JobSpec.parse(spec)).id
-        eventually(lambda: sum(bool(row.steps) for row in client.job(job).workers()) == WORKERS)
+        workers = {"min": 1, "max": WORKERS}
+        job = CountedJob(client, tmp_path, 3, step_seconds=HELD_SECONDS, workers=workers)
+        eventually(lambda: sum(bool(row.steps) for row in client.job(job.id).workers()) == WORKERS)
         token = int(stepping.connection.hget(CONTROLLER, "token") or 0)
         before = launched(settings)
         assert len(before) == WORKERS
@@ -110,13 +101,8 @@ def test_no_machine_is_bought_twice_and_no_update_is_repeated(
         # and the first one, which finishes its launch, gets the same machine
         os.kill(first, signal.SIGCONT)
         eventually(lambda: has_launched(home.logs / "controller.log", bought))
-        eventually(lambda: len(trains(client, job)) == WORKERS)
-        hold.unlink()
-        view = client.job(job).wait(300)
-        assert view.state == "succeeded", view.reason
-        assert view.progress.samples_repeated == 0
-        counts = load_file(client.job(job).download(tmp_path / "model.safetensors"))["count"]
-        assert torch.equal(counts, torch.full_like(counts, EPOCHS))
+        eventually(lambda: len(job.machines()) == WORKERS)
+        assert job.finish().progress.samples_repeated == 0
         assert launched(settings) - before == {bought}
         assert second.alive
 
@@ -128,11 +114,6 @@ def launched(settings: Settings) -> set[str]:
 
 def has_launched(log: Path, machine: str) -> bool:
     return f"launched in local: {machine}" in log.read_text()
-
-
-def trains(client: Client, job: str) -> set[str]:
-    """Return the present machines of a job's workers."""
-    return {row.id for row in client.machines() if row.job == job}
 
 
 def launches(process: int) -> bool:

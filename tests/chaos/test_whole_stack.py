@@ -16,12 +16,10 @@ from typing import Any
 
 import pandas
 import pytest
-import torch
-from safetensors.torch import load_file
+from support.counted_job import HELD_SECONDS, CountedJob
 from support.waiting import await_truth
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vcasgd.chaos.audited_job import counting_spec
 from vcasgd.chaos.faults import Freeze
 from vcasgd.client import Client, Job
 from vcasgd.fleet.providers.local.processes import Process, kill_all, processes_of
@@ -29,15 +27,12 @@ from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.schemas.jobs import JobView
 from vcasgd.settings import Settings
-from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, down, running, up
 from vcasgd.stack.parts import mark
 
 pytestmark = pytest.mark.slow
 
 WORKERS = 3
-#: Seconds of a local step while a job is held up.
-HELD_SECONDS = 0.5
 #: Seconds for which parts are frozen.
 FROZEN_SECONDS = 5
 #: Epochs of the job that all faults hit: 15 minutes while it is held up, seconds afterwards.
@@ -54,8 +49,7 @@ class Stack:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        #: A file for each job, which does not end while its file exists.
-        self.holds: dict[str, Path] = {}
+        self.jobs: dict[str, CountedJob] = {}
         self.home = StackHome(settings.home_path)
         self.provider = LocalProvider(self.home.path, settings.cluster, LocalPool("local", WORKERS))
 
@@ -86,19 +80,18 @@ class Stack:
 
     def submit(self, *, epochs: int = 4, **fields: Any) -> str:
         """Submit a job that is held up until :meth:`finish`."""
-        hold = self.home.path.with_name(f"hold-{len(self.holds)}")
-        hold.touch()
-        spec = counting_spec(epochs, hold).model_dump(mode="json")
-        spec["args"]["step_seconds"] = HELD_SECONDS
         # More than the pool has, so that a full pool does not delay a replacement.
-        spec["workers"] = {"min": 1, "max": WORKERS + 1}
-        job = self.client.submit_directory(JobSpec.parse({**spec, **fields})).id
-        self.holds[job] = hold
-        return job
-
-    def release(self, job: str) -> None:
-        """Let the job train as fast as possible to its end."""
-        self.holds[job].unlink(missing_ok=True)
+        workers = {"min": 1, "max": WORKERS + 1}
+        job = CountedJob(
+            self.client,
+            self.home.path.parent,
+            epochs,
+            step_seconds=HELD_SECONDS,
+            workers=workers,
+            **fields,
+        )
+        self.jobs[job.id] = job
+        return job.id
 
     def training_workers(self, job: str, but: Collection[str] = ()) -> dict[str, WorkerRow]:
         """Return the heartbeats of all workers, by machine, once as many train as there can be.
@@ -128,26 +121,19 @@ class Stack:
     def updates(self, job: str) -> int:
         return self.client.job(job).totals.updates
 
-    def finish(self, job: str, folder: Path) -> JobView:
+    def finish(self, job: str) -> JobView:
         """Let the job end. Its model must count every sample exactly once in each epoch."""
-        self.release(job)
-        view = self.client.job(job).wait(300)
-        assert view.state == "succeeded", view.reason
-        counts = load_file(self.client.job(job).download(folder / "model.safetensors"))["count"]
-        assert torch.equal(counts, torch.full_like(counts, view.progress.epochs))
+        view = self.jobs[job].finish()
         assert view.progress.samples_repeated == 0
         return view
 
 
-def settings_for(home: Path) -> Settings:
-    return Settings(
-        home=home, api_port=0, local_capacity=WORKERS, idle_seconds=300.0, log_format="json"
-    )
-
-
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    settings = settings_for(tmp_path_factory.mktemp("stack") / "home")
+    home = tmp_path_factory.mktemp("stack") / "home"
+    settings = Settings(
+        home=home, api_port=0, local_capacity=WORKERS, idle_seconds=300.0, log_format="json"
+    )
     with running(settings):
         stack = Stack(settings)
         yield stack
@@ -155,11 +141,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def shared_job(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def shared_job(stack: Stack) -> Iterator[str]:
     """A job that trains on three machines until a test, or this fixture, finishes it."""
     name = stack.submit(epochs=EPOCHS, checkpoint={"every": "1h"})
     yield name
-    stack.finish(name, tmp_path_factory.mktemp("model"))
+    stack.finish(name)
 
 
 @pytest.fixture
@@ -174,7 +160,7 @@ def job(stack: Stack, shared_job: str) -> str:
 def test_request_id_appears_in_the_log_of_every_part(stack: Stack, tmp_path: Path) -> None:
     job = stack.client.job(stack.submit(epochs=1))
 
-    stack.finish(job.id, tmp_path)
+    stack.finish(job.id)
 
     request = job.request
     assert request
@@ -328,19 +314,6 @@ def test_restarted_controller_finds_its_machines(
     assert {one.id for one in stack.provider.machines()} == before, "no duplicate, no orphan"
 
 
-@pytest.mark.extended
-def test_paused_job_releases_its_workers_and_continues_when_resumed(
-    stack: Stack, job: str, eventually: Eventually
-) -> None:
-    stack.client.job(job).pause()
-
-    eventually(lambda: not stack.heartbeats(job))
-    at_rest = stack.updates(job)
-    stack.client.job(job).resume()
-
-    eventually(lambda: stack.updates(job) > at_rest)
-
-
 @pytest.mark.ci
 def test_job_continues_after_down_and_up(stack: Stack, job: str, eventually: Eventually) -> None:
     # Given a job that was never restored
@@ -360,15 +333,13 @@ def test_job_continues_after_down_and_up(stack: Stack, job: str, eventually: Eve
 
 
 @pytest.mark.extended
-def test_client_follows_events_through_the_death_of_the_api(
-    stack: Stack, job: str, tmp_path: Path
-) -> None:
+def test_client_follows_events_through_the_death_of_the_api(stack: Stack, job: str) -> None:
     kinds, ids = [], []
     events = stack.client.job(job).events(follow=True)
     for event in events:
         if event.kind == "job-running" and event.kind not in kinds:
             stack.kill("api")
-            stack.release(job)
+            stack.jobs[job].release()
         kinds.append(event.kind)
         ids.append(event.id)
         if event.kind == "job-succeeded":
@@ -378,7 +349,7 @@ def test_client_follows_events_through_the_death_of_the_api(
     everything = [event.id for event in stack.client.job(job).events()]
     assert ids == everything[: len(ids)], "nothing missing"
     # And after all faults, the model counts every sample of every epoch once
-    view = stack.finish(job, tmp_path)
+    view = stack.finish(job)
     assert view.progress.samples_applied == view.progress.samples_expected
     buckets = stack.client.job(job).staleness().buckets
     assert sum(bucket.updates for bucket in buckets) == view.totals.updates

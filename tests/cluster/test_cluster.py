@@ -270,25 +270,6 @@ def test_workers_survive_their_head_and_are_found_again(
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_killed_machine_and_its_worker_are_reported(
-    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
-) -> None:
-    driver, victim = connect(), start_node()
-    pid = start_worker(rig, driver, victim)
-    leader = rig.processes[victim].pid
-
-    rig.kill(victim)
-
-    assert not alive(pid)
-    assert not session(leader)
-    await_truth(lambda: not driver.has(victim))
-    assert driver.state(victim) is None
-    driver.start(victim)
-    assert driver.state(victim) is None
-
-
-@pytest.mark.extended
-@pytest.mark.slow
 def test_worker_ends_with_its_node(
     rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
 ) -> None:
@@ -316,6 +297,8 @@ def test_ledger_head_and_a_machine_can_die_at_once(
 
     driver = connect()
     await_truth(lambda: not driver.has(victim))
+    assert driver.state(victim) is None
+    driver.start(victim)
     assert driver.state(victim) is None
     assert driver.state(survivor)
     assert_works(rig, survivor, pid)

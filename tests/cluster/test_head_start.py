@@ -1,4 +1,4 @@
-"""A head that exits when its control service or its ledger fails during the start."""
+"""Start of a head, over TLS, too, and its exit when its control service or its ledger fails."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import psutil
 import pytest
 from support.harness import Process, RedisServer
 from support.ports import free_port
+from support.servers import TlsServer, require_binary
 
 from vcasgd.cluster.head import head_command
 from vcasgd.cluster.ray_node import CONTROL_SERVICE_DIED
 from vcasgd.settings import Settings
+from vcasgd.store.connection import connect
 from vcasgd.store.embedded.server import replication_lines
 
 Eventually = Callable[..., Any]
@@ -31,15 +33,15 @@ def ledger(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def start_head(tmp_path: Path) -> Iterator[Callable[[RedisServer], Process]]:
+def start_head(tmp_path: Path) -> Iterator[Callable[[str], Process]]:
     with tempfile.TemporaryDirectory(prefix="v", dir="/tmp") as scratch:
         heads: list[Process] = []
 
-        def start(ledger: RedisServer) -> Process:
+        def start(ledger_url: str) -> Process:
             command = head_command(
-                Settings(heartbeat=1.0),
+                Settings(cluster="of-this-test", heartbeat=1.0),
                 address=f"127.0.0.1:{free_port()}",
-                ledger_url=ledger.url,
+                ledger_url=ledger_url,
                 temp_dir=Path(scratch),
                 token="a-token-that-is-long-enough",
             )
@@ -62,12 +64,12 @@ def part(head: Process, name: str) -> psutil.Process | None:
 
 def test_head_exits_if_its_control_service_dies_during_the_start(
     ledger: RedisServer,
-    start_head: Callable[[RedisServer], Process],
+    start_head: Callable[[str], Process],
     eventually: Eventually,
     tmp_path: Path,
 ) -> None:
     # Given a head whose node is not registered yet
-    head = start_head(ledger)
+    head = start_head(ledger.url)
     raylet = eventually(lambda: part(head, "raylet"), interval=0.005)
     raylet.suspend()
     control = part(head, "gcs_server")
@@ -85,7 +87,7 @@ def test_head_exits_if_its_control_service_dies_during_the_start(
 
 def test_head_exits_if_its_ledger_is_no_longer_the_primary(
     ledger: RedisServer,
-    start_head: Callable[[RedisServer], Process],
+    start_head: Callable[[str], Process],
     eventually: Eventually,
     tmp_path: Path,
 ) -> None:
@@ -98,7 +100,23 @@ def test_head_exits_if_its_ledger_is_no_longer_the_primary(
         eventually(lambda: replica.connection.info("replication")["role"] == "slave")
 
         # Then the head exits
-        assert start_head(replica).wait() == 1
+        assert start_head(replica.url).wait() == 1
         assert "READONLY" in (tmp_path / "head.log").read_text()
     finally:
         replica.end()
+
+
+def test_head_keeps_its_state_in_a_ledger_over_tls(
+    start_head: Callable[[str], Process], eventually: Eventually, tmp_path: Path
+) -> None:
+    ledger = RedisServer(tmp_path / "ledger", durable=True, binary=require_binary("redis"))
+    tls = TlsServer(ledger, tmp_path)
+    client = connect(tls.url(ssl_ca_certs=tls.authority))
+    try:
+        head = start_head(tls.url(ssl_ca_certs=tls.authority))
+        eventually(lambda: not head.alive or client.keys("*of-this-test*"))
+        assert head.alive, (tmp_path / "head.log").read_text()[-3000:]
+        assert client.keys("*of-this-test*")
+    finally:
+        client.close()
+        ledger.end()

@@ -132,19 +132,6 @@ def test_a_thousand_machines_are_replaced_and_ended_in_few_calls(
     assert cloud.calls == {"terminate": 1}
 
 
-@pytest.mark.extended
-def test_all_machines_on_ec2_are_ended_in_one_call(
-    clouds: TwoClouds, jobs: Jobs, aws: AwsBackend
-) -> None:
-    # Moto takes seconds for a list of a hundred machines, so there are not a thousand.
-    loop, job = clouds.controller(), submit(jobs, aws.pool, 100)
-    clouds.run(loop, lambda: len(clouds.joined()) == 100)
-    jobs.cancel(job)
-    clouds.run(loop, lambda: not clouds.control.machines())
-    assert aws.alive() == set()
-    assert aws.ec2.calls.count("TerminateInstances") == 1
-
-
 class TestCloudCalls:
     def test_of_equal_calls_one_is_under_way(self, tmp_path: Path) -> None:
         calls, provider, answers = CloudCalls(), local(tmp_path), list[int]()

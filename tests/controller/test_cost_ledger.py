@@ -101,11 +101,11 @@ def test_restarted_controller_continues_from_the_meters(rounds: Rounds) -> None:
 def test_two_controllers_do_not_book_twice(rounds: Rounds) -> None:
     one = machine("m-1")
     rounds.costs.launched([one], ["A"])
-    paused = CostLedger(rounds.ledger)
+    paused = Rounds(rounds.ledger)
     rounds.record(NOW + 50, one)
 
     for at in (NOW + 50, NOW + 60):
-        paused.record([one], joined=(), works_for={}, unlisted=(), billing_seconds=60.0, now=at)
+        paused.record(at, one)
 
     assert report(rounds.amounts("A")).machine_seconds == pytest.approx(60)
 
@@ -154,20 +154,19 @@ def test_two_controllers_do_not_advance_a_clock_twice(rounds: Rounds) -> None:
     one, works_for = machine("m-1"), {"m-1": "A"}
     rounds.record(NOW, one, works_for=works_for)
     rounds.record(NOW + 1, one, works_for=works_for)
-    paused = CostLedger(rounds.ledger)
+    paused = Rounds(rounds.ledger)
     rounds.record(NOW + 50, one, works_for=works_for)
 
     # The other one believes that nothing is paid since its start: all machines, or a single one.
-    arguments = {"joined": (), "unlisted": (), "billing_seconds": 60.0}
-    paused.record([one], works_for=works_for, now=NOW + 60, **arguments)
+    paused.record(NOW + 60, one, works_for=works_for)
     assert report(rounds.amounts("A")).machine_seconds == pytest.approx(50)
-    other = CostLedger(rounds.ledger)
+    other = Rounds(rounds.ledger)
     rounds.record(NOW + 70, one, works_for=works_for)
-    other.record([one], works_for={"m-1": "B"}, now=NOW + 71, **arguments)
+    other.record(NOW + 71, one, works_for={"m-1": "B"})
     assert report(rounds.amounts("A")).machine_seconds == pytest.approx(70)
 
     # Each continues from what is booked.
-    other.record([one], works_for={"m-1": "B"}, now=NOW + 72, **arguments)
+    other.record(NOW + 72, one, works_for={"m-1": "B"})
     assert report(rounds.amounts("A")).machine_seconds == pytest.approx(72)
     assert rounds.amounts("B") == {}
 

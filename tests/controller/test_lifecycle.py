@@ -82,23 +82,39 @@ def test_job_that_stops_improving_ends_with_its_best_model(
     assert harness.checkpoints(job).read(done.model).floats.tolist() == [2.0] * 100
 
 
-def test_job_stops_at_its_target_accuracy(
-    harness: Harness, tmp_path: Path, eventually: Eventually
+@pytest.mark.parametrize(
+    ("evaluate", "stop", "reached"),
+    [
+        pytest.param(
+            'return {"count": torch.tensor(len(batch)), "accuracy": model.count[batch].sum() / 10}',
+            {"accuracy": 0.15},
+            lambda epoch: f"accuracy {epoch / 10:.4f} reached 0.15",
+            id="accuracy",
+        ),
+        pytest.param(
+            """value = 9.0 * len(batch) - model.count[batch].sum()
+                return {"count": torch.tensor(len(batch)), "cost": value}""",
+            {"metric": {"name": "cost", "mode": "min", "target": 7.5}},
+            lambda epoch: f"cost {9 - epoch:.4f} reached 7.5",
+            id="any metric",
+        ),
+    ],
+)
+def test_job_stops_at_its_target(
+    harness: Harness,
+    tmp_path: Path,
+    eventually: Eventually,
+    evaluate: str,
+    stop: dict[str, Any],
+    reached: Callable[[int], str],
 ) -> None:
-    # Given a task whose accuracy rises by a tenth in every epoch
-    job = submit(
-        harness,
-        tmp_path / "task",
-        'return {"count": torch.tensor(len(batch)), "accuracy": model.count[batch].sum() / 10}',
-        epochs=50,
-        stop={"accuracy": 0.15},
-    )
+    # Given a task whose metric improves in every epoch, and reaches the target in the second one
+    job = submit(harness, tmp_path / "task", evaluate, epochs=50, stop=stop)
 
-    # Then it ends soon after its second epoch, with a model that reached 0.15
+    # Then it ends soon after that, with a model that reached it
     done = await_end(harness, job, eventually)
     assert done.final_evaluation in range(2, 10)
-    accuracy = f"{done.final_evaluation / 10:.4f}"
-    assert done.reason == f"accuracy {accuracy} reached 0.15 in epoch {done.final_evaluation}"
+    assert done.reason == f"{reached(done.final_evaluation)} in epoch {done.final_evaluation}"
     assert done.model is not None
     model = harness.checkpoints(job).read(done.model)
     assert model.floats.tolist() == [float(done.final_evaluation)] * 100
@@ -127,26 +143,6 @@ def test_target_counts_although_the_next_epoch_is_worse(
     assert done.final_evaluation == 2
     assert done.model is not None
     assert harness.checkpoints(job).read(done.model).floats.tolist() == [2.0] * 100
-
-
-def test_job_stops_at_the_target_of_any_metric(
-    harness: Harness, tmp_path: Path, eventually: Eventually
-) -> None:
-    # Given a task whose loss falls by one after every epoch
-    job = submit(
-        harness,
-        tmp_path / "task",
-        """value = 9.0 * len(batch) - model.count[batch].sum()
-                return {"count": torch.tensor(len(batch)), "cost": value}""",
-        epochs=50,
-        stop={"metric": {"name": "cost", "mode": "min", "target": 7.5}},
-    )
-
-    # Then it ends soon after its second epoch, with a model whose loss is below the target
-    done = await_end(harness, job, eventually)
-    assert done.final_evaluation in range(2, 10)
-    cost = f"{9 - done.final_evaluation:.4f}"
-    assert done.reason == f"cost {cost} reached 7.5 in epoch {done.final_evaluation}"
 
 
 def test_job_stops_after_its_max_duration(

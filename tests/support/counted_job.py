@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,24 @@ from safetensors.torch import load_file
 
 from vcasgd.chaos.audited_job import FINISH_SECONDS, CountReport, counting_spec
 from vcasgd.client import Client
+from vcasgd.schemas.jobs import JobView
+from vcasgd.settings import Settings
+from vcasgd.spec.job import JobSpec
+from vcasgd.stack import StackHome, StackState, running
 
 #: Enough for a few faults.
 EPOCHS = 2
+#: Seconds of a local step of a job that a test watches, until it is finished.
+HELD_SECONDS = 0.5
+
+
+@contextmanager
+def client_of(settings: Settings) -> Iterator[Client]:
+    """Run a stack during the context, and return its client."""
+    with running(settings):
+        home = StackHome(settings.home_path)
+        with Client(StackState.read(home.path).api_url, home.token() or "") as client:
+            yield client
 
 
 def training_machines(client: Client) -> int:
@@ -23,13 +40,23 @@ def training_machines(client: Client) -> int:
 class CountedJob:
     """A job that counts its samples, and trains until :meth:`finish`."""
 
-    def __init__(self, client: Client, folder: Path, epochs: int = EPOCHS) -> None:
+    def __init__(
+        self,
+        client: Client,
+        folder: Path,
+        epochs: int = EPOCHS,
+        *,
+        step_seconds: float | None = None,
+        **fields: Any,
+    ) -> None:
+        """Submit it. ``step_seconds`` are those of a local step, ``fields`` those of its spec."""
         self._epochs = epochs
         self._client = client
         self._folder = folder
-        self._hold = folder / "hold"
+        self._hold = folder / f"hold-{secrets.token_hex(4)}"
         self._hold.touch()
-        self.id = client.submit_directory(counting_spec(epochs, self._hold)).id
+        self.spec = held_spec(epochs, self._hold, step_seconds, **fields)
+        self.id = client.submit_directory(self.spec).id
 
     def updates(self) -> int:
         return self._client.job(self.id).totals.updates
@@ -39,13 +66,34 @@ class CountedJob:
         reached = self.updates()
         eventually(lambda: self.updates() > reached + count)
 
-    def finish(self) -> None:
-        """Wait for the end; fail unless every sample was applied exactly once."""
-        self._hold.unlink()
-        job = self._client.job(self.id).wait(FINISH_SECONDS)
-        assert job.state == "succeeded", job.reason
+    def machines(self) -> set[str]:
+        """Return the machines that work for it."""
+        return {row.id for row in self._client.machines() if row.job == self.id}
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Return the details of its events of one kind."""
+        return [event.details for event in self._client.job(self.id).events() if event.kind == kind]
+
+    def release(self) -> None:
+        """Let it train as fast as possible to its end."""
+        self._hold.unlink(missing_ok=True)
+
+    def finish(self) -> JobView:
+        """Wait for the end; fail unless every sample was applied exactly once in each epoch."""
+        self.release()
+        view = self._client.job(self.id).wait(FINISH_SECONDS)
+        assert view.state == "succeeded", view.reason
         report = CountReport()
-        model = self._client.job(self.id).download(self._folder / "model.safetensors")
+        model = self._client.job(self.id).download(self._folder / f"{self.id}.safetensors")
         report.count(load_file(model)["count"], self._epochs)
         assert report.passed, "\n".join(report.describe_counts())
         assert report.samples_applied == report.samples_expected > 0
+        return view
+
+
+def held_spec(epochs: int, hold: Path, step_seconds: float | None, **fields: Any) -> JobSpec:
+    """Return the spec of a job that doesn't end while a file exists."""
+    spec = counting_spec(epochs, hold).model_dump(mode="json")
+    if step_seconds is not None:
+        spec["args"]["step_seconds"] = step_seconds
+    return JobSpec.parse({**spec, **fields})
