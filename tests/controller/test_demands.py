@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from support.fleet_records import NOW, PACKAGE, events_of, job_spec, machine
 
-from vcasgd.controller.fleet.costs import CostLedger
+from vcasgd.controller.fleet.costs import MEASURE_SECONDS, CostLedger, Speeds
 from vcasgd.controller.fleet.demands import ClearancePolicy, Demands, owner_limits
 from vcasgd.controller.fleet.machines import cache_name
 from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.controller.fleet.speeds import MEASURE_SECONDS, Speeds
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.providers.base import Machine
 from vcasgd.settings import Settings

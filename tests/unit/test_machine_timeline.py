@@ -30,7 +30,7 @@ B, R, N, D, X = (
 
 
 def seen(phase: MachinePhase, launched_at: float = 1.0) -> Sighting:
-    return Sighting(replace(MACHINE, launched_at=launched_at), phase)
+    return replace(MACHINE, launched_at=launched_at), phase
 
 
 def after(
@@ -114,16 +114,8 @@ def test_machine_replaces_none_that_was_lost_later_or_long_before() -> None:
     assert advance(lost, {"b": seen(B, 101.0)}, {}, 102.0)["a"].replaced_by == "b"
 
 
-def test_sighting_that_is_settled_is_not_looked_at_again() -> None:
-    first = seen(R)
-    timelines = after((2.0, {"i": first}, {}))
-
-    assert advance({}, {"i": first}, {}, 3.0, settled={"i": first}) == {}
-    assert advance(timelines, {"i": seen(N)}, {}, 3.0, settled={"i": first})["i"].lost
-
-
 def test_description_is_updated_when_more_is_known() -> None:
-    unknown = Sighting(replace(MACHINE, zone=""), B)
+    unknown = replace(MACHINE, zone=""), B
 
     timeline = after((2.0, {"i": unknown}, {}), (3.0, {"i": seen(B)}, {}))["i"]
 

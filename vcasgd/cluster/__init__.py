@@ -7,8 +7,8 @@ Redis servers. So without a head, only new workers can't be started.
 Failures and their effects:
 
 * **Head** (Ray's control service and the processes beside it): nodes and workers continue for
-  :data:`OUTAGE_SECONDS`. A head restarted with the same command reads its state from the ledger
-  and finds them. A driver does not survive the head: see :class:`Cluster`.
+  :data:`~vcasgd.cluster.commands.OUTAGE_SECONDS`. A head restarted with the same command reads its
+  state from the ledger and finds them. A driver does not survive the head: see :class:`Cluster`.
 * **Ledger**: the head exits within three heartbeats and about two seconds. Restart the ledger,
   then the head.
 * **Node**: reported dead after four heartbeats if its process was killed, and after nine if the
@@ -20,17 +20,14 @@ without encryption: pass the same ``token`` to every command, and protect them w
 """
 
 from vcasgd.cluster.commands import (
-    OUTAGE_SECONDS,
     TEMP_DIR_BYTES,
     WORKER_MODULES,
     Command,
     node_command,
 )
-from vcasgd.cluster.driver import PING_SECONDS, Cluster
+from vcasgd.cluster.driver import Cluster
 
 __all__ = [
-    "OUTAGE_SECONDS",
-    "PING_SECONDS",
     "TEMP_DIR_BYTES",
     "WORKER_MODULES",
     "Cluster",

@@ -80,19 +80,20 @@ class Controller:
         self._leadership.start()
         while not self._stop.is_set() and not self._leadership.sure:
             self._stop.wait(self._settings.heartbeat / 4)
+        leads = lambda: self._leadership.sure  # noqa: E731
         jobs = JobLoop(self._settings, self._ledger, self._nodes, self._leadership, self._beats)
-        jobs.start()
-        self._life_sign.start()
-        webhook = Webhook(self._settings, self._ledger, lambda: self._leadership.sure)
-        webhook.start()
-        trackers = TrackerExports(self._settings, self._ledger, lambda: self._leadership.sure)
-        trackers.start()
+        others = (
+            self._life_sign,
+            Webhook(self._settings, self._ledger, leads),
+            TrackerExports(self._settings, self._ledger, leads),
+        )
+        for thread in (jobs, *others):
+            thread.start()
         try:
             self._run_fleet()
         finally:
-            self._life_sign.stop()
-            webhook.stop()
-            trackers.stop()
+            for thread in others:
+                thread.stop()
             jobs.stop(checkpoint=self._stop.is_set())
             self._leadership.stop()
 

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from vcasgd.backoff import backoff
@@ -53,18 +53,6 @@ def die_with_parent(number: signal.Signals) -> Callable[[], None]:
     return partial(die_with, os.getpid(), number)
 
 
-@dataclass
-class _Pause:
-    """Growing pause until the next start."""
-
-    failures: int = 0
-    until: float = 0.0
-
-    def begin(self, now: float) -> None:
-        self.failures += 1
-        self.until = now + backoff(self.failures, FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
-
-
 class Child:
     """Process of one part. :meth:`update` starts it when it is due, and restarts it."""
 
@@ -75,7 +63,8 @@ class Child:
         self.state = PartState()
         self._home = home
         self._clock = clock
-        self._pause = _Pause()
+        #: Deaths in a row, and when the next start is due.
+        self._failures, self._start_at = 0, 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._probe_at = 0.0
         self._ready_at = 0.0
@@ -93,7 +82,7 @@ class Child:
         before = self.state
         if self._process is not None and self._process.poll() is not None:
             self._reap()
-        elif self._process is None and may_start and self._clock() >= self._pause.until:
+        elif self._process is None and may_start and self._clock() >= self._start_at:
             self._start()
         elif self._process is not None and not self.state.ready:
             self._probe()
@@ -116,14 +105,14 @@ class Child:
     def _start(self) -> None:
         command = self.part.command()
         if command is None:
-            self._pause.until = self._clock() + WAIT_SECONDS
+            self._start_at = self._clock() + WAIT_SECONDS
             return
         started_at = time.time()
         try:
             with self._home.open_log(self.part.name) as log:
                 self._process = self._spawn(command, log.fileno())
         except OSError as error:
-            self._pause.begin(self._clock())
+            self._begin_pause()
             raise StackError(f"{self.part.name} can't be started: {error}") from error
         self.state = PartState(
             pid=self._process.pid,
@@ -153,9 +142,15 @@ class Child:
             kill(self._process)
             self._process = None
         if self.state.ready and self._clock() - self._ready_at > HEALTHY_SECONDS:
-            self._pause = _Pause()
-        self._pause.begin(self._clock())
+            self._failures = 0
+        self._begin_pause()
         self.state = replace(self.state, pid=0, ticks=0, ready=False)
+
+    def _begin_pause(self) -> None:
+        """Begin a pause that grows with each failure."""
+        self._failures += 1
+        pause = backoff(self._failures, FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
+        self._start_at = self._clock() + pause
 
     def _probe(self) -> None:
         if self._clock() < self._probe_at:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -112,14 +111,6 @@ def destroy_machines(
     for each in unended:
         log.error("%s", each)
     return unended
-
-
-def error_of(unended: Iterable[Unended]) -> StackError:
-    """Return the error for machines that may still run."""
-    return StackError(
-        "; ".join(map(str, unended)),
-        remedy="restore the access to the provider and run vcasgd down again, or end them there",
-    )
 
 
 def local_pools(settings: Settings) -> list[str]:
@@ -251,9 +242,3 @@ def _remove(control: Control, pools: list[str] | None, left: Collection[str]) ->
         {name: row for name, row in rows.items() if name not in removed}, control.pools()
     )
     return {str(row.get("job")) for row in removed.values()}
-
-
-def remove_scratch(state: StackState) -> None:
-    """Remove the folder with sockets and temporary files."""
-    if state.scratch:
-        shutil.rmtree(state.scratch, ignore_errors=True)

@@ -19,13 +19,7 @@ from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.machine import is_locked
 from vcasgd.settings import Settings
 from vcasgd.stack.child import die_with_parent
-from vcasgd.stack.cleanup import (
-    KnownMachines,
-    destroy_machines,
-    error_of,
-    kill_remaining,
-    remove_scratch,
-)
+from vcasgd.stack.cleanup import KnownMachines, destroy_machines, kill_remaining
 from vcasgd.stack.home import StackHome, StackState
 from vcasgd.stack.parts import PARTS
 from vcasgd.stack.supervisor import START_SECONDS
@@ -54,10 +48,6 @@ CLEAN_UP_SECONDS = 30.0
 POLL_SECONDS = 0.05
 
 Progress = Callable[[StackState], None]
-
-
-def _silent(_state: StackState) -> None:
-    """Ignore progress."""
 
 
 def missing_libraries() -> list[str]:
@@ -94,7 +84,7 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 def up(
-    settings: Settings, *, names: Sequence[str] = PARTS, progress: Progress = _silent
+    settings: Settings, *, names: Sequence[str] = PARTS, progress: Progress = lambda _: None
 ) -> StackState:
     """Start a stack in the background, and return when all parts are ready.
 
@@ -125,7 +115,7 @@ class ForegroundStack:
         arguments = ["--parts", ",".join(names)]
         self._process = _spawn(settings, self._home, arguments, die_with_parent(signal.SIGTERM))
 
-    def await_ready(self, progress: Progress = _silent) -> StackState:
+    def await_ready(self, progress: Progress = lambda _: None) -> StackState:
         """Wait until all parts are ready. Raises the errors of :func:`up`."""
         return _await_ready(self._home, progress, lambda: self._process.poll() is None)
 
@@ -142,7 +132,7 @@ class ForegroundStack:
 
 @contextlib.contextmanager
 def running(
-    settings: Settings, *, names: Sequence[str] = PARTS, progress: Progress = _silent
+    settings: Settings, *, names: Sequence[str] = PARTS, progress: Progress = lambda _: None
 ) -> Iterator[StackState]:
     """Run a stack during the context. Raises the errors of :func:`up`."""
     stack = ForegroundStack(settings, names)
@@ -179,9 +169,13 @@ def down(settings: Settings, progress: Callable[[str], None] = lambda _: None) -
                     progress=progress,
                 )
             )
-            remove_scratch(state)
+            state.remove_scratch()
             if unended:
-                raise error_of(unended)
+                raise StackError(
+                    "; ".join(map(str, unended)),
+                    remedy="restore the access to the provider and run vcasgd down again, or end "
+                    "them there",
+                )
     return was_running
 
 

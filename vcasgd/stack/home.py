@@ -19,6 +19,7 @@ from __future__ import annotations
 import fcntl
 import json
 import secrets
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -221,6 +222,11 @@ class StackState:
     def with_error(self, error: VcasgdError) -> StackState:
         reason = (type(error).__name__, error.message, error.remedy)
         return replace(self, phase=StackPhase.FAILED, error=reason)
+
+    def remove_scratch(self) -> None:
+        """Remove the folder with sockets and temporary files."""
+        if self.scratch:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
     def raise_error(self) -> None:
         """Raise the error that made the stack fail."""

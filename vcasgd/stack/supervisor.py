@@ -15,12 +15,7 @@ from types import FrameType
 from vcasgd.errors import StackError, VcasgdError
 from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.stack.child import Child
-from vcasgd.stack.cleanup import (
-    KnownMachines,
-    destroy_machines,
-    remove_machines,
-    remove_scratch,
-)
+from vcasgd.stack.cleanup import KnownMachines, destroy_machines, remove_machines
 from vcasgd.stack.home import PartState, StackPhase, StackState
 from vcasgd.stack.layout import StackLayout, kind_of
 from vcasgd.stack.parts import PARTS, make_parts, redis_server
@@ -172,7 +167,7 @@ class Supervisor:
             for name in self._children:
                 if kind_of(name) == kind:
                     self._stop(name)
-        remove_scratch(self._state)
+        self._state.remove_scratch()
         self._change(phase=last, supervisor=PartState())
         log.info("stopped")
 

@@ -15,7 +15,6 @@ One round of ``loop``:
 ``launch_history``   how markets answered
 ``workplaces``       the machines that run workers, what they report, and their orders
 ``demands``          what jobs ask for, and which pools may see their data
-``costs``            what machines cost which job
-``speeds``           how fast machines are
+``costs``            what machines cost which job, and how fast they are
 ``machine_timeline`` what each machine of a job did
 """

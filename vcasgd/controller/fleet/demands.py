@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from vcasgd.controller.fleet.costs import CostLedger
-from vcasgd.controller.fleet.speeds import Speeds
+from vcasgd.controller.fleet.costs import CostLedger, Speeds
 from vcasgd.errors import JobUnreadable, NotFound
 from vcasgd.fleet.costs import affordable, commitment, pause_reason
 from vcasgd.fleet.observed import JobDemand, Limits

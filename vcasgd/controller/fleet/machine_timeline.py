@@ -11,7 +11,6 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 from vcasgd.fleet.observed import Observed
@@ -101,12 +100,8 @@ class MachineTimeline:
 _DESCRIPTION = ("pool", "zone", "machine_type", "spot", "price_per_hour")
 
 
-@dataclass(frozen=True)
-class Sighting:
-    """A machine of one job in one observation."""
-
-    machine: Machine
-    phase: MachinePhase
+#: Machine of one job in one observation, and its phase.
+Sighting = tuple[Machine, MachinePhase]
 
 
 def advance(
@@ -114,25 +109,22 @@ def advance(
     sightings: Mapping[str, Sighting],
     ends: Mapping[str, str | None],
     now: float,
-    settled: Mapping[str, Sighting] = MappingProxyType({}),
 ) -> dict[str, MachineTimeline]:
     """Return the timelines that an observation changes or adds.
 
     ``ends`` maps each machine that disappeared since the previous observation to the controller's
     reason for terminating it, or to None if it did not. Any other machine without a sighting went
-    to another job or outlived its own. ``settled``: the previous observation, which ``timelines``
-    contain; a sighting that is the same object changes nothing.
+    to another job or outlived its own.
     """
     after = {
-        name: _seen(timelines.get(name), seen, now)
-        for name, seen in sightings.items()
-        if settled.get(name) is not seen
+        name: _seen(timelines.get(name), machine, phase, now)
+        for name, (machine, phase) in sightings.items()
     }
     for name in timelines.keys() - sightings.keys():
         timeline = timelines[name]
         after[name] = _ended(timeline, ends[name], now) if name in ends else _closed(timeline, now)
     newcomers = sorted(
-        sightings.keys() - timelines.keys(), key=lambda name: sightings[name].machine.launched_at
+        sightings.keys() - timelines.keys(), key=lambda name: sightings[name][0].launched_at
     )
     all_ = {**timelines, **after} if newcomers else {}
     # The machine that was lost first is replaced first.
@@ -144,7 +136,7 @@ def advance(
         )
     )
     for name in newcomers:
-        launched_at = sightings[name].machine.launched_at
+        launched_at = sightings[name][0].launched_at
         while waiting and waiting[0][0] < launched_at - REPLACEMENT_SECONDS:
             waiting.popleft()
         first = 1 if waiting and waiting[0][1] == name else 0  # None replaces itself.
@@ -172,8 +164,6 @@ class TimelineRecorder:
     def __init__(self, ledger: RedisClient) -> None:
         self._jobs = Jobs(ledger)
         self._timelines: dict[str, dict[str, MachineTimeline]] = {}
-        #: Last sightings of each job's machines that its timelines contain.
-        self._settled: dict[str, dict[str, Sighting]] = {}
 
     def record(self, state: Observed, ends: Mapping[str, str | None], now: float) -> None:
         """Advance all timelines by one observation; ``ends`` as for :func:`advance`.
@@ -186,13 +176,11 @@ class TimelineRecorder:
             with isolated(job):
                 rows = self._jobs.timelines(job).items()
                 self._timelines[job] = {name: MachineTimeline.from_row(row) for name, row in rows}
-        settled, self._settled = self._settled, {}
         changed: dict[str, dict[str, MachineTimeline]] = {}
         for job, timelines in self._timelines.items():
             with isolated(job):
-                changed[job] = advance(timelines, sightings[job], ends, now, settled.get(job, {}))
+                changed[job] = advance(timelines, sightings[job], ends, now)
         self._update({job: timelines for job, timelines in changed.items() if timelines})
-        self._settled = {job: sightings[job] for job in changed}
         self._timelines = {job: each for job, each in self._timelines.items() if job in active}
 
     def _update(self, changed: Mapping[str, Mapping[str, MachineTimeline]]) -> None:
@@ -222,36 +210,37 @@ class TimelineRecorder:
             if job in active and one.state is not MachineState.GONE and one.id not in ends:
                 leaving = bool(state.draining) and worker_name(one.id, job) in state.draining
                 phase = _phase(one, joined=_has_joined(one, state), draining=leaving)
-                known = self._settled[job].get(one.id) if job in self._settled else None
-                same = known is not None and known.machine is one and known.phase is phase
-                sightings[job][one.id] = known if same and known else Sighting(one, phase)
+                sightings[job][one.id] = one, phase
         return sightings
 
 
-def _seen(timeline: MachineTimeline | None, sighting: Sighting, now: float) -> MachineTimeline:
-    timeline = _updated(timeline, _described(sighting.machine))
-    launched_at = sighting.machine.launched_at
-    if sighting.phase is MachinePhase.NOTICE:
+def _seen(
+    timeline: MachineTimeline | None, machine: Machine, phase: MachinePhase, now: float
+) -> MachineTimeline:
+    timeline = _updated(timeline, machine)
+    launched_at = machine.launched_at
+    if phase is MachinePhase.NOTICE:
         timeline = replace(timeline, reason="notice of eviction", lost=True)
-    if timeline.phase is sighting.phase:
+    if timeline.phase is phase:
         return timeline
-    if not timeline.spans and sighting.phase is not MachinePhase.BOOTING:
+    if not timeline.spans and phase is not MachinePhase.BOOTING:
         # The machine finished booting before the first observation.
         timeline = replace(timeline, spans=(Span(MachinePhase.BOOTING, launched_at, now),))
     since = now if timeline.spans else launched_at
-    return _with_span(timeline, Span(sighting.phase, since), now)
+    return _with_span(timeline, Span(phase, since), now)
 
 
-def _updated(timeline: MachineTimeline | None, present: MachineTimeline) -> MachineTimeline:
+def _updated(timeline: MachineTimeline | None, machine: Machine) -> MachineTimeline:
     """Return the timeline with the present description.
 
     The zone and the price of a machine are often unknown while it boots.
     """
+    present = {name: getattr(machine, name) for name in _DESCRIPTION}
     if timeline is None:
-        return present
-    if all(getattr(timeline, name) == getattr(present, name) for name in _DESCRIPTION):
+        return MachineTimeline(**present)
+    if all(getattr(timeline, name) == value for name, value in present.items()):
         return timeline
-    return replace(timeline, **{name: getattr(present, name) for name in _DESCRIPTION})
+    return replace(timeline, **present)
 
 
 def _ended(timeline: MachineTimeline, why: str | None, now: float) -> MachineTimeline:
@@ -292,7 +281,3 @@ def _phase(one: Machine, *, joined: bool, draining: bool) -> MachinePhase:
     if draining:
         return MachinePhase.DRAINING
     return MachinePhase.RUNNING if joined else MachinePhase.BOOTING
-
-
-def _described(one: Machine) -> MachineTimeline:
-    return MachineTimeline(one.pool, one.zone, one.machine_type, one.spot, one.price_per_hour)

@@ -228,15 +228,11 @@ class Workplaces:
         self._ledger.forget(machine)
 
     def _set_views(self) -> None:
-        """Set the views of the workers; those of unchanged ones are the previous ones."""
-        before = {view.name: view for view in self.workers}
-        views = [
+        """Set what others see of workers and notices."""
+        self.workers = tuple(
             WorkerView(name, job_of(name), machine_of(name), why is None)
             for name, why in self._ends.items()
             if learner_of(name) == 1
-        ]
-        self.workers = tuple(
-            old if (old := before.get(view.name)) == view else view for view in views
         )
         self.further = {n: why is None for n, why in self._ends.items() if learner_of(n) > 1}
         self.notices = {

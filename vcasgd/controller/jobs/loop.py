@@ -206,13 +206,17 @@ class JobLoop(EssentialThread):
             self._known[job] = self._begin(job)
         known = self._known[job]
         with bound(job=job, request=known.lifecycle.request):
-            if why := known.quota.enforce() or _violation(known.lifecycle):
-                self._expel(job, why)
-            else:
-                if known.lifecycle.has_secrets:
-                    self._deliver_secrets(job, known.delivery)
-                known.tuner.step()
-                known.events.step()
+            try:
+                violation = known.quota.enforce() or known.lifecycle.step()
+            except JobUnreadable as error:
+                violation = error.message
+            if violation:
+                self._expel(job, violation)
+                return
+            if known.lifecycle.has_secrets:
+                self._deliver_secrets(job, known.delivery)
+            known.tuner.step()
+            known.events.step()
 
     def _begin(self, job: str) -> _KnownJob:
         settings, ledger = self._settings, self._ledger
@@ -232,16 +236,18 @@ class JobLoop(EssentialThread):
         try:
             delivery.answer()
         except JobUnreadable as error:
-            active = [state for state in JobState if not state.over]
-            self._jobs.transition(job, JobState.FAILED, active, why=error.message)
+            self._fail(job, error.message)
 
     def _expel(self, job: str, why: str) -> None:
         """Fail a job, and take its workers' access to the ledger."""
         log.error("%s fails: %s", job, why)
         self._expelled.add(job)
+        self._fail(job, why)
+        self._jobs.event(job, "job-quarantined", f"the job's workers lost their access: {why}")
+
+    def _fail(self, job: str, why: str) -> None:
         active = [state for state in JobState if not state.over]
         self._jobs.transition(job, JobState.FAILED, active, why=why)
-        self._jobs.event(job, "job-quarantined", f"the job's workers lost their access: {why}")
 
     def _clean_up(self, job: str) -> None:
         """Delete the data of an ended job, and forget the job once its workers have no access."""
@@ -252,14 +258,6 @@ class JobLoop(EssentialThread):
         lingers = now - known.ended_at < LINGER_LEASES * self._settings.lease_seconds
         if known.lifecycle.clean_up() and not lingers:
             del self._known[job]
-
-
-def _violation(lifecycle: JobLifecycle) -> str | None:
-    """Step a job; return why it can't continue because of what its workers wrote to the ledger."""
-    try:
-        return lifecycle.step()
-    except JobUnreadable as error:
-        return error.message
 
 
 @contextmanager
