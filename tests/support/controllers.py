@@ -41,6 +41,11 @@ class Cloud(SimulatedCloud):
                 self.take(name)
         return names
 
+    def join(self) -> None:
+        """Let all machines join that boot."""
+        self.boots = True
+        self._booting.clear()
+
     def nodes(self) -> frozenset[str]:
         return super().nodes() - self._booting
 

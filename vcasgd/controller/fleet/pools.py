@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from vcasgd.errors import CloudUnavailable, FleetError, SpecError, StoreError
 from vcasgd.fleet.pools import JOIN, JOINING_PROVIDERS, ORDERED_PROVIDERS, PoolSpec, pool_row
@@ -189,24 +190,27 @@ class PresentMachines:
         }
 
     def _present(self) -> list[tuple[JoinedMachine, MachineReport, MachineEnd | None]]:
-        try:
+        with _store_as_cloud():
             return self._machines.present()
-        except StoreError as error:
-            raise CloudUnavailable(str(error)) from error
 
     def end(self, machine_id: str, reason: str, seconds: float | None = None) -> None:
         """Tell a machine to leave. Raises :class:`CloudUnavailable`."""
-        try:
+        with _store_as_cloud():
             self._machines.end(machine_id, reason, seconds)
-        except StoreError as error:
-            raise CloudUnavailable(str(error)) from error
 
     def remove(self, machine_id: str) -> None:
         """Remove a machine at once. Raises :class:`CloudUnavailable`."""
-        try:
+        with _store_as_cloud():
             self._machines.remove(machine_id)
-        except StoreError as error:
-            raise CloudUnavailable(str(error)) from error
+
+
+@contextmanager
+def _store_as_cloud() -> Iterator[None]:
+    """Raise errors of the ledger as those of a cloud."""
+    try:
+        yield
+    except StoreError as error:
+        raise CloudUnavailable(str(error)) from error
 
 
 def _machine(machine: JoinedMachine, report: MachineReport, end: MachineEnd | None) -> Machine:
