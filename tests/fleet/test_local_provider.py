@@ -15,7 +15,7 @@ import pytest
 from support.local_machines import BOOT, LocalCluster
 from support.waiting import PATIENCE
 
-from vcasgd.errors import FleetError, InvalidRequest, NoCapacity, SpecError
+from vcasgd.errors import FleetError, NoCapacity, SpecError
 from vcasgd.fleet.providers.base import PYTHON, Boot, MachineState
 from vcasgd.fleet.providers.local.processes import processes_of
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
@@ -145,18 +145,11 @@ def test_machines_take_turns_over_the_gpus(tmp_path: Path, eventually: Eventuall
         provider.destroy_all()
 
 
-def test_capacity(cluster: LocalCluster) -> None:
-    assert len(cluster.launch(3, "t1")) == 2
-    with pytest.raises(NoCapacity, match="2 of 2"):
-        cluster.launch(1, "t2")
-    assert len(cluster.provider.machines()) == 2
-
-
 def test_machine_with_a_notice_does_not_count_toward_capacity(cluster: LocalCluster) -> None:
     first, _ = cluster.launch(2, "t1")
     cluster.provider.evict(first, 60)
     assert len(cluster.launch(1, "t2")) == 1
-    with pytest.raises(NoCapacity):
+    with pytest.raises(NoCapacity, match="2 of 2"):
         cluster.launch(1, "t3")
 
 
@@ -180,9 +173,7 @@ def test_invalid_override_is_an_error(cluster: LocalCluster, text: str) -> None:
     (cluster.home / "pools" / "local.json").unlink()
 
 
-def test_unknown_and_invalid_pool_names(cluster: LocalCluster) -> None:
-    with pytest.raises(FleetError, match="moon"):
-        cluster.provider.launch("moon", 1, BOOT, "t1")
+def test_invalid_pool_names() -> None:
     with pytest.raises(SpecError, match="not a valid pool name"):
         LocalPool("../elsewhere", 1)
 
@@ -253,7 +244,5 @@ def test_launch_is_spread_over_zones_and_may_be_on_demand(
             ("b", "small", True, 0.1),
             ("b", "large", False, 0.4),
         ]
-        with pytest.raises(InvalidRequest, match="no zone c"):
-            provider.launch("local", 1, BOOT, "c", zones=["c"])
     finally:
         provider.destroy_all()

@@ -4,9 +4,8 @@
 ``decide``      what ends, the order of all actions, and why jobs wait
 ``allocation``  which job gets which machine
 ``market``      what is bought: pool, zone, type, spot or on demand, by its price for a sample
-``staff``       which workers a job keeps, and which machines others can take
+``staff``       which workers a job keeps, and which machines others can take, or get by preemption
 ``shares``      in which order jobs get machines, and how many those of one user may have
-``preemption``  which job gives a machine to which other one
 
 Sharing. One worker runs on one machine. Each job first gets its minimum, by priority and then in
 order of submission. Each ``age_seconds`` that a job has lacked a part of its minimum count as one

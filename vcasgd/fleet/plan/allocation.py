@@ -8,15 +8,17 @@ from collections.abc import Callable, Sequence
 from vcasgd.fleet.observed import JobDemand, Observed, WorkerView, highest_price
 from vcasgd.fleet.plan.actions import Blame, Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.market import Markets
-from vcasgd.fleet.plan.preemption import (
+from vcasgd.fleet.plan.shares import OwnerRooms, Shares, by_minimum, fill_by_share, levels
+from vcasgd.fleet.plan.staff import (
     Claim,
     Donation,
     Donors,
+    Staff,
+    Stock,
+    divide,
     preempt_for_minimum,
     preempt_for_share,
 )
-from vcasgd.fleet.plan.shares import OwnerRooms, Shares, by_minimum, fill_by_share, levels
-from vcasgd.fleet.plan.staff import Staff, Stock, divide
 from vcasgd.fleet.providers.base import Machine
 
 

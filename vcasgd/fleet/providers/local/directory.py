@@ -24,6 +24,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from typing import Any
 from vcasgd.errors import FleetError
 from vcasgd.fleet.providers.base import Boot, Machine, MachineState
 from vcasgd.fleet.providers.local.processes import Process, kill_all
+from vcasgd.local_files import write_private
 
 #: Seconds after which a launch whose machine has not reported its process has failed.
 START_LIMIT_SECONDS = 120.0
@@ -224,25 +226,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Replace a file atomically; only its owner can read it."""
-    _temporary(path, value).replace(path)
+    write_private(path, json.dumps(value))
 
 
 def write_once(path: Path, value: dict[str, Any]) -> None:
     """Write a file unless it exists or its directory was removed; the first writer wins."""
-    try:
-        temporary = _temporary(path, value)
-    except FileNotFoundError:
-        return
-    try:
-        os.link(temporary, path)
-    except (FileExistsError, FileNotFoundError):
-        return
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _temporary(path: Path, value: dict[str, Any]) -> Path:
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    with os.fdopen(descriptor, "w") as file:
+    with (
+        suppress(FileExistsError, FileNotFoundError),
+        tempfile.NamedTemporaryFile("w", prefix=f".{path.name}-", dir=path.parent) as file,
+    ):
         json.dump(value, file)
-    return Path(name)
+        file.flush()
+        os.link(file.name, path)

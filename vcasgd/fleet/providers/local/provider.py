@@ -11,7 +11,6 @@ as spot machines do. Files under ``home``::
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import re
 import time
@@ -19,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 from vcasgd.errors import FleetError, NoCapacity, SpecError
 from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer
@@ -34,6 +32,7 @@ from vcasgd.fleet.providers.local.processes import Process, processes_of
 from vcasgd.fleet.providers.local.spawn import Spawner
 from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider
 from vcasgd.gpus import VISIBLE
+from vcasgd.local_files import hold_lock
 
 #: Seconds that machines outlive the stack that owns them; enough to restart it after a crash.
 OWNER_GRACE_SECONDS = 20.0
@@ -42,7 +41,6 @@ KEPT_DEAD = 20
 #: Seconds to wait for another launch. Writing its directories takes milliseconds and removing
 #: dead machines a second, but many times that on a busy machine.
 LOCK_LIMIT_SECONDS = 60.0
-LOCK_POLL_SECONDS = 0.02
 #: Seconds without machines after which the process that they are forks of ends.
 TEMPLATE_SECONDS = 60.0
 
@@ -274,13 +272,11 @@ class LocalProvider(PooledProvider[LocalPool]):
     def _exclusive(self) -> Iterator[None]:
         """Hold the launch lock, which ends with its holder. Raises :class:`FleetError`."""
         self._machines.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (self._machines / ".lock").open("wb") as lock:
-            deadline = time.monotonic() + LOCK_LIMIT_SECONDS
-            while not _locked(lock):
-                if time.monotonic() > deadline:
-                    raise FleetError(f"{self._machines}: another launch does not finish")
-                time.sleep(LOCK_POLL_SECONDS)
-            yield
+        try:
+            with hold_lock(self._machines / ".lock", LOCK_LIMIT_SECONDS):
+                yield
+        except TimeoutError as error:
+            raise FleetError(f"{self._machines}: another launch does not finish") from error
 
     def _remove_unfinished(self) -> None:
         for path in self._machines.glob(f"{UNFINISHED}*"):
@@ -315,14 +311,6 @@ class LocalProvider(PooledProvider[LocalPool]):
             dead.sort(key=lambda one: one.launch().launched_at)
             for directory in dead[:-KEPT_DEAD]:
                 directory.remove()
-
-
-def _locked(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _started(directory: MachineDirectory) -> bool:

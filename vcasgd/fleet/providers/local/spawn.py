@@ -1,14 +1,20 @@
-"""Starts the processes of local machines, detached and with a clean environment."""
+"""Starts the processes of local machines, detached and with a clean environment.
+
+Local machines are processes of one computer, so they share what they import, as forks of one
+process: a machine starts in milliseconds, and all of them together need the memory of one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import vcasgd
 from vcasgd.child_process import kill
@@ -17,11 +23,12 @@ from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local import machine as local_machine
 from vcasgd.fleet.providers.local.directory import MachineDirectory
 from vcasgd.fleet.providers.local.processes import MARKER
-from vcasgd.fleet.providers.local.template import MachineTemplate
-from vcasgd.fork_server import ForkedCommand
+from vcasgd.fork_server import ForkedCommand, ForkServer, pass_connection, preload
 
 #: Seconds after which an interpreter that has not started never will, even on a busy machine.
 SPAWN_LIMIT_SECONDS = 120.0
+#: Prefix of variables that no library reads when it is imported.
+OWN_VARIABLES = "VCASGD_"
 
 
 class Spawner:
@@ -89,10 +96,68 @@ def _up(directory: MachineDirectory, starting: subprocess.Popen[bytes] | ForkedC
 
 def _base_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a fresh machine: this package, but none of our variables."""
-    base = {name: value for name, value in environment.items() if not name.startswith("VCASGD_")}
+    base = _read_by_libraries(environment)
     package_root = Path(vcasgd.__file__).parents[1]
     if package_root.name != "site-packages":  # A checkout that is not installed.
         base["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(package_root), base.get("PYTHONPATH")])
         )
     return base
+
+
+class MachineTemplate:
+    """Process that machines are forks of. It ends with its owner.
+
+    It can run commands with the environment ``env``; only variables of vcasgd may differ.
+    """
+
+    def __init__(self, imports: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start it; its first command waits until it has imported ``imports``."""
+        self._made_for = tuple(imports), _read_by_libraries(env)
+        self._pair, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno()), *imports],
+                env=dict(env),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def fits(self, imports: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Return True if it lives and can run commands with these modules and this environment."""
+        return self._process.poll() is None and self._made_for == (
+            tuple(imports),
+            _read_by_libraries(env),
+        )
+
+    def run(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, output: BinaryIO
+    ) -> ForkedCommand:
+        """Start a command. Raises :class:`OSError`."""
+        return ForkedCommand(pass_connection(self._pair), argv, env, cwd, output)
+
+    def close(self) -> None:
+        """End the process. Machines that run are not affected."""
+        self._pair.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        kill(self._process)
+
+
+def _read_by_libraries(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables but those of vcasgd."""
+    return {name: value for name, value in env.items() if not name.startswith(OWN_VARIABLES)}
+
+
+def main() -> None:
+    descriptor, *imports = sys.argv[1:]
+    pair = socket.socket(fileno=int(descriptor))
+    # Machines must not keep it open.
+    pair.set_inheritable(False)
+    preload(imports)
+    ForkServer(pair).serve()
+
+
+if __name__ == "__main__":
+    main()
