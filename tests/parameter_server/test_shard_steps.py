@@ -155,19 +155,6 @@ def test_what_is_pinned_and_in_checkpoints_is_the_exact_model(make_world: MakeWo
     assert worker.follow() < worker.whole / 10
 
 
-def test_a_successor_continues_with_the_difference_that_is_left(make_world: MakeWorld) -> None:
-    world = world_of(make_world, "int2")
-    worker = Follower(world)
-    worker.follow()
-    total = publish(world, world.shard(), 0)[:-1].clone()
-    worker.follow()
-
-    total += publish(world, world.shard(), 1)[:-1]
-
-    assert worker.follow() < worker.whole / 10
-    assert torch.allclose(world.vector()[:-1], total, atol=1e-5)
-
-
 def test_no_step_leads_back_to_an_earlier_model(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

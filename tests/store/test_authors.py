@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.acl import worker_key
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.store.tensors.header import UNSIGNED, Header
 from vcasgd.store.tensors.updates import UpdateSender
 
@@ -75,16 +73,6 @@ class TestSignature:
 
 
 class TestBlame:
-    def test_what_its_worker_signed_is_applied(self, world: World, shard: Shard) -> None:
-        sender = UpdateSender(world.tensors, world.keys, worker_key(SECRET, world.job, "w"))
-        header, payload = world.update(1, 0, 2, 1, worker="w", update="w.1.1")
-
-        assert sender.push(header, 0, payload).accepted
-        shard.turn()
-
-        assert world.rejected() == {}
-        world.assert_exact()
-
     def test_what_nobody_signed_is_refused_and_blamed_on_nobody(
         self, world: World, shard: Shard
     ) -> None:
@@ -174,17 +162,10 @@ class TestWhatWorkersWriteOfTheirJob:
         assert job.evaluations == ()
         assert f"evaluation {epoch[:20]}, which can't be read" in (job.invalid or "")
 
-    def test_heartbeats_failures_and_counters(
-        self, make_world: Callable[..., World], world: World
-    ) -> None:
+    def test_failures_and_counters(self, world: World) -> None:
         keys, ledger = world.ledger_keys, world.ledger
-        world.leases("w").renew({"at": 1.0}, [])
-        ledger.hset(
-            keys.workers, mapping={"v": b"[]", "a b": b"{}", "*" * 200: b"{}", b"\xff": b""}
-        )
         ledger.rpush(keys.failures, b"{", b"null", b"\xff", b'{"worker": 1}')
         ledger.hset(keys.counters, "next", "many")
 
-        assert world.jobs.workers.heartbeats(world.job) == {"w": Heartbeat(at=1.0)}
         assert world.jobs.failures(world.job) == []
         assert world.jobs.work(world.job)["next"] == 0

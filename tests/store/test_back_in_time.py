@@ -205,24 +205,6 @@ class TestFences:
             old.turn()
         world.assert_exact()
 
-    def test_one_that_was_fenced_learns_it_from_the_ledger(self, world: World) -> None:
-        """It wakes up first, and its fence is the one that came back."""
-        old = world.shard(token=1)
-        world.push(0, 0, 2)
-        old.turn()
-        new = world.shard(token=2)
-        new.turn()
-        world.push(0, 2, 4)
-        new.turn()
-
-        world.lose_tensors()
-        with pytest.raises(Fenced, match="token 2"):
-            old.turn()
-        new.turn()
-
-        world.assert_exact()
-        assert world.positions() == {0: 4}
-
     def test_whoever_is_behind_gives_way_to_whoever_wrote(self, world: World) -> None:
         """The takeover was undone, and the previous server wrote first."""
         old = world.shard(token=1)

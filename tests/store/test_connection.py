@@ -196,14 +196,6 @@ class TestAnswers:
 
 
 class TestRealServer:
-    def test_a_user_without_the_right(self, ledger: RedisClient, server: RedisServer) -> None:
-        ledger.acl_setuser("reader", enabled=True, passwords=["+word"], commands=["+get"], keys="*")
-        try:
-            with pytest.raises(StoreDenied):
-                connect(f"redis://reader:word@127.0.0.1:{server.files.port}/0").set("a", 1)
-        finally:
-            ledger.acl_deluser("reader")
-
     def test_a_full_server(self, tensors: RedisClient) -> None:
         tensors.config_set("maxmemory", "1")
         try:
@@ -247,15 +239,6 @@ class TestRealServer:
         finally:
             server.connection.config_set("maxmemory", "0")
             client.flushall()
-
-    def test_a_script_is_loaded_where_it_is_missing(self, tensors: RedisClient) -> None:
-        takeover = tensors.script("tensors/takeover")
-        takeover(keys=["fence"], args=[1])
-        tensors.script_flush()  # as after a restart
-
-        takeover(keys=["fence"], args=[2])
-
-        assert tensors.get("fence") == b"2"
 
     def test_a_cut_connection_is_replaced_by_the_next_call(self, server: RedisServer) -> None:
         fault = Fault(at=1, moment="after")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.world import World
 
-from vcasgd.errors import Fenced, InvalidUpdate, SnapshotMissing, StoreFull, StoreUnavailable
+from vcasgd.errors import Fenced, InvalidUpdate, StoreFull, StoreUnavailable
 from vcasgd.store.tensors import chunks, updates
 from vcasgd.store.tensors.chunks import CHUNK_BYTES, chunk_count
 from vcasgd.store.tensors.header import Header
@@ -144,12 +144,6 @@ class TestPush:
         assert pushed == PushResult(accepted=False, position=-1)
         assert not payloads(world)
 
-    def test_an_empty_server_takes_nothing(self, world: World) -> None:
-        world.lose_tensors()
-
-        with pytest.raises(SnapshotMissing):
-            world.push(0, 0, 3)
-
     @pytest.mark.parametrize("lost", ["u:", "push-slots"])
     def test_a_push_that_lost_its_payload_or_its_slot_is_tried_again(
         self, world: World, monkeypatch: pytest.MonkeyPatch, lost: str
@@ -259,18 +253,6 @@ class TestPush:
 
 
 class TestStatus:
-    def test_lost_with_the_server(self, world: World) -> None:
-        shard = world.shard()
-        shard.turn()
-        header, _ = world.push(0, 0, 3)
-        world.lose_tensors()
-        with pytest.raises(SnapshotMissing):
-            world.fate(header)
-
-        shard.turn()
-
-        assert world.fate(header) == "lost"
-
     def test_many_at_once_with_the_version_and_its_writer(self, world: World) -> None:
         applied, _ = world.push(0, 0, 4)
         world.shard(token=9).turn()

@@ -92,7 +92,8 @@ def test_beats_are_those_in_the_ledger(world: World) -> None:
 
 def test_hostile_names_and_heartbeats_are_left_out(world: World) -> None:
     long = b'{"doing": "' + b"x" * MAX_HEARTBEAT_BYTES + b'"}'
-    rows = {"": "{}", "no name": "{}", "b": "{", "c": "{}", "d": long}
+    rows = {"": "{}", "no name": "{}", "*" * 200: "{}", b"\xff": "", "b": "{", "c": "{}",
+            "d": long, "e": "[]"}  # fmt: skip
     world.ledger.hset(world.ledger_keys.workers, mapping=rows)
 
     assert WorkerBeats(world.ledger).of(world.job) == {"c": Heartbeat()}
