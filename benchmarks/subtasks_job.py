@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from xxhash import xxh3_64_intdigest
 
 from vcasgd.errors import StoreError
 from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
@@ -34,7 +35,7 @@ from vcasgd.store.ledger.leases import Leases
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import Meta, Record
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import UpdateSender, checksum
+from vcasgd.store.tensors.updates import UpdateSender
 
 #: Samples of a subtask, and floats of the model.
 SAMPLES, FLOATS = 2, 1024
@@ -137,7 +138,7 @@ class Job:
             header = Header(
                 update=f"u{self.named}", worker="worker", subtask=subtask, start=start,
                 stop=SAMPLES, base=0, token=lease.token, codec="float32", size=len(self.payload),
-                checksum=checksum(self.payload), layout=self.layout.digest(), loss_sum=1.0,
+                checksum=xxh3_64_intdigest(self.payload), layout=self.layout.digest(), loss_sum=1.0,
             )  # fmt: skip
             assert self.sender.push(header, epoch, self.payload).accepted
             held.append(lease)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from xxhash import xxh3_64_intdigest
 
 from vcasgd.errors import StoreDenied, StoreError, VcasgdError
 from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
@@ -38,7 +39,7 @@ from vcasgd.store.ledger.leases import Lease, Leases, WorkKind
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import Meta, Record
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import UpdateSender, checksum
+from vcasgd.store.tensors.updates import UpdateSender
 from vcasgd.threads import EssentialThread
 
 log = logging.getLogger(__name__)
@@ -171,7 +172,7 @@ class LightWorker:
             token=lease.token,
             codec="float32",
             size=len(PAYLOAD),
-            checksum=checksum(PAYLOAD),
+            checksum=xxh3_64_intdigest(PAYLOAD),
             layout=LAYOUT.digest(),
             batch=1.0,
         )
