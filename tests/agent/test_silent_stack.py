@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 from support.waiting import PATIENCE
 
-from vcasgd.agent.agent import NOTICE_SECONDS, LeaveSignals, Visit
+from vcasgd.agent.agent import NOTICE_SECONDS, Agent, LeaveSignals, Visit
 from vcasgd.agent.availability import Availability, StackSilence, Terms
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
 from vcasgd.agent.display import Display
-from vcasgd.agent.tunnel import Tunnel
+from vcasgd.agent.machine import ThisMachine
 from vcasgd.errors import ApiError
 from vcasgd.schemas.machines import JoinView, ReportBody
 
@@ -86,11 +86,12 @@ def test_a_machine_leaves_in_time_while_its_report_is_not_answered(
     # Given a machine whose report is not answered, and that takes part for a second
     connection = AgentConnection(stack.address, JoinToken("token"), "secret", seconds=PATIENCE)
     view = JoinView(machine="m", pool="p", cluster="c", period=0.1, heartbeat=1.0, services=[])
-    tunnel = Tunnel(stack.address, "token", [], tmp_path)
     end = datetime.now(UTC) + timedelta(seconds=NOTICE_SECONDS + 1)
     terms = Terms(Availability(until=end), None, StackSilence(), [0], {}, None)
     display = Display(Console(quiet=True))
-    visit = Visit(connection, view, tunnel, tmp_path, terms, display, LeaveSignals())
+    machine = ThisMachine("host", 1.0, 1000, 0, "")
+    agent = Agent(stack.address, JoinToken("token"), machine, terms, display, LeaveSignals())
+    visit = Visit(agent, connection, view, tmp_path)
 
     # When that second has passed, then it leaves, although the report still waits
     assert visit.run()

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -78,26 +79,18 @@ class LeaveSignals:
         return self._event.wait(max(0.0, seconds))
 
 
+@dataclass(frozen=True)
 class Agent:
     """Takes part until a signal, the end of the schedule, or the end of the token."""
 
-    def __init__(
-        self,
-        gateway: GatewayAddress,
-        token: JoinToken,
-        machine: ThisMachine,
-        terms: Terms,
-        display: Display,
-        interrupts: LeaveSignals,
-    ) -> None:
-        self._gateway = gateway
-        self._token = token
-        # The same for each visit, so that a machine can join again if an answer was lost.
-        self._secret = secrets.token_hex()
-        self._machine = machine
-        self._terms = terms
-        self._display = display
-        self._interrupts = interrupts
+    gateway: GatewayAddress
+    token: JoinToken
+    machine: ThisMachine
+    terms: Terms
+    display: Display
+    interrupts: LeaveSignals
+    #: The same for each visit, so that a machine can join again if an answer was lost.
+    secret: str = field(default_factory=secrets.token_hex, repr=False)
 
     def run(self) -> None:
         """Join whenever the schedule allows it.
@@ -105,20 +98,20 @@ class Agent:
         Raises :class:`ApiError` if the stack refuses this machine, and :class:`VersionDiffers` if
         it has another version, also if it has changed since.
         """
-        joined_before, terms = False, self._terms
-        while not self._interrupts.count and not terms.schedule.over(_now()):
+        joined_before, terms = False, self.terms
+        while not self.interrupts.count and not terms.schedule.over(_now()):
             now = _now()
             if (start := terms.schedule.start(now)) > now:
-                self._display.state(f"pauses until {start:%H:%M}")
-                self._interrupts.wait(min((start - now).total_seconds(), REJOIN_SECONDS))
+                self.display.state(f"pauses until {start:%H:%M}")
+                self.interrupts.wait(min((start - now).total_seconds(), REJOIN_SECONDS))
                 continue
             if _seconds_until(terms.schedule.end(now)) <= NOTICE_SECONDS:
                 # Too late to begin.
-                self._interrupts.wait(POLL_SECONDS)
+                self.interrupts.wait(POLL_SECONDS)
                 continue
             if terms.owner is not None and terms.owner.is_recent:
-                self._display.state("pauses, because somebody uses this machine")
-                self._interrupts.wait(REJOIN_SECONDS)
+                self.display.state("pauses, because somebody uses this machine")
+                self.interrupts.wait(REJOIN_SECONDS)
                 continue
             try:
                 if not self._take_part():
@@ -127,24 +120,19 @@ class Agent:
             except ApiError as error:
                 if not joined_before or not may_work_later(error) or terms.silence.too_long:
                     raise
-                self._display.state(f"no answer: {error.message}")
+                self.display.state(f"no answer: {error.message}")
             if not terms.schedule.over(_now()):
-                self._interrupts.wait(REJOIN_SECONDS)
+                self.interrupts.wait(REJOIN_SECONDS)
 
     def _take_part(self) -> bool:
         """Join, work, and leave. Return False if the stack wanted that."""
-        connection = AgentConnection(self._gateway, self._token, self._secret)
+        connection = AgentConnection(self.gateway, self.token, self.secret)
         try:
-            view = connection.join(self._machine)
-            self._terms.silence.broken()
-            self._display.event(f"joined as {view.machine}, pool {view.pool}: {self._machine}")
+            view = connection.join(self.machine)
+            self.terms.silence.broken()
+            self.display.event(f"joined as {view.machine}, pool {view.pool}: {self.machine}")
             with temporary_folder() as folder:
-                sockets = folder / SERVERS
-                sockets.mkdir()
-                tunnel = Tunnel(self._gateway, self._token.text, view.services, sockets)
-                return Visit(
-                    connection, view, tunnel, folder, self._terms, self._display, self._interrupts
-                ).run()
+                return Visit(self, connection, view, folder).run()
         finally:
             connection.close()
 
@@ -166,23 +154,17 @@ class Visit:
     """Time between joining and leaving."""
 
     def __init__(
-        self,
-        connection: AgentConnection,
-        view: JoinView,
-        tunnel: Tunnel,
-        folder: Path,
-        terms: Terms,
-        display: Display,
-        interrupts: LeaveSignals,
+        self, agent: Agent, connection: AgentConnection, view: JoinView, folder: Path
     ) -> None:
+        self._terms, self._display = agent.terms, agent.display
+        self._interrupts = agent.interrupts
         self._connection = connection
         self._view = view
-        self._tunnel = tunnel
         self._folder = folder
-        self._terms = terms
-        self._end = terms.schedule.end(_now())
-        self._display = display
-        self._interrupts = interrupts
+        self._end = agent.terms.schedule.end(_now())
+        sockets = folder / SERVERS
+        sockets.mkdir()
+        self._tunnel = Tunnel(agent.gateway, agent.token.text, view.services, sockets)
         #: A report, which the workers are looked after beside.
         self._reports = Background[ReportView](DaemonThreads(1, "report"))
         self._workers = WorkerSet(self._make_worker)
