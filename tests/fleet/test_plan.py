@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fleets import (
     NOW,
+    carried_out,
     job,
     leaving,
     machine,
@@ -555,35 +556,8 @@ def test_no_machine_is_promised_or_ended_twice(state: Observed) -> None:
 def test_decisions_settle(state: Observed) -> None:
     """Repeated decisions and their execution reach a stable state: nothing flaps."""
     now = NOW
-    for _ in range(8):
+    for _ in range(12):
         state = with_history(state, now)
-        actions = decide(state, now)
-        state = carried_out(state, actions)
+        state = carried_out(state, decide(state, now), now)
         now += 200
     assert not decide(with_history(state, now), now)
-
-
-def carried_out(state: Observed, actions: list[Action]) -> Observed:
-    """Return the world after the actions, with every machine joined."""
-    machines = {one.id: one for one in state.machines}
-    workers = {worker.name: worker for worker in state.workers if worker.alive}
-    for action in actions:
-        match action:
-            case Launch(pool=pool, count=count, token=token):
-                new = [machine(f"{token}-{index}", pool=pool, age=0) for index in range(count)]
-                machines |= {one.id: one for one in new}
-            case StartWorker(machine_id, job_):
-                workers |= {(worker := on(machine_id, job_)).name: worker}
-            case StopWorker(name):
-                del workers[name]
-            case Terminate(machine_id):
-                del machines[machine_id]
-    (pool,) = state.pools
-    launched = {("z", True): Market(launches=pool.market("z", spot=True).launches + 1)}
-    return replace(
-        state,
-        machines=tuple(machines.values()),
-        nodes=frozenset(machines),
-        workers=tuple(one for one in workers.values() if one.machine_id in machines),
-        pools=(replace(pool, markets=launched),),
-    )

@@ -8,14 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fleets import NOW, job, machine, observed, on
+from support.fleets import NOW, carried_out, job, machine, observed, on
 
 from vcasgd.fleet.observed import JobDemand, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import (
-    Launch,
-    StartWorker,
-    StopWorker,
-    Terminate,
     decide,
     make_plan,
     within_limits,
@@ -78,31 +74,8 @@ def test_a_job_waits_because_of_the_limit_and_a_full_pool() -> None:
 
 
 def plan_round(state: Observed, now: float) -> Observed:
-    """Return the state after a round of the plan in which workers leave one round later."""
     state = with_history(within_limits(state, now), now)
-    machines = {one.id: one for one in state.machines}
-    workers = {one.name: one for one in state.workers if one.name not in state.draining}
-    draining: dict[str, str | None] = {}
-    for number, action in enumerate(decide(state, now)):
-        match action:
-            case Launch(count=count):
-                for index in range(count):
-                    new = machine(f"n{now:.0f}-{number}-{index}")
-                    machines[new.id] = new
-            case StartWorker(machine_id, job_):
-                workers |= {(worker := on(machine_id, job_)).name: worker}
-            case StopWorker(name, _, successor):
-                draining[name] = successor
-            case Terminate(machine_id):
-                machines.pop(machine_id)
-    alive = [one for one in workers.values() if one.machine_id in machines]
-    return replace(
-        state,
-        machines=tuple(machines.values()),
-        nodes=frozenset(machines),
-        workers=tuple(alive),
-        draining={name: job for name, job in draining.items() if name in workers},
-    )
+    return carried_out(state, decide(state, now), now)
 
 
 demands = st.lists(

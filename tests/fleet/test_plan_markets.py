@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from support.fleets import NOW, job, machine, observed, on
+from support.fleets import NOW, carried_out, job, machine, observed, on
 
 from vcasgd.fleet.observed import Market, ObservationTimes, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import (
@@ -291,7 +291,9 @@ class Swinging:
         now = NOW
         while now < NOW + seconds:
             state = with_history(self._priced(state, now), now)
-            state = self._carried_out(state, decide(state, now), now)
+            actions = decide(state, now)
+            self.moved += sum(isinstance(action, StopWorker) for action in actions)
+            state = carried_out(state, actions, now)
             now += step
 
     def _price(self, zone: str, now: float) -> float:
@@ -304,29 +306,6 @@ class Swinging:
             state,
             pools=(pool(*(offer(zone, price) for zone, price in prices.items())),),
             machines=tuple(replace(one, price_per_hour=prices[one.zone]) for one in state.machines),
-        )
-
-    def _carried_out(self, state: Observed, actions: list[Action], now: float) -> Observed:
-        machines = {one.id: one for one in state.machines}
-        workers = {worker.name: worker for worker in state.workers}
-        for action in actions:
-            match action:
-                case Launch(count=count, zone=zone):
-                    for index in range(count):
-                        one = machine(f"{now}-{zone}-{index}", zone=zone or "", age=NOW - now)
-                        machines[one.id] = one
-                case StartWorker(machine_id=id_, job=name):
-                    workers[f"{name}@{id_}"] = on(id_, name)
-                case StopWorker(name=name):
-                    del workers[name]
-                    self.moved += 1
-                case Terminate(machine_id=id_):
-                    del machines[id_]
-        return replace(
-            state,
-            machines=tuple(machines.values()),
-            nodes=frozenset(machines),
-            workers=tuple(workers.values()),
         )
 
 

@@ -9,10 +9,10 @@ from itertools import permutations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.fleets import LIMITS, NOW, job, machine, observed, on, selling
+from support.fleets import LIMITS, NOW, carried_out, job, machine, observed, on, selling
 
 from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, PoolStatus, with_history
-from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide, make_plan
+from vcasgd.fleet.plan import StopWorker, decide, make_plan
 
 ROUND_SECONDS = 30.0
 #: Rounds without a loss or a change after which machines must no longer move.
@@ -38,7 +38,6 @@ class Fleet:
     state: Observed
     now: float = NOW
     takings: list[Taking] = field(default_factory=list)
-    launched: int = 0
 
     def counts(self) -> Counter[str]:
         return Counter(each.job for each in self.state.workers)
@@ -62,38 +61,14 @@ class Fleet:
         self.now += ROUND_SECONDS
         self.state = with_history(self.state, self.now)
         actions = decide(self.state, self.now)
-        machines = {one.id: one for one in self.state.machines}
         workers = {one.name: one for one in self.state.workers}
-        for name in self.state.draining:
-            workers.pop(name, None)
-        draining: dict[str, str | None] = {}
         for action in actions:
-            match action:
-                case Launch(pool=pool, count=count):
-                    for _ in range(count):
-                        self.launched += 1
-                        new = machine(f"n{self.launched:04}", pool=pool)
-                        machines[new.id] = new
-                case StartWorker(machine_id, job_):
-                    assert machine_id not in {one.machine_id for one in workers.values()}
-                    workers |= {(worker := on(machine_id, job_)).name: worker}
-                case StopWorker(name, reason, successor):
-                    draining[name] = successor
-                    if successor is not None:
-                        one = workers[name]
-                        least = reason.endswith("minimum")
-                        self.takings.append(
-                            Taking(one.machine_id, one.job, successor, self.now, least)
-                        )
-                case Terminate(machine_id):
-                    del machines[machine_id]
-        self.state = replace(
-            self.state,
-            machines=tuple(machines.values()),
-            nodes=frozenset(machines),
-            workers=tuple(one for one in workers.values() if one.machine_id in machines),
-            draining=draining,
-        )
+            if isinstance(action, StopWorker) and action.successor is not None:
+                one, least = workers[action.name], action.reason.endswith("minimum")
+                self.takings.append(
+                    Taking(one.machine_id, one.job, action.successor, self.now, least)
+                )
+        self.state = carried_out(self.state, actions, self.now)
         self._check_limits()
 
     def _check_limits(self) -> None:

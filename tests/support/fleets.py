@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from vcasgd.fleet.observed import (
     WorkerView,
     with_history,
 )
+from vcasgd.fleet.plan import Action, Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.providers.base import Machine, MachineState, Offer
 
 NOW = 10_000.0
@@ -89,3 +91,38 @@ def remembered(state: Observed) -> Observed:
         return fresh
     joined = {**fresh.history.joined, **state.history.joined}
     return replace(fresh, history=replace(fresh.history, joined=joined))
+
+
+def carried_out(state: Observed, actions: Iterable[Action], now: float) -> Observed:
+    """Return the fleet after the actions: new machines have joined, and workers that were asked to
+    leave are there for one more round.
+    """
+    machines = {one.id: one for one in state.machines}
+    workers = {
+        worker.name: worker
+        for worker in state.workers
+        if worker.alive and worker.name not in state.draining
+    }
+    draining: dict[str, str | None] = {}
+    for number, action in enumerate(actions):
+        match action:
+            case Launch(pool=pool, count=count, zone=zone):
+                for index in range(count):
+                    id_ = f"n{now:.0f}-{number}-{index}"
+                    machines[id_] = machine(id_, pool=pool, zone=zone, age=NOW - now)
+            case StartWorker(machine_id, job_):
+                assert machine_id not in {worker.machine_id for worker in workers.values()}
+                worker = on(machine_id, job_)
+                workers[worker.name] = worker
+            case StopWorker(name, _, successor):
+                draining[name] = successor
+            case Terminate(machine_id):
+                del machines[machine_id]
+    living = {name: each for name, each in workers.items() if each.machine_id in machines}
+    return replace(
+        state,
+        machines=tuple(machines.values()),
+        nodes=frozenset(machines),
+        workers=tuple(living.values()),
+        draining={name: successor for name, successor in draining.items() if name in living},
+    )
