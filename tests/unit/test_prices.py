@@ -39,6 +39,19 @@ def test_google_spot_prices_are_in_the_table() -> None:
     assert 0 < price.spot < price.on_demand
 
 
+@pytest.mark.parametrize(
+    ("kind", "gpus", "on_demand"),
+    [("g2-standard-4", 1, 0.70683), ("a2-highgpu-8g", 8, 29.38708), ("a3-highgpu-8g", 8, 87.83246)],
+)
+def test_google_types_with_gpus(kind: str, gpus: int, on_demand: float) -> None:
+    """Their prices, from a source of their own, contain those of the GPUs."""
+    price = PriceTable.load("gcp").price("us-central1", kind)
+    assert (price.gpus, price.on_demand) == (gpus, on_demand)
+    assert price.spot is not None
+    assert 0.2 < price.spot / price.on_demand < 0.6
+    assert "SkyPilot" in price.source
+
+
 @pytest.mark.parametrize("cloud", ["aws", "gcp"])
 def test_every_packaged_type_has_its_processors(cloud: str) -> None:
     table = PriceTable.load(cloud)

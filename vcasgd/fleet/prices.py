@@ -88,7 +88,7 @@ class PriceTable:
         Raises :class:`~vcasgd.errors.SpecError`.
         """
         overriding = _override(override).get(cloud)
-        return cls(cloud, [table for table in (overriding, _bundled(cloud)) if table is not None])
+        return cls(cloud, [*([overriding] if overriding else []), *_bundled(cloud)])
 
     def price(self, region: str, machine_type: str) -> ListPrice:
         """Return the price of a type in a region.
@@ -144,9 +144,13 @@ class PriceTable:
 
 
 @cache
-def _bundled(cloud: str) -> _Table:
-    text = (importlib.resources.files(__package__) / "data" / f"prices-{cloud}.json").read_text()
-    return _Table.model_validate(json.loads(text))
+def _bundled(cloud: str) -> list[_Table]:
+    """Return the tables in the package, one for each source."""
+    folder = importlib.resources.files(__package__) / "data"
+    texts = [
+        file.read_text() for file in folder.iterdir() if file.name.startswith(f"prices-{cloud}")
+    ]
+    return [_Table.model_validate(json.loads(text)) for text in texts]
 
 
 def _override(path: Path | None) -> dict[str, _Table]:
