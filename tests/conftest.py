@@ -15,12 +15,7 @@ from support.waiting import await_truth
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-pytest_plugins = [
-    "support.api_fixtures",
-    "support.cloud_fixtures",
-    "support.process_fixtures",
-    "support.store_fixtures",
-]
+pytest_plugins = ["support.fixtures"]
 
 TESTS = Path(__file__).parent
 #: Files and folders that start a stack with Ray and machines. One process runs them one after the

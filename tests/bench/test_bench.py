@@ -13,26 +13,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from support.processes import processes_of
 from support.servers import KINDS, require_binary
 from support.waiting import PATIENCE
 
 ARGV = [sys.executable, "-m", "benchmarks.measure", "store", "--size-mb", "1", "--json"]
-
-
-def processes_under(folder: Path) -> list[str]:
-    """Return the command lines of processes that use files in a folder."""
-    processes = []
-    for process in psutil.process_iter():
-        try:
-            argv = process.cmdline()
-            environment = process.environ()
-        except psutil.Error:
-            continue
-        if process.pid != os.getpid() and str(folder) in f"{argv} {environment}":
-            processes.append(" ".join(argv))
-    return processes
 
 
 def temporary(folder: Path, **more: str) -> dict[str, str]:
@@ -92,7 +78,7 @@ def test_bench_store_reports_all_figures_and_cleans_up(
         assert each["baseline_mb"] > 0
         assert 0 < each["resident_min_mb"] <= each["resident_max_mb"]
     # And no process and no file is left
-    assert processes_under(folder) == []
+    assert processes_of(folder) == []
     assert list(folder.iterdir()) == []
 
 
@@ -114,7 +100,7 @@ def test_interrupted_measurement_cleans_up(folder: Path, eventually: Callable[..
 
         # Then it exits with the status for the signal, and nothing is left
         assert process.wait(PATIENCE) == 128 + signal.SIGINT
-        assert processes_under(folder) == []
+        assert processes_of(folder) == []
         assert list(folder.iterdir()) == []
     finally:
         process.kill()

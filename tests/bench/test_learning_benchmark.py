@@ -206,20 +206,6 @@ def test_data_parallelism_makes_the_step_of_the_common_batch(modules: Any) -> No
     assert weight["weight"] == pytest.approx(4.0)
 
 
-def test_machines_share_a_common_batch(modules: Any) -> None:
-    parts = [modules.plain.part_of([5, 6, 7, 8, 9], rank, machines=2) for rank in (0, 1)]
-
-    assert parts == [[5, 6], [7, 8, 9]]
-    assert modules.plain.part_of([5], 0, machines=2) == [5], "no machine is without a sample"
-
-
-def test_divergence_of_the_plain_loop_is_a_result(modules: Any) -> None:
-    training = modules.plain.train(Line(), 50, seed=0, rate=1e6)
-
-    assert training.divergence.startswith("the loss is")
-    assert len(training.points) < 50
-
-
 # -- real processes ----------------------------------------------------------------------------
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
+from support.processes import is_alive
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 MODULES = (
@@ -170,13 +170,6 @@ def test_killed_machines_are_replaced_and_none_is_left(
     ]
     assert len(children) == 4
     assert not any(is_alive(child) for child in children)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 # -- results and report ------------------------------------------------------------------------

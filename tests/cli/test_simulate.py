@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from vcasgd.cli import app
@@ -16,13 +14,7 @@ JOB = str(Path(__file__).parents[2] / "examples" / "digits" / "job.yaml")
 SHORT = ["--set", "epochs=1", "--set", "subtasks_per_epoch=15", "--set", "update.rule=vc-asgd"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Use one thread; batches this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_simulate_trains_a_job() -> None:

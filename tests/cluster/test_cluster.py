@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.ports import free_port
+from support.processes import is_alive
 from support.ray_rig import (
     HEARTBEAT,
     HOST,
@@ -23,7 +24,6 @@ from support.ray_rig import (
     TOKEN,
     Driver,
     Rig,
-    alive,
     assert_works,
     session,
     start_worker,
@@ -166,7 +166,7 @@ def test_worker_starts_once_and_stops(
                        for command in commands)  # fmt: skip
 
     driver.stop(machine)
-    await_truth(lambda: not alive(pid))
+    await_truth(lambda: not is_alive(pid))
     assert driver.state(machine) is None
     driver.stop(machine)
 
@@ -191,7 +191,7 @@ def test_workers_that_end_are_reported_and_start_again(
 
     # Nor does it survive the process that runs the workers of its machine
     os.kill(runner(rig, machine), signal.SIGKILL)
-    await_truth(lambda: not alive(again))
+    await_truth(lambda: not is_alive(again))
     await_truth(lambda: not driver.state(machine))
     assert start_worker(rig, driver, machine) != again
 
@@ -264,7 +264,7 @@ def test_workers_survive_their_head_and_are_found_again(
         assert successor.state(machine)
         assert_works(rig, machine, pid)
     successor.stop(machines[0])
-    await_truth(lambda: not alive(pids[machines[0]]))
+    await_truth(lambda: not is_alive(pids[machines[0]]))
     start_worker(rig, successor, machines[0])
 
 
@@ -278,7 +278,7 @@ def test_worker_ends_with_its_node(
 
     os.kill(rig.processes[node].pid, signal.SIGKILL)
 
-    await_truth(lambda: not alive(pid))
+    await_truth(lambda: not is_alive(pid))
 
 
 @pytest.mark.extended

@@ -20,15 +20,14 @@ from vcasgd.task.task import Task, load_task
 EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface"
 
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 @pytest.fixture(autouse=True)
-def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use one thread, and let trainers write into a folder of their own."""
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let trainers write into a folder of their own."""
     pytest.importorskip("transformers", reason="needs the extra huggingface")
     monkeypatch.chdir(tmp_path)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def example(**args: Any) -> Task:

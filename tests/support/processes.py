@@ -1,9 +1,11 @@
-"""Reads of processes that may end at any moment."""
+"""Processes that may end at any moment."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -17,4 +19,22 @@ def read_each(processes: Iterable[psutil.Process], read: Callable[[psutil.Proces
     for process in processes:
         with suppress(psutil.NoSuchProcess, FileNotFoundError):
             found.append(read(process))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Return True if a process runs, and is no zombie."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Return the other processes that have a folder in their arguments or environment."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = [*process.cmdline(), *process.environ().values()]
+            if process.pid != os.getpid() and any(str(folder) in word for word in words):
+                found.append(process)
     return found

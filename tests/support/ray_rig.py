@@ -20,6 +20,7 @@ import psutil
 from support.fleet_records import PACKAGE, job_spec
 from support.harness import die_with_parent
 from support.ports import free_port
+from support.processes import is_alive
 from support.waiting import PATIENCE, await_truth
 from vcasgd.cluster import Cluster, node_command
 from vcasgd.cluster.head import head_command
@@ -249,12 +250,6 @@ def kill_session(leader: int) -> None:
                 process.kill()
 
 
-def alive(pid: int) -> bool:
-    with suppress(psutil.Error):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def start_worker(rig: Rig, driver: Driver, machine: str) -> int:
     """Start a worker on a machine, and return its process."""
     await_truth(lambda: driver.has(machine))
@@ -269,4 +264,4 @@ def assert_works(rig: Rig, machine: str, pid: int, seconds: float = 0.0) -> None
     began = time.time()
     await_truth(lambda: (b := rig.beat(machine)) is not None and (b.at or 0.0) > began + seconds)
     assert rig.pid(machine) == pid
-    assert alive(pid)
+    assert is_alive(pid)

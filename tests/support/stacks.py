@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from support.processes import processes_of
 from vcasgd.settings import Settings
 from vcasgd.stack import PartState, StackHome, StackState, down, is_running, up
 from vcasgd.store.connection import RedisClient, connect
@@ -86,15 +87,7 @@ class StackHarness:
 
     def processes(self) -> list[psutil.Process]:
         """Return all processes that have this home in their arguments or environment."""
-        processes = []
-        for process in psutil.process_iter():
-            try:
-                words = [*process.cmdline(), *process.environ().values()]
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-            if process.pid != os.getpid() and any(str(self.home) in word for word in words):
-                processes.append(process)
-        return processes
+        return processes_of(self.home)
 
     def await_end(self) -> None:
         self.eventually(lambda: not self.processes() and not is_running(self.home))

@@ -7,7 +7,6 @@ read their data in every documented format.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,7 @@ from vcasgd.task.task import Task, load_task
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Use one thread; batches this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def task_of(name: str, **args: Any) -> Task:

@@ -9,18 +9,7 @@ import sys
 import pytest
 from support.harness import Harness
 
-from vcasgd.errors import SpecError
 from vcasgd.store.ledger.control import Control
-
-
-def test_the_first_cluster_claims_the_ledger(harness: Harness) -> None:
-    control = Control(harness.ledger.connection)
-    for _ in range(2):
-        control.claim("ours")
-
-    with pytest.raises(SpecError, match="belongs to cluster ours, not to theirs") as caught:
-        control.claim("theirs")
-    assert caught.value.field == "VCASGD_CLUSTER"
 
 
 @pytest.mark.parametrize("module", ["parameter_server.main", "controller", "api"])

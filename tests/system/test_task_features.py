@@ -17,7 +17,6 @@ from vcasgd.learning.encodings.rows import MIN_ROWS, Table, tables_of
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.setup import best_device
 
 SAMPLES, STEPS = 8, 2
 DELTA = {"rule": "async-local-sgd"}
@@ -97,31 +96,7 @@ def test_mixed_precision_in_the_loss_leaves_parameters_and_updates_float32(devic
     torch.testing.assert_close(mixed.update, exact.update, rtol=0.05, atol=0.01)
 
 
-@pytest.mark.parametrize(("gpu", "device"), [(True, "cuda"), (False, "cpu")])
-def test_a_worker_uses_a_gpu_if_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, gpu: bool, device: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-
-    assert best_device() == device
-
-
 # --- the optimizer -----------------------------------------------------------------------------
-
-
-def test_weight_decay_is_a_part_of_the_difference() -> None:
-    class Decaying(Plain):
-        def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-            return torch.optim.SGD(parameters, lr=0.1, weight_decay=0.5)
-
-        def loss(self, model: nn.Module, batch: Any) -> Tensor:
-            loss: Tensor = 0 * model(batch[0]).sum()
-            return loss
-
-    base, trained = first(learner_of(Decaying()))
-
-    # Each step subtracts lr · decay = 5 %.
-    torch.testing.assert_close(trained.update, base.floats * (0.95**STEPS - 1))
 
 
 class Table256(Plain):

@@ -34,13 +34,6 @@ def test_links_and_anchors_exist(page: Path) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize("folder", ["adr", "how-to"])
-def test_index_lists_all_pages_of_a_folder(folder: str) -> None:
-    text = (ROOT / "docs/README.md").read_text()
-    assert [page.name for page in PAGES if page.parent == ROOT / "docs" / folder
-            and f"({folder}/{page.name})" not in text] == []  # fmt: skip
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_in_pages_exist(page: Path) -> None:
     paths = re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|lua|ts|tsx|yaml|tf))(?:`|::)", page.read_text())

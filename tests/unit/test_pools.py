@@ -100,19 +100,6 @@ def test_duplicate_name() -> None:
         parse_pools({"pools": [AWS, AWS]})
 
 
-@pytest.mark.parametrize("text", ["pools: [", "\tpools", "pools: 3"])
-def test_invalid_file_is_named(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "pools.yaml"
-    path.write_text(text)
-    with pytest.raises(SpecError, match=r"pools\.yaml"):
-        load_pools(path)
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="can't be read"):
-        load_pools(tmp_path / "nowhere.yaml")
-
-
 SPOT = PoolStatus("spot")
 CLEARED_SPOT = PoolStatus("cleared-spot", labels=frozenset({"secret", "eu"}))
 CLEARED = PoolStatus("cleared", spot=False, labels=frozenset({"secret"}))

@@ -103,8 +103,3 @@ def test_invalid_file_is_named(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(SpecError, match=r"prices\.yaml") as caught:
         PriceTable.load("aws", path)
     assert words in str(caught.value)
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="can't be read"):
-        PriceTable.load("aws", tmp_path / "nowhere.yaml")

@@ -182,12 +182,6 @@ def test_layouts_of_later_versions_are_refused() -> None:
         Layout.from_json(text)
 
 
-def test_a_module_without_state() -> None:
-    layout = Layout.of(nn.ReLU())
-
-    assert (layout.entries, layout.parameters, layout.floats, layout.integers) == ((), 0, 0, 0)
-
-
 def test_complex_state_is_an_error_that_names_it() -> None:
     net = nn.Module()
     net.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -115,16 +115,15 @@ MALFORMED = RepetitionResult(outcome="malformed", why="the state before the inte
 UNABLE = RepetitionResult(outcome="unable", why="no memory")
 
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ONE_IN", 1)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(reports, "TUNED_SECONDS", 0.0)
     monkeypatch.setattr(shard_module, "VIEW_SECONDS", 0.0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,13 +22,12 @@ OWNERS = ("alice", "bob", "carol", "mallory")
 BEFORE, AFTER = WINDOW + 8, WINDOW
 
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "TUNED_SECONDS", 0.0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Strangers:
