@@ -13,24 +13,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from vcasgd.errors import (
-    ApiError,
-    CheckpointDamaged,
-    Conflict,
-    Forbidden,
-    NotFound,
-    Overloaded,
-    PackageError,
-    SpecError,
-    StorageUnavailable,
-    StoreFull,
-    StoreUnavailable,
-    Unauthorized,
-    VcasgdError,
-    VersionDiffers,
-)
+from vcasgd.errors import ApiError, NotFound, SpecError, VcasgdError
 from vcasgd.logging import bound, request_id
-from vcasgd.schemas.service import Problem
+from vcasgd.schemas.service import PROBLEMS, Problem
 
 log = logging.getLogger(__name__)
 
@@ -44,21 +29,6 @@ SCOPE_KEY = "vcasgd.request"
 #: Seconds after which a client should retry after a 429 or a 503.
 RETRY_SECONDS = 1
 
-#: Status and type by class, subclasses first. Any other class is an internal error.
-_KINDS: tuple[tuple[type[VcasgdError], int, str], ...] = (
-    (SpecError, 422, "invalid-request"),
-    (PackageError, 422, "invalid-package"),
-    (Unauthorized, 401, "unauthorized"),
-    (Forbidden, 403, "forbidden"),
-    (NotFound, 404, "not-found"),
-    (VersionDiffers, 409, "version-differs"),
-    (Conflict, 409, "conflict"),
-    (Overloaded, 503, "overloaded"),
-    (StoreUnavailable, 503, "store-unavailable"),
-    (StoreFull, 507, "store-full"),
-    (StorageUnavailable, 503, "storage-unavailable"),
-    (CheckpointDamaged, 500, "checkpoint-damaged"),
-)
 _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     429: {"Retry-After": str(RETRY_SECONDS)},
@@ -77,7 +47,7 @@ def problem_response(error: VcasgdError) -> Response:
 
 
 def _classify(error: VcasgdError) -> tuple[int, str | None]:
-    for error_class, status, name in _KINDS:
+    for name, error_class, status in PROBLEMS:
         if isinstance(error, error_class):
             return status, name
     if isinstance(error, ApiError) and error.status:

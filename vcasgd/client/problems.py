@@ -10,35 +10,15 @@ from typing import Any
 
 import httpx
 
-from vcasgd.errors import (
-    ApiError,
-    CheckpointDamaged,
-    Conflict,
-    Forbidden,
-    NotFound,
-    PackageError,
-    SpecError,
-    Unauthorized,
-    VcasgdError,
-    VersionDiffers,
-)
+from vcasgd.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized, VcasgdError
+from vcasgd.schemas.service import PROBLEMS
 
-#: Error classes by the last part of a problem's ``type``.
-_BY_TYPE: dict[str, type[VcasgdError]] = {
-    "invalid-request": SpecError,
-    "invalid-package": PackageError,
-    "checkpoint-damaged": CheckpointDamaged,
-    "unauthorized": Unauthorized,
-    "forbidden": Forbidden,
-    "not-found": NotFound,
-    "conflict": Conflict,
-    "version-differs": VersionDiffers,
-}
+#: Error classes by the last part of a problem's ``type``. What may work later is an `ApiError`.
+_BY_TYPE = {name: error_class for name, error_class, status in PROBLEMS if status not in (503, 507)}
+#: For answers without a document.
 _BY_STATUS: dict[int, type[VcasgdError]] = {
-    401: Unauthorized,
-    403: Forbidden,
-    404: NotFound,
-    409: Conflict,
+    error_class.default_status: error_class
+    for error_class in (Unauthorized, Forbidden, NotFound, Conflict)
 }
 #: Status of a request that was not sent, because the API's certificate is not trusted.
 UNTRUSTED = 495

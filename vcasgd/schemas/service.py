@@ -6,6 +6,21 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
+from vcasgd.errors import (
+    CheckpointDamaged,
+    Conflict,
+    Forbidden,
+    NotFound,
+    Overloaded,
+    PackageError,
+    SpecError,
+    StorageUnavailable,
+    StoreFull,
+    StoreUnavailable,
+    Unauthorized,
+    VcasgdError,
+    VersionDiffers,
+)
 from vcasgd.schemas.base import RequestBody, Schema
 from vcasgd.spec.access import Lifetime, MachineLimit, PoolName, Scope, TokenName
 
@@ -36,6 +51,24 @@ class SignInView(Schema):
     signed_in: Literal[True] = True
     cluster: str
     version: str
+
+
+#: Type of a problem document, class of its error, and status; subclasses first. Any other error is
+#: an internal one.
+PROBLEMS: tuple[tuple[str, type[VcasgdError], int], ...] = (
+    ("invalid-request", SpecError, 422),
+    ("invalid-package", PackageError, 422),
+    ("unauthorized", Unauthorized, 401),
+    ("forbidden", Forbidden, 403),
+    ("not-found", NotFound, 404),
+    ("version-differs", VersionDiffers, 409),
+    ("conflict", Conflict, 409),
+    ("overloaded", Overloaded, 503),
+    ("store-unavailable", StoreUnavailable, 503),
+    ("store-full", StoreFull, 507),
+    ("storage-unavailable", StorageUnavailable, 503),
+    ("checkpoint-damaged", CheckpointDamaged, 500),
+)
 
 
 class Problem(Schema):
