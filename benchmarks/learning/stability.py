@@ -30,8 +30,7 @@ from rows import Row, code, package_code
 from vcasgd.fleet.presence import always
 from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.spec.job import JobSpec
-from vcasgd.spec.stability import LIMIT
-from vcasgd.spec.update import RULES
+from vcasgd.spec.update import LIMIT, RULES
 
 RESULTS = HERE.parent / "results" / "stability.jsonl"
 EXAMPLES = HERE.parents[1] / "examples"

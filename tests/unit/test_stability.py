@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from vcasgd.spec.job import JobSpec
-from vcasgd.spec.stability import LIMIT, LOSSES, unstable_settings
-from vcasgd.spec.update import RULES
+from vcasgd.spec.update import LIMIT, LOSSES, RULES, unstable_settings
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "stability.jsonl"
 Row = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 from vcasgd.cli.output import err
 from vcasgd.errors import SpecError
 from vcasgd.spec.job import CHANGEABLE, JobSpec, load_job_mapping
-from vcasgd.spec.stability import unstable_settings
+from vcasgd.spec.update import unstable_settings
 from vcasgd.spec.yaml import parse
 
 

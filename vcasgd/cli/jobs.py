@@ -31,7 +31,7 @@ from vcasgd.cli.output import (
 )
 from vcasgd.client import Client
 from vcasgd.schemas.history import EventRow, LogRow
-from vcasgd.schemas.jobs import JobView, TrafficView, TunedView
+from vcasgd.schemas.jobs import JobView, TunedView
 from vcasgd.settings import load_settings
 from vcasgd.spec.sections import TrackerKind
 
@@ -331,12 +331,9 @@ def _tuned(tuned: TunedView) -> Iterator[str]:
         yield f"up to {max(more)} learners per machine"
 
 
-def _traffic(traffic: TrafficView) -> str:
-    return f"{size(traffic.pushed_bytes)} pushed, {size(traffic.fetched_bytes)} fetched"
-
-
 def _facts(view: JobView) -> list[tuple[str, object]]:
-    progress, totals = view.progress, view.totals
+    progress, totals, traffic = view.progress, view.totals, view.traffic
+    moved = f"{size(traffic.pushed_bytes)} pushed, {size(traffic.fetched_bytes)} fetched"
     return [
         ("job", view.id),
         ("state", f"{view.state}{f': {view.reason}' if view.reason else ''}"),
@@ -352,7 +349,7 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("updates", totals.updates),
         ("staleness", f"mean {totals.staleness_mean:.2f}, max {totals.staleness_max}"),
         ("rejected", totals.rejected or None),
-        ("traffic", _traffic(view.traffic)),
+        ("traffic", moved),
         ("samples", f"{progress.samples_applied} applied, {progress.samples_repeated} repeated"),
         ("machines", f"{view.evictions} evicted, {view.kills} killed"),
         ("store nodes", view.store_nodes),

@@ -32,7 +32,7 @@ from vcasgd.schemas.jobs import (
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec, JobState, load_job_mapping
 from vcasgd.spec.problems import spec_errors
-from vcasgd.spec.stability import unstable_settings
+from vcasgd.spec.update import unstable_settings
 from vcasgd.storage.checkpoints import Checkpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.ledger.control import Control
