@@ -124,6 +124,22 @@ class SnapshotIndex:
             pipe.hdel(self._keys.pins, name)
             pipe.execute()
 
+    def still_has(self, name: str, version: int) -> bool:
+        """Return True if a version is pinned under a name, or present; then request the pin.
+
+        A shard without any snapshot counts as True: its parameter server is about to restore it.
+        """
+        pinned = self.pinned(name)
+        if pinned is not None and pinned.meta.version == version:
+            return True
+        try:
+            present = self.version()
+        except SnapshotMissing:
+            return True
+        if present == version:
+            self.request_pin(name)
+        return present == version
+
     def delete_all(self) -> int:
         """Delete all keys of this shard, and return their number."""
         return self._unlink(self._scan(""))
@@ -225,24 +241,8 @@ class ModelPins:
         return PinnedSnapshots(whole, names)
 
     def still_there(self, name: str, versions: tuple[int, ...]) -> bool:
-        """Return True if these versions are pinned or present; request the pin of a present one.
-
-        A shard without any snapshot counts as True: its parameter server is about to restore it.
-        """
+        """Return True if all shards still have these versions."""
         return all(
-            _still_there(shard, name, version)
+            shard.still_has(name, version)
             for shard, version in zip(self._indexes, versions, strict=True)
         )
-
-
-def _still_there(shard: SnapshotIndex, name: str, version: int) -> bool:
-    pinned = shard.pinned(name)
-    if pinned is not None and pinned.meta.version == version:
-        return True
-    try:
-        present = shard.version()
-    except SnapshotMissing:
-        return True
-    if present == version:
-        shard.request_pin(name)
-    return present == version
