@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from support.fleet_records import NOW, machine
 
-from vcasgd.controller.fleet.launch_history import BACKOFF_SECONDS, QUOTA_SECONDS, LaunchHistory
+from vcasgd.controller.fleet.cloud_calls import BACKOFF_SECONDS, QUOTA_SECONDS, LaunchHistory
 from vcasgd.errors import (
     CloudDenied,
     CloudUnavailable,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import queue
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from typing import Any, TypeVar
 
 from vcasgd.cluster.commands import (
@@ -23,6 +23,7 @@ from vcasgd.cluster.commands import (
 )
 from vcasgd.cluster.runner import Runner
 from vcasgd.errors import ClusterError
+from vcasgd.threads import DaemonThreads
 
 T = TypeVar("T")
 
@@ -201,21 +202,14 @@ def _bounded(what: str, timeout: float, call: Callable[[], T]) -> T:
     Ray waits for a dead head inside its library, where nothing can interrupt it. Such a call stays
     in its thread, which ends with the process at the latest.
     """
-    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            answers.put((call(), None))
-        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
-            answers.put((None, error))
-
-    threading.Thread(target=run, name=f"ray: {what}", daemon=True).start()
-    try:
-        answer, error = answers.get(timeout=timeout)
-    except queue.Empty:
-        raise ClusterError(f"can't {what}: Ray does not answer in {timeout:g} s") from None
+    future = DaemonThreads(1, f"ray: {what}").submit(call)
+    wait([future], timeout)
+    if not future.done():
+        raise ClusterError(f"can't {what}: Ray does not answer in {timeout:g} s")
+    error = future.exception()
     if error is None:
-        return answer  # type: ignore[return-value]
+        answer: T = future.result()
+        return answer
     if isinstance(error, ClusterError):
         raise error
     raise ClusterError(f"can't {what}: {error}") from error

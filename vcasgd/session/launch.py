@@ -11,13 +11,8 @@ import torch
 
 from vcasgd.errors import SpecError
 
-_SHARDED = "it shards a model over processes that wait for each other"
-#: Ways to run an ``Accelerator`` that a job can't follow: why, and what to do.
-_REFUSED = {
-    "DEEPSPEED": (_SHARDED, "run `accelerate config` without DeepSpeed"),
-    "FSDP": (_SHARDED, "run `accelerate config` without FSDP"),
-    "MEGATRON_LM": (_SHARDED, "run `accelerate config` without Megatron-LM"),
-}
+#: Ways to run an ``Accelerator`` that shard a model, and their names.
+_SHARDED = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP", "MEGATRON_LM": "Megatron-LM"}
 
 
 def check_launch() -> None:
@@ -73,9 +68,9 @@ def _check_accelerator() -> None:
 
     state: Any = AcceleratorState()
     kind = state.distributed_type.value
-    if kind in _REFUSED:
-        why, remedy = _REFUSED[kind]
-        raise _refused(kind, why, remedy)
+    if kind in _SHARDED:
+        why = "it shards a model over processes that wait for each other"
+        raise _refused(kind, why, f"run `accelerate config` without {_SHARDED[kind]}")
     if accumulation_steps() > 1 and not GradientState().sync_with_dataloader:
         raise _refused(
             "sync_with_dataloader=False",

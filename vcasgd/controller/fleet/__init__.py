@@ -10,9 +10,8 @@ One round of ``loop``:
 ``fleet`` has what the rounds share:
 
 ``pools``            pools and their providers
-``cloud_calls``      calls to clouds on threads
+``cloud_calls``      calls to clouds on threads, and how markets answered
 ``cloud_cache``      machines and prices, as providers reported them last
-``launch_history``   how markets answered
 ``workplaces``       the machines that run workers, what they report, and their orders
 ``demands``          what jobs ask for, and which pools may see their data
 ``costs``            what machines cost which job, and how fast they are

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.cloud_cache import CloudCache
-from vcasgd.controller.fleet.cloud_calls import CloudCalls
+from vcasgd.controller.fleet.cloud_calls import CloudCalls, LaunchHistory
 from vcasgd.controller.fleet.costs import CostLedger, Speeds
 from vcasgd.controller.fleet.demands import ClearancePolicy
-from vcasgd.controller.fleet.launch_history import LaunchHistory
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.fleet.providers.base import Machine

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from vcasgd.cluster import Cluster
+from vcasgd.controller.fleet.cloud_calls import BACKOFF_SECONDS
 from vcasgd.controller.fleet.fleet import Fleet
-from vcasgd.controller.fleet.launch_history import BACKOFF_SECONDS
 from vcasgd.controller.fleet.learners import Learners
 from vcasgd.controller.fleet.machines import MachineActuator
 from vcasgd.controller.fleet.observe import Observer

@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 from vcasgd.cluster import WORKER_MODULES, node_command
-from vcasgd.controller.fleet.cloud_calls import CallKind, NotLeading
+from vcasgd.controller.fleet.cloud_calls import FAILED_BOOT_SECONDS, CallKind, NotLeading
 from vcasgd.controller.fleet.fleet import Fleet
-from vcasgd.controller.fleet.launch_history import FAILED_BOOT_SECONDS
 from vcasgd.errors import FleetError
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame, Launch, Terminate, market_name
