@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.counted_job import client_of
-from support.harness import AUDIT_TASK
+from support.counted_job import CountedJob, client_of
 
 from vcasgd.client import Client
 from vcasgd.settings import Settings
-from vcasgd.spec.job import JobSpec
 
 pytestmark = pytest.mark.extended
 
@@ -30,19 +28,15 @@ def test_machine_with_a_mostly_waiting_learner_gets_a_second_one(
     client: Client, eventually: Eventually, tmp_path: Path
 ) -> None:
     # Given a job that waits in each local step, and that allows two learners
-    spec = {
-        "name": "learners",
-        "task": "audit:Audit",
-        "working_dir": str(AUDIT_TASK),
-        "args": {"samples": 1000, "batch_size": 5, "step_seconds": 0.1},
-        "epochs": 1000,
-        "subtasks_per_epoch": 10,
-        "push_every": 10,
-        "update": {"rule": "async-local-sgd", "eta": 1.0},
-        "workers": {"min": 1, "max": 1},
-        "tuning": {"learners_per_machine": 2},
-    }
-    job = client.submit_directory(JobSpec.parse(spec)).id
+    job = CountedJob(
+        client,
+        tmp_path,
+        1000,
+        step_seconds=0.1,
+        push_every=10,
+        workers={"min": 1, "max": 1},
+        tuning={"learners_per_machine": 2},
+    ).id
 
     # When the first one has been measured
     eventually(lambda: 2 in client.job(job).tuned.learners.values())
