@@ -46,12 +46,13 @@ class RepeatedJob:
         volunteers_env: Mapping[str, str] | None = None,
     ) -> None:
         self.harness, self.attack, self.epochs = harness, attack, epochs
-        self.begun = harness.home / "attack"
+        self.begun, self._hold = harness.home / "attack", harness.home / "hold"
+        self._hold.touch()
         harness.bind_workers("only the platform knows")
         self.job = harness.submit(
             TASKS,
             task="blobs:Blobs",
-            args={"samples": SAMPLES, "pause": PAUSE},
+            args={"samples": SAMPLES, "pause": PAUSE, "hold": str(self._hold)},
             epochs=epochs,
             subtasks_per_epoch=10,
             push_every=None,
@@ -80,6 +81,10 @@ class RepeatedJob:
     def attack_at(self, samples: int) -> None:
         self.await_samples(samples)
         self.begun.touch()
+
+    def release(self) -> None:
+        """Train as fast as possible until the end."""
+        self._hold.unlink()
 
     def refused_states(self) -> int:
         """Return how many updates didn't continue from the state before them."""
@@ -148,6 +153,8 @@ def _is_found(harness: Harness, attack: str, text: str, epochs: int = EPOCHS) ->
     job.attack_at(SAMPLES)
 
     # When one of its volunteers attacks from then on
+    await_truth(lambda: harness.events(job.job, "rolled-back"), timeout=4 * PATIENCE)
+    job.release()
     done = job.await_success()
 
     # Then it is named, by two repetitions

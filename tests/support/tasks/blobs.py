@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +22,17 @@ class Blobs(vcasgd.Task):
     batch_size = 16
 
     def __init__(
-        self, samples: int = 1600, learning_rate: float = 0.02, pause: float = 0.0
+        self,
+        samples: int = 1600,
+        learning_rate: float = 0.02,
+        pause: float = 0.0,
+        hold: str | None = None,
     ) -> None:
-        """``pause`` is the seconds that each local step takes at least."""
+        """``pause`` is the seconds that each local step takes at least, while ``hold`` exists."""
         self.samples = samples
         self.learning_rate = learning_rate
         self.pause = pause
+        self.hold = Path(hold) if hold is not None else None
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, CLASSES))
@@ -44,7 +50,8 @@ class Blobs(vcasgd.Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         points, labels = batch
-        time.sleep(self.pause)
+        if self.hold is None or self.hold.exists():
+            time.sleep(self.pause)
         return F.cross_entropy(model(points), labels)
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
