@@ -12,7 +12,7 @@ import google.auth.exceptions
 import pytest
 import requests
 from google.cloud import compute_v1
-from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_backend, sleeper
+from support.provider_backends import AwsBackend, GcpBackend, aws_backend, sleeper
 
 from vcasgd.errors import (
     CloudDenied,
@@ -27,7 +27,7 @@ from vcasgd.errors import (
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.aws import calls as aws_calls
 from vcasgd.fleet.providers.errors import refusal_of
-from vcasgd.fleet.providers.gcp import provider as gcp
+from vcasgd.fleet.providers.gcp import provider as compute
 from vcasgd.fleet.providers.gcp.provider import GcpProvider
 
 #: Codes in EC2's reference for these calls, and Spot's codes for a failed fleet.
@@ -86,12 +86,12 @@ def test_a_code_of_ec2(code: str, kind: type[FleetError]) -> None:
 
 @pytest.mark.parametrize(("code", "kind"), rows(COMPUTE_CODES))
 def test_a_code_of_compute_engine(code: str, kind: type[FleetError]) -> None:
-    assert type(refusal_of(gcp.CODES, code, "no")) is kind
+    assert type(refusal_of(compute.CODES, code, "no")) is kind
 
 
 def test_unknown_code_blames_the_cloud_only_if_the_cloud_does() -> None:
     for status, kind in ((418, InvalidRequest), (500, CloudUnavailable)):
-        for codes in (aws_calls.CODES, gcp.CODES):
+        for codes in (aws_calls.CODES, compute.CODES):
             assert type(refusal_of(codes, "Teapot", "short and stout", status=status)) is kind
 
 
@@ -134,7 +134,7 @@ def test_every_exception_of_google_s_libraries_is_mapped(kind: type[Exception]) 
         raise error
 
     with pytest.raises(FleetError):
-        gcp.attempt(fail, "pool")
+        compute.attempt(fail, "pool")
 
 
 # --- over HTTP --------------------------------------------------------------------------
@@ -143,12 +143,6 @@ def test_every_exception_of_google_s_libraries_is_mapped(kind: type[Exception]) 
 @pytest.fixture(scope="module")
 def aws() -> Iterator[AwsBackend]:
     with aws_backend() as backend:
-        yield backend
-
-
-@pytest.fixture
-def gcp_() -> Iterator[GcpBackend]:
-    with gcp_backend() as backend:
         yield backend
 
 
@@ -254,61 +248,61 @@ def test_no_notice_on_request_from_ec2(aws: AwsBackend) -> None:
     ],
 )
 def test_compute_engine_refuses(
-    gcp_: GcpBackend, path: str, reason: str, status: int, kind: type[FleetError]
+    gcp: GcpBackend, path: str, reason: str, status: int, kind: type[FleetError]
 ) -> None:
-    gcp_.compute.refuse(path, status, reason)
+    gcp.compute.refuse(path, status, reason)
     with pytest.raises(FleetError) as caught:
-        gcp_.provider().launch(gcp_.pool, 1, BOOT, "t1")
+        gcp.provider().launch(gcp.pool, 1, BOOT, "t1")
     assert type(caught.value) is kind
     assert caught.value.code == reason
-    assert not gcp_.compute.refusals, "the refusal was used"
-    assert gcp_.alive() == set()
+    assert not gcp.compute.refusals, "the refusal was used"
+    assert gcp.alive() == set()
 
 
 @pytest.mark.parametrize("code", ["STOCKOUT", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"])
-def test_operation_that_fails_for_capacity(gcp_: GcpBackend, code: str) -> None:
-    gcp_.compute.exhausted = dict.fromkeys(gcp_.zones, code)
+def test_operation_that_fails_for_capacity(gcp: GcpBackend, code: str) -> None:
+    gcp.compute.exhausted = dict.fromkeys(gcp.zones, code)
     with pytest.raises(NoCapacity) as caught:
-        gcp_.provider().launch(gcp_.pool, 1, BOOT, "t1")
-    assert (caught.value.code, caught.value.zone) == (code, gcp_.zones[-1])
+        gcp.provider().launch(gcp.pool, 1, BOOT, "t1")
+    assert (caught.value.code, caught.value.zone) == (code, gcp.zones[-1])
     # both zones, both types
-    assert sum("bulkInsert" in path for _, path in gcp_.compute.requests) == 4
+    assert sum("bulkInsert" in path for _, path in gcp.compute.requests) == 4
 
 
-def test_a_quota_ends_the_search(gcp_: GcpBackend) -> None:
-    gcp_.compute.exhausted = {gcp_.zones[0]: "QUOTA_EXCEEDED"}
+def test_a_quota_ends_the_search(gcp: GcpBackend) -> None:
+    gcp.compute.exhausted = {gcp.zones[0]: "QUOTA_EXCEEDED"}
     with pytest.raises(QuotaExceeded):
-        gcp_.provider().launch(gcp_.pool, 1, BOOT, "t1")
+        gcp.provider().launch(gcp.pool, 1, BOOT, "t1")
 
 
-def test_slow_operation_is_not_a_failure(gcp_: GcpBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gcp, "LAUNCH_SECONDS", 0.5)
-    gcp_.compute.operation_seconds = 5.0
-    granted = gcp_.provider().launch(gcp_.pool, 2, BOOT, "t1")
-    assert set(granted) == gcp_.alive()
+def test_slow_operation_is_not_a_failure(gcp: GcpBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "LAUNCH_SECONDS", 0.5)
+    gcp.compute.operation_seconds = 5.0
+    granted = gcp.provider().launch(gcp.pool, 2, BOOT, "t1")
+    assert set(granted) == gcp.alive()
 
 
-def test_a_preemption_on_request(gcp_: GcpBackend) -> None:
-    provider = gcp_.provider()
-    (id_,) = provider.launch(gcp_.pool, 1, BOOT, "t1")
+def test_a_preemption_on_request(gcp: GcpBackend) -> None:
+    provider = gcp.provider()
+    (id_,) = provider.launch(gcp.pool, 1, BOOT, "t1")
     provider.evict(id_)
     (one,) = provider.machines()
     assert one.state.value == "leaving"
-    (bought,) = provider.launch(gcp_.pool, 1, BOOT, "t2", spot=False)
+    (bought,) = provider.launch(gcp.pool, 1, BOOT, "t2", spot=False)
     with pytest.raises(FleetError, match="on-demand"):
         provider.evict(bought)
 
 
-def test_unreachable_compute_engine(gcp_: GcpBackend) -> None:
-    gcp_.url = "http://127.0.0.1:9"
+def test_unreachable_compute_engine(gcp: GcpBackend) -> None:
+    gcp.url = "http://127.0.0.1:9"
     with pytest.raises(CloudUnavailable):
-        gcp_.provider().machines()
+        gcp.provider().machines()
 
 
-def test_a_type_without_a_price_is_refused_at_once(aws: AwsBackend, gcp_: GcpBackend) -> None:
+def test_a_type_without_a_price_is_refused_at_once(aws: AwsBackend, gcp: GcpBackend) -> None:
     for make in (
         lambda: aws.provider(machine_types=["x9.huge"]),
-        lambda: GcpProvider("c", [gcp_.spec(machine_types=["x9"])], PriceTable.load("gcp")),
+        lambda: GcpProvider("c", [gcp.spec(machine_types=["x9"])], PriceTable.load("gcp")),
     ):
         with pytest.raises(SpecError, match="VCASGD_PRICES"):
             make()

@@ -96,8 +96,23 @@ class PriceTable:
         Raises :class:`~vcasgd.errors.SpecError` if no table has it, because a machine without a
         price wouldn't count against any budget.
         """
-        table = self._with_price(region, machine_type)
-        kind = self._kind(machine_type)
+        tables = (table for table in self._in(region) if machine_type in table.on_demand[region])
+        table = next(tables, None)
+        if table is None:
+            raise SpecError(
+                f"no known price for {machine_type} in {region}",
+                remedy=f"add it under {self._cloud}.on_demand.{region} to a file, and set "
+                "VCASGD_PRICES to its path",
+                field="machine_types",
+            )
+        kinds = (table.types[machine_type] for table in self._tables if machine_type in table.types)
+        kind = next(kinds, None)
+        if kind is None:
+            raise SpecError(
+                f"no known number of processors for {machine_type}",
+                remedy=f"add it under {self._cloud}.types to the file that VCASGD_PRICES names",
+                field="machine_types",
+            )
         return ListPrice(
             on_demand=table.on_demand[region][machine_type],
             spot=table.spot.get(region, {}).get(machine_type),
@@ -112,35 +127,12 @@ class PriceTable:
 
         An unknown type counts as the most expensive known one; 0 without any price in the region.
         """
-        tables = self._in(region)
-        for table in tables:
-            if machine_type in table.on_demand[region]:
-                return table.on_demand[region][machine_type]
-        return max((max(table.on_demand[region].values()) for table in tables), default=0.0)
+        prices = [table.on_demand[region] for table in self._in(region)]
+        known = [listed[machine_type] for listed in prices if machine_type in listed]
+        return known[0] if known else max((max(listed.values()) for listed in prices), default=0.0)
 
     def _in(self, region: str) -> list[_Table]:
         return [table for table in self._tables if table.on_demand.get(region)]
-
-    def _with_price(self, region: str, machine_type: str) -> _Table:
-        for table in self._in(region):
-            if machine_type in table.on_demand[region]:
-                return table
-        raise SpecError(
-            f"no known price for {machine_type} in {region}",
-            remedy=f"add it under {self._cloud}.on_demand.{region} to a file, and set "
-            "VCASGD_PRICES to its path",
-            field="machine_types",
-        )
-
-    def _kind(self, machine_type: str) -> _MachineType:
-        for table in self._tables:
-            if machine_type in table.types:
-                return table.types[machine_type]
-        raise SpecError(
-            f"no known number of processors for {machine_type}",
-            remedy=f"add it under {self._cloud}.types to the file that VCASGD_PRICES names",
-            field="machine_types",
-        )
 
 
 @cache

@@ -73,14 +73,10 @@ def boot_of(environment: Mapping[str, str]) -> Boot:
     Raises :class:`~vcasgd.errors.SpecError` if the environment isn't from a launch, and
     :class:`~vcasgd.errors.FleetError` if a service doesn't respond.
     """
-    argv, secrets = (
-        _read(environment, ARGV_VARIABLE, list),
-        _read(environment, SECRETS_VARIABLE, dict),
-    )
-    kind, url = (
-        environment.get("VCASGD_METADATA_KIND", "aws"),
-        environment.get("VCASGD_METADATA_URL"),
-    )
+    argv = _read(environment, ARGV_VARIABLE, list)
+    secrets = _read(environment, SECRETS_VARIABLE, dict)
+    kind = environment.get("VCASGD_METADATA_KIND", "aws")
+    url = environment.get("VCASGD_METADATA_URL")
     fetched = {name: _secret(name, secret, kind, environment) for name, secret in secrets.items()}
     env = {name: value for name, value in environment.items() if name not in _LAUNCH}
     return Boot(tuple(argv), {**env, **fetched}).on(_retry(lambda: identity(kind, url)))
