@@ -43,7 +43,7 @@ class Run:
     outer_rate: float = 1.0
     outer_momentum: float = 0.0
     corrected: bool = True
-    #: The moments are corrected for a share of ``workers ** -share_power`` of the batch.
+    #: Second moments are corrected for a share of ``workers ** -share_power`` of the batch.
     share_power: float = 1.0
     codec: str = "float32"
     guess: float = 0.0
@@ -132,7 +132,7 @@ class Copies:
 
 
 class Channel:
-    """What encodings lose is added to the next vector (error feedback)."""
+    """Direction of an exchange, with error feedback: the next vector has what encodings lost."""
 
     def __init__(self, codec: str) -> None:
         self.codec = make_codec(codec)

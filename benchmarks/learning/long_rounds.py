@@ -35,7 +35,7 @@ PARTS = {"float32": 1.0, "bfloat16": 0.5, "int8": 0.254, "int2": 0.065}
 
 
 class Point(NamedTuple):
-    """What the mean of the copies is worth at a progress in [0, 1]; ``clock`` is in local steps.
+    """Evaluation of the mean of the copies at a progress in [0, 1]; ``clock`` is in local steps.
 
     ``metric`` is the accuracy, or the loss of a task that has none.
     """
