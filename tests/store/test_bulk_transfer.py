@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,19 @@ def test_what_is_stored_is_loaded(client: RedisClient) -> None:
     assert {key: client.get(key) for key in values} == values
     assert client.ttl("k1") == -1
     assert client.bulk_received == sum(SIZES)
+
+
+def test_a_large_model_is_no_unread_answer(server: RedisServer) -> None:
+    """Its reader is slower than the server, which never has more than some strings under way."""
+    with closing(connect(server.files.nearest_url, answer_seconds=10.0)) as client:
+        client.config_set("client-output-buffer-limit", "normal 33554432 0 0")
+        wire, keys, target = BulkTransfer(client), [f"k{number}" for number in range(96)], 1 << 20
+        wire.store((key, memoryview(bytes(target))) for key in keys)
+        memory = memoryview(bytearray(target))
+        for _ in wire.load(keys, [memory] * len(keys)):
+            time.sleep(0.005)
+        client.flushdb()
+        client.config_set("client-output-buffer-limit", "normal 0 0 0")
 
 
 @pytest.mark.parametrize("index", [0, 1, 7])

@@ -25,6 +25,9 @@ from vcasgd.store.replies import error_of_reply, mapped_errors
 #: Strings requested and not yet received: enough to keep the server busy, and the most that it
 #: has to buffer for a slow reader.
 DEPTH = 4
+#: Strings after which the server's buffer is let run empty. Until then, Valkey counts all that it
+#: has sent, by reference, against the limit for unread answers.
+DRAINED_AFTER = 16
 #: An error of the server is one short line; a longer one is cut off.
 MAX_ERROR_LENGTH = 1 << 12
 #: On one machine, data in a small send buffer is still in the processor's cache when it is
@@ -117,8 +120,9 @@ class BulkTransfer:
             for index, target in enumerate(targets):
                 _receive_string(bulk_socket, index, target)
                 self._client.count_bulk(target.nbytes)
-                if index + DEPTH < len(requests):
-                    bulk_socket.send(memoryview(requests[index + DEPTH]))
+                following = requests[_following(index)]
+                if following:
+                    bulk_socket.send(memoryview(b"".join(following)))
                 yield index
 
     @contextmanager
@@ -246,6 +250,14 @@ class BulkSocket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LOCAL_RECEIVE_BUFFER)
             self._gathers = True
+
+
+def _following(index: int) -> slice:
+    """Return the strings to request once the one at ``index`` is received."""
+    if (index + 1) % DRAINED_AFTER == 0:
+        return slice(index + 1, index + 1 + DEPTH)
+    drained = index - index % DRAINED_AFTER + DRAINED_AFTER
+    return slice(index + DEPTH, min(index + DEPTH + 1, drained))
 
 
 def _send_strings(
