@@ -60,8 +60,9 @@ class SimulatedWorker:
         self._rng = rng
         self.learner: Learner | None = None
         self._encoder: Encoder | None = None
-        #: The last update, float32 [floats], if the next interval continues from it.
-        self._own: Tensor | None = None
+        #: Updates, float32 [floats], from which the next interval continues, with their numbers:
+        #: the last one, or all that a worker's own copy has.
+        self._own: list[tuple[int, Tensor]] = []
         self.subtask: int | None = None
         #: End of the samples of the subtask that are trained.
         self.position = 0
@@ -100,10 +101,9 @@ class SimulatedWorker:
         """Return the next interval; its duration is drawn."""
         assert self.fetched is not None
         assert self.learner is not None
-        base, own = self.fetched.base, self._own
-        self._own = None
-        if self.pushed > self.contained and own is not None:
-            parts = self.learner.cut(1).parts
+        base, parts = self.fetched.base, self.learner.cut(1).parts
+        self._own = [(number, own) for number, own in self._own if number > self.contained]
+        for _, own in self._own:
             base = continued(base, own, parts, out=torch.empty_like(base.floats))
         # The shift gives the factor a mean of 1.
         factor = math.exp(self._rng.gauss(-self._jitter * self._jitter / 2, self._jitter))
@@ -138,7 +138,10 @@ class SimulatedWorker:
         if self._encoder is None:
             self._encoder = Encoder(learner.spec.update, learner.layout, part)
         encoded = self._encoder.encode(trained.update, last=last)
-        self._own = trained.update if member is not None and member.overlaps else None
+        if member is None or not member.keeps_copy:
+            self._own.clear()
+        if member is not None and (member.overlaps or member.keeps_copy):
+            self._own.append((self.pushed + 1, trained.update))
         payload = b"".join(encoded.chunks(CHUNK_BYTES))
         header = Header(
             update=name,
