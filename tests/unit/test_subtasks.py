@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
 from vcasgd.learning import permutation, subtasks
@@ -302,11 +302,13 @@ def check_against(record: AppliedRecord, applied: set[tuple[int, int]]) -> None:
     assert record.positions == {s: n for s, n in enumerate(counts) if n and not done[s]}
     assert list(record.done) == [s for s, whole in enumerate(done) if whole and s >= open_from]
     stored = Record(finished, record.positions, record.done.blocks)
-    assert Record.from_dict(json.loads(json.dumps(stored.to_dict()))).applied(plan) == record
+    text = RECORDS.dump_json(stored)
+    assert RECORDS.validate_json(text).applied(plan) == record
 
 
 # --- blocks ------------------------------------------------------------------------------
 
+RECORDS = TypeAdapter(Record)
 BLOCKS = SampleBlocks((30, 10, 0, 25, 35), window=2)
 
 
