@@ -17,6 +17,7 @@ could make it. The next base is fetched into other memory, from all nodes at the
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -35,7 +36,7 @@ from vcasgd.learning.shards import Cut
 from vcasgd.spec.update import Update
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.tensors.header import Header
-from vcasgd.store.tensors.snapshot import RoundFacts
+from vcasgd.store.tensors.snapshot import Meta, RoundFacts
 from vcasgd.store.tensors.snapshot_index import check_nodes
 from vcasgd.worker.interval import Base, continued
 from vcasgd.worker.own_copy import OwnCopy
@@ -75,6 +76,8 @@ class Exchange:
         self._key = key
         self._links: tuple[ShardLink, ...] = ()
         self._encoders: list[Encoder] = []
+        #: Guards the encoders: the links' threads encode what a worker's copy has learned.
+        self._encoding = threading.Lock()
         #: Memory of vectors on the CPU, and of this worker's own copies on the model's device.
         self._pool = self._copies = VectorPool(0)
         #: The base, and the next one while parts of it are fetched.
@@ -98,6 +101,10 @@ class Exchange:
         self._stale: set[int] = set()
         self._newer: set[int] = set()
         self._discarded = 0
+        #: Updates that each shard's version contained at the last look, and True once they became
+        #: fewer.
+        self._settled: list[int] = []
+        self._fell_back = False
         self._adopts = False
 
     def open(
@@ -221,7 +228,8 @@ class Exchange:
             return
         vector = self._lent.hold() if self._lent else None
         for shard in shards:
-            payload = self._encoders[shard].encode(update, last=last)
+            with self._encoding:
+                payload = self._encoders[shard].encode(update, last=last)
             header = self._header(fields, shard, codec=payload.codec, size=len(payload))
             self._links[shard].push(header, epoch, payload, *([vector] if vector else []))
         self._end_interval()
@@ -247,8 +255,16 @@ class Exchange:
         numbers = [link.updates.added + (link.part.shard in shards) for link in self._links]
         difference = copy.advance(self._lent, numbers)
 
+        rollbacks = self._rollbacks
+
         def encode(shard: int) -> EncodedVector:
-            return self._encoders[shard].encode(difference.compute(shard), last=last)
+            vector = difference.compute(shard)
+            with self._encoding:
+                encoded = self._encoders[shard].encode(vector, last=last)
+                if rollbacks != self._rollbacks:
+                    # What it has kept back is of a model that diverged.
+                    self._encoders[shard].reset()
+            return encoded
 
         for shard in shards:
             header = self._header(fields, shard, codec="", size=0)
@@ -280,6 +296,11 @@ class Exchange:
         A worker that keeps a copy doesn't wait for the answers.
         """
         if self._copy is not None:
+            shift = self._copy.take_shift(wait=False)
+            if shift is not None:
+                # No interval is in progress: the next one loads the start, which has moved.
+                shift.release()
+                self._pushed = False
             self.follow()
             return self._take_settled()
         return self._settle({link: link.poll() for link in self._responsive()})
@@ -406,8 +427,9 @@ class Exchange:
         if base.rollbacks != self._rollbacks:
             # Nothing of the training that went back is kept.
             self._rollbacks, own = base.rollbacks, None
-            for encoder in self._encoders:
-                encoder.reset()
+            with self._encoding:
+                for encoder in self._encoders:
+                    encoder.reset()
         if own is not None:
             lacking = [self._links[shard] for shard in own.shards]
             parts = [link.part for link in lacking if link.lacks_last]
@@ -419,6 +441,7 @@ class Exchange:
             # What the last update has is in the start, or in the base.
             self._copy = OwnCopy(parts, self._copies, self._pool, self._start or self._base)
             self._copy_integers, self._pushed = base.integers, False
+            self._settled, self._fell_back = [link.settled for link in self._links], False
             self._newer.clear()
             self._discarded = self._count_discarded()
         self._drop_own()
@@ -431,6 +454,11 @@ class Exchange:
         """True if the worker keeps its own copy of the model."""
         return self._copy is not None
 
+    @property
+    def merging(self) -> bool:
+        """True while what the worker's copy has to move by isn't taken."""
+        return bool(self._newer) or (self._copy is not None and self._copy.merging)
+
     def follow(self) -> bool:
         """Continue the exchange beside the training; return True if a newer version was found.
 
@@ -439,23 +467,40 @@ class Exchange:
         copy = self._copy
         if copy is None or copy.merging:
             return False
+        adopted = False
         for link in self._links:
             if link.state is LinkState.IDLE:
                 link.check()
-                if link.sees_newer:
+                # At once: what waits here may be taken for a base once the copy is dropped.
+                if self._adopts and (meta := link.adopt()):
+                    self._adopt(link.part.shard, meta)
+                    adopted = True
+                elif link.sees_newer:
                     link.fetch(*self._memory_of(link))
                 else:
-                    link.watch(adopts=self._adopts)
+                    link.watch()
         states = {link.state for link in self._links}
         found = LinkState.FETCHED in states and LinkState.WAITING not in states
         if found:
             self._newer |= self._take_over()
-        settled = [link.settled for link in self._links]
+        before, settled = self._settled, [link.settled for link in self._links]
+        self._fell_back |= any(now < then for now, then in zip(settled, before, strict=True))
+        self._settled = settled
         copy.settle(settled)
         if self._newer and not self.went_back and self._encoded:
             copy.merge(self._base, [self._links[shard].part for shard in self._newer], settled)
             self._newer.clear()
-        return found
+        return found or adopted
+
+    def _adopt(self, shard: int, meta: Meta) -> None:
+        """Record that a shard's part of the base is older than its version ``meta``."""
+        if shard == 0:
+            self._integers, self._round = meta.integer_vector(), meta.round
+        self._stale.add(shard)
+        if len(self._stale) == len(self._links) and len(self._base.tensor):
+            # It isn't needed before all of it is fetched again.
+            self._base.release()
+            self._base = VectorPool(0).take()
 
     def take_shift(self, *, wait: bool = False) -> Vector | None:
         """Return what the worker's copy has to move by; see :meth:`OwnCopy.take_shift`."""
@@ -463,8 +508,9 @@ class Exchange:
 
     @property
     def went_back(self) -> bool:
-        """True if training went back since the worker began to keep a copy."""
-        return self._copy is not None and self.rollbacks != self._rollbacks
+        """True if the worker's copy has to be given up, because the model went back: to an earlier
+        one, or to a server that lacks updates which were applied."""
+        return self._copy is not None and (self.rollbacks != self._rollbacks or self._fell_back)
 
     @property
     def _encoded(self) -> bool:
@@ -532,16 +578,13 @@ class Exchange:
     def _take_over(self) -> set[int]:
         """Make the base of what was fetched; return the shards that were."""
         ready = [link for link in self._links if link.state is LinkState.FETCHED]
-        fetched = [link for link in ready if not link.adopted]
-        if len(fetched) == len(self._links):
+        if len(ready) == len(self._links):
             assert self._next is not None
             self._base, self._next = self._next, self._base
-        elif fetched:
+        elif ready:
             self._own_base()
         for link in ready:
-            if link.adopted:
-                self._stale.add(link.part.shard)
-            elif len(fetched) < len(self._links):
+            if len(ready) < len(self._links):
                 assert self._next is not None
                 link.part.of(self._base.tensor).copy_(link.part.of(self._next.tensor))
             meta = link.take()
@@ -551,12 +594,8 @@ class Exchange:
         if self._next and all(link.state is LinkState.IDLE for link in self._links):
             self._next.release()
             self._next = None
-        shards = {link.part.shard for link in fetched}
+        shards = {link.part.shard for link in ready}
         self._stale -= shards
-        if len(self._stale) == len(self._links) and len(self._base.tensor):
-            # It isn't needed before all of it is fetched again.
-            self._base.release()
-            self._base = VectorPool(0).take()
         return shards
 
     def _own_base(self) -> None:

@@ -14,7 +14,9 @@ from torch.utils.data import Dataset
 from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError, VcasgdError
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.divergence import learning_rate_factor
+from vcasgd.learning.encodings import Float32
 from vcasgd.learning.encodings.encoder import codec_of
+from vcasgd.learning.encodings.rows import NAME as ROWS
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.local_model import LocalModel, check_same
@@ -254,7 +256,8 @@ class Learner:
     @property
     def adopts_own_copy(self) -> bool:
         """True if the mean of a round with no other worker is this worker's copy."""
-        return self._rule.rounds and not self.spec.tuning.mixing
+        exact = self.spec.update.codec in (Float32.name, ROWS)
+        return exact and self._rule.rounds and not self.spec.tuning.mixing
 
     def shift(self, floats: Tensor) -> None:
         """Move the model by a vector, float32 [floats], between two local steps."""

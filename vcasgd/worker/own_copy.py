@@ -3,7 +3,8 @@
 The copy is never replaced. At the end of an interval, its state is noted, and the difference to the
 state at the interval's start becomes an update, beside the training. When a new version W of the
 model is there, the copy moves by ``W + own updates that W lacks − start``, and so does the start of
-the interval in progress: what was trained since stays, and is what the next update has.
+the interval in progress: what was trained since stays, and is what the next update has. Statistics
+stay those of the copy.
 """
 
 from __future__ import annotations
@@ -141,6 +142,9 @@ class OwnCopy:
                 for update, part in pending:
                     add(part, moved.tensor, update)
                 torch.sub(moved.tensor, start.tensor, out=shift.tensor)
+                for part in self._parts:
+                    # Sums of statistics, such as variances, can be impossible.
+                    part.of(shift.tensor)[part.parameters :] = 0.0
             return moved, shift
 
         merging: Future[tuple[Vector, Vector]] = Future()

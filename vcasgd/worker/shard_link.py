@@ -149,8 +149,6 @@ class ShardLink:
         #: True if the last poll waited until there was room, and nothing was asked for since.
         self.has_waited = False
         self._fetched: Meta | None = None
-        #: True if what was fetched is this worker's own copy.
-        self.adopted = False
         self._fetched_settled = 0
         self._fetch_seconds = 0.0
         #: Makes a fetch for a later moment start at once.
@@ -288,13 +286,20 @@ class ShardLink:
         self._hurry.clear()
         return self._request(lambda: self._fetch_in_time(out, base, needed_at))
 
-    def watch(self, *, adopts: bool) -> Future[Any]:
-        """Wait for the next commit, at most :data:`COMMIT_WAIT_SECONDS`, and poll.
+    def watch(self) -> Future[Any]:
+        """Wait for the next commit, at most :data:`COMMIT_WAIT_SECONDS`, and poll."""
+        return self._request(self._watch)
 
-        If ``adopts``, a snapshot that has only this worker's updates more than the newest one here
-        counts as fetched, and :attr:`adopted` is True then.
-        """
-        return self._request(lambda: self._watch(adopts=adopts))
+    def adopt(self) -> Meta | None:
+        """Take the snapshot that the last poll found without a fetch, if it has only this worker's
+        updates more than the newest one here; return its description."""
+        newer = self._newer.meta if self._newer is not None else None
+        own = self.updates.settled - self.settled
+        if newer is None or not self._has_only_own(newer, own):
+            return None
+        self._fetched, self._newer = newer, None
+        self._fetched_settled = self.settled + own
+        return self.take()
 
     def take(self) -> Meta:
         """Return the description of the fetched snapshot, once; the caller takes its vector."""
@@ -370,13 +375,9 @@ class ShardLink:
         )
         return self._on_status(pushed, status)
 
-    def _watch(self, *, adopts: bool) -> None:
+    def _watch(self) -> None:
         self._seen = self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, self._seen)
-        newer = self._poll(newer=True).meta
-        own = self.updates.settled - self.settled
-        if newer is not None and adopts and self._has_only_own(newer, own):
-            self._fetched, self._newer, self.adopted = newer, None, True
-            self._fetched_settled = self.settled + own
+        self._poll(newer=True)
 
     def _has_only_own(self, meta: Meta, own: int) -> bool:
         """Return True if a snapshot is the newest one here with as many ``own`` updates."""
@@ -405,7 +406,6 @@ class ShardLink:
             out.copy_(base)
         # Nothing can be taken while the vector is overwritten.
         self._fetched = self._newer = None
-        self.adopted = False
         self._fetched_settled = self.updates.settled
         started = time.monotonic()
         if self._steps is None:

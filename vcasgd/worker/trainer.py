@@ -189,11 +189,10 @@ class Trainer:
 
     def _continue_copy(self, work: _Work, step: Step) -> bool:
         """Return True if the interval continues from this worker's own copy."""
-        exchange = self._exchange
-        if exchange.keeps_copy and self._keeps_copy(work, step) and not exchange.went_back:
-            self._apply(exchange.settle())
-            return exchange.keeps_copy
-        return False
+        if not self._exchange.keeps_copy or not self._keeps_copy(work, step):
+            return False
+        self._apply(self._exchange.settle())
+        return self._exchange.keeps_copy and not self._exchange.went_back
 
     def _keeps_copy(self, work: _Work, step: Step) -> bool:
         member, shards = work.learner.member, self._exchange.shards

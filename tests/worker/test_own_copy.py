@@ -1,0 +1,393 @@
+"""A worker that keeps its own copy of the model: what it has, what it pushes, what it fetches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.shard_pair import COARSE, ShardPair, pair_of
+from support.waiting import await_truth
+
+from vcasgd.errors import NonFiniteLoss
+from vcasgd.learning.encodings.blocks import BlockFormat
+from vcasgd.learning.encodings.dense import Float32
+from vcasgd.learning.encodings.payload import EncodedVector
+from vcasgd.store.tensors.header import Header
+from vcasgd.worker import shard_link
+from vcasgd.worker.exchange import Exchange
+from vcasgd.worker.shard_link import LinkState
+from vcasgd.worker.update_queue import UpdateQueue
+from vcasgd.worker.vectors import VectorPool
+
+SAMPLES = 30  # in three subtasks
+
+
+class Trainee:
+    """A worker whose training adds 1 to the parameter of each sample."""
+
+    def __init__(self, pair: ShardPair, name: str, subtask: int) -> None:
+        self.pair, self.name, self.subtask = pair, name, subtask
+        # Its own, because clients count what they receive.
+        self.nodes = [server.client() for server in pair.servers]
+        self.exchange = Exchange(self.nodes, pair.world.job, patience=10)
+        spec, layout = pair.world.spec, pair.world.layout
+        self.exchange.open(pair.cut, spec.update, layout, adopts=True)
+        self.exchange.begin(subtask, 0, pair.world.plan.size(subtask), 1)
+        self.exchange.refresh(again=True)
+        self.model = torch.empty(0)
+        self.position = self.pushes = 0
+
+    def close(self) -> None:
+        self.exchange.close()
+        for node in self.nodes:
+            node.close()
+
+    def start(self) -> None:
+        """Start an interval, as the trainer does."""
+        base = self.exchange.start_interval(keep_copy=True)
+        if not base.continues:
+            self.model = base.floats.clone()
+
+    def step(self) -> None:
+        """Train a sample, and follow the exchange."""
+        self.model += self.pair.world.delta(self.subtask, self.position, self.position + 1)
+        self.position += 1
+        self.follow()
+
+    def follow(self, *, wait: bool = False) -> None:
+        if (shift := self.exchange.take_shift(wait=wait)) is not None:
+            self.model += shift.tensor
+            shift.release()
+        if not wait:
+            self.exchange.follow()
+
+    def push(self, start: int) -> None:
+        self.follow(wait=True)
+        self.pushes += 1
+        end = self.exchange.lend().copy_(self.model)
+        fields = {"update": f"{self.name}.{self.pushes}", "worker": self.name,
+                  "subtask": self.subtask, "start": start, "stop": self.position, "token": 1,
+                  "loss_sum": 1.0, "layout": self.pair.world.layout.digest()}  # fmt: skip
+        every = range(len(self.pair.nodes))
+        self.exchange.push(fields, 0, end, every, last=True, integers=torch.zeros(1).long())
+
+    def train(self, samples: int) -> None:
+        start = self.position
+        self.start()
+        for _ in range(samples):
+            self.step()
+        self.push(start)
+
+    def await_versions(self, version: int) -> None:
+        """Follow until the copy has what the versions of all shards have."""
+
+        def has_all() -> bool:
+            self.follow()
+            newest = all((link.version or (0,))[0] >= version for link in self.exchange)
+            return newest and not self.exchange.merging
+
+        await_truth(has_all)
+
+    @property
+    def fetched(self) -> int:
+        return self.exchange.counts()["fetched_bytes"] or 0
+
+
+@pytest.fixture(params=[1, 2], ids=["one shard", "two shards"])
+def job(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ShardPair]:
+    # A model that is read by itself, as large ones are.
+    monkeypatch.setattr(shard_link, "SMALL_SNAPSHOT", 0)
+    with pair_of(tmp_path, request.param, samples=SAMPLES) as job:
+        yield job
+
+
+@pytest.fixture
+def worker(job: ShardPair) -> Iterator[Trainee]:
+    trainee = Trainee(job, "w", 0)
+    yield trainee
+    trainee.close()
+
+
+@pytest.fixture
+def other(job: ShardPair) -> Iterator[Trainee]:
+    trainee = Trainee(job, "o", 1)
+    yield trainee
+    trainee.close()
+
+
+@pytest.fixture
+def commit(job: ShardPair) -> Callable[..., None]:
+    """Return a function that publishes what workers have pushed, on some or all nodes."""
+    servers = [job.shard(shard) for shard in range(len(job.nodes))]
+
+    def commit(*workers: Trainee, shards: range | list[int] | None = None) -> None:
+        for each in workers:
+            assert each.exchange.flush(10)
+        for shard in shards if shards is not None else range(len(servers)):
+            servers[shard].turn()
+
+    return commit
+
+
+def test_a_worker_that_is_alone_fetches_nothing(
+    job: ShardPair, worker: Trainee, commit: Callable[..., None]
+) -> None:
+    fetched = set()
+    for number in range(1, 5):
+        worker.train(2)
+        commit(worker)
+        worker.await_versions(number)
+        fetched.add(worker.fetched)
+
+    # The first version of a parameter server is fetched, because it may have another origin.
+    assert len(fetched) == 1
+    assert torch.equal(worker.model, job.world.delta(0, 0, 8))
+    assert torch.equal(job.published(), worker.model)
+
+
+def test_progress_of_another_worker_joins_in_the_middle_of_an_interval(
+    job: ShardPair, worker: Trainee, other: Trainee, commit: Callable[..., None]
+) -> None:
+    # Given an own update that isn't applied, and one of another worker that is
+    worker.train(2)
+    other.train(3)
+    commit(other)
+
+    # When the worker is in its next interval
+    worker.start()
+    worker.step()
+    worker.await_versions(1)
+    worker.step()
+
+    # Then its copy has both updates and its progress, and pushes only the latter
+    both = job.world.delta(0, 0, 2) + job.world.delta(1, 0, 3)
+    assert torch.equal(worker.model, both + job.world.delta(0, 2, 4))
+    worker.push(2)
+    commit(worker)
+    assert torch.equal(job.published(), worker.model)
+
+
+def test_an_interval_without_a_push_leaves_nothing_in_the_next_one(
+    job: ShardPair, worker: Trainee, commit: Callable[..., None]
+) -> None:
+    worker.train(2)
+    worker.start()
+    worker.step()  # and then the user's code fails
+
+    worker.position = 2
+    worker.train(3)
+    commit(worker)
+
+    assert torch.equal(job.published(), job.world.delta(0, 0, 5))
+
+
+def test_after_a_rejected_update_the_copy_is_given_up(
+    job: ShardPair, worker: Trainee, commit: Callable[..., None]
+) -> None:
+    worker.train(1)
+    commit(worker)
+    worker.await_versions(1)
+    worker.position = 3  # Samples 1 and 2 are missing.
+    worker.train(2)
+    assert worker.exchange.flush(10)
+
+    def is_given_up() -> bool:
+        return worker.exchange.settle().rework == {0}
+
+    await_truth(is_given_up)
+    assert not worker.exchange.keeps_copy
+    worker.exchange.refresh(again=True)
+    assert torch.equal(worker.exchange.base.floats, job.world.delta(0, 0, 1))
+
+
+def test_a_copy_that_is_not_finite_is_an_error_and_never_pushed(
+    job: ShardPair, worker: Trainee, commit: Callable[..., None]
+) -> None:
+    worker.start()
+    worker.step()
+    worker.model[0] = float("inf")
+    worker.push(0)
+
+    def is_raised() -> bool:
+        try:
+            worker.exchange.settle()
+        except NonFiniteLoss:
+            return True
+        return False
+
+    await_truth(is_raised)
+    assert not worker.exchange.keeps_copy
+    commit()
+    assert not job.published().any()
+
+
+def test_an_adopted_version_is_no_base(
+    job: ShardPair, worker: Trainee, commit: Callable[..., None]
+) -> None:
+    for number in (1, 2):
+        worker.train(1)
+        commit(worker)
+        worker.await_versions(number)
+    worker.train(1)
+    commit(worker)
+    await_truth(lambda: all(link.state is not LinkState.WAITING for link in worker.exchange))
+
+    worker.exchange.forget(2)  # The lease of another subtask was lost.
+    worker.exchange.refresh(again=False)
+
+    assert torch.equal(worker.exchange.base.floats, job.published())
+
+
+def test_a_worker_with_nothing_to_do_learns_what_became_of_its_updates(
+    job: ShardPair, worker: Trainee, other: Trainee, commit: Callable[..., None]
+) -> None:
+    worker.train(1)
+    other.train(1)
+    commit(other)
+    worker.await_versions(1)
+    worker.train(1)
+    commit(worker)
+
+    def is_settled() -> bool:
+        worker.exchange.settle()
+        return not worker.exchange.subtasks()
+
+    other.train(1)
+    commit(other)
+    await_truth(is_settled)
+    worker.train(2)
+    commit(worker)
+    expected = job.world.delta(0, 0, 4) + job.world.delta(1, 0, 2)
+    assert torch.equal(job.published(), expected)
+
+
+def test_a_copy_goes_back_with_a_model_that_was_lost(
+    job: ShardPair, worker: Trainee, commit: Callable[..., None]
+) -> None:
+    worker.train(2)
+    commit(worker)
+    worker.await_versions(1)
+    for shard in range(len(job.nodes)):
+        job.nodes[shard].flushall()
+        job.install(shard)
+
+    def has_none() -> bool:
+        worker.follow()
+        lost = all(link.version == (0, 0) for link in worker.exchange)
+        return lost and not worker.exchange.merging
+
+    worker.start()
+    await_truth(has_none)
+    assert not worker.model.any()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_sample_is_in_the_model_once_whatever_the_order(
+    job: ShardPair, commit: Callable[..., None], seed: int
+) -> None:
+    """Two workers, and nodes that publish at any time."""
+    drawn = random.Random(seed)
+    workers = [Trainee(job, f"w{number}", number) for number in range(2)]
+    ends = [job.world.plan.size(number) for number in range(2)]
+
+    def train(number: int) -> None:
+        trainee = workers[number]
+        room = not any(link.updates.full for link in trainee.exchange)
+        if room and trainee.position < ends[number]:
+            trainee.train(min(drawn.randint(1, 3), ends[number] - trainee.position))
+
+    while any(trainee.position < end for trainee, end in zip(workers, ends, strict=True)):
+        for number in range(2):
+            for _ in range(drawn.randint(0, 2)):
+                train(number)
+        commit(*workers, shards=drawn.sample(range(len(job.nodes)), drawn.randint(0, 1)))
+        for trainee in workers:
+            trainee.follow()
+            if any(link.updates.full for link in trainee.exchange):
+                commit(*workers)
+                await_truth(lambda trainee=trainee: settles(trainee))
+    commit(*workers)
+    commit(*workers)
+
+    expected = job.world.delta(0, 0, ends[0]) + job.world.delta(1, 0, ends[1])
+    assert torch.equal(job.published(), expected)
+    for trainee in workers:
+        trainee.start()
+        trainee.await_versions(job.snapshots(0).version())
+        assert torch.equal(trainee.model, expected)
+        trainee.close()
+
+
+def settles(trainee: Trainee) -> bool:
+    trainee.follow()
+    trainee.exchange.settle()
+    return not any(link.updates.full for link in trainee.exchange)
+
+
+def test_a_lossy_encoding_keeps_the_model_within_its_residual(tmp_path: Path) -> None:
+    with pair_of(tmp_path, 1, samples=3000, update=COARSE) as job:
+        worker, server = Trainee(job, "w", 0), job.shard(0)
+        for number in range(1, 4):
+            worker.train(5)
+            assert worker.exchange.flush(10)
+            server.turn()
+            worker.await_versions(number)
+        assert torch.equal(job.published()[:3000].round(), job.world.delta(0, 0, 15)[:3000])
+        worker.close()
+
+
+class TestMemory:
+    @staticmethod
+    def queued(pool: VectorPool, encode: Callable[[], EncodedVector]) -> UpdateQueue:
+        queue = UpdateQueue()
+        header = Header(update="w.1.1", worker="w", subtask=0, start=0, stop=2, base=0, token=1,
+                        codec="", size=0, layout="l")  # fmt: skip
+        vectors = pool.take(), pool.take()
+        queue.add(header, 0, encode, *vectors)
+        for vector in vectors:
+            vector.release()
+        return queue
+
+    def test_what_an_update_is_made_of_is_free_once_it_is_encoded(self) -> None:
+        pool = VectorPool(3)
+        queue = self.queued(pool, lambda: BlockFormat(Float32(), 3, 3).encode(torch.ones(3)))
+        update = queue.take_unsent()
+        assert update is not None
+        held = update.vectors
+        assert not queue.encoded
+
+        assert queue.encode(update)
+
+        for vector in held:
+            vector.release()
+        assert len(pool.free) == 1
+        assert queue.encoded
+        assert update.header is not None
+        assert (update.header.codec, update.header.size) == ("float32", 12)
+
+    def test_an_update_that_is_dropped_meanwhile_frees_all(self) -> None:
+        pool = VectorPool(3)
+        dropped: list[Any] = []
+
+        def encode() -> EncodedVector:
+            dropped[0].forget(0)
+            return BlockFormat(Float32(), 3, 3).encode(torch.ones(3))
+
+        queue = self.queued(pool, encode)
+        dropped.append(queue)
+        update = queue.take_unsent()
+        assert update is not None
+        held = update.vectors
+
+        assert queue.encode(update)
+        assert not pool.free, "the push thread still reads it"
+
+        for vector in held:
+            vector.release()
+        assert len(pool.free) == 2
