@@ -47,15 +47,17 @@ class CountedJob:
         epochs: int = EPOCHS,
         *,
         step_seconds: float | None = None,
+        padding: int = 0,
         **fields: Any,
     ) -> None:
-        """Submit it. ``step_seconds`` are those of a local step, ``fields`` those of its spec."""
+        """Submit it. ``step_seconds`` are those of a local step, ``padding`` is the number of
+        parameters besides the counted ones, and ``fields`` are those of its spec."""
         self._epochs = epochs
         self._client = client
         self._folder = folder
         self._hold = folder / f"hold-{secrets.token_hex(4)}"
         self._hold.touch()
-        self.spec = held_spec(epochs, self._hold, step_seconds, **fields)
+        self.spec = held_spec(epochs, self._hold, step_seconds, padding, **fields)
         self.id = client.submit_directory(self.spec).id
 
     def updates(self) -> int:
@@ -91,9 +93,12 @@ class CountedJob:
         return view
 
 
-def held_spec(epochs: int, hold: Path, step_seconds: float | None, **fields: Any) -> JobSpec:
+def held_spec(
+    epochs: int, hold: Path, step_seconds: float | None, padding: int = 0, **fields: Any
+) -> JobSpec:
     """Return the spec of a job that doesn't end while a file exists."""
     spec = counting_spec(epochs, hold).model_dump(mode="json")
+    spec["args"]["padding"] = padding
     if step_seconds is not None:
         spec["args"]["step_seconds"] = step_seconds
     return JobSpec.parse({**spec, **fields})

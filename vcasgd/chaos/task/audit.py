@@ -9,6 +9,8 @@ only if every sample of every epoch was applied exactly once. (float32 counts ex
 With as many copies as store nodes, each shard holds one whole copy, which counts what was applied
 to that shard.
 
+`padding` parameters more, which never change, make the model as large as a real one.
+
 With `hold`, local steps take time only while that file exists. Removing it lets the job end soon,
 also on a slow machine.
 """
@@ -25,10 +27,11 @@ import vcasgd
 
 
 class CountingModel(nn.Module):
-    def __init__(self, samples: int, copies: int) -> None:
+    def __init__(self, samples: int, copies: int, padding: int = 0) -> None:
         super().__init__()
         self.copies = copies
         self.count = nn.Parameter(torch.zeros(copies * samples))
+        self.padding = nn.Parameter(torch.zeros(padding))
 
     def forward(self, indices: Tensor) -> Tensor:
         return torch.index_select(self.count.view(self.copies, -1), 1, indices)
@@ -53,8 +56,10 @@ class Audit(vcasgd.Task):
         step_seconds: float = 0.0,
         copies: int = 1,
         hold: str | None = None,
+        padding: int = 0,
     ) -> None:
         self.samples = samples
+        self.padding = padding
         self.copies = copies
         self.batch_size = batch_size
         self.evaluation_batch_size = samples
@@ -62,7 +67,7 @@ class Audit(vcasgd.Task):
         self.hold = Path(hold) if hold is not None else None
 
     def model(self) -> nn.Module:
-        return CountingModel(self.samples, self.copies)
+        return CountingModel(self.samples, self.copies, self.padding)
 
     def dataset(self, split: str) -> Dataset[int]:  # noqa: ARG002 - the same for both
         return Indices(self.samples)

@@ -1,0 +1,82 @@
+"""Deaths around a worker that is alone and keeps its own copy of a large model."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.counted_job import CountedJob, client_of
+
+from vcasgd.client import Client
+from vcasgd.fleet.providers.local.processes import kill_all
+from vcasgd.schemas.fleet import WorkerRow
+from vcasgd.settings import Settings
+from vcasgd.stack import StackHome, StackState
+from vcasgd.stack.parts import mark
+
+#: Parameters whose exchange takes much longer than a local step.
+PADDING, STEP_SECONDS = 12_000_000, 0.02
+#: Pushes of a copy between two faults.
+SEVERAL = 3
+Eventually = Callable[..., Any]
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.ci
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_when_parts_die_around_a_copy(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=1, heartbeat=0.5)
+    with client_of(settings) as client:
+        # Given a worker that is alone
+        job = CountedJob(
+            client, tmp_path, epochs=20, step_seconds=STEP_SECONDS, padding=PADDING,
+            update={"rule": "rounds"}, push_every=None, subtasks_per_epoch=2,
+            workers={"min": 1, "max": 1},
+        )  # fmt: skip
+
+        # When the worker's process, the parameter server, and the tensors server die while it
+        # pushes without fetching
+        for victim in ("worker", "server", "tensors"):
+            row = eventually(Copying(client, job.id), timeout=60)
+            if victim == "worker":
+                os.kill(row.pid, signal.SIGKILL)
+            else:
+                kill(settings, victim)
+            job.await_updates(1, eventually)
+
+        # Then every sample was applied exactly once in each epoch
+        view = job.finish()
+        assert view.progress.samples_repeated == 0
+
+
+class Copying:
+    """Finds a worker that has pushed several updates and fetched nothing meanwhile."""
+
+    def __init__(self, client: Client, job: str) -> None:
+        self._client, self._job = client, job
+        self._first: WorkerRow | None = None
+
+    def __call__(self) -> WorkerRow | None:
+        rows = self._client.job(self._job).workers()
+        if not rows:
+            return None
+        row, first = rows[0], self._first
+        if first is None or (first.pid, first.fetched_bytes) != (row.pid, row.fetched_bytes):
+            self._first = first = row
+        return row if row.pushes >= first.pushes + SEVERAL else None
+
+
+def kill(settings: Settings, part: str) -> None:
+    """Kill a part of the stack with SIGKILL. Fails if it was not alive."""
+    home = StackHome(settings.home_path)
+    process = StackState.read(home.path).parts[part].process
+    assert process is not None
+    assert process.alive()
+    assert kill_all(mark(home, part), process)
