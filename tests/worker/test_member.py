@@ -55,22 +55,22 @@ def test_a_worker_pushes_less_often_while_it_is_alone(
 
 
 @pytest.mark.parametrize(
-    ("exchange", "stall", "workers", "keeps", "steps"),
+    ("exchange", "workers", "keeps", "steps"),
     [
-        (0.01, 0.0, 1, False, 10),  # a second
-        (0.5, 0.0, 1, True, 20),  # four exchanges
-        (0.5, 0.1, 1, True, 40),  # forty pauses
-        (5.0, 0.0, 1, True, 100),  # ten seconds
-        (30.0, 0.0, 1, True, 300),  # an exchange
-        (0.5, 0.0, 2, False, 2),
+        (0.01, 1, False, 10),  # a second
+        (0.1, 1, True, 50),  # five seconds
+        (0.7, 1, True, 70),  # ten exchanges
+        (5.0, 1, True, 100),  # ten seconds
+        (30.0, 1, True, 300),  # an exchange
+        (0.5, 2, False, 2),
     ],
 )
 def test_a_worker_that_is_alone_never_waits_for_a_long_exchange(
-    exchange: float, stall: float, workers: int, keeps: bool, steps: int
+    exchange: float, workers: int, keeps: bool, steps: int
 ) -> None:
     """Its steps take 0.1 s."""
     member = Member(32, 1, steps=2)
-    member.measure(0.1, stall)
+    member.measure(0.1)
     member.end(1, now=100.0)
     member.measure_exchange(1, now=100.0 + exchange)
     member.follow(base_of(workers))

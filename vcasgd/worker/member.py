@@ -16,11 +16,12 @@ from vcasgd.learning.vector import new_vector
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.worker.interval import Base
 
-#: Minimum seconds of an interval of a worker that is alone, and as a multiple of an exchange. No
-#: other worker changes the model meanwhile, so it only has to push what it can't afford to lose.
-ALONE_SECONDS, ALONE_EXCHANGES = 1.0, 4.0
-#: The same as a multiple of the time for which the training stands still after an interval.
-ALONE_STALLS = 40.0
+#: Seconds of an interval of a worker that is alone. No other worker changes the model meanwhile, so
+#: it only has to push what it can't afford to lose.
+ALONE_SECONDS = 1.0
+#: The same of one that keeps its own copy, at least, and as a multiple of an exchange: each takes
+#: processors and memory bandwidth from the training.
+COPY_SECONDS, COPY_EXCHANGES = 5.0, 10.0
 #: Most seconds of work that a lost worker takes with it, unless an exchange takes longer.
 MAX_LOST_SECONDS = 10.0
 #: Most local steps of a round that the workers choose themselves. Longer rounds cost too much
@@ -63,7 +64,6 @@ class Member:
         self.keeps_copy = False
         self._progress = 0.0
         self._exchanges: deque[float] = deque(maxlen=EXCHANGES)
-        self._stalls: deque[float] = deque(maxlen=EXCHANGES)
         #: When the intervals ended whose updates no base contained yet, by the update's number.
         self._ended: dict[int, float] = {}
         #: Corrections of the present optimizer's moments.
@@ -116,11 +116,9 @@ class Member:
             self._steps = fewer_steps(self._first_steps, facts.workers, self._workers)
         self._batch.follow(base.version, facts.workers, facts.batch, facts.step_seconds)
 
-    def measure(self, step_seconds: float, stall_seconds: float = 0.0) -> None:
-        """Record the mean duration of the local steps of an interval, in seconds, and for how long
-        the training stood still after them."""
+    def measure(self, step_seconds: float) -> None:
+        """Record the mean duration of the local steps of an interval, in seconds."""
         self._batch.measure(step_seconds)
-        self._stalls.append(stall_seconds)
 
     def end(self, update: int, now: float) -> None:
         """Record that the interval ended whose update has this number, from 1."""
@@ -204,8 +202,9 @@ class Member:
         """Local steps of the next interval."""
         if self._fixed or not self._alone or not self.step_seconds:
             return self._steps
-        exchange, stall = self.exchange_seconds, min(self._stalls, default=0.0)
-        seconds = max(ALONE_SECONDS, ALONE_EXCHANGES * exchange, ALONE_STALLS * stall)
+        seconds, exchange = ALONE_SECONDS, self.exchange_seconds
+        if self.keeps_copy:
+            seconds = max(COPY_SECONDS, COPY_EXCHANGES * exchange)
         return max(1.0, min(seconds, max(MAX_LOST_SECONDS, exchange)) / self.step_seconds)
 
     def batch_size(self, samples: int) -> int:

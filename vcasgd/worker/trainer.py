@@ -275,7 +275,7 @@ class Trainer:
         seconds = (trained_at if exchange.keeps_copy else ended) - started
         self._measure(trained.stop - step.start, trained, seconds)
         if member is not None:
-            member.measure(seconds / max(trained.steps, 1), ended - trained_at)
+            member.measure(seconds / max(trained.steps, 1))
             status.uncorrected = member.uncorrected or status.uncorrected
         unchanged = torch.equal(trained.integers, base.integers)
         integers = "" if unchanged else encode_integers(trained.integers)
