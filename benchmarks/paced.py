@@ -29,6 +29,7 @@ from faults import SLOW  # noqa: E402
 from links import Links  # noqa: E402
 from ours_joined import POOL, Agents  # noqa: E402
 from vcasgd.client import Client, Job  # noqa: E402
+from vcasgd.schemas.jobs import JobView  # noqa: E402
 from vcasgd.settings import Settings  # noqa: E402
 from vcasgd.spec.access import Scope  # noqa: E402
 from vcasgd.spec.job import JobSpec  # noqa: E402
@@ -37,7 +38,7 @@ from vcasgd.stack.layout import GATEWAY  # noqa: E402
 
 BATCH = 32
 READY_SECONDS = 300.0
-POLL_SECONDS = 0.25
+POLL_SECONDS = 0.1
 #: Copies of the vector in all processes, for one worker and for each further one: those of
 #: docs/how-to/sizing.md, and the model itself. A row that needs more memory is skipped.
 COPIES, COPIES_OF_WORKER = 10, 4
@@ -82,7 +83,7 @@ PAGE = """\
 Each row is a job with the default settings on a stack of its own: a model whose state has so many
 millions of float32 numbers, and steps of a batch of {batch} that take their time without using the
 processor, as a GPU's do. *Of the pace* are the samples per second that came into the model over
-those of workers that exchange nothing, in {seconds:g} s after as many seconds of training.
+those of workers that exchange nothing, from one update to another after about {seconds:g} s.
 
 {machine}
 
@@ -127,9 +128,9 @@ def measure(row: Row, seconds: float) -> Measured:
         job = client.submit_directory(_spec(row))
         _await_pushes(job, row.workers)
         time.sleep(seconds)
-        before, since = job.refreshed(), time.monotonic()
+        before, since = _next_update(job)
         time.sleep(seconds)
-        after, until = job.refreshed(), time.monotonic()
+        after, until = _next_update(job)
     samples = after.progress.samples_applied - before.progress.samples_applied
     updates = after.totals.updates - before.totals.updates
     return Measured(
@@ -159,6 +160,16 @@ def _spec(row: Row) -> JobSpec:
             "checkpoint": {"every": "1h", "keep": 1},
         }
     )
+
+
+def _next_update(job: Job) -> tuple[JobView, float]:
+    """Wait for an update of the model; return the job and when that was. Raises TimeoutError."""
+    first, deadline = job.refreshed(), time.monotonic() + READY_SECONDS
+    while (view := job.refreshed()).totals.updates == first.totals.updates:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no update within {READY_SECONDS:g} s")
+        time.sleep(POLL_SECONDS)
+    return view, time.monotonic()
 
 
 def _await_pushes(job: Job, workers: int) -> None:

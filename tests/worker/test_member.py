@@ -57,8 +57,8 @@ def test_a_worker_pushes_less_often_while_it_is_alone(
 @pytest.mark.parametrize(
     ("exchange", "workers", "keeps", "steps"),
     [
-        (0.01, 1, False, 10),  # a second
-        (0.1, 1, True, 50),  # five seconds
+        (0.05, 1, False, 10),  # a second
+        (0.2, 1, True, 50),  # five seconds
         (0.7, 1, True, 70),  # ten exchanges
         (5.0, 1, True, 100),  # ten seconds
         (30.0, 1, True, 300),  # an exchange

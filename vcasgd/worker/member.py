@@ -28,7 +28,7 @@ MAX_LOST_SECONDS = 10.0
 #: quality for the time that they save.
 MAX_STEPS = 16
 #: Seconds of an exchange from which on a worker that is alone keeps its own copy.
-COPY_FROM = 0.05
+COPY_FROM = 0.1
 #: Progress of a job from which on its steps may overlap with exchanges. Early in a job, steps are
 #: long, consecutive ones can be opposed, and a gradient that is one step late adds to that.
 OVERLAP_FROM = 0.5
