@@ -420,6 +420,10 @@ class Exchange:
         self._end_interval()
         base, own = self.base, self._own
         if self._copy is not None:
+            # A shift is computed in the memory of the start, which the interval may load.
+            if (shift := self._copy.take_shift(wait=True)) is not None:
+                shift.release()
+                self._pushed = False
             floats, integers = self._copy.start.tensor, self._copy_integers
             # An interval that failed has moved the model.
             continues, self._pushed = self._pushed, False
