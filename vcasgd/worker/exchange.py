@@ -472,6 +472,7 @@ class Exchange:
         if copy is None or copy.merging:
             return False
         adopted = False
+        fetched = any(link.state is LinkState.FETCHED for link in self._links)
         for link in self._links:
             if link.state is LinkState.IDLE:
                 link.check()
@@ -481,7 +482,8 @@ class Exchange:
                     adopted = True
                 elif link.sees_newer:
                     link.fetch(*self._memory_of(link))
-                else:
+                elif not fetched:
+                    # Otherwise, what is fetched would wait for a shard that has nothing new.
                     link.watch()
         states = {link.state for link in self._links}
         found = LinkState.FETCHED in states and LinkState.WAITING not in states
