@@ -413,6 +413,12 @@ class ShardLink:
         else:
             fetched = self._snapshots.follow(out, here, self._steps, newer.meta)
         self._fetch_seconds = time.monotonic() - started
+        read, asked = (fetched.version, fetched.token), newer.meta
+        replaced = asked is None or read != (asked.version, asked.token)
+        # What was read instead may contain more of this worker's updates. If there is another one
+        # by now, that tells.
+        if replaced and self._poll(newer=False).version == read:
+            self._fetched_settled = self.updates.settled
         self._fetched = fetched
 
     # -- push thread -------------------------------------------------------------------------------
