@@ -287,7 +287,6 @@ def test_a_copy_goes_back_with_a_model_that_was_lost(
     assert not worker.model.any()
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("seed", range(6))
 def test_every_sample_is_in_the_model_once_whatever_the_order(
     job: ShardPair, commit: Callable[..., None], seed: int
