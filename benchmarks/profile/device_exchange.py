@@ -12,55 +12,29 @@ from __future__ import annotations
 import argparse
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "gpu_tasks"))
+
+from gpt_network import Network
+
 CHUNK = 1 << 20
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, context, width = x.shape
-        qkv = self.qkv(self.before_attention(x))
-        q, k, v = qkv.view(batch, context, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, context, width))
-        mixed: Tensor = self.down(functional.gelu(self.up(self.before_mlp(x))))
-        return x + mixed
-
-
-class Gpt(nn.Module):
-    def __init__(self, layers: int, width: int, context: int, vocabulary: int) -> None:
-        super().__init__()
-        self.token, self.place = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, width // 64) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.token.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        at = torch.arange(tokens.shape[1], device=tokens.device)
-        logits: Tensor = self.head(self.norm(self.blocks(self.token(tokens) + self.place(at))))
-        return logits
 
 
 @dataclass
 class Training:
     """A plain loop, with a hook after every ``interval`` steps that returns nothing."""
 
-    model: Gpt
+    model: Network
     batch: int
     context: int
     vocabulary: int
@@ -233,7 +207,7 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    model = Gpt(options.layers, options.width, options.context, options.vocabulary).to(device)
+    model = Network(options.layers, options.width, options.context, options.vocabulary).to(device)
     training = Training(model, options.batch, options.context, options.vocabulary, device)
     exchange = Exchange(training)
     training.run(10, options.interval, exchange.nothing)

@@ -32,14 +32,22 @@ class Base:
 def continued(base: Base, update: Tensor, parts: Iterable[ShardRange], out: Tensor) -> Base:
     """Return a base that also contains the ``parts`` of an own update, float32 [floats].
 
-    Its vector is ``out``, float32 [floats]. Parameters are added, and statistics replaced.
+    Its vector is ``out``, float32 [floats].
     """
     out.copy_(base.floats)
     for part in parts:
-        mine, own = part.of(out), part.of(update)
-        mine[: part.parameters] += own[: part.parameters]
-        mine[part.parameters :] = own[part.parameters :]
+        add(part, out, update)
     return replace(base, floats=out)
+
+
+def add(part: ShardRange, model: Tensor, update: Tensor) -> None:
+    """Add a shard's part of an update to a model, both float32 [floats], on any devices.
+
+    Parameters are added, and statistics replaced.
+    """
+    models, updates = part.of(model), part.of(update)
+    models[: part.parameters] += updates[: part.parameters].to(models.device)
+    models[part.parameters :] = updates[part.parameters :]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch import Tensor
 from vcasgd.errors import NonFiniteLoss
 from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import is_sound
+from vcasgd.worker.interval import add
 from vcasgd.worker.vectors import Vector, VectorPool, beside_training, single_threaded
 
 
@@ -193,13 +194,3 @@ def subtract(part: ShardRange, end: Tensor, start: Tensor, out: Tensor) -> None:
             "the model's parameters are no longer finite after a push interval",
             remedy="lower the learning rate or clip gradients",
         )
-
-
-def add(part: ShardRange, model: Tensor, update: Tensor) -> None:
-    """Add a shard's part of an update to a model, both float32 [floats].
-
-    Parameters are added, and statistics replaced.
-    """
-    models, updates = part.of(model), part.of(update)
-    models[: part.parameters] += updates[: part.parameters].to(models.device)
-    models[part.parameters :] = updates[part.parameters :]
