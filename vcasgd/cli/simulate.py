@@ -12,7 +12,6 @@ from vcasgd.cli.money import Changes
 from vcasgd.cli.output import Json, duration, err, show_facts, show_json
 from vcasgd.errors import SpecError
 from vcasgd.settings import load_settings
-from vcasgd.spec.job import JobSpec
 
 if TYPE_CHECKING:
     from vcasgd.simulation.job import Outcome, Point
@@ -58,17 +57,17 @@ def simulate(
     """
     # Imported here because torch takes seconds to import.
     from vcasgd.fleet.presence import machines
+    from vcasgd.session.script import load
     from vcasgd.simulation.job import Conditions, Simulation
     from vcasgd.storage.base_files import prepare_base
-    from vcasgd.task.task import load_task
 
     spec = load_job(file, changes or ())
-    _check(spec, trace, faster)
+    _check(trace, faster)
     prepare_base(spec.base, load_settings())
     lives = machines(workers, trace, faster, seed)
     outcome = Simulation(
         spec,
-        lambda: load_task(spec.task, spec.args, Path(spec.working_dir)),
+        lambda: load(spec.task, spec.args, Path(spec.working_dir)),
         Conditions(lives, seconds_per_sample, spread, latency, seed, speed_range),
         on_point=lambda point: err.print(_line(point)),
     ).run()
@@ -78,13 +77,7 @@ def simulate(
         _show(outcome)
 
 
-def _check(spec: JobSpec, trace: Path | None, faster: float) -> None:
-    if ":" not in spec.task:
-        raise SpecError(
-            f"task: {spec.task} is a script, and scripts can't be simulated",
-            remedy="write the same training as a vcasgd.Task, module:Class",
-            field="task",
-        )
+def _check(trace: Path | None, faster: float) -> None:
     if trace is None and faster != 1:
         raise SpecError("--faster: has no effect without --trace", field="faster")
 

@@ -28,6 +28,7 @@ from vcasgd.errors import InvalidUpdate, NonFiniteLoss, SpecError
 from vcasgd.fleet.presence import Life
 from vcasgd.learning.rules import make_rule
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
+from vcasgd.session.script import ScriptTask
 from vcasgd.simulation.worker import Fetched, SimulatedInterval, SimulatedWorker
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.header import Header
@@ -115,14 +116,13 @@ class Simulation:
         on_point: Callable[[Point], None] = lambda _: None,
     ) -> None:
         self._spec = spec
-        self._task = make_task()
-        # All learners are in this process, and need the data only once.
-        vars(self._task)["dataset"] = cache(self._task.dataset)
+        self._make_task = make_task
+        self._tasks: list[Task] = []
         self._conditions = conditions
         self._evaluate_every = evaluate_every
         self._on_point = on_point
         #: Learner for evaluations only.
-        self._evaluator = Learner(spec, self._task, "cpu")
+        self._evaluator = self._new_learner()
         self._facts = self._evaluator.facts(1)
         self._model = self._new_model()
         self._plan = self._evaluator.plan
@@ -147,6 +147,14 @@ class Simulation:
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
+        try:
+            return self._run()
+        finally:
+            for task in self._tasks:
+                if isinstance(task, ScriptTask):
+                    task.close()
+
+    def _run(self) -> Outcome:
         for nth, life in enumerate(self._conditions.lives):
             self._at(life.start, partial(self._continue, self._new_worker(nth, life)))
         try:
@@ -176,6 +184,17 @@ class Simulation:
 
     # -- workers -------------------------------------------------------------------------------
 
+    def _new_learner(self) -> Learner:
+        """Return a learner with a task of its own, as each worker has one."""
+        task = self._make_task()
+        if self._tasks and not isinstance(task, ScriptTask):
+            # All learners are in this process, and need the data only once.
+            vars(task)["dataset"] = vars(self._tasks[0])["dataset"]
+        elif not isinstance(task, ScriptTask):
+            vars(task)["dataset"] = cache(task.dataset)
+        self._tasks.append(task)
+        return Learner(self._spec, task, "cpu")
+
     def _new_worker(self, nth: int, life: Life) -> SimulatedWorker:
         conditions = self._conditions
         rng = random.Random(f"{conditions.seed}/{nth}")
@@ -197,7 +216,7 @@ class Simulation:
         if not self._waiting or self._plan.epoch_of(self._waiting[0]) > ahead:
             return False
         if worker.learner is None:
-            worker.learner = Learner(self._spec, self._task, "cpu")
+            worker.learner = self._new_learner()
         worker.subtask = self._waiting.popleft()
         worker.position = self._pushed.get(worker.subtask, 0)
         worker.learner.start_subtask()
