@@ -121,6 +121,7 @@ export function aTimeline(
     replaced_by: null,
     reason: null,
     lost: false,
+    given_to: null,
     spans,
     ...changes,
   };

@@ -47,6 +47,13 @@ test("a released machine is gone, not lost", () => {
   expect(stateOf(next)).toBe("booting");
 });
 
+test("a machine that went to another job was given, not lost", () => {
+  const given = aTimeline("g", [{ state: "running", from: 0, to: 5 }], { given_to: "other-1" });
+
+  expect(stateOf(given)).toBe("given");
+  expect(losses([given])).toEqual([]);
+});
+
 test("200 machines with 5,000 spans are laid out within a frame", () => {
   const machines = Array.from({ length: 200 }, (_, row) =>
     aTimeline(

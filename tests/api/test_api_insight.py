@@ -43,29 +43,38 @@ def test_staleness_is_a_histogram_without_gaps(api: Api, http: httpx.Client) -> 
 
 def test_machines_are_ordered_by_their_start(api: Api, http: httpx.Client) -> None:
     job = api.submit()
+    start = api.jobs.get(job).created_at
     died = [
-        {"state": "running", "from": 5.0, "to": 9.0},
-        {"state": "dead", "from": 9.0, "to": None},
+        {"state": "running", "from": start + 5, "to": start + 9},
+        {"state": "dead", "from": start + 9, "to": None},
     ]
-    booting = {**BORN, "spans": [{"state": "booting", "from": 8.0, "to": None}]}
+    booting = {**BORN, "spans": [{"state": "booting", "from": start + 8, "to": None}]}
     dead = {**BORN, "spans": died, "replaced_by": "i-2", "reason": "evicted", "lost": True}
     EventLog(api.connection).update_timelines({job: {"i-2": booting, "i-1": dead}})
 
     first, second = http.get(f"jobs/{job}/timelines").json()
 
     assert (first["machine"], first["spans"], first["replaced_by"]) == ("i-1", died, "i-2")
-    assert second["spans"] == [{"state": "booting", "from": 8.0, "to": None}]
+    assert second["spans"] == [{"state": "booting", "from": start + 8, "to": None}]
 
 
-def test_open_spans_end_with_the_job(api: Api, http: httpx.Client) -> None:
+def test_timelines_start_and_end_with_the_job(api: Api, http: httpx.Client) -> None:
     job = api.submit()
-    lane = {**BORN, "spans": [{"state": "running", "from": 5.0, "to": None}]}
-    EventLog(api.connection).update_timelines({job: {"i-1": lane}})
+    start = api.jobs.get(job).created_at
+    before = {**BORN, "spans": [{"state": "running", "from": 1.0, "to": start - 1}]}
+    during = [
+        {"state": "booting", "from": 5.0, "to": start},
+        {"state": "running", "from": 6.0, "to": None},
+    ]
+    given = {**BORN, "spans": during, "given_to": "other-1"}
+    EventLog(api.connection).update_timelines({job: {"i-1": given, "i-0": before}})
     api.finish(job)
 
     (found,) = http.get(f"jobs/{job}/timelines").json()
 
-    assert found["spans"][-1]["to"] == api.jobs.get(job).ended_at
+    end = api.jobs.get(job).ended_at
+    assert found["spans"] == [{"state": "running", "from": start, "to": end}]
+    assert found["given_to"] == "other-1"
 
 
 # -- subtasks -----------------------------------------------------------------------------------

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from support.controllers import Cloud, Controllers
 from support.fleet_records import PACKAGE, job_spec
+from support.harness import RedisServer
 
 from vcasgd.controller.fleet.workers import drain_seconds
 from vcasgd.fleet.providers.base import MachineState
 from vcasgd.spec.job import JobState
+from vcasgd.stack.cleanup import remove_machines
+from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.worker_names import worker_name
 
 
 @pytest.fixture
@@ -91,3 +96,26 @@ def test_timelines_of_an_ended_job_end_with_it_and_are_not_written_again(
     loop.round()
     (span,) = spans(jobs, job)[-1:]
     assert (span["state"], span["to"] is None) == ("running", False)
+
+
+def test_machines_of_a_stack_that_stops_are_not_lost_and_their_workers_are_gone(
+    controllers: Controllers, jobs: Jobs, job: str, ledger_server: RedisServer
+) -> None:
+    # Given a worker that reports
+    _, (one,) = controllers.run_with(Cloud(), 1)
+    worker = worker_name(one.id, job)
+    beat = json.dumps({"at": 1.0, "pushed_bytes": 7})
+    controllers.ledger.hset(LedgerKeys(job).workers, worker, beat)
+
+    # When the stack ends its machines
+    remove_machines(ledger_server.url, controllers.settings, ["controller"], [])
+
+    # Then none of its workers is counted any more, and its machine is released
+    assert jobs.workers.count(job) == 0
+    assert jobs.workers.heartbeats(job) == {}
+    timeline = jobs.timelines(job)[one.id]
+    assert (timeline["reason"], timeline["lost"]) == ("the stack was stopped", False)
+    assert states(jobs, job)[-1] == "dead"
+    loop = controllers.start(Cloud())
+    loop.round()
+    assert not jobs.timelines(job)[one.id]["lost"]

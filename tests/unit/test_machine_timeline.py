@@ -84,6 +84,39 @@ def test_machine_that_goes_to_another_job_is_not_dead_and_can_return() -> None:
     assert spans(again)[-2:] == [(R, 2.0, 3.0), (R, 8.0, None)]
 
 
+def test_machine_of_another_job_starts_when_it_comes() -> None:
+    timelines = advance({}, {"i": seen(R)}, {}, 300.0, known={"i"})
+
+    assert spans(timelines["i"]) == [(R, 300.0, None)]
+
+
+def test_machine_that_is_lost_in_another_job_is_not_lost_in_the_first() -> None:
+    timelines = after((2.0, {"i": seen(R)}, {}))
+    timelines |= advance(timelines, {}, {}, 3.0, elsewhere={"i": "other-1"})
+
+    assert advance(timelines, {}, {"i": None}, 9.0) == {}
+
+    timeline = timelines["i"]
+    assert (timeline.given_to, timeline.lost, spans(timeline)[-1]) == ("other-1", False, (R, 2, 3))
+    again = advance(timelines, {"i": seen(R)}, {}, 10.0)["i"]
+    assert again.given_to is None
+
+
+def test_machine_that_waits_before_another_job_takes_it_is_given_to_that_job() -> None:
+    timelines = after((2.0, {"i": seen(R)}, {}), (3.0, {}, {}))
+
+    given = advance(timelines, {}, {}, 5.0, elsewhere={"i": "other-1"})["i"]
+
+    assert (given.given_to, spans(given)[-1]) == ("other-1", (R, 2.0, 3.0))
+
+
+def test_machine_of_another_job_can_be_a_replacement() -> None:
+    lost = after((100.0, {"a": seen(R)}, {}), (150.0, {}, {"a": None}))
+
+    assert advance(lost, {"b": seen(R)}, {}, 151.0, known={"b"})["a"].replaced_by == "b"
+    assert "a" not in advance(lost, {"b": seen(B, 480.0)}, {}, 481.0), "after a break"
+
+
 def test_unchanged_timelines_are_not_returned() -> None:
     timelines = after((2.0, {"i": seen(R), "j": seen(R)}, {}), (3.0, {"i": seen(R)}, {"j": None}))
 

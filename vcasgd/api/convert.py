@@ -112,15 +112,27 @@ def staleness_view(job: JobRecord) -> StalenessView:
     )
 
 
-def timeline_view(machine: str, lane: Mapping[str, Any], job: JobRecord) -> TimelineView:
-    """Return a machine's work for a job. ``lane``: its entry in the ledger."""
+def timeline_view(machine: str, lane: Mapping[str, Any], job: JobRecord) -> TimelineView | None:
+    """Return a machine's work for a job, without what it did before and after.
+
+    ``lane``: its entry in the ledger. Returns None for a machine that did nothing for the job.
+    """
     spans = [SpanView.model_validate(each) for each in lane["spans"]]
-    # the controller no longer updates machines of a job that has ended
-    if job.ended_at is not None and spans:
-        last = spans[-1]
-        if last.until is None and last.state != "dead":
-            spans[-1] = last.model_copy(update={"until": max(last.since, job.ended_at)})
+    spans = [each for span in spans if (each := _within(span, job.created_at, job.ended_at))]
+    if not spans:
+        return None
     return TimelineView.model_validate({**lane, "machine": machine, "spans": spans})
+
+
+def _within(span: SpanView, start: float, end: float | None) -> SpanView | None:
+    """Return the part of a span from ``start`` to ``end``; None if there is none."""
+    if (span.until is not None and span.until <= start) or (end is not None and span.since > end):
+        return None
+    changes: dict[str, float] = {"since": max(start, span.since)}
+    # the controller no longer updates machines of a job that has ended
+    if end is not None and span.state != "dead":
+        changes["until"] = end if span.until is None else min(span.until, end)
+    return span.model_copy(update=changes)
 
 
 # -- costs --------------------------------------------------------------------------------------

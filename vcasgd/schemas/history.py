@@ -117,6 +117,7 @@ class TimelineView(Schema):
     spans: list[SpanView]
     reason: str | None = Field(description="Reason for the machine's end, once it is known.")
     lost: bool = Field(description="True if the cloud took the machine, or it failed.")
+    given_to: str | None = Field(default=None, description="Job that the machine went to.")
 
 
 class SubtasksView(Schema):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.errors import FleetError, SpecError, StackError, StoreError, VcasgdError
 from vcasgd.fleet.pools import JOIN, LocalPoolSpec, load_pools, pool_row
 from vcasgd.fleet.providers.base import MachineState, Provider
@@ -19,9 +20,11 @@ from vcasgd.settings import Settings
 from vcasgd.stack.home import PartState, StackHome, StackState
 from vcasgd.stack.layout import kind_of
 from vcasgd.stack.parts import PARTS, PROBE_SECONDS, mark
+from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import connect
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.worker_names import machine_of
 
 log = logging.getLogger(__name__)
 
@@ -222,16 +225,25 @@ def remove_machines(
     left = {name for each in unended for name in each.machines}
     ledger = connect(ledger_url, answer_seconds=PROBE_SECONDS)
     try:
-        busy = _remove(Control(ledger), pools, left)
+        removed = _remove(Control(ledger), pools, left)
         jobs = Jobs(ledger)
-        for job in busy.intersection(jobs.active()):
+        active = {job: removed[job] for job in removed.keys() & set(jobs.active())}
+        workers = {
+            job: {name for name in names if machine_of(name) in active[job]}
+            for job, names in jobs.workers.names_of(active).items()
+        }
+        jobs.workers.remove_all(workers)
+        TimelineRecorder(ledger).end(active, "the stack was stopped", steady_time())
+        for job in active:
             jobs.event(job, "stack-stopped", "the stack and its machines were stopped")
     except StoreError as error:
         log.warning("ledger: %s", error)
 
 
-def _remove(control: Control, pools: list[str] | None, left: Collection[str]) -> set[str]:
-    """Remove the machines of the pools, or all, and return the jobs that they worked for."""
+def _remove(
+    control: Control, pools: list[str] | None, left: Collection[str]
+) -> dict[str, set[str]]:
+    """Remove the machines of the pools, or all, and return them by the job they worked for."""
     rows = control.machines()
     removed = {
         name: row
@@ -241,4 +253,7 @@ def _remove(control: Control, pools: list[str] | None, left: Collection[str]) ->
     control.publish(
         {name: row for name, row in rows.items() if name not in removed}, control.pools()
     )
-    return {str(row.get("job")) for row in removed.values()}
+    of_job: defaultdict[str, set[str]] = defaultdict(set)
+    for name, row in removed.items():
+        of_job[str(row.get("job"))].add(name)
+    return dict(of_job)

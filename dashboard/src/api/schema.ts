@@ -399,7 +399,8 @@ export interface paths {
         };
         /**
          * List Timelines
-         * @description List the newest 1000 machines of a job with their states, in the order of their start.
+         * @description List the newest 1000 machines of a job with their states while the job had them, in the
+         *     order of their start.
          */
         get: operations["list_timelines"];
         put?: never;
@@ -2900,6 +2901,11 @@ export interface components {
              * @description True if the cloud took the machine, or it failed.
              */
             lost: boolean;
+            /**
+             * Given To
+             * @description Job that the machine went to.
+             */
+            given_to: string | null;
         };
         /**
          * TokenRequest

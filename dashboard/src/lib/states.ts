@@ -28,6 +28,7 @@ const LOOKS: Record<string, Look> = {
   dead: { word: "killed", tone: "failed" },
   failed: { word: "failed", tone: "failed" },
   cancelled: { word: "cancelled", tone: "idle" },
+  given: { word: "given to another job", tone: "idle" },
   gone: { word: "released", tone: "idle" },
   terminated: { word: "released", tone: "idle" },
   idle: { word: "idle", tone: "idle" },

@@ -1,8 +1,9 @@
 import type { MachineTimeline, Span } from "../api/types";
 import type { Domain } from "./axis";
 
-/** State to show: a machine that ended was lost without a notice, evicted, or released. */
-export type Shown = Span["state"] | "evicted" | "gone";
+/** State to show: a machine that ended was lost without a notice, evicted, released, or given to
+ * another job. */
+export type Shown = Span["state"] | "evicted" | "gone" | "given";
 
 export type Bar = { state: Shown; x: number; width: number; from: number; to: number };
 
@@ -157,7 +158,9 @@ export function losses(machines: readonly MachineTimeline[]): Loss[] {
 /** Returns the state to show; one that the controller terminated is "gone". */
 export function stateOf(timeline: MachineTimeline): Shown {
   const last = timeline.spans.at(-1);
-  if (!last || (last.to !== null && last.state !== "dead")) return "gone";
+  if (!last || (last.to !== null && last.state !== "dead")) {
+    return timeline.given_to ? "given" : "gone";
+  }
   return shown(timeline, last);
 }
 

@@ -171,10 +171,11 @@ def get_staleness(job: JobDep) -> StalenessView:
 
 @router.get("/jobs/{job}/timelines", dependencies=READ, tags=["insight"])
 def list_timelines(services: ServicesDep, job: JobDep) -> list[TimelineView]:
-    """List the newest 1000 machines of a job with their states, in the order of their start."""
+    """List the newest 1000 machines of a job with their states while the job had them, in the
+    order of their start."""
     lanes = services.jobs.timelines(job.id)
-    views = [timeline_view(machine, lane, job) for machine, lane in lanes.items()]
-    return sorted(views, key=lambda view: (view.spans[0].since if view.spans else 0, view.machine))
+    views = (timeline_view(machine, lane, job) for machine, lane in lanes.items())
+    return sorted(filter(None, views), key=lambda view: (view.spans[0].since, view.machine))
 
 
 @router.get("/jobs/{job}/subtasks", dependencies=READ, tags=["insight"])

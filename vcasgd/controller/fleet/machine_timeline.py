@@ -8,9 +8,10 @@ controller observes and writes the result to the ledger.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from vcasgd.fleet.observed import Observed
@@ -24,8 +25,9 @@ from vcasgd.worker_names import worker_name
 TIMELINES_KEPT = 1000
 #: Spans of one machine, so that a phase that flaps does not fill the ledger.
 SPANS_KEPT = 50
-#: Seconds after a loss in which a launched machine counts as its replacement.
-REPLACEMENT_SECONDS = 1800.0
+#: Seconds after a loss in which a machine that comes counts as its replacement. It is ordered, or
+#: taken from another job, as soon as the loss is known.
+REPLACEMENT_SECONDS = 120.0
 #: Seconds by which a cloud's clock can differ from ours.
 CLOCK_SECONDS = 1.0
 
@@ -58,7 +60,7 @@ class MachineTimeline:
     """Timeline of one machine of a job.
 
     ``reason`` says why it ended or is about to end. ``lost`` is true if the controller did not end
-    it.
+    it. ``given_to`` is the job that it went to; what happens to it there is not this job's loss.
     """
 
     pool: str
@@ -70,6 +72,7 @@ class MachineTimeline:
     replaced_by: str | None = None
     reason: str | None = None
     lost: bool = False
+    given_to: str | None = None
 
     @property
     def phase(self) -> MachinePhase | None:
@@ -109,46 +112,61 @@ def advance(
     sightings: Mapping[str, Sighting],
     ends: Mapping[str, str | None],
     now: float,
+    *,
+    known: Collection[str] = (),
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, MachineTimeline]:
     """Return the timelines that an observation changes or adds.
 
     ``ends`` maps each machine that disappeared since the previous observation to the controller's
-    reason for terminating it, or to None if it did not. Any other machine without a sighting went
-    to another job or outlived its own.
+    reason for terminating it, or to None if it did not. ``elsewhere`` maps machines to the other
+    job that they are for now. ``known`` are those that were there before: one of them did not boot
+    for this job.
     """
     after = {
-        name: _seen(timelines.get(name), machine, phase, now)
+        name: _seen(timelines.get(name), machine, phase, now, booted=name in known)
         for name, (machine, phase) in sightings.items()
     }
     for name in timelines.keys() - sightings.keys():
         timeline = timelines[name]
-        after[name] = _ended(timeline, ends[name], now) if name in ends else _closed(timeline, now)
-    newcomers = sorted(
-        sightings.keys() - timelines.keys(), key=lambda name: sightings[name][0].launched_at
-    )
-    all_ = {**timelines, **after} if newcomers else {}
-    # The machine that was lost first is replaced first.
-    waiting = deque(
-        sorted(
-            (each.lost_at, name)
-            for name, each in all_.items()
-            if each.replaced_by is None and each.lost_at is not None
-        )
-    )
-    for name in newcomers:
-        launched_at = sightings[name][0].launched_at
-        while waiting and waiting[0][0] < launched_at - REPLACEMENT_SECONDS:
-            waiting.popleft()
-        first = 1 if waiting and waiting[0][1] == name else 0  # None replaces itself.
-        if len(waiting) > first and waiting[first][0] <= launched_at + CLOCK_SECONDS:
-            _, replaced = waiting[first]
-            del waiting[first]
-            after[replaced] = replace(all_[replaced], replaced_by=name)
+        if name in ends:
+            after[name] = _ended(timeline, ends[name], now)
+        else:
+            after[name] = _closed(timeline, now, elsewhere.get(name))
+    newcomers = {name: after[name] for name in sightings.keys() - timelines.keys()}
+    after |= _replaced({**timelines, **after}, newcomers)
     return {
         name: each
         for name, each in after.items()
         if (before := timelines.get(name)) is not each and before != each
     }
+
+
+def _replaced(
+    timelines: Mapping[str, MachineTimeline], newcomers: Mapping[str, MachineTimeline]
+) -> dict[str, MachineTimeline]:
+    """Return the lost machines that newcomers replace: the one lost first by the one that came
+    first.
+    """
+    if not newcomers:
+        return {}
+    waiting = deque(
+        sorted(
+            (each.lost_at, name)
+            for name, each in timelines.items()
+            if each.replaced_by is None and each.lost_at is not None
+        )
+    )
+    after = {}
+    for came, name in sorted((each.spans[0].since, name) for name, each in newcomers.items()):
+        while waiting and waiting[0][0] < came - REPLACEMENT_SECONDS:
+            waiting.popleft()
+        first = 1 if waiting and waiting[0][1] == name else 0  # None replaces itself.
+        if len(waiting) > first and waiting[first][0] <= came + CLOCK_SECONDS:
+            _, lost = waiting[first]
+            del waiting[first]
+            after[lost] = replace(timelines[lost], replaced_by=name)
+    return after
 
 
 def expired(timelines: Mapping[str, MachineTimeline], most: int = TIMELINES_KEPT) -> list[str]:
@@ -165,8 +183,14 @@ class TimelineRecorder:
         self._jobs = Jobs(ledger)
         self._timelines: dict[str, dict[str, MachineTimeline]] = {}
 
-    def record(self, state: Observed, ends: Mapping[str, str | None], now: float) -> None:
-        """Advance all timelines by one observation; ``ends`` as for :func:`advance`.
+    def record(
+        self,
+        state: Observed,
+        ends: Mapping[str, str | None],
+        now: float,
+        known: Collection[str] = (),
+    ) -> None:
+        """Advance all timelines by one observation; ``ends`` and ``known`` as for :func:`advance`.
 
         Raises :class:`~vcasgd.errors.StoreUnavailable`.
         """
@@ -176,12 +200,30 @@ class TimelineRecorder:
             with isolated(job):
                 rows = self._jobs.timelines(job).items()
                 self._timelines[job] = {name: MachineTimeline.from_row(row) for name, row in rows}
+        job_of = {name: job for job, machines in sightings.items() for name in machines}
         changed: dict[str, dict[str, MachineTimeline]] = {}
         for job, timelines in self._timelines.items():
             with isolated(job):
-                changed[job] = advance(timelines, sightings[job], ends, now)
+                seen = sightings[job]
+                changed[job] = advance(timelines, seen, ends, now, known=known, elsewhere=job_of)
         self._update({job: timelines for job, timelines in changed.items() if timelines})
         self._timelines = {job: each for job, each in self._timelines.items() if job in active}
+
+    def end(self, machines: Mapping[str, Collection[str]], why: str, now: float) -> None:
+        """End the timelines of machines, by job, that something else than a controller ended.
+
+        Raises :class:`~vcasgd.errors.StoreUnavailable`.
+        """
+        changed = {}
+        for job, names in machines.items():
+            rows = self._jobs.timelines(job)
+            ended = {
+                name: _ended(timeline, why, now)
+                for name in names & rows.keys()
+                if (timeline := MachineTimeline.from_row(rows[name])).phase
+            }
+            changed[job] = {name: each.to_row() for name, each in ended.items()}
+        self._jobs.update_timelines(changed)
 
     def _update(self, changed: Mapping[str, Mapping[str, MachineTimeline]]) -> None:
         """Write changed timelines, by job and machine, and delete old ones."""
@@ -215,19 +257,24 @@ class TimelineRecorder:
 
 
 def _seen(
-    timeline: MachineTimeline | None, machine: Machine, phase: MachinePhase, now: float
+    timeline: MachineTimeline | None,
+    machine: Machine,
+    phase: MachinePhase,
+    now: float,
+    *,
+    booted: bool,
 ) -> MachineTimeline:
     timeline = _updated(timeline, machine)
-    launched_at = machine.launched_at
+    came = now if booted else machine.launched_at
     if phase is MachinePhase.NOTICE:
         timeline = replace(timeline, reason="notice of eviction", lost=True)
     if timeline.phase is phase:
         return timeline
-    if not timeline.spans and phase is not MachinePhase.BOOTING:
+    if not timeline.spans and phase is not MachinePhase.BOOTING and not booted:
         # The machine finished booting before the first observation.
-        timeline = replace(timeline, spans=(Span(MachinePhase.BOOTING, launched_at, now),))
-    since = now if timeline.spans else launched_at
-    return _with_span(timeline, Span(phase, since), now)
+        timeline = replace(timeline, spans=(Span(MachinePhase.BOOTING, came, now),))
+    since = now if timeline.spans else came
+    return replace(_with_span(timeline, Span(phase, since), now), given_to=None)
 
 
 def _updated(timeline: MachineTimeline | None, machine: Machine) -> MachineTimeline:
@@ -244,7 +291,7 @@ def _updated(timeline: MachineTimeline | None, machine: Machine) -> MachineTimel
 
 
 def _ended(timeline: MachineTimeline, why: str | None, now: float) -> MachineTimeline:
-    if timeline.phase is MachinePhase.DEAD:
+    if timeline.phase is MachinePhase.DEAD or timeline.given_to is not None:
         return timeline
     noticed = timeline.phase is MachinePhase.NOTICE
     reason = why or ("evicted" if noticed else "lost without a notice")
@@ -253,8 +300,10 @@ def _ended(timeline: MachineTimeline, why: str | None, now: float) -> MachineTim
     return replace(dead, reason=reason, lost=lost)
 
 
-def _closed(timeline: MachineTimeline, now: float) -> MachineTimeline:
-    """Return the timeline with its present span ended."""
+def _closed(timeline: MachineTimeline, now: float, given_to: str | None = None) -> MachineTimeline:
+    """Return the timeline with its present span ended, because another job has the machine."""
+    if timeline.given_to is None and timeline.phase is not MachinePhase.DEAD:
+        timeline = replace(timeline, given_to=given_to)
     if timeline.phase in (None, MachinePhase.DEAD):
         return timeline
     return replace(timeline, spans=(*timeline.spans[:-1], replace(timeline.spans[-1], until=now)))

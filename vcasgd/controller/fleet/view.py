@@ -79,7 +79,7 @@ class FleetView:
         jobs, terminated = self._fleet.jobs, self._fleet.terminated
         before, lost = self._machines, self._disappeared(state)
         ends = {name: terminated.get(name) for name in lost}
-        self._timeline.record(state, ends, self._fleet.clock())
+        self._timeline.record(state, ends, self._fleet.clock(), before)
         active = set(jobs.active())
         machines = self._rows(state, active)
         changed = {name: one for name, one in machines.items() if one is not before.get(name)}

@@ -95,9 +95,11 @@ const Name = memo(function Name({
       <span className={classes.texts} title={summaryOf(timeline)}>
         <span className={classes.first}>
           <span className={classes.label}>{short(timeline.machine)}</span>
-          <span className={classes.word}>{wordOf(state)}</span>
+          <span className={classes.word}>{state === "given" ? "given away" : wordOf(state)}</span>
         </span>
-        <span className={classes.origin}>{originOf(timeline)}</span>
+        <span className={classes.origin}>
+          {state === "given" ? `given to ${timeline.given_to}` : originOf(timeline)}
+        </span>
       </span>
       {alive && mayEvict && <EvictButton machine={timeline.machine} />}
     </li>
@@ -121,7 +123,8 @@ function short(machine: string): string {
 
 function summaryOf(timeline: MachineTimeline): string {
   const kind = timeline.spot ? "spot" : "on demand";
-  const why = timeline.reason ? `; ${timeline.reason}` : "";
+  const reason = timeline.given_to ? `given to ${timeline.given_to}` : timeline.reason;
+  const why = reason ? `; ${reason}` : "";
   return `${timeline.machine}: pool ${timeline.pool}, ${kind}, ${originOf(timeline)}${why}`;
 }
 
