@@ -33,6 +33,7 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.ledger.events import NewLine
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Lease, Leases
@@ -178,7 +179,9 @@ class JobWriter:
         for number in range(entries):
             self._jobs.event(self.job, "note", f"something happened, number {number}")
         self._jobs.add_logs(
-            self.job, f"{self.job}.i-0001", [f"line {each}" for each in range(entries)]
+            self.job,
+            f"{self.job}.i-0001",
+            [NewLine(time.time(), "out", f"line {each}") for each in range(entries)],
         )
         if self._count % 5 == 0:
             self._lose()

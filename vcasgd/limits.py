@@ -121,6 +121,18 @@ MAX_EARLIER_UPDATES = 1000
 #: Honest ones need their job's share, which is at most half then.
 MAX_SHARE_BESIDE_OTHERS = 0.5
 
+# -- log lines of a job ---------------------------------------------------------------------------
+
+#: Lines that the ledger keeps of a job: the newest.
+LOG_LINES_KEPT = 10_000
+#: Bytes of a line; a longer one is cut and says so. All lines together stay below
+#: :data:`MAX_CONTENT_BYTES`.
+LOG_LINE_BYTES = 4000
+#: Lines that a worker sends at once, and then per second, so that it leaves room for others.
+LOG_BURST_LINES, LOG_LINES_PER_SECOND = 3000, 20.0
+#: Characters of a text to search for in lines.
+MAX_SEARCHED = 200
+
 # -- secrets and packages -------------------------------------------------------------------------
 
 #: Characters of a token or a secret in the settings: with fewer, it can be guessed.

@@ -122,6 +122,11 @@ class _SafeHandler(logging.StreamHandler[TextIO]):
         return printable(masked(super().format(record))).replace("\n", "\n  ")
 
 
+def is_own(handler: logging.Handler) -> bool:
+    """Return True for the handler of :func:`configure_logging`."""
+    return isinstance(handler, _SafeHandler)
+
+
 class _TextFormatter(logging.Formatter):
     """Formatter for people: the fields follow the message."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 from httpx_sse import ServerSentEvent
 from support.api_harness import HEARTBEAT, Api, messages_of
+from support.lines import printed
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.client import Client
@@ -58,12 +59,40 @@ def test_long_histories_are_paged_and_streamed_in_order(
     api: Api, http: httpx.Client, client: Client
 ) -> None:
     job, lines = api.submit(), [f"line {number}" for number in range(2500)]
-    api.jobs.add_logs(job, "w-1", lines)
+    api.jobs.add_logs(job, "w-1", printed(lines))
 
     assert [line.line for line in client.job(job).logs()] == lines
     assert len(http.get(f"jobs/{job}/logs?limit=7").json()) == 7
     api.finish(job)
     assert [line.line for line in client.job(job).logs(follow=True)] == lines
+
+
+def test_log_lines_are_filtered_in_lists_and_streams(
+    api: Api, http: httpx.Client, client: Client
+) -> None:
+    # Given many lines of one worker, and few of another one in between
+    job = api.submit()
+    api.jobs.add_logs(job, f"{job}.chatty", printed(f"step {number}" for number in range(1500)))
+    api.jobs.add_logs(job, f"{job}.quiet", printed(["Loss is NaN"], "warning"))
+    api.jobs.add_logs(job, f"{job}.chatty", printed(f"step {number}" for number in range(1500)))
+    api.finish(job)
+
+    def texts(**query: Any) -> list[str]:
+        listed = [line.line for line in client.job(job).logs(**query)]
+        assert [line.line for line in client.job(job).logs(follow=True, **query)] == listed
+        return listed
+
+    assert texts(grep="loss is") == ["Loss is NaN"]
+    assert texts(worker="quiet") == ["Loss is NaN"]
+    assert texts(tail=2) == ["step 1498", "step 1499"]
+    assert texts(worker="quiet", tail=5) == ["Loss is NaN"]
+    assert texts(tail=1, grep="step 12") == ["step 1299"]
+    assert len(texts(tail=2500)) == 2500
+    assert texts(since=time.time() + 60) == []
+    assert len(texts(since=time.time() - 600)) == 3001
+    (row,) = http.get(f"jobs/{job}/logs?grep=nan").json()
+    assert (row["level"], row["worker"]) == ("warning", f"{job}.quiet")
+    assert http.get(f"jobs/{job}/logs?grep={'x' * 201}").status_code == 422
 
 
 def test_metrics_replace_infinities_by_null(api: Api, client: Client) -> None:
@@ -124,7 +153,7 @@ def test_log_lines_after_the_end_of_the_job_are_delivered(api: Api, client: Clie
 
     def add_last_lines() -> None:
         time.sleep(HEARTBEAT / 2)
-        api.jobs.add_logs(job, "w-1", ["leaving"])
+        api.jobs.add_logs(job, "w-1", printed(["leaving"]))
 
     with in_background(add_last_lines):
         lines = list(client.job(job).logs(follow=True))

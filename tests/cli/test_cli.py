@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from click.testing import Result
 from rich.console import Console
 from support.api_harness import Api
+from support.lines import printed
 from support.waiting import PATIENCE, await_truth
 from typer.testing import CliRunner
 
@@ -226,7 +228,7 @@ def test_json_option_prints_listings_as_json(run: Run, api: Api) -> None:
     api.leases(job).renew({"at": time.time(), "machine": "i-1", "steps": 3}, [])
     api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {"local": {"machines": 1}})
     checkpoint, _ = api.store_checkpoint(job, 1)
-    api.jobs.add_logs(job, "w-1", ["hello"])
+    api.jobs.add_logs(job, "w-1", printed(["hello"]))
 
     assert [row["id"] for row in parsed(run("jobs", "--json"))] == [job]
     assert parsed(run("jobs", "--state", "failed", "--json")) == []
@@ -247,7 +249,7 @@ def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     api.start_job(job)
     api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {"local": {"machines": 1}})
     checkpoint, _ = api.store_checkpoint(job, 1)
-    api.jobs.add_logs(job, f"{job}.i-1", ["hello [bold]"])
+    api.jobs.add_logs(job, f"{job}.i-1", printed(["hello [bold]"]))
     api.leases(job).renew({"pushed_bytes": 1_500_000, "fetched_bytes": 4_000_000_000}, [])
 
     heading, row = stdout_of(run("jobs")).splitlines()
@@ -256,7 +258,7 @@ def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     assert "running" in stdout_of(run("machines"))
     assert "local" in stdout_of(run("pools"))
     assert checkpoint in stdout_of(run("checkpoints", job))
-    assert stdout_of(run("logs", job)) == "i-1: hello [bold]\n"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  i-1 {11}hello \[bold\]\n", stdout_of(run("logs", job)))
     assert "submitted: digits was submitted" in stdout_of(run("events", job))
     shown = stdout_of(run("show", job))
     assert f"job         {job}\n" in shown
@@ -267,6 +269,23 @@ def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     assert "1.5 MB  4.0 GB" in row
 
 
+def test_log_lines_are_selected(run: Run, api: Api) -> None:
+    job = api.submit()
+    api.jobs.add_logs(job, f"{job}.i-1", printed(["Epoch 1", "Epoch 2"]))
+    api.jobs.add_logs(job, f"{job}.i-2", printed(["it is hot", "epoch 3"], "warning"))
+
+    def texts(*options: str) -> list[str]:
+        return [row["line"] for row in parsed(run("logs", job, "--json", *options))]
+
+    assert texts("--tail", "1") == ["epoch 3"]
+    assert texts("--grep", "EPOCH", "--tail", "2") == ["Epoch 2", "epoch 3"]
+    assert texts("--worker", "i-1") == ["Epoch 1", "Epoch 2"]
+    assert texts("--since", "1h", "--worker", "i-2") == ["it is hot", "epoch 3"]
+    assert "i-2  warning  it is hot" in stdout_of(run("logs", job))
+    refused = run("logs", job, "--since", "soon")
+    assert (refused.exit_code, "not a duration" in refused.output) == (2, True)
+
+
 def test_text_of_workers_is_printed_as_data(run: Run, api: Api) -> None:
     job = api.submit()
     api.start_job(job)
@@ -274,7 +293,7 @@ def test_text_of_workers_is_printed_as_data(run: Run, api: Api) -> None:
     machine = {"pool": "local", "state": "running", "gpu": hostile}
     api.control.publish({"i-1": machine}, {"local": {"machines": 1}})
     api.leases(job).renew({"machine": "i-1", "doing": hostile, "device": hostile}, [])
-    api.jobs.add_logs(job, f"{job}.i-1", [hostile])
+    api.jobs.add_logs(job, f"{job}.i-1", printed([hostile]))
 
     for command in (
         ("workers",),

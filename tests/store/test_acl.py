@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.harness import RedisServer
+from support.lines import printed
 from support.servers import allow_database, url_of
 from support.world import World, blocks_of
 
@@ -373,7 +374,7 @@ def test_a_worker_can_do_its_work_in_the_ledger(
     assert isinstance(chore, Lease)
     assert leases.report_evaluation(chore, {"version": 0, "metrics": {}, "worker": WORKER,
                                             "seconds": 0.0, "at": 0.0})  # fmt: skip
-    jobs.add_logs(world.job, WORKER, ["a line"])
+    jobs.add_logs(world.job, WORKER, printed(["a line"]))
     jobs.report_failure(world.job, Failure(WORKER, "train:0", "no", "", Cause.WORK))
     assert len(world.jobs.get(world.job).evaluations) == 1
 

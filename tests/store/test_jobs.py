@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.lines import printed
 from support.waiting import PATIENCE, await_truth
 from support.world import spec_of
 
@@ -274,8 +275,8 @@ class TestStreams:
         assert jobs.events(job, first["id"], limit=2) == others[:2]
 
     def test_logs_after_an_id(self, jobs: Jobs, job: str) -> None:
-        jobs.add_logs(job, "w", ["one", "zwei ü", ""])
-        jobs.add_logs(job, "v", [])
+        jobs.add_logs(job, "w", printed(["one", "zwei ü", ""]))
+        jobs.add_logs(job, "v", printed([]))
 
         lines = jobs.logs(job)
         assert [(line["worker"], line["line"]) for line in lines] == [
@@ -309,7 +310,7 @@ class TestStreams:
         for number in range(400):
             jobs.event(job, "note", str(number))
             jobs.add_metrics(job, {"number": number})
-        jobs.add_logs(job, "w", map(str, range(400)))
+        jobs.add_logs(job, "w", printed(map(str, range(400))))
 
         for stream in (keys.events, keys.metrics, keys.logs):
             assert 50 <= ledger.xlen(stream) <= 150, "streams are trimmed in blocks of 100"
@@ -347,7 +348,7 @@ class TestRecords:
     ) -> None:
         jobs.event(job, "note", "x")
         jobs.add_metrics(job, {})
-        jobs.add_logs(job, "w", ["x"])
+        jobs.add_logs(job, "w", printed(["x"]))
         jobs.workers.drain([(job, "w")])
         jobs.workers.quarantine(job, "w", "why")
         jobs.report_failure(job, Failure("w", "p", "m", "t", Cause.WORK))

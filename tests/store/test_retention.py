@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.lines import printed
 from support.world import World, spec_of
 
 from vcasgd.errors import Conflict, NotFound
@@ -27,7 +28,7 @@ def test_deleted_job_leaves_nothing(world: World) -> None:
     job, retention = world.job, Retention(world.ledger)
     world.leases("a").renew({"at": 1.0}, [])
     world.jobs.add_metrics(job, {"at": 1.0})
-    world.jobs.add_logs(job, "a", ["line"])
+    world.jobs.add_logs(job, "a", printed(["line"]))
     with pytest.raises(Conflict, match="has not ended"):
         retention.delete(job)
     assert world.jobs.get(job).state is JobState.RUNNING
@@ -48,7 +49,7 @@ def test_late_writes_are_deleted_too(world: World) -> None:
     job, retention = ended(world), Retention(world.ledger)
     retention.delete(job)
     # A worker that still has access sends its last lines
-    world.jobs.add_logs(job, "a", ["line"])
+    world.jobs.add_logs(job, "a", printed(["line"]))
     retention.delete_late_writes()
     assert keys_of(world, job) == {LedgerKeys(job).logs}
 

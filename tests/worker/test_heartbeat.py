@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
 
-from vcasgd.errors import StoreUnavailable
-from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Lease, Leases, Renewal, WorkKind
 from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker.heartbeat import HeartbeatSender, capacity
 from vcasgd.worker.lease_book import LeaseBook
-from vcasgd.worker.log_capture import LINES_KEPT, MAX_LINE_LENGTH, LineCapture
 from vcasgd.worker.notices import NoticeLike, NoticeWatch
 
 Eventually = Callable[..., Any]
@@ -31,7 +27,6 @@ class Ledger:
 
     heartbeats: list[Any] = field(default_factory=list)
     held: list[Lease] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
     lost: frozenset[str] = frozenset()
     available: bool = True
     before_answer: Callable[[], None] = lambda: None
@@ -42,11 +37,6 @@ class Ledger:
         self.before_answer()
         lost, self.lost = self.lost, frozenset()
         return Renewal("running", "", lost)
-
-    def add_logs(self, _job: str, _worker: str, lines: list[str]) -> None:
-        if not self.available:
-            raise StoreUnavailable("away")
-        self.lines += lines
 
 
 class Sender:
@@ -173,33 +163,3 @@ def test_each_kind_of_notice_is_reported_once_despite_errors(eventually: Eventua
 
     eventually(lambda: not watch.is_alive())
     assert reported == [rebalance, terminate]
-
-
-def test_captured_lines_are_kept_until_they_are_sent(capsys: pytest.CaptureFixture[str]) -> None:
-    ledger = Ledger(available=False)
-    capture = LineCapture(cast("Jobs", ledger), "job", "worker")
-    with capture.installed():
-        sys.stdout.write("one\n\ntw")
-        sys.stdout.write("o\nincomplete")
-        sys.stderr.write("x" * 2 * MAX_LINE_LENGTH + "\n")
-
-    with pytest.raises(StoreUnavailable):
-        capture.flush()
-    ledger.available = True
-    capture.flush()
-    capture.flush()
-
-    assert ledger.lines == ["one", "two", "x" * MAX_LINE_LENGTH]
-    assert capsys.readouterr().out == "one\n\ntwo\nincomplete"
-
-
-def test_too_many_lines_are_counted() -> None:
-    ledger = Ledger()
-    capture = LineCapture(cast("Jobs", ledger), "job", "worker")
-    for number in range(LINES_KEPT + 3):
-        capture.add(str(number))
-
-    capture.flush()
-
-    assert len(ledger.lines) == LINES_KEPT + 1
-    assert ledger.lines[-1] == "… 3 more lines were printed"

@@ -15,7 +15,7 @@ from vcasgd.cli.output import percent
 from vcasgd.client import PATIENCE_SECONDS, Client, Job, may_work_later
 from vcasgd.errors import ApiError
 from vcasgd.schemas.fleet import WorkerRow
-from vcasgd.schemas.history import EventRow
+from vcasgd.schemas.history import EventRow, LogRow
 from vcasgd.schemas.jobs import JobView
 
 #: Seconds between two readings of a job.
@@ -138,6 +138,18 @@ def follow(
                 shown, shown_at = landmarks, now
                 console.print(text)
     return job
+
+
+#: Words for the levels of log lines; output has none.
+_LEVELS = {"out": "", "err": "stderr"}
+
+
+def log_line(line: LogRow) -> str:
+    """Return a line of a job's log for people: time, machine, level, and text."""
+    at = time.strftime("%H:%M:%S", time.localtime(line.at))
+    machine = line.worker.rpartition(".")[2]
+    level = _LEVELS.get(line.level, line.level)
+    return f"{at}  {machine}  {level:7}  {line.line}"
 
 
 def event_line(event: EventRow) -> str:

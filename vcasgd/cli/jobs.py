@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Annotated
 import typer
 
 from vcasgd.cli.connection import Token, Url, open_client
-from vcasgd.cli.follow import event_line, statuses
+from vcasgd.cli.follow import event_line, log_line, statuses
 from vcasgd.cli.follow import follow as show_progress
 from vcasgd.cli.jobfile import load_job, parse_changes, show_warnings
 from vcasgd.cli.money import Changes, confirm
@@ -34,6 +35,7 @@ from vcasgd.schemas.history import EventRow, LogRow
 from vcasgd.schemas.jobs import JobView, TunedView
 from vcasgd.settings import load_settings
 from vcasgd.spec.sections import TrackerKind
+from vcasgd.spec.values import parse_duration
 
 #: Exit status after Ctrl-C; a shell reports the same for SIGINT.
 INTERRUPTED = 130
@@ -63,6 +65,14 @@ JobName = Annotated[str, typer.Argument(metavar="JOB", help="Job ID.")]
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Stream new entries until the job ends.")
 ]
+
+
+def _seconds(text: str) -> float:
+    """Parse a duration of the command line."""
+    try:
+        return parse_duration(text).total_seconds()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def submit(
@@ -146,17 +156,34 @@ def events(
 
 
 def logs(
-    job: JobName, following: Follow = False, as_json: Json = False,
-    url: Url = None, token: Token = None,
-) -> None:  # fmt: skip
-    """Print the output of a job's workers. With --json --follow, print one object per line."""
+    job: JobName,
+    following: Follow = False,
+    tail: Annotated[int | None, typer.Option(min=1, help="Only the last lines, so many.")] = None,
+    worker: Annotated[
+        str | None, typer.Option(help="Only of workers with this in their name.")
+    ] = None,
+    since: Annotated[
+        float | None,
+        typer.Option(metavar="DURATION", parser=_seconds, help="Only the last 10m, for example."),
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only lines with this text, in any case.")
+    ] = None,
+    as_json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Print what a job's workers print and log. With --json --follow, one object per line."""
+    start = None if since is None else time.time() - since
     with open_client(url, token) as client, _interruptible(job):
-        stream = client.job(job).logs(follow=following)
+        stream = client.job(job).logs(
+            follow=following, tail=tail, worker=worker, since=start, grep=grep
+        )
         if as_json:
             _show_stream(stream, following)
             return
         for line in stream:
-            out.print(f"{line.worker.rpartition('.')[2]}: {line.line}")
+            out.print(log_line(line))
 
 
 def pause(job: JobName, url: Url = None, token: Token = None) -> None:

@@ -114,10 +114,23 @@ class Job(JobView):
         return self._entries(EventRow, "events", after, follow, patience)
 
     def logs(
-        self, after: str | None = None, follow: bool = False, patience: float = PATIENCE_SECONDS
+        self,
+        after: str | None = None,
+        follow: bool = False,
+        patience: float = PATIENCE_SECONDS,
+        *,
+        tail: int | None = None,
+        worker: str | None = None,
+        since: float | None = None,
+        grep: str | None = None,
     ) -> Iterator[LogRow]:
-        """Yield the lines that workers printed, like :meth:`events`."""
-        return self._entries(LogRow, "logs", after, follow, patience)
+        """Yield the lines that workers printed and logged, like :meth:`events`.
+
+        ``tail``: only the last lines, so many. ``worker``: only of workers with this in their name.
+        ``since``: only since this time, in Unix seconds. ``grep``: only lines with this text.
+        """
+        query = {"tail": tail, "worker": worker, "since": since, "grep": grep}
+        return self._entries(LogRow, "logs", after, follow, patience, **query)
 
     def metrics(
         self, after: str | None = None, *, points: int | None = None, names: Sequence[str] = ()
@@ -220,11 +233,18 @@ class Job(JobView):
         return self._api.post(Job, self._path(command), body).bound(self._api)
 
     def _entries(
-        self, kind: type[Entry], name: str, after: str | None, follow: bool, patience: float
+        self,
+        kind: type[Entry],
+        name: str,
+        after: str | None,
+        follow: bool,
+        patience: float,
+        **query: Any,
     ) -> Iterator[Entry]:
         path = self._path(name)
         if not follow:
-            yield from self._api.pages(kind, path, after)
+            yield from self._api.pages(kind, path, after, **query)
             return
-        for message in messages(self._api.event_stream(path), after, patience):
+        stream = self._api.event_stream(path, **query)
+        for message in messages(stream, after, patience):
             yield kind.model_validate_json(message.data)

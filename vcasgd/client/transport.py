@@ -125,8 +125,10 @@ class Transport:
                 return
             response = self.call("GET", following)
 
-    def event_stream(self, path: str) -> OpenStream:
+    def event_stream(self, path: str, **query: Any) -> OpenStream:
         """Return a function that opens the event stream at ``path``."""
+        if params := {name: value for name, value in query.items() if value is not None}:
+            path = f"{path}?{httpx.QueryParams(params)}"
 
         def open_stream(
             after: str | None, read_timeout: float

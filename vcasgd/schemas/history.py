@@ -24,11 +24,15 @@ class EventRow(Row):
 
 
 class LogRow(Row):
-    """A line that a worker printed."""
+    """A line that a worker printed or logged."""
 
     id: str
     at: float
     worker: str
+    level: Literal["out", "err", "debug", "info", "warning", "error"] = Field(
+        default="out",
+        description="Level of a record of Python's logging; `out` and `err` are the streams.",
+    )
     line: str
 
 

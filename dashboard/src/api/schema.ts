@@ -338,7 +338,7 @@ export interface paths {
         };
         /**
          * List Log Lines
-         * @description List or stream the lines that workers printed, oldest first.
+         * @description List or stream the lines that workers printed and logged, oldest first.
          */
         get: operations["list_log_lines"];
         put?: never;
@@ -1817,7 +1817,7 @@ export interface components {
         };
         /**
          * LogRow
-         * @description A line that a worker printed.
+         * @description A line that a worker printed or logged.
          */
         LogRow: {
             /** Id */
@@ -1826,6 +1826,13 @@ export interface components {
             at: number;
             /** Worker */
             worker: string;
+            /**
+             * Level
+             * @description Level of a record of Python's logging; `out` and `err` are the streams.
+             * @default out
+             * @enum {string}
+             */
+            level: "out" | "err" | "debug" | "info" | "warning" | "error";
             /** Line */
             line: string;
         } & {
@@ -5292,6 +5299,14 @@ export interface operations {
                 after?: string;
                 /** @description Most entries in the response. */
                 limit?: number;
+                /** @description Only the last lines, so many. */
+                tail?: number | null;
+                /** @description Only of workers with this in their name. */
+                worker?: string;
+                /** @description Only since this time, in Unix seconds. */
+                since?: number | null;
+                /** @description Only lines with this text; case is ignored. */
+                grep?: string;
             };
             header?: {
                 /** @description Overrides `after`. */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Request
 
 from vcasgd.api.access import READ, StillValidDep
@@ -17,8 +18,10 @@ from vcasgd.api.history import (
     history_stream,
     with_evaluations,
 )
+from vcasgd.api.log_lines import LogFilter, LogReader, first_after
 from vcasgd.api.services import JobDep, ServicesDep
 from vcasgd.errors import SpecError
+from vcasgd.limits import LOG_LINES_KEPT, MAX_SEARCHED
 from vcasgd.schemas.base import finite
 from vcasgd.schemas.history import (
     EventRow,
@@ -28,6 +31,7 @@ from vcasgd.schemas.history import (
     SubtasksView,
     TimelineView,
 )
+from vcasgd.store.ledger.events import position_of
 from vcasgd.store.ledger.subtasks import read_subtasks
 
 router = APIRouter()
@@ -70,6 +74,19 @@ Letters = Annotated[
         description="Most letters in `states`. If the epoch has more subtasks, each letter stands "
         "for `per_letter` of them.",
     ),
+]
+
+LastLines = Annotated[
+    int | None, Query(ge=1, le=LOG_LINES_KEPT, description="Only the last lines, so many.")
+]
+WorkerPart = Annotated[
+    str, Query(max_length=MAX_SEARCHED, description="Only of workers with this in their name.")
+]
+Since = Annotated[
+    float | None, Query(ge=0, le=1e12, description="Only since this time, in Unix seconds.")
+]
+Searched = Annotated[
+    str, Query(max_length=MAX_SEARCHED, description="Only lines with this text; case is ignored.")
 ]
 
 _LIST_OR_STREAM: dict[int | str, dict[str, Any]] = {
@@ -116,19 +133,32 @@ async def list_log_lines(
     job: str,
     after: After = "0",
     limit: Limit = 1000,
+    tail: LastLines = None,
+    worker: WorkerPart = "",
+    since: Since = None,
+    grep: Searched = "",
     last_event_id: LastEventId = None,
 ) -> Any:
-    """List or stream the lines that workers printed, oldest first."""
+    """List or stream the lines that workers printed and logged, oldest first."""
     late = LATE_HEARTBEATS * services.settings.heartbeat
-    tail = Tail(services.jobs, job, services.jobs.logs, lambda _: "line", late)
-    return await _entries(request, tail, last_event_id or after, limit, valid)
+    reader = LogReader(services.jobs, LogFilter(worker, grep))
+    starts = [last_event_id or after]
+    if since is not None:
+        starts.append(first_after(since))
+    if tail is not None and last_event_id is None:
+        starts.append(await to_thread.run_sync(reader.before_last, job, tail))
+    lines = Tail(services.jobs, job, reader, lambda _: "line", late)
+    return await _entries(request, lines, max(starts, key=position_of), limit, valid)
 
 
 async def _entries(request: Request, tail: Tail, after: str, limit: int, valid: StillValid) -> Any:
     stream = accepts_stream(request)
-    # read before a stream starts, too: later, the response can't report an unknown job
-    _, entries = await tail.after(after, 1 if stream else limit)
-    return history_stream(tail, after, valid) if stream else entries
+    if stream:
+        # later, the response can't report an unknown job
+        await to_thread.run_sync(tail.jobs.get, tail.job)
+        return history_stream(tail, after, valid)
+    _, entries = await tail.after(after, limit)
+    return entries
 
 
 @router.get(

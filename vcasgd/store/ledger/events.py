@@ -16,17 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vcasgd.errors import StoreFull
+from vcasgd.limits import LOG_LINES_KEPT
 from vcasgd.logging import request_id
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.ledger.untrusted import log_entry
+from vcasgd.store.ledger.untrusted import LogLevel, log_entry
 
 log = logging.getLogger(__name__)
 
 #: Entries that a writer leaves in each stream.
 EVENTS_KEPT = 20_000
 METRICS_KEPT = 20_000
-LOG_LINES_KEPT = 10_000
 #: Largest part of a stream ID, which has 64 bits. A client can send any number.
 LARGEST_NUMBER = 2**64 - 1
 #: After the names of all jobs.
@@ -43,6 +43,15 @@ class NewEvent:
     kind: str
     text: str
     details: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class NewLine:
+    """Line to append to a job's log. ``at``: Unix seconds."""
+
+    at: float
+    level: LogLevel
+    text: str
 
 
 class EventLog:
@@ -115,15 +124,26 @@ class EventLog:
     def logs(
         self, job: str, after: str = "0", *, limit: int = 1000, wait_seconds: float = 0.0
     ) -> list[dict[str, Any]]:
-        """Return lines that workers printed, oldest first: ``worker``, ``at``, ``line``."""
+        """Return lines that workers printed, oldest first: ``worker``, ``at``, ``level``,
+        ``line``.
+        """
         entries = self._read(LedgerKeys(job).logs, after, limit, wait_seconds)
         return [log_entry(at, fields) for at, fields in entries]
 
-    def add_logs(self, job: str, worker: str, lines: Iterable[str]) -> None:
-        """Append lines that a worker printed. Raises :class:`~vcasgd.errors.StoreFull`."""
+    def logs_before(
+        self, job: str, before: str = "+", *, limit: int = 1000
+    ) -> list[dict[str, Any]]:
+        """Return lines before an ID, newest first."""
+        end = before if before == "+" else f"({before}"
+        entries = self._ledger.xrevrange(LedgerKeys(job).logs, end, "-", count=limit)
+        return [log_entry(at, fields) for at, fields in entries]
+
+    def add_logs(self, job: str, worker: str, lines: Iterable[NewLine]) -> None:
+        """Append lines of a worker. Raises :class:`~vcasgd.errors.StoreFull`."""
         with self._ledger.pipeline() as pipe:
             for line in lines:
-                entry = json.dumps({"worker": worker, "at": time.time(), "line": line})
+                row = {"worker": worker, "at": line.at, "level": line.level, "line": line.text}
+                entry = json.dumps(row, ensure_ascii=False)
                 pipe.xadd(LedgerKeys(job).logs, {"l": entry}, maxlen=LOG_LINES_KEPT)
             pipe.execute()
 
@@ -261,15 +281,16 @@ class MetricPoints:
 
     def after(self, entry: str) -> list[dict[str, Any]]:
         """Return the points after an ID."""
-        position = _position(entry)
-        return [row for row in self.rows if _position(row["id"]) > position]
+        position = position_of(entry)
+        return [row for row in self.rows if position_of(row["id"]) > position]
 
     @property
     def _last(self) -> str:
         return str(self.rows[-1]["id"]) if self.rows else "0-0"
 
 
-def _position(entry: str) -> tuple[int, int]:
+def position_of(entry: str) -> tuple[int, int]:
+    """Return the time in ms and the number of the ID of a stream's entry."""
     ms, _, number = entry.partition("-")
     return int(ms), int(number or 0)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -83,12 +83,17 @@ class Result(Content):
     rollbacks: Count = 0
 
 
+#: Where a line comes from: a stream, or logging, of which critical records count as errors.
+LogLevel = Literal["out", "err", "debug", "info", "warning", "error"]
+
+
 class LogLine(Content):
-    """Line that a worker printed."""
+    """Line that a worker printed or logged."""
 
     worker: Name
     at: Time
     line: Text
+    level: LogLevel = "out"
 
 
 Model = TypeVar("Model", bound=Content)
