@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
 from vcasgd.learning.base import digest_of
 from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
-from vcasgd.learning.vector import gather, named_tensors, scatter
+from vcasgd.learning.vector import gather, gather_part, named_tensors, scatter, shift_part
 
 
 class Net(nn.Module):
@@ -246,3 +246,21 @@ def test_named_tensors_can_be_saved_and_loaded_without_vcasgd(tmp_path: Path) ->
     assert missing == ["frozen", "decoder.weight"]
     for name, tensor in source.state_dict().items():
         assert torch.equal(tensor, target.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
+def test_any_part_of_a_vector_is_read_and_shifted_in_a_module(format_: torch.memory_format) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4)).to(memory_format=format_)
+    layout = Layout.of(module)
+    whole, integers = torch.empty(layout.floats), torch.empty(layout.integers, dtype=torch.int64)
+    gather(module, layout, whole, integers)
+
+    for start, stop in ((0, 10), (7, 60), (50, layout.floats), (0, layout.floats)):
+        part = torch.empty(stop - start)
+        gather_part(module, layout, start, part)
+        assert torch.equal(part, whole[start:stop])
+        whole[start:stop] += 1
+        shift_part(torch.ones(stop - start), start, module, layout)
+        moved = torch.empty(layout.floats)
+        gather(module, layout, moved, integers)
+        assert torch.equal(moved, whole)

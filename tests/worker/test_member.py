@@ -80,6 +80,54 @@ def test_a_worker_that_is_alone_never_waits_for_a_long_exchange(
 
 
 @pytest.mark.parametrize(
+    ("exchange", "large", "fixed", "takes_turns", "shards"),
+    [
+        (0.05, True, False, False, 16),  # shorter than a step
+        (0.13, True, False, False, 12),  # about as long
+        (0.15, True, False, True, 10),
+        (0.4, True, False, True, 4),
+        (9.0, True, False, True, 1),
+        (9.0, False, False, False, 1),
+        (9.0, True, True, False, 1),
+    ],
+)
+def test_workers_push_parts_of_a_large_vector_in_turn_if_an_exchange_is_long(
+    exchange: float, large: bool, fixed: bool, takes_turns: bool, shards: int
+) -> None:
+    """Their steps take 0.1 s, and there are 16 shards."""
+    member = Member(32, 4, steps=2, fixed=fixed, large=large)
+    member.shards = 16
+    facts = RoundFacts(workers=4, batch=32, step_seconds=0.1, exchange_seconds=exchange)
+
+    member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
+
+    assert member.takes_turns is takes_turns
+    assert member.shards_of_turn == shards
+
+
+def test_noise_does_not_change_whether_workers_take_turns() -> None:
+    member, taken = Member(32, 4, steps=2, large=True), []
+    for seconds in (0.13, 0.15, 0.13, 0.11, 0.09, 0.13):
+        facts = RoundFacts(workers=4, batch=32, step_seconds=0.1, exchange_seconds=seconds)
+        member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
+        taken.append(member.takes_turns)
+
+    assert taken == [False, True, True, True, False, False]
+
+
+def test_an_interval_lasts_as_long_as_two_turns() -> None:
+    """It ends as soon as the turn has."""
+    member = Member(32, 4, steps=2, large=True)
+    member.shards = 8
+    member.measure(0.1)
+    member.measure_copy(4.0)
+    facts = RoundFacts(workers=4, batch=32, step_seconds=0.1, exchange_seconds=4.0)
+    member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
+
+    assert member.interval_stop(0, 32_000) == pytest.approx(2 * 5 * member.batch, abs=2)
+
+
+@pytest.mark.parametrize(
     ("workers", "expected", "batches"),
     [(1, [0, 64, 100], [32, 32]), (2, [0, 33, 67, 100], [17, 17, 17])],
     ids=["alone: those of an ordinary loop", "two: equal ones"],

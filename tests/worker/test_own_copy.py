@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from vcasgd.errors import NonFiniteLoss
 from vcasgd.learning.encodings.blocks import BlockFormat
 from vcasgd.learning.encodings.dense import Float32
 from vcasgd.learning.encodings.payload import EncodedVector
+from vcasgd.learning.shards import ShardRange
 from vcasgd.store.tensors.header import Header
 from vcasgd.worker import shard_link
 from vcasgd.worker.exchange import Exchange
@@ -59,21 +60,29 @@ class Trainee:
         self.follow()
 
     def follow(self, *, wait: bool = False) -> None:
-        if (shift := self.exchange.take_shift(wait=wait)) is not None:
-            self.model += shift.tensor
+        every = range(len(self.pair.nodes)) if wait else ()
+        for part, shift in self.exchange.take_shifts(wait=every):
+            part.of(self.model).add_(shift.tensor)
             shift.release()
         if not wait:
             self.exchange.follow()
 
     def push(self, start: int) -> None:
+        self.push_parts(dict.fromkeys(range(len(self.pair.nodes)), start))
+
+    def push_parts(self, starts: Mapping[int, int]) -> None:
+        """Push what some shards lack since a sample."""
         self.follow(wait=True)
         self.pushes += 1
-        end = self.exchange.lend().copy_(self.model)
         fields = {"update": f"{self.name}.{self.pushes}", "worker": self.name,
-                  "subtask": self.subtask, "start": start, "stop": self.position, "token": 1,
+                  "subtask": self.subtask, "stop": self.position, "token": 1,
                   "loss_sum": 1.0, "layout": self.pair.world.layout.digest()}  # fmt: skip
-        every = range(len(self.pair.nodes))
-        self.exchange.push(fields, 0, end, every, last=True, integers=torch.zeros(1).long())
+
+        def read(part: ShardRange, out: torch.Tensor) -> None:
+            out.copy_(part.of(self.model))
+
+        headers = {shard: {**fields, "start": start} for shard, start in starts.items()}
+        self.exchange.push_copy(headers, 0, read, torch.zeros(1).long(), last=True)
 
     def train(self, samples: int) -> None:
         start = self.position
@@ -322,6 +331,91 @@ def test_every_sample_is_in_the_model_once_whatever_the_order(
         trainee.await_versions(job.snapshots(0).version())
         assert torch.equal(trainee.model, expected)
         trainee.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_in_turn_have_every_sample_once_whatever_the_order(
+    job: ShardPair, commit: Callable[..., None], seed: int
+) -> None:
+    """Two workers that push any parts at any time, and nodes that publish at any time."""
+    drawn, shards = random.Random(seed), range(len(job.nodes))
+    workers = [Trainee(job, f"w{number}", number) for number in range(2)]
+    starts = [dict.fromkeys(shards, 0) for _ in workers]
+    ends = [job.world.plan.size(number) for number in range(2)]
+
+    def push(number: int, some: Iterable[int]) -> None:
+        trainee, lacks = workers[number], starts[number]
+        pushed = {shard: lacks[shard] for shard in some if lacks[shard] < trainee.position}
+        trainee.push_parts(pushed)
+        lacks.update(dict.fromkeys(pushed, trainee.position))
+
+    def train(number: int) -> None:
+        trainee = workers[number]
+        trainee.start()
+        for _ in range(min(drawn.randint(1, 2), ends[number] - trainee.position)):
+            trainee.step()
+        room = [each for each in shards if not trainee.exchange[each].updates.full]
+        push(number, drawn.sample(room, drawn.randint(0, len(room))))
+
+    while any(trainee.position < end for trainee, end in zip(workers, ends, strict=True)):
+        for number in range(2):
+            train(number)
+        commit(*workers, shards=drawn.sample(shards, drawn.randint(0, 1)))
+        for trainee in workers:
+            trainee.follow()
+            if any(link.updates.full for link in trainee.exchange):
+                commit(*workers)
+                await_truth(lambda trainee=trainee: settles_beside(trainee))
+    commit(*workers)
+    for number, trainee in enumerate(workers):
+        await_truth(lambda trainee=trainee: settles_beside(trainee))
+        trainee.start()
+        push(number, shards)
+    commit(*workers)
+    commit(*workers)
+
+    expected = job.world.delta(0, 0, ends[0]) + job.world.delta(1, 0, ends[1])
+    assert torch.equal(job.published(), expected)
+    for trainee in workers:
+        await_truth(lambda trainee=trainee: is_at(trainee, expected))
+        trainee.close()
+
+
+def settles_beside(trainee: Trainee) -> bool:
+    trainee.follow()
+    trainee.exchange.settle_beside()
+    return not any(link.updates.full for link in trainee.exchange)
+
+
+def is_at(trainee: Trainee, expected: torch.Tensor) -> bool:
+    trainee.follow()
+    return torch.equal(trainee.model, expected)
+
+
+def test_an_interval_that_fails_between_two_turns_is_trained_again(
+    job: ShardPair, worker: Trainee, commit: Callable[..., None]
+) -> None:
+    # Given a copy whose second interval was pushed to one shard only
+    worker.train(1)
+    worker.start()
+    worker.step()
+    worker.push_parts({0: 1})
+    worker.start()
+    worker.step()
+
+    # When the third one fails, and the worker starts over from what the shards have
+    assert worker.exchange.unpushed == (len(job.nodes) > 1)
+    worker.exchange.drop_copy()
+    commit(worker)
+    starts = worker.exchange.begin(0, 0, job.world.plan.size(0), 1)
+    worker.exchange.refresh(again=True)
+    worker.position = min(starts)
+    worker.start()
+    worker.step()
+    worker.push_parts({shard: at for shard, at in enumerate(starts) if at < worker.position})
+    commit(worker)
+
+    assert torch.equal(job.published(), job.world.delta(0, 0, worker.position))
 
 
 def settles(trainee: Trainee) -> bool:

@@ -12,9 +12,11 @@ from vcasgd.learning.training import build
 from vcasgd.learning.vector import (
     gather,
     gather_difference,
+    gather_integers,
+    gather_part,
     new_vector,
     scatter,
-    shift,
+    shift_part,
     unfrozen_parameters,
 )
 from vcasgd.task.task import Task, calling_user_code
@@ -50,9 +52,18 @@ class LocalModel:
         self.loads += 1
         scatter(floats, integers, self.module, self.layout)
 
-    def shift(self, floats: Tensor) -> None:
-        """Add a vector, float32 [floats], to the model."""
-        shift(floats, self.module, self.layout)
+    def shift_part(self, floats: Tensor, start: int) -> None:
+        """Add ``floats``, float32 [n], to the model's vector from an element on."""
+        shift_part(floats, start, self.module, self.layout)
+
+    def read_part(self, out: Tensor, start: int) -> None:
+        """Copy the model's vector from an element on into ``out``, float32 [n]."""
+        gather_part(self.module, self.layout, start, out)
+
+    def read_integers(self) -> Tensor:
+        """Return the model's counters, int64 [integers]. Raises as :meth:`check_base`."""
+        self.check_base()
+        return gather_integers(self.module, self.layout)
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Return the model's state in new vectors, float32 [floats] and int64 [integers].

@@ -9,7 +9,7 @@ parameters, is in neither (:mod:`vcasgd.learning.base`).
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vcasgd.errors import InvalidUpdate, SpecError
 from vcasgd.learning.base import buffers_of, parameters_of
-from vcasgd.learning.layout import Layout, TensorKind
+from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 
 #: Largest magnitude in an update; larger values would soon overflow float32 weights.
 LARGEST_VALUE = 1e30
@@ -79,17 +79,54 @@ def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout)
             tensor.copy_(part)
 
 
-def shift(floats: Tensor, module: nn.Module, layout: Layout) -> None:
-    """Add a vector to a module's floating-point state, in place and without autograd.
+def gather_part(module: nn.Module, layout: Layout, start: int, out: Tensor) -> None:
+    """Copy elements of a module's vector from ``start`` on into ``out``, float32 [n].
 
-    It is float32 ``[layout.floats]``. Raises as :func:`gather` does.
+    Raises :class:`SpecError` as :func:`gather` does.
     """
-    none = torch.empty(layout.integers, dtype=torch.int64)
-    pairs = _pairs(module, layout, floats, none)
-    with torch.no_grad():
-        for entry, (tensor, part) in zip(layout.entries, pairs, strict=True):
-            if entry.kind is not TensorKind.INTEGER:
-                tensor.add_(part.to(tensor.device))
+    for tensor, first, part in _pieces(module, layout, start, out):
+        part.copy_(tensor.detach().reshape(-1)[first : first + len(part)])
+
+
+def shift_part(floats: Tensor, start: int, module: nn.Module, layout: Layout) -> None:
+    """Add ``floats``, float32 [n], to elements of a module's vector from ``start`` on.
+
+    It does so in place and without autograd. Raises :class:`SpecError` as :func:`gather` does.
+    """
+    for tensor, first, part in _pieces(module, layout, start, floats):
+        whole, added = tensor.detach(), part.to(tensor.device)
+        if whole.is_contiguous():
+            whole.view(-1)[first : first + len(part)].add_(added)
+        else:
+            shift = torch.zeros(whole.numel(), device=whole.device)
+            shift[first : first + len(part)] = added
+            whole.add_(shift.view(whole.shape))
+
+
+def _pieces(
+    module: nn.Module, layout: Layout, start: int, vector: Tensor
+) -> Iterator[tuple[Tensor, int, Tensor]]:
+    """Yield the module's tensors that a vector has a piece of from element ``start`` on, each with
+    the first element of the piece in the tensor, and the piece of the vector."""
+    tensors, stop = {**parameters_of(module), **buffers_of(module)}, start + len(vector)
+    for entry in layout.entries:
+        first, last = max(start, entry.offset), min(stop, entry.offset + entry.size)
+        if entry.kind is not TensorKind.INTEGER and first < last:
+            piece = vector[first - start : last - start]
+            yield _tensor_of(entry, tensors), first - entry.offset, piece
+
+
+def gather_integers(module: nn.Module, layout: Layout) -> Tensor:
+    """Return a module's integer state, int64 ``[layout.integers]``.
+
+    Raises :class:`SpecError` as :func:`gather` does.
+    """
+    out = torch.empty(layout.integers, dtype=torch.int64)
+    tensors = buffers_of(module)
+    for entry in layout.entries:
+        if entry.kind is TensorKind.INTEGER:
+            entry.view(out, out).copy_(_tensor_of(entry, tensors).detach())
+    return out
 
 
 def unfrozen_parameters(module: nn.Module, layout: Layout) -> list[str]:
@@ -119,15 +156,19 @@ def _pairs(
     _check_lengths(layout, floats, integers)
     tensors = {**parameters_of(module), **buffers_of(module)}
     for entry in layout.entries:
-        tensor = tensors.get(entry.name)
-        # another shape could be broadcast and silently fill a layer with one number
-        if tensor is None or tuple(tensor.shape) != entry.shape:
-            raise SpecError(
-                f"task: the model has no {entry.name} of shape {list(entry.shape)}",
-                remedy="make Task.model() build the same model every time",
-                field="task",
-            )
-        yield tensor, entry.view(floats, integers)
+        yield _tensor_of(entry, tensors), entry.view(floats, integers)
+
+
+def _tensor_of(entry: TensorEntry, tensors: Mapping[str, Tensor]) -> Tensor:
+    tensor = tensors.get(entry.name)
+    # another shape could be broadcast and silently fill a layer with one number
+    if tensor is None or tuple(tensor.shape) != entry.shape:
+        raise SpecError(
+            f"task: the model has no {entry.name} of shape {list(entry.shape)}",
+            remedy="make Task.model() build the same model every time",
+            field="task",
+        )
+    return tensor
 
 
 def _check_lengths(layout: Layout, floats: Tensor, integers: Tensor) -> None:

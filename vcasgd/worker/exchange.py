@@ -9,7 +9,9 @@ The exchange owns all vectors. The training borrows them, from one hand-over to 
 
 A worker can also keep its own copy of the model (:mod:`vcasgd.worker.own_copy`). Its training then
 calls :meth:`Exchange.follow` after each local step, instead of :meth:`Exchange.refresh` before each
-interval, and waits for nothing.
+interval, and :meth:`Exchange.push_copy` instead of :meth:`Exchange.push`, and waits for nothing.
+With other workers, it pushes one or a few shards at a time, in turn, as soon as the last ones are
+back: :meth:`Exchange.next_turn`.
 
 The parts of the base may have different versions: each shard is as new as its own store node
 could make it. The next base is fetched into other memory, from all nodes at the same time.
@@ -19,7 +21,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,14 +35,14 @@ from vcasgd.errors import SnapshotMissing, StoreError, StoreUnavailable, VcasgdE
 from vcasgd.learning.encodings.encoder import Encoder, step_format
 from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.layout import Layout
-from vcasgd.learning.shards import Cut
+from vcasgd.learning.shards import Cut, ShardRange
 from vcasgd.spec.update import Update
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.tensors.header import Header
-from vcasgd.store.tensors.snapshot import Meta, RoundFacts
+from vcasgd.store.tensors.snapshot import Meta, RoundFacts, encode_integers
 from vcasgd.store.tensors.snapshot_index import check_nodes
 from vcasgd.worker.interval import Base, continued
-from vcasgd.worker.own_copy import OwnCopy
+from vcasgd.worker.own_copy import Difference, OwnCopy, Turn
 from vcasgd.worker.shard_link import LinkState, ShardLink
 from vcasgd.worker.update_queue import MAX_UNAPPLIED, Settled
 from vcasgd.worker.vectors import Vector, VectorPool, await_device
@@ -48,6 +51,9 @@ from vcasgd.worker.vectors import Vector, VectorPool, await_device
 LATE_SECONDS = 0.5
 #: Seconds between two polls while a server that the worker waits for doesn't answer.
 RETRY_SECONDS = 0.05
+#: Seconds between two looks for a newer version of a shard that has no update of this worker under
+#: way, while it keeps a copy.
+LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -78,8 +84,9 @@ class Exchange:
         self._encoders: list[Encoder] = []
         #: Guards the encoders: the links' threads encode what a worker's copy has learned.
         self._encoding = threading.Lock()
-        #: Memory of vectors on the CPU, and of this worker's own copies on the model's device.
-        self._pool = self._copies = VectorPool(0)
+        #: Memory of vectors on the CPU.
+        self._pool = VectorPool(0)
+        self._device = torch.device("cpu")
         #: The base, and the next one while parts of it are fetched.
         self._base = self._pool.take()
         self._next: Vector | None = None
@@ -91,20 +98,13 @@ class Exchange:
         self._own: OwnUpdate | None = None
         #: Rollbacks before the last interval.
         self._rollbacks = 0
-        #: This worker's own copy while it keeps one, with its integers.
+        #: This worker's own copy while it keeps one.
         self._copy: OwnCopy | None = None
-        self._copy_integers = self._integers
-        #: True if the last interval of the copy was pushed.
-        self._pushed = False
-        #: Shards whose part of the base is older than their version, because only this worker's
-        #: updates are newer; and those that are newer than the start of the copy's interval.
+        #: Shards whose part of the base is older than their version.
         self._stale: set[int] = set()
-        self._newer: set[int] = set()
+        #: Seconds of the last exchange of a copy, until they are taken.
+        self._exchanged: float | None = None
         self._discarded = 0
-        #: Updates that each shard's version contained at the last look, and True once they became
-        #: fewer.
-        self._settled: list[int] = []
-        self._fell_back = False
         self._adopts = False
 
     def open(
@@ -129,9 +129,7 @@ class Exchange:
             return
         check_nodes(self._nodes, cut.shards, self._job)
         self._adopts = adopts
-        self._pool = self._copies = VectorPool(cut.floats)
-        if torch.device(device).type != "cpu":
-            self._copies = VectorPool(cut.floats, device)
+        self._pool, self._device = VectorPool(cut.floats), torch.device(device)
         self._base = self._pool.take()
         self._encoders = [Encoder(update, layout, part) for part in cut.parts]
         self._links = tuple(
@@ -195,12 +193,9 @@ class Exchange:
     # -- updates -----------------------------------------------------------------------------------
 
     def lend(self) -> Tensor:
-        """Return memory for the update of an interval, float32 [floats], until :meth:`push`.
-
-        If the worker keeps a copy, it is memory for the copy, on the model's device.
-        """
+        """Return memory for the update of an interval, float32 [floats], until :meth:`push`."""
         if self._lent is None:
-            self._lent = (self._pool if self._copy is None else self._copies).take()
+            self._lent = self._pool.take()
         return self._lent.tensor
 
     def push(
@@ -212,20 +207,12 @@ class Exchange:
         *,
         last: bool = False,
         keep: bool = False,
-        integers: Tensor | None = None,
     ) -> None:
         """Push an interval's update, float32 [floats], to some shards. Returns at once.
 
-        ``fields`` are those of its headers that all shards have in common, and ``integers``, which
-        only shard 0 gets. The ``last`` update carries what encodings have kept back. ``keep``: the
-        next interval continues from it. If the worker keeps a copy, ``update`` is the copy itself,
-        and ``integers``, int64 [k], are its counters.
+        ``fields`` are those of its headers that all shards have in common. The ``last`` update
+        carries what encodings have kept back. ``keep``: the next interval continues from it.
         """
-        if self._copy is not None:
-            if integers is not None:
-                self._copy_integers = integers
-            self._push_copy(self._copy, fields, epoch, update, shards, last=last)
-            return
         vector = self._lent.hold() if self._lent else None
         for shard in shards:
             with self._encoding:
@@ -237,41 +224,6 @@ class Exchange:
             if keep:
                 self._own = OwnUpdate(vector.hold(), shards)
             vector.release()
-
-    def _push_copy(
-        self,
-        copy: OwnCopy,
-        fields: Mapping[str, Any],
-        epoch: int,
-        end: Tensor,
-        shards: Collection[int],
-        *,
-        last: bool,
-    ) -> None:
-        """Push what the copy, float32 [floats] in lent memory, has more than at its start."""
-        assert self._lent is not None
-        assert self._lent.tensor is end
-        await_device(self._copies.device)
-        numbers = [link.updates.added + (link.part.shard in shards) for link in self._links]
-        difference = copy.advance(self._lent, numbers)
-
-        rollbacks = self._rollbacks
-
-        def encode(shard: int) -> EncodedVector:
-            vector = difference.compute(shard)
-            with self._encoding:
-                encoded = self._encoders[shard].encode(vector, last=last)
-                if rollbacks != self._rollbacks:
-                    # What it has kept back is of a model that diverged.
-                    self._encoders[shard].reset()
-            return encoded
-
-        for shard in shards:
-            header = self._header(fields, shard, codec="", size=0)
-            self._links[shard].push(header, epoch, partial(encode, shard), *difference.vectors)
-        difference.release()
-        self._pushed = True
-        self._end_interval()
 
     def _header(self, fields: Mapping[str, Any], shard: int, *, codec: str, size: int) -> Header:
         version = self._links[shard].version
@@ -296,14 +248,17 @@ class Exchange:
         A worker that keeps a copy doesn't wait for the answers.
         """
         if self._copy is not None:
-            shift = self._copy.take_shift(wait=False)
-            if shift is not None:
+            for _, shift in self.take_shifts():
                 # No interval is in progress: the next one loads the start, which has moved.
                 shift.release()
-                self._pushed = False
-            self.follow()
-            return self._take_settled()
+                self._copy.is_loaded = False
+            return self.settle_beside()
         return self._settle({link: link.poll() for link in self._responsive()})
+
+    def settle_beside(self) -> Settled:
+        """Do what :meth:`settle` does between two intervals of a worker that keeps a copy."""
+        self.follow()
+        return self._take_settled()
 
     def _settle(self, polls: Mapping[ShardLink, Future[Any]]) -> Settled:
         _wait_for(polls)
@@ -353,7 +308,11 @@ class Exchange:
     @property
     def push_seconds(self) -> float:
         """Seconds that a push of a whole vector takes at most, by the last ones."""
-        return max((link.push_seconds for link in self._links), default=0.0)
+        seconds: defaultdict[int, float] = defaultdict(float)
+        for shard, link in enumerate(self._links):
+            # Shards of one node share its network.
+            seconds[id(self._nodes[shard])] += link.push_seconds
+        return max(seconds.values(), default=0.0)
 
     @property
     def last_push_seconds(self) -> float:
@@ -411,23 +370,16 @@ class Exchange:
         """The rollbacks before the base, the lowest of all shards; 0 before the first base."""
         return min((link.rollbacks for link in self._links), default=0)
 
-    def start_interval(self, *, keep_copy: bool = False) -> Base:
+    def start_interval(self, *, keep_copy: bool = False, loaded: bool = True) -> Base:
         """Return the base with this worker's last update, as far as the base lacks a kept one.
 
         Its vector may be read until :meth:`push`. With ``keep_copy``, the worker keeps its own copy
-        from now on, and the base is where that stands.
+        from now on, and the base is where that stands; ``loaded``: the model is at its last state.
         """
         self._end_interval()
         base, own = self.base, self._own
         if self._copy is not None:
-            # A shift is computed in the memory of the start, which the interval may load.
-            if (shift := self._copy.take_shift(wait=True)) is not None:
-                shift.release()
-                self._pushed = False
-            floats, integers = self._copy.start.tensor, self._copy_integers
-            # An interval that failed has moved the model.
-            continues, self._pushed = self._pushed, False
-            return replace(base, floats=floats, integers=integers, continues=continues)
+            return self._continue_copy(self._copy, base, loaded=loaded)
         if base.rollbacks != self._rollbacks:
             # Nothing of the training that went back is kept.
             self._rollbacks, own = base.rollbacks, None
@@ -441,15 +393,34 @@ class Exchange:
                 self._start = self._pool.take()
                 base = continued(base, own.vector.tensor, parts, out=self._start.tensor)
         if keep_copy:
-            parts = [link.part for link in self._links]
             # What the last update has is in the start, or in the base.
-            self._copy = OwnCopy(parts, self._copies, self._pool, self._start or self._base)
-            self._copy_integers, self._pushed = base.integers, False
-            self._settled, self._fell_back = [link.settled for link in self._links], False
-            self._newer.clear()
+            self._copy = OwnCopy(
+                [link.part for link in self._links],
+                base.floats,
+                base.integers,
+                self._device,
+                [link.settled for link in self._links],
+            )
+            self._copy.is_loaded = False
             self._discarded = self._count_discarded()
         self._drop_own()
         return base
+
+    def _continue_copy(self, copy: OwnCopy, base: Base, *, loaded: bool) -> Base:
+        """Return the base of an interval of the copy, with a vector if the model has to load it."""
+        if continues := loaded and copy.is_loaded:
+            floats = self._base.tensor
+        else:
+            assert copy.is_even, "what it has learned would be lost"
+            for _, shift in self.take_shifts(wait=range(len(self._links))):
+                # The starts have moved.
+                shift.release()
+            self._start = self._pool.take()
+            copy.read_start(self._start.tensor)
+            floats = self._start.tensor
+        # An interval that fails moves the model.
+        copy.is_loaded = False
+        return replace(base, floats=floats, integers=copy.integers, continues=continues)
 
     # -- a copy of its own -------------------------------------------------------------------------
 
@@ -459,68 +430,181 @@ class Exchange:
         return self._copy is not None
 
     @property
+    def unpushed(self) -> bool:
+        """True if the copy has progress that was pushed to some of the shards only."""
+        return self._copy is not None and not self._copy.is_even
+
+    @property
     def merging(self) -> bool:
         """True while what the worker's copy has to move by isn't taken."""
-        return bool(self._newer) or (self._copy is not None and self._copy.merging)
+        return self._copy is not None and self._copy.merging
+
+    @property
+    def parts(self) -> Sequence[ShardRange]:
+        """The parts of the vector, by their shards."""
+        return [link.part for link in self._links]
 
     def follow(self) -> bool:
         """Continue the exchange beside the training; return True if a newer version was found.
 
         Never waits. Raises errors that don't pass by themselves.
         """
-        copy = self._copy
-        if copy is None or copy.merging:
+        copy, found = self._copy, False
+        if copy is None:
             return False
-        adopted = False
-        fetched = any(link.state is LinkState.FETCHED for link in self._links)
-        for link in self._links:
-            if link.state is LinkState.IDLE:
-                link.check()
-                # At once: what waits here may be taken for a base once the copy is dropped.
-                if self._adopts and (meta := link.adopt()):
-                    self._adopt(link.part.shard, meta)
-                    adopted = True
-                elif link.sees_newer:
-                    link.fetch(*self._memory_of(link))
-                elif not fetched:
-                    # Otherwise, what is fetched would wait for a shard that has nothing new.
-                    link.watch()
-        states = {link.state for link in self._links}
-        found = LinkState.FETCHED in states and LinkState.WAITING not in states
-        if found:
-            self._newer |= self._take_over()
-        before, settled = self._settled, [link.settled for link in self._links]
-        self._fell_back |= any(now < then for now, then in zip(settled, before, strict=True))
-        self._settled = settled
-        copy.settle(settled)
-        if self._newer and not self.went_back and self._encoded:
-            copy.merge(self._base, [self._links[shard].part for shard in self._newer], settled)
-            self._newer.clear()
-        return found or adopted
+        for link, own in zip(self._links, copy.parts, strict=True):
+            if own.merging:
+                continue
+            if link.state is LinkState.FETCHED:
+                if link.updates.encoded:
+                    self._merge(copy, link)
+                    found = True
+            elif link.state is LinkState.IDLE:
+                found |= self._ask(copy, link)
+        self._end_turn(copy)
+        return found
 
-    def _adopt(self, shard: int, meta: Meta) -> None:
+    def _ask(self, copy: OwnCopy, link: ShardLink) -> bool:
+        """Continue with a link that waits for nothing; return True if a newer version was found."""
+        link.check()
+        # At once: what waits here may be taken for a base once the copy is dropped.
+        if self._adopts and (meta := link.adopt()):
+            self._describe(link, meta)
+            copy.settle(link.part.shard, link.settled)
+            self._release_base()
+            return True
+        if link.sees_newer:
+            link.fetch(*self._memory_of(link))
+        elif link.lacks_last:
+            link.watch()
+        elif time.monotonic() - link.asked_at >= LOOK_SECONDS:
+            link.poll(newer=True)
+        return False
+
+    def _merge(self, copy: OwnCopy, link: ShardLink) -> None:
+        """Start to move the copy's part to the version that was fetched."""
+        shard, (version, base) = link.part.shard, self._memory_of(link)
+        self._describe(link, link.take())
+        copy.settle(shard, link.settled)
+        if self.went_back:
+            return
+        if link.follows_steps:
+            # The next steps lead from it.
+            self._stale.discard(shard)
+            copy.parts[shard].merge(version, link.settled, link.run, keep=base)
+        else:
+            self._release_base()
+            copy.parts[shard].merge(version, link.settled, link.run)
+
+    def _describe(self, link: ShardLink, meta: Meta) -> None:
         """Record that a shard's part of the base is older than its version ``meta``."""
-        if shard == 0:
+        if link.part.shard == 0:
             self._integers, self._round = meta.integer_vector(), meta.round
-        self._stale.add(shard)
+        self._stale.add(link.part.shard)
+
+    def _release_base(self) -> None:
         if len(self._stale) == len(self._links) and len(self._base.tensor):
             # It isn't needed before all of it is fetched again.
             self._base.release()
             self._base = VectorPool(0).take()
 
-    def take_shift(self, *, wait: bool = False) -> Vector | None:
-        """Return what the worker's copy has to move by; see :meth:`OwnCopy.take_shift`."""
-        return self._copy.take_shift(wait=wait) if self._copy is not None else None
+    def _end_turn(self, copy: OwnCopy) -> None:
+        turn = copy.turn
+        if turn is None or any(self._links[shard].lacks_last for shard in turn.shards):
+            return
+        seconds = time.monotonic() - turn.started_at
+        self._exchanged, copy.turn = seconds * len(self._links) / len(turn.shards), None
+
+    def take_exchange_seconds(self) -> float | None:
+        """Return how long an exchange of the whole copy takes, once after each exchange."""
+        seconds, self._exchanged = self._exchanged, None
+        return seconds
+
+    @property
+    def is_ready(self) -> bool:
+        """True if nothing of the copy is under way, so that the next parts can be pushed."""
+        return self._copy is not None and not (
+            self._copy.merging or any(link.lacks_last for link in self._links)
+        )
+
+    def next_turn(self, count: int) -> tuple[int, ...]:
+        """Return the ``count`` shards to push next: those that were published the longest ago.
+
+        So all workers push the same ones, however they began.
+        """
+        order = sorted(self._links, key=lambda link: (link.published_at, link.part.shard))
+        return tuple(sorted(link.part.shard for link in order[:count]))
+
+    def take_shifts(self, *, wait: Collection[int] = ()) -> list[tuple[ShardRange, Vector]]:
+        """Return what parts of the copy have to move by, which the caller releases.
+
+        Waits for the shards to ``wait`` for if their shifts are being computed.
+        """
+        if self._copy is None:
+            return []
+        shifts = []
+        for link, own in zip(self._links, self._copy.parts, strict=True):
+            shift = own.take_shift(wait=link.part.shard in wait)
+            if shift is not None:
+                shifts.append((link.part, shift))
+        return shifts
+
+    def push_copy(
+        self,
+        fields: Mapping[int, Mapping[str, Any]],
+        epoch: int,
+        read: Callable[[ShardRange, Tensor], None],
+        integers: Tensor,
+        *,
+        last: bool,
+    ) -> None:
+        """Push what the copy has more in some shards than at their last push.
+
+        ``fields`` are those of each shard's header. ``read(part, out)`` copies a part of the model
+        into memory on its device, float32 [part.floats]; ``integers``, int64 [k], are its counters.
+        """
+        copy = self._copy
+        assert copy is not None
+        copy.integers = integers
+        pushed = {}
+        for shard in fields:
+            end = copy.parts[shard].lend()
+            read(self._links[shard].part, end.tensor)
+            pushed[shard] = end
+        await_device(self._device)
+        for shard, end in pushed.items():
+            more = {}
+            if shard == 0 and not torch.equal(integers, copy.pushed_integers):
+                copy.pushed_integers, more = integers, {"integers": encode_integers(integers)}
+            link = self._links[shard]
+            difference = copy.parts[shard].advance(end, link.updates.added + 1)
+            end.release()
+            header = self._header({**fields[shard], **more}, shard, codec="", size=0)
+            encode = partial(self._encode_part, shard, difference, self._rollbacks, last=last)
+            link.push(header, epoch, encode, *difference.vectors)
+            difference.release()
+        copy.is_even, copy.is_loaded = len(fields) == len(self._links), True
+        # Another one under way would be measured, too.
+        measured = bool(fields) and copy.turn is None
+        copy.turn = Turn(tuple(fields), time.monotonic()) if measured else copy.turn
+
+    def _encode_part(
+        self, shard: int, difference: Difference, rollbacks: int, *, last: bool
+    ) -> EncodedVector:
+        vector = difference.compute()
+        with self._encoding:
+            encoded = self._encoders[shard].encode_part(vector, last=last)
+            if rollbacks != self._rollbacks:
+                # What it has kept back is of a model that diverged.
+                self._encoders[shard].reset()
+        return encoded
 
     @property
     def went_back(self) -> bool:
         """True if the worker's copy has to be given up, because the model went back: to an earlier
         one, or to a server that lacks updates which were applied."""
-        return self._copy is not None and (self.rollbacks != self._rollbacks or self._fell_back)
-
-    @property
-    def _encoded(self) -> bool:
-        return all(link.updates.encoded for link in self._links)
+        copy = self._copy
+        return copy is not None and (self.rollbacks != self._rollbacks or copy.fell_back)
 
     def _count_discarded(self) -> int:
         return sum(link.updates.discarded for link in self._links)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -18,13 +18,13 @@ from vcasgd.learning.encodings import Float32
 from vcasgd.learning.encodings.encoder import codec_of
 from vcasgd.learning.encodings.rows import NAME as ROWS
 from vcasgd.learning.layout import Layout
-from vcasgd.learning.length import plan_for
+from vcasgd.learning.length import SMALL_FLOATS, plan_for
 from vcasgd.learning.local_model import LocalModel, check_same
 from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.rules import Payload, interval_start, make_rule
 from vcasgd.learning.sample_content import SampleContent
-from vcasgd.learning.shards import Cut, shards_for
+from vcasgd.learning.shards import Cut, ShardRange, shards_for
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.learning.training import (
     batch_size_of,
@@ -243,12 +243,16 @@ class Learner:
             if steps == "subtask":
                 steps = self.plan.size(0)  # More than there are, so that none is left over.
             fixed = spec.push_every is not None
-            self._member = Member(batch, spec.workers.max, steps, fixed=fixed)
+            large = self.layout.floats > SMALL_FLOATS
+            self._member = Member(batch, spec.workers.max, steps, fixed=fixed, large=large)
         return self._member
 
     @property
     def max_unapplied(self) -> int:
         """Updates that may be unapplied while this worker trains."""
+        if self.member is not None and self.member.takes_turns:
+            # The last parts of a subtask don't wait for those that are under way.
+            return MAX_UNAPPLIED + 1
         if self.member is None or self.member.overlaps or self.member.keeps_copy:
             return MAX_UNAPPLIED
         return 1
@@ -259,10 +263,20 @@ class Learner:
         exact = self.spec.update.codec in (Float32.name, ROWS)
         return exact and self._rule.rounds and not self.spec.tuning.mixing
 
-    def shift(self, floats: Tensor) -> None:
-        """Move the model by a vector, float32 [floats], between two local steps."""
-        self._model.shift(floats)
+    def shift(self, shifts: Iterable[tuple[ShardRange, Tensor]]) -> None:
+        """Move parts of the model, each by float32 [part.floats], between two local steps."""
+        for part, floats in shifts:
+            self._model.shift_part(floats, part.start)
         await_device(torch.device(self.device))
+
+    def read_part(self, part: ShardRange, out: Tensor) -> None:
+        """Copy a part of the model into ``out``, float32 [part.floats]."""
+        self._model.read_part(out, part.start)
+
+    @property
+    def is_loaded(self) -> bool:
+        """True if the model is where the last interval has left it, but for shifts."""
+        return self._model.loads == self._loads
 
     def train(
         self,
@@ -275,14 +289,14 @@ class Learner:
         on_step: Callable[[], None],
         asynchrony: float = 0.0,
         memory: Callable[[], Tensor] | None = None,
-        whole: bool = False,
+        reads: bool = True,
     ) -> Trained:
         """Train samples ``[start, stop)`` of a subtask, or fewer once ``should_stop`` is True.
 
         ``asynchrony`` in [0, 1) is the momentum that asynchrony adds, by which the optimizer's is
         lowered if the job tunes it. ``memory()`` is called at the end, and returns memory for the
-        update, float32 [floats]. If ``whole``, the update is the model, in any state, whatever the
-        rule needs. Raises :class:`NonFiniteLoss` and other :class:`~vcasgd.errors.UserCodeError`.
+        update, float32 [floats]. Unless it ``reads``, the update is empty. Raises
+        :class:`NonFiniteLoss` and other :class:`~vcasgd.errors.UserCodeError`.
         """
         if base.rollbacks != self.rollbacks:
             self._follow_rollback(base)
@@ -292,7 +306,7 @@ class Learner:
         momentum = self._momenta.follow(asynchrony) if self._momenta is not None else None
         self._source.announce(plan, subtask, start)
         start_from = interval_start(self._rule, self._local, base.floats)
-        if not base.continues or self._model.loads != self._loads:
+        if not base.continues or not self.is_loaded:
             self._model.load(start_from, base.integers)
         self._loads = -1
         set_seed(seed_for(self.spec.seed, subtask, start), self.device)
@@ -313,11 +327,11 @@ class Learner:
             clip_factor=clip_factor,
             precision=self._precision,
         )
-        update = memory() if memory is not None else torch.empty_like(base.floats)
-        if whole:
-            integers = self._model.read_into(update, None)
-        else:
+        if reads:
+            update = memory() if memory is not None else torch.empty_like(base.floats)
             integers = self._read_update(update, start_from)
+        else:
+            update, integers = torch.empty(0), self._model.read_integers()
         self._loads = self._model.loads
         stop = start + trained.samples
         return Trained(stop, trained.steps, trained.loss_sum, update, integers, momentum)

@@ -29,6 +29,11 @@ MAX_LOST_SECONDS = 10.0
 MAX_STEPS = 16
 #: Seconds of an exchange from which on a worker that is alone keeps its own copy.
 COPY_FROM = 0.1
+#: An exchange of several workers as a multiple of a local step from which on they keep copies of
+#: their own, and the one from which on they don't any more.
+TURNS_FROM, TURNS_UNTIL = 2**0.5, 1.0
+#: Intervals of a worker that pushes parts in turn, as a multiple of a turn. They end with the turn.
+TURNS_OF_INTERVAL = 2.0
 #: Progress of a job from which on its steps may overlap with exchanges. Early in a job, steps are
 #: long, consecutive ones can be opposed, and a gradient that is one step late adds to that.
 OVERLAP_FROM = 0.5
@@ -48,16 +53,30 @@ class Member:
 
     ``workers`` is the number of workers that the job expects, and ``steps`` the number of local
     steps in an interval of so many workers: in all intervals if it is ``fixed``, otherwise until
-    the workers know how long an exchange takes. The rule is in
+    the workers know how long an exchange takes. ``large``: the vector is long enough to be
+    exchanged in parts. The rule is in
     :mod:`vcasgd.learning.rules.rounds`.
     """
 
-    def __init__(self, job_batch: int, workers: int, steps: int, *, fixed: bool = False) -> None:
+    def __init__(
+        self,
+        job_batch: int,
+        workers: int,
+        steps: int,
+        *,
+        fixed: bool = False,
+        large: bool = False,
+    ) -> None:
         self._job_batch = job_batch
         self._batch = LocalBatch(job_batch, workers)
         self._workers = workers
         self._steps = steps
         self._fixed = fixed
+        self._large = large
+        #: Number of shards of the job's vector.
+        self.shards = 1
+        #: Facts of the last round.
+        self._facts = RoundFacts()
         self._first_steps = steps
         self._alone = self._overlaps = False
         #: True if this worker keeps its own copy of the model, and never waits for an exchange.
@@ -102,10 +121,14 @@ class Member:
 
     def follow(self, base: Base) -> None:
         """Adapt to the round that made a base."""
-        facts = base.round
+        self._facts = facts = base.round
         self._alone = facts.workers == 1
-        # With other workers, a copy that learns late of their progress leads away from them.
-        self.keeps_copy = self._alone and self.exchange_seconds >= COPY_FROM
+        if self._alone:
+            self.keeps_copy = self.exchange_seconds >= COPY_FROM
+        else:
+            self.keeps_copy = (
+                self._large and not self._fixed and takes_turns(facts, self.keeps_copy)
+            )
         if not self._fixed:
             balanced = balanced_steps(facts)
             self._steps = balanced or self._first_steps
@@ -133,6 +156,11 @@ class Member:
         done = [self._ended.pop(update) for update in sorted(self._ended) if update <= contained]
         if done:
             self._exchanges.append(now - done[-1])
+
+    def measure_copy(self, seconds: float) -> None:
+        """Record how long an exchange of this worker's copy takes, in seconds."""
+        self._ended.clear()
+        self._exchanges.append(seconds)
 
     def use(self, optimizer: Optimizer, *, keeps: bool = True) -> None:
         """Use a new optimizer; ``keeps`` is False if only for one subtask."""
@@ -176,6 +204,21 @@ class Member:
 
     # -- intervals -----------------------------------------------------------------------------
 
+    @property
+    def takes_turns(self) -> bool:
+        """True if the worker keeps a copy, and exchanges parts of it in turn with others."""
+        return self.keeps_copy and not self._alone
+
+    @property
+    def shards_of_turn(self) -> int:
+        """Number of shards whose exchange takes about as long as a local step, at least 1."""
+        facts = self._facts
+        if not facts.exchange_seconds:
+            return self.shards
+        return max(
+            1, min(self.shards, int(self.shards * facts.step_seconds / facts.exchange_seconds))
+        )
+
     def begin(self, progress: float) -> None:
         """Start an interval at a progress of the job in [0, 1].
 
@@ -200,6 +243,9 @@ class Member:
     @property
     def _interval(self) -> float:
         """Local steps of the next interval."""
+        if self.takes_turns and self.step_seconds:
+            turn = self.exchange_seconds * self.shards_of_turn / self.shards
+            return max(1.0, TURNS_OF_INTERVAL * turn / self.step_seconds)
         if self._fixed or not self._alone or not self.step_seconds:
             return self._steps
         seconds, exchange = ALONE_SECONDS, self.exchange_seconds
@@ -232,6 +278,17 @@ def balanced_steps(facts: RoundFacts) -> int | None:
         return None
     ratio = facts.exchange_seconds / facts.step_seconds
     return int(2 ** round(math.log2(min(max(ratio, 1.0), MAX_STEPS))))
+
+
+def takes_turns(facts: RoundFacts, before: bool) -> bool:
+    """Return True if the workers of a round train on during exchanges, with copies of their own.
+
+    ``before``: they do so already, so that noise changes nothing.
+    """
+    step, exchange = facts.step_seconds, facts.exchange_seconds
+    if not step or exchange < COPY_FROM:
+        return before and not exchange
+    return exchange >= (TURNS_UNTIL if before else TURNS_FROM) * step
 
 
 def is_late(round_: RoundFacts, planned: float, done: int, seconds: float) -> bool:

@@ -1,17 +1,17 @@
 """A worker's own copy of the model, whose training continues during exchanges.
 
-The copy is never replaced. At the end of an interval, its state is noted, and the difference to the
-state at the interval's start becomes an update, beside the training. When a new version W of the
-model is there, the copy moves by ``W + own updates that W lacks − start``, and so does the start of
-the interval in progress: what was trained since stays, and is what the next update has. Statistics
-stay those of the copy.
+The copy is never replaced. It has a part for each shard. When a part is pushed, its state is noted,
+and the difference to the state at the last push becomes an update, beside the training. When a new
+version W of a shard is there, its part moves by ``W + own updates that W lacks − start``, and so
+does the start, from which the next update counts: what was trained since stays, and is what the
+next update has. Statistics stay those of the copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,22 +20,17 @@ from vcasgd.errors import NonFiniteLoss
 from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import is_sound
 from vcasgd.worker.interval import add
-from vcasgd.worker.vectors import Vector, VectorPool, beside_training, single_threaded
+from vcasgd.worker.vectors import Vector, VectorPool, beside_training
 
-
-@dataclass(frozen=True)
-class PendingUpdate:
-    """An update that some shards' versions may lack, with its number in each of them."""
-
-    vector: Vector
-    numbers: Sequence[int]
+#: Runs a function in another thread.
+Run = Callable[[Callable[[], "Moved"]], "Future[Moved]"]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The update of an interval, which is computed shard by shard. It holds its vectors."""
+    """The update of a part, which is computed later. It holds its vectors, float32 [floats]."""
 
-    parts: Sequence[ShardRange]
+    part: ShardRange
     end: Vector
     start: Vector
     update: Vector
@@ -45,10 +40,10 @@ class Difference:
         """All vectors, first the one that the update is written into."""
         return self.update, self.end, self.start
 
-    def compute(self, shard: int) -> Tensor:
-        """Write a shard's part; return the vector. Raises :class:`NonFiniteLoss`."""
+    def compute(self) -> Tensor:
+        """Write the update, and return it. Raises :class:`NonFiniteLoss`."""
         with beside_training(self.end.tensor.device):
-            subtract(self.parts[shard], self.end.tensor, self.start.tensor, self.update.tensor)
+            subtract(self.part, self.end.tensor, self.start.tensor, self.update.tensor)
         return self.update.tensor
 
     def release(self) -> None:
@@ -57,50 +52,63 @@ class Difference:
             vector.release()
 
 
-class OwnCopy:
-    """Owned by the training thread.
+@dataclass(frozen=True)
+class Moved:
+    """The start of a part after a merge, and the shift to it, float32 [floats] each."""
 
-    ``start`` is the point from which the progress of the present interval counts, in memory of the
-    training's device, as ``copies``. Updates are in memory of ``updates``, on the CPU.
+    start: Vector
+    shift: Vector
+
+
+class OwnPart:
+    """A shard's part of the copy. Owned by the training thread.
+
+    ``start`` is the point from which the progress since the last push counts, in memory of the
+    training's device. Updates are in memory on the CPU.
     """
 
-    def __init__(
-        self, parts: Sequence[ShardRange], copies: VectorPool, updates: VectorPool, start: Vector
-    ) -> None:
-        self._parts = parts
-        self._copies, self._updates = copies, updates
-        self._on_cpu = copies is updates
-        if self._on_cpu:
-            self.start = start.hold()
-        else:
-            self.start = copies.take()
-            self.start.tensor.copy_(start.tensor)
-        self._pending: list[PendingUpdate] = []
-        self._merging: Future[tuple[Vector, Vector]] | None = None
+    def __init__(self, part: ShardRange, base: Tensor, device: torch.device) -> None:
+        """Start at a ``base``, float32 [floats of the job]."""
+        #: As a vector of its own.
+        self._part = replace(part, start=0, stop=part.floats)
+        self._copies = self._updates = VectorPool(part.floats)
+        self._on_cpu = device.type == "cpu"
+        if not self._on_cpu:
+            self._copies = VectorPool(part.floats, device)
+        self.start = self._copies.take()
+        self.start.tensor.copy_(part.of(base))
+        #: Updates that the shard's version may lack, with their numbers.
+        self._pending: list[tuple[int, Vector]] = []
+        self._merging: Future[Moved] | None = None
 
     def close(self) -> None:
         """Release all vectors."""
         if self._merging is not None:
-            for vector in self._merging.result():
-                vector.release()
-        for pending in self._pending:
-            pending.vector.release()
+            moved = self._merging.result()
+            moved.start.release()
+            moved.shift.release()
+        for _, update in self._pending:
+            update.release()
         self.start.release()
         self._pending, self._merging = [], None
 
-    def advance(self, end: Vector, numbers: Sequence[int]) -> Difference:
-        """Start the next interval at ``end``, the state of the copy.
+    def lend(self) -> Vector:
+        """Return memory for the state of the part, which the caller releases."""
+        return self._copies.take()
 
-        Returns the update, whose vectors the caller has to hold until it is computed. ``numbers``
-        are those that it will have in each shard.
+    def advance(self, end: Vector, number: int) -> Difference:
+        """Let the next update start at ``end``, the state of the part, in lent memory.
+
+        Returns the update, whose vectors the caller has to hold until it is computed. ``number``
+        is the one that it will have.
         """
         assert not self.merging
         start, self.start = self.start, end.hold()
         # Its memory is that of the update, unless it is still read.
         reuses = self._on_cpu and not start.shared
         update = start.hold() if reuses else self._updates.take()
-        self._pending.append(PendingUpdate(update.hold(), numbers))
-        return Difference(self._parts, end.hold(), start, update)
+        self._pending.append((number, update.hold()))
+        return Difference(self._part, end.hold(), start, update)
 
     # -- a newer version ---------------------------------------------------------------------------
 
@@ -109,68 +117,108 @@ class OwnCopy:
         """True from :meth:`merge` until :meth:`take_shift` has returned its result."""
         return self._merging is not None
 
-    def settle(self, settled: Sequence[int]) -> None:
-        """Forget the updates that the present version of each shard contains.
+    def settle(self, settled: int) -> None:
+        """Forget the updates up to the number ``settled``, which the present version contains."""
+        for number, update in list(self._pending):
+            if number <= settled:
+                update.release()
+                self._pending.remove((number, update))
 
-        ``settled`` are their numbers of contained updates.
-        """
-        for pending in list(self._pending):
-            if all(number <= done for number, done in zip(pending.numbers, settled, strict=True)):
-                pending.vector.release()
-                self._pending.remove(pending)
+    def merge(self, version: Tensor, settled: int, run: Run, *, keep: Tensor | None = None) -> None:
+        """Start to compute the shift to a ``version``, float32 [floats], by ``run``.
 
-    def merge(self, version: Vector, newer: Sequence[ShardRange], settled: Sequence[int]) -> None:
-        """Start to compute the shift to a ``version``, which has ``newer`` shards.
-
-        It must not change until :meth:`take_shift` returns the result.
+        It contains the updates up to the number ``settled``, and must not change until
+        :meth:`take_shift` returns the result. It is also copied to ``keep``.
         """
         assert not self.merging
-        pending = [
-            (update.vector.tensor, part)
-            for update in self._pending
-            for part in newer
-            if update.numbers[part.shard] > settled[part.shard]
-        ]
-        moved, start = self._copies.take(), self.start
+        self.settle(settled)
+        pending, part = [update.tensor for _, update in self._pending], self._part
+        start, moved = self.start, self._copies.take()
         shift = self._copies.take() if start.shared else start.hold()
 
-        def compute() -> tuple[Vector, Vector]:
+        def compute() -> Moved:
+            if keep is not None:
+                keep.copy_(version)
             with beside_training(self._copies.device):
-                if len(newer) < len(self._parts):
-                    moved.tensor.copy_(start.tensor)
-                for part in newer:
-                    part.of(moved.tensor).copy_(part.of(version.tensor))
-                for update, part in pending:
+                moved.tensor.copy_(version)
+                for update in pending:
                     add(part, moved.tensor, update)
                 torch.sub(moved.tensor, start.tensor, out=shift.tensor)
-                for part in self._parts:
-                    # Sums of statistics, such as variances, can be impossible.
-                    part.of(shift.tensor)[part.parameters :] = 0.0
-            return moved, shift
+                # Sums of statistics, such as variances, can be impossible.
+                shift.tensor[part.parameters :] = 0.0
+            return Moved(moved, shift)
 
-        merging: Future[tuple[Vector, Vector]] = Future()
-        self._merging = merging
-
-        def run() -> None:
-            try:
-                merging.set_result(compute())
-            except BaseException as error:  # noqa: BLE001 - take_shift() raises it
-                merging.set_exception(error)
-
-        single_threaded(run, "merge")
+        self._merging = run(compute)
 
     def take_shift(self, *, wait: bool) -> Vector | None:
-        """Return what the copy has to move by, which the caller releases; None if it isn't there.
+        """Return what the part has to move by, which the caller releases; None if it isn't there.
 
         From then on, the start has moved, too.
         """
         if self._merging is None or not (wait or self._merging.done()):
             return None
-        moved, shift = self._merging.result()
+        moved = self._merging.result()
         self._merging = None
         self.start.release()
-        self.start = moved
-        return shift
+        self.start = moved.start
+        return moved.shift
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Parts that were pushed together at a moment of :func:`time.monotonic`."""
+
+    shards: Sequence[int]
+    started_at: float
+
+
+class OwnCopy:
+    """Parts of the copy, by their shards, and its counters, int64 [k]."""
+
+    def __init__(
+        self,
+        parts: Sequence[ShardRange],
+        base: Tensor,
+        integers: Tensor,
+        device: torch.device,
+        settled: Sequence[int],
+    ) -> None:
+        """Start at a ``base``, float32 [floats]. Each shard's version contains its ``settled``
+        updates."""
+        self.parts = [OwnPart(part, base, device) for part in parts]
+        self._ranges = parts
+        self._settled = list(settled)
+        self.integers = integers
+        #: The counters when shard 0 was pushed last.
+        self.pushed_integers = integers
+        #: True if the last push was one of all parts, and if the model is where the last interval
+        #: ended.
+        self.is_even = self.is_loaded = True
+        #: True once a shard's version has fewer of this worker's updates than it had.
+        self.fell_back = False
+        #: The exchange under way, if it is measured.
+        self.turn: Turn | None = None
+
+    def close(self) -> None:
+        """Release all vectors."""
+        for part in self.parts:
+            part.close()
+
+    @property
+    def merging(self) -> bool:
+        """True while any part is merging."""
+        return any(part.merging for part in self.parts)
+
+    def settle(self, shard: int, settled: int) -> None:
+        """Record how many updates a shard's version contains."""
+        self.fell_back |= settled < self._settled[shard]
+        self._settled[shard] = settled
+        self.parts[shard].settle(settled)
+
+    def read_start(self, out: Tensor) -> None:
+        """Copy all starts into ``out``, float32 [floats]."""
+        for part, own in zip(self._ranges, self.parts, strict=True):
+            part.of(out).copy_(own.start.tensor)
 
 
 def subtract(part: ShardRange, end: Tensor, start: Tensor, out: Tensor) -> None:

@@ -142,6 +142,10 @@ class ShardLink:
         self.settled = 0
         #: :attr:`Meta.rollbacks` and :attr:`Meta.restorations` of that version.
         self.rollbacks = self.restorations = 0
+        #: When the version was published, by the clock of its server.
+        self.published_at = 0.0
+        #: When the server was asked last, by :func:`time.monotonic`.
+        self.asked_at = 0.0
         #: Why the last request failed; None if it succeeded.
         self.last_error: StoreError | None = None
         #: Answer to the last poll, if it describes a snapshot that isn't fetched yet.
@@ -232,6 +236,11 @@ class ShardLink:
         }
 
     @property
+    def follows_steps(self) -> bool:
+        """True if versions are fetched as steps from the last one."""
+        return self._steps is not None
+
+    @property
     def lacks_last(self) -> bool:
         """True if the base doesn't contain the last submitted update, but a later one will."""
         return self.updates.added > self.settled
@@ -290,6 +299,10 @@ class ShardLink:
         """Wait for the next commit, at most :data:`COMMIT_WAIT_SECONDS`, and poll."""
         return self._request(self._watch)
 
+    def run(self, call: Callable[[], Any]) -> Future[Any]:
+        """Call a function that makes no request, in the thread that makes requests."""
+        return self._request(call)
+
     def adopt(self) -> Meta | None:
         """Take the snapshot that the last poll found without a fetch, if it has only this worker's
         updates more than the newest one here; return its description."""
@@ -308,6 +321,7 @@ class ShardLink:
         meta, self._fetched = self._fetched, None
         self.version, self.settled = (meta.version, meta.token), self._fetched_settled
         self.rollbacks, self.restorations = meta.rollbacks, meta.restorations
+        self.published_at = meta.created_at
         return meta
 
     def _request(self, call: Callable[[], Any]) -> Future[Any]:
@@ -344,6 +358,7 @@ class ShardLink:
         return self.version or NO_VERSION
 
     def _poll(self, newer: bool) -> UpdateStatus:
+        self.asked_at = time.monotonic()
         pushed = self.updates.pushed()
         known = self._newest_here if newer else None
         status = self._sender.status(_asked(pushed), known, self._chunk if newer else "")
@@ -361,12 +376,16 @@ class ShardLink:
         self.has_waited = not self.updates.full
         return status
 
+    def _watch(self) -> UpdateStatus:
+        # Asks afterwards: an update can be pushed meanwhile.
+        self._seen = self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, self._seen)
+        return self._poll(newer=True)
+
     def _poll_after_commit(self) -> UpdateStatus:
         updates = self.updates
         if updates.max_unapplied > 1:
             # Waits for any of them; the last one may not be in the stream yet.
-            self._seen = self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, self._seen)
-            return self._poll(newer=True)
+            return self._watch()
         if not updates.await_accepted(COMMIT_WAIT_SECONDS):
             return self._poll(newer=True)
         pushed = updates.pushed()
@@ -374,10 +393,6 @@ class ShardLink:
             COMMIT_WAIT_SECONDS, self._seen, _asked(pushed), self._newest_here, self._chunk
         )
         return self._on_status(pushed, status)
-
-    def _watch(self) -> None:
-        self._seen = self._sender.wait_for_commit(COMMIT_WAIT_SECONDS, self._seen)
-        self._poll(newer=True)
 
     def _has_only_own(self, meta: Meta, own: int) -> bool:
         """Return True if a snapshot is the newest one here with as many ``own`` updates."""

@@ -10,8 +10,10 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ from vcasgd.worker.heartbeat import WorkerStatus
 from vcasgd.worker.interval import Trained
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.lease_book import LeaseBook, LeaseState, WorkInterrupted
-from vcasgd.worker.member import is_late
+from vcasgd.worker.member import Member, is_late
 from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.update_queue import Settled
 from vcasgd.worker.verification import WorkerVerification
@@ -70,14 +72,36 @@ class TunedSettings:
             self.asynchrony = tuned.implicit_momentum
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Work:
-    """The subtask in progress, with its epoch and its number of samples."""
+    """The subtask in progress, with its epoch and its number of samples.
+
+    ``positions`` are those of the shards, ``reached`` that of the worker's own copy, if it is ahead
+    of some of them, and ``losses`` the sums of losses that each shard lacks.
+    """
 
     lease: Lease
     learner: Learner
     epoch: int
     size: int
+    positions: list[int]
+    losses: list[float]
+    reached: int | None = None
+
+    def next_step(self, share: float) -> Step | None:
+        """Return the next interval; None at the end of the subtask."""
+
+        def reach(position: int) -> int:
+            return self.learner.interval_stop(self.lease.number, position, share)
+
+        if self.reached is None:
+            return next_step(self.positions, self.size, reach)
+        stop = min(reach(self.reached), self.size)
+        return Step(self.reached, stop, tuple(range(len(self.positions))))
+
+    def give_up_copy(self) -> None:
+        """Continue from the positions of the shards."""
+        self.reached, self.losses = None, [0.0] * len(self.positions)
 
 
 class Trainer:
@@ -116,8 +140,12 @@ class Trainer:
         The last updates may still be unapplied when this returns.
         """
         subtask, plan = lease.number, learner.plan
-        work = _Work(lease, learner, plan.epoch_of(subtask), plan.size(subtask))
-        positions = self._exchange.begin(subtask, work.epoch, work.size, lease.token)
+        epoch, size = plan.epoch_of(subtask), plan.size(subtask)
+        if self._exchange.unpushed:
+            # Of a subtask that was interrupted.
+            self._exchange.drop_copy()
+        positions = self._exchange.begin(subtask, epoch, size, lease.token)
+        work = _Work(lease, learner, epoch, size, positions, [0.0] * len(positions))
         self._watch_complete(work, positions)
         if len(positions) > 1:
             # An interval can be verified only if one server gets all of its update.
@@ -125,27 +153,28 @@ class Trainer:
         self._status.doing = f"training subtask {subtask}"
         if min(positions) < work.size:
             learner.start_subtask()
-
-        def reach(position: int) -> int:
-            return learner.interval_stop(subtask, position, self._tuned.share)
-
-        while (step := next_step(positions, work.size, reach)) is not None:
+        while (step := work.next_step(self._tuned.share)) is not None:
             self._prepare_interval(work, step)
+            if not self._exchange.keeps_copy:
+                work.give_up_copy()
             if learner.member is not None:
-                learner.member.measure_exchange(self._exchange[0].settled, time.monotonic())
-                learner.member.follow(self._exchange.base)
-                self._moments.open(len(positions))
-                if self._verification.overlaps:
-                    self._exchange.limit_unapplied(learner.max_unapplied)
-                if self._verification.adopts:
-                    self._moments.adopt(learner.member, self._exchange.rollbacks)
-                # The local batch may have changed.
-                step = next_step(positions, work.size, reach) or step
-            stop = self._train_interval(work, step)
+                self._prepare_member(work, learner.member)
+            # The local batch may have changed.
+            self._train_interval(work, work.next_step(self._tuned.share) or step)
             if learner.member is not None:
                 self._moments.share(learner.member, self._exchange.rollbacks)
-            for shard in step.shards:
-                positions[shard] = stop
+
+    def _prepare_member(self, work: _Work, member: Member) -> None:
+        """Adapt to the last round."""
+        member.shards = len(work.positions)
+        if not self._exchange.keeps_copy:
+            member.measure_exchange(self._exchange[0].settled, time.monotonic())
+        member.follow(self._exchange.base)
+        self._moments.open(len(work.positions))
+        if self._verification.overlaps:
+            self._exchange.limit_unapplied(work.learner.max_unapplied)
+        if self._verification.adopts:
+            self._moments.adopt(member, self._exchange.rollbacks)
 
     def settle(self) -> None:
         """Find out what became of the pushed updates, and drop the leases that are done; see
@@ -179,7 +208,9 @@ class Trainer:
         """
         waited = self._wait_for_room(work.lease, step)
         self._status.note_progress()
-        waited = self._verification.serve(work.learner) or waited
+        if not self._exchange.unpushed:
+            # It may need the model for something else.
+            waited = self._verification.serve(work.learner) or waited
         # Without an interval, a fetch would take memory for nothing.
         self._check_lease(work.lease, step)
         if not self._continue_copy(work, step):
@@ -189,9 +220,12 @@ class Trainer:
 
     def _continue_copy(self, work: _Work, step: Step) -> bool:
         """Return True if the interval continues from this worker's own copy."""
-        if not self._exchange.keeps_copy or not self._keeps_copy(work, step):
+        if not self._exchange.keeps_copy:
             return False
-        self._apply(self._exchange.settle())
+        # What it has more is pushed first.
+        if not self._keeps_copy(work, step) and not self._exchange.unpushed:
+            return False
+        self._apply(self._exchange.settle_beside())
         return self._exchange.keeps_copy and not self._exchange.went_back
 
     def _keeps_copy(self, work: _Work, step: Step) -> bool:
@@ -222,17 +256,19 @@ class Trainer:
             case None:
                 raise Fenced(f"the lease of subtask {lease.number} was lost")
         # With a residual, one more local step, to push what encodings have kept back.
-        if self._departure.leave_if_due() and not self._exchange.has_residual(step.shards):
+        lacking = self._exchange.unpushed or self._exchange.has_residual(step.shards)
+        if self._departure.leave_if_due() and not lacking:
             raise WorkInterrupted
 
     # -- an interval -------------------------------------------------------------------------------
 
-    def _train_interval(self, work: _Work, step: Step) -> int:
-        """Train and push one interval; return where it ends."""
+    def _train_interval(self, work: _Work, step: Step) -> None:
+        """Train and push one interval."""
         status, member, started = self._status, work.learner.member, time.monotonic()
         exchange = self._exchange
         status.unpushed_since = steady_time()
-        base = exchange.start_interval(keep_copy=self._keeps_copy(work, step))
+        keeps_copy = exchange.keeps_copy or self._keeps_copy(work, step)
+        base = exchange.start_interval(keep_copy=keeps_copy, loaded=work.learner.is_loaded)
         if self._seconds_per_sample is not None and not exchange.keeps_copy:
             exchange.prefetch(self._seconds_per_sample * (step.stop - step.start))
         steps_before = status.steps
@@ -241,19 +277,14 @@ class Trainer:
             status.on_step()
             self._follow(work.learner)
 
-        trained_at = started
-
-        def memory() -> Tensor:
-            nonlocal trained_at
-            trained_at = time.monotonic()
-            self._follow(work.learner, wait=True)
-            return exchange.lend()
-
         def should_stop() -> bool:
             if not self.may_continue(work.lease) or exchange.went_back:
                 return True
             if member is None:
                 return False
+            if member.takes_turns and exchange.is_ready:
+                # The next parts can be pushed.
+                return True
             planned = (step.stop - step.start) / member.batch
             done, seconds = status.steps - steps_before, time.monotonic() - started
             return is_late(base.round, planned, done, seconds)
@@ -267,35 +298,39 @@ class Trainer:
             should_stop=should_stop,
             on_step=on_step,
             asynchrony=self._tuned.asynchrony,
-            memory=memory,
-            whole=exchange.keeps_copy,
+            memory=exchange.lend,
+            reads=not keeps_copy,
         )
         ended = time.monotonic()
-        # A worker that keeps a copy doesn't wait: what a pause costs isn't a step's.
-        seconds = (trained_at if exchange.keeps_copy else ended) - started
+        seconds = ended - started
         self._measure(trained.stop - step.start, trained, seconds)
         if member is not None:
             member.measure(seconds / max(trained.steps, 1))
             status.uncorrected = member.uncorrected or status.uncorrected
-        unchanged = torch.equal(trained.integers, base.integers)
-        integers = "" if unchanged else encode_integers(trained.integers)
-        self._push(work, step, trained, integers)
-        if member is not None:
-            member.end(self._exchange[0].updates.added, ended)
+        if keeps_copy:
+            self._push_copy(work, step, trained)
+        else:
+            self._push(work, step, trained, base.integers)
+            if member is not None:
+                member.end(self._exchange[0].updates.added, ended)
         status.unpushed_since = None
-        return trained.stop
 
-    def _follow(self, learner: Learner, *, wait: bool = False) -> None:
+    def _follow(self, learner: Learner, *, wait: Collection[int] = ()) -> None:
         """Move the worker's own copy, if it keeps one, to what was found beside the training.
 
-        ``wait``: also if that is being computed.
+        ``wait``: shards for whose part it waits if that is being computed.
         """
-        shift = self._exchange.take_shift(wait=wait)
-        if shift is not None:
-            learner.shift(shift.tensor)
-            shift.release()
-        if not wait and self._exchange.follow() and learner.member is not None:
-            learner.member.measure_exchange(self._exchange[0].settled, time.monotonic())
+        exchange = self._exchange
+        if not exchange.keeps_copy:
+            return
+        if shifts := exchange.take_shifts(wait=wait):
+            learner.shift((part, shift.tensor) for part, shift in shifts)
+            for _, shift in shifts:
+                shift.release()
+        exchange.follow()
+        seconds = exchange.take_exchange_seconds()
+        if seconds is not None and learner.member is not None:
+            learner.member.measure_copy(seconds)
 
     def _measure(self, samples: int, trained: Trained, seconds: float) -> None:
         status = self._status
@@ -306,33 +341,69 @@ class Trainer:
         status.local_steps = trained.steps
         status.momentum = trained.momentum
 
-    def _push(self, work: _Work, step: Step, trained: Trained, integers: str) -> None:
-        """Hand an update over to the exchange."""
-        self._pushes += 1
-        lease, learner = work.lease, work.learner
-        member = learner.member
-        last = learner.is_last(lease.number, trained.stop) or self._departure.leave_if_due()
-        name = f"{self._name}.{os.getpid()}.{self._pushes}"
-        claims = self._verification.end(learner, name, step.stop)
+    def _push(self, work: _Work, step: Step, trained: Trained, before: Tensor) -> None:
+        """Hand an update over to the exchange; ``before`` are the counters of its base."""
+        member = work.learner.member
+        unchanged = torch.equal(trained.integers, before)
         fields = {
+            **self._fields(work, step, trained),
+            "start": step.start,
+            "integers": "" if unchanged else encode_integers(trained.integers),
+            "loss_sum": trained.loss_sum,
+        }
+        keep = member is not None and member.overlaps
+        last = self._is_last(work, trained)
+        self._exchange.push(fields, work.epoch, trained.update, step.shards, last=last, keep=keep)
+        for shard in step.shards:
+            work.positions[shard] = trained.stop
+
+    def _push_copy(self, work: _Work, step: Step, trained: Trained) -> None:
+        """Push the parts of the worker's own copy whose turn it is, at the end of an interval."""
+        exchange, member = self._exchange, work.learner.member
+        work.losses = [loss + trained.loss_sum for loss in work.losses]
+        work.reached = trained.stop
+        shards: Collection[int] = range(len(work.positions))
+        if exchange.went_back:
+            shards = ()
+        elif member is not None and member.takes_turns and not self._ends(work):
+            shards = exchange.next_turn(member.shards_of_turn) if exchange.is_ready else ()
+        self._follow(work.learner, wait=shards)
+        fields = self._fields(work, step, trained) if shards else {}
+        starts = zip(work.positions, work.losses, strict=True)
+        own = [{"start": start, "loss_sum": loss} for start, loss in starts]
+        exchange.push_copy(
+            {shard: {**fields, **own[shard]} for shard in shards},
+            work.epoch,
+            work.learner.read_part,
+            trained.integers,
+            last=self._is_last(work, trained),
+        )
+        for shard in shards:
+            work.positions[shard], work.losses[shard] = trained.stop, 0.0
+        if not exchange.unpushed and not exchange.went_back:
+            work.reached = None
+
+    def _ends(self, work: _Work) -> bool:
+        return work.reached == work.size or not self.may_continue(work.lease)
+
+    def _is_last(self, work: _Work, trained: Trained) -> bool:
+        ends = work.learner.is_last(work.lease.number, trained.stop)
+        return ends or self._departure.leave_if_due()
+
+    def _fields(self, work: _Work, step: Step, trained: Trained) -> dict[str, Any]:
+        """Return what the headers of an update have in common for all shards."""
+        self._pushes += 1
+        member = work.learner.member
+        name = f"{self._name}.{os.getpid()}.{self._pushes}"
+        return {
             "update": name,
             "worker": self._name,
-            "subtask": lease.number,
-            "start": step.start,
+            "subtask": work.lease.number,
             "stop": trained.stop,
-            "token": lease.token,
-            "layout": learner.layout_digest,
-            "integers": integers,
-            "loss_sum": trained.loss_sum,
+            "token": work.lease.token,
+            "layout": work.learner.layout_digest,
             "batch": member.batch if member else 0.0,
             "step_seconds": member.step_seconds if member else 0.0,
             "exchange_seconds": member.exchange_seconds if member else 0.0,
-            "claims": claims,
+            "claims": self._verification.end(work.learner, name, step.stop),
         }
-        keep = member is not None and member.overlaps
-        self._exchange.push(
-            *(fields, work.epoch, trained.update, step.shards),
-            last=last,
-            keep=keep,
-            integers=trained.integers,
-        )

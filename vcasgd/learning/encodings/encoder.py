@@ -98,7 +98,10 @@ class Encoder:
 
         The ``last`` update also carries the whole residual.
         """
-        own = self._part.of(vector)
+        return self.encode_part(self._part.of(vector), last=last)
+
+    def encode_part(self, own: Tensor, *, last: bool) -> EncodedVector:
+        """Do what :meth:`encode` does with the shard's part alone, float32 ``[floats]``."""
         if self._rows is not None:
             return self._rows.encode(own)
         if last:
