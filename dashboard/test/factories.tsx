@@ -73,6 +73,7 @@ export function aBrief(changes: Partial<Brief> = {}): Brief {
     updates: 17,
     accuracy: 0.91,
     best_accuracy: 0.912,
+    best: null,
     workers: 1,
     max_workers: 4,
     evictions: 0,

@@ -57,7 +57,7 @@ def test_damaged_checkpoint_returns_a_problem_with_its_name(
 
     assert answer.status_code == 500
     assert name in answer.json()["detail"]
-    assert f"/api/v1/jobs/{job}/checkpoints" in answer.json()["remedy"]
+    assert f"vcasgd checkpoints {job}" in answer.json()["remedy"]
     with pytest.raises(CheckpointDamaged, match=name):
         client.job(job).download(tmp_path / "model", checkpoint=name)
     assert list(tmp_path.iterdir()) == []
@@ -142,3 +142,35 @@ def test_failed_job_has_no_model_and_shows_the_reason(
     with pytest.raises(Conflict, match="ended without one: it failed") as caught:
         client.job(job).download(tmp_path / "model")
     assert caught.value.details["traceback"] == "boom in line 3"
+
+
+def test_the_best_model_is_marked_and_downloaded(api: Api, client: Client, tmp_path: Path) -> None:
+    job = api.submit(epochs=3)
+    api.start_job(job)
+    files = []
+    for epoch, perplexity in enumerate((9.0, 4.0, 5.0), start=1):
+        files.append(api.store_checkpoint(job, epoch, size=10 * epoch))
+        api.evaluate(job, epoch, {"perplexity": perplexity})
+    api.finish(job, model=files[-1][0])
+    found = client.job(job)
+
+    rows = found.checkpoints()
+    assert [(row.best, row.last) for row in rows] == [(False,) * 2, (True, False), (False, True)]
+    assert rows[1].metrics == {"perplexity": 4.0}
+    assert rows[1].place == "epoch 2"
+    for name, data in ((None, files[1]), ("best", files[1]), ("last", files[2]), files[0]):
+        content = data if isinstance(data, bytes) else data[1]
+        assert found.download(tmp_path / "model", name).read_bytes() == content
+
+
+def test_a_running_job_without_a_ranking_metric_has_only_a_last_model(
+    api: Api, client: Client, tmp_path: Path
+) -> None:
+    job = api.submit()
+    _, data = api.store_checkpoint(job, 1)
+    found = client.job(job)
+
+    assert found.download(tmp_path / "model", "last").read_bytes() == data
+    with pytest.raises(Conflict, match="no metric of its evaluations ranks them") as caught:
+        found.download(tmp_path / "model", "best")
+    assert "stop.metric" in (caught.value.remedy or "")

@@ -443,6 +443,45 @@ def test_show_and_follow_name_the_best_epoch(
     assert stdout_of(run("follow", job)).endswith(f", best {best}\n")
 
 
+def test_every_list_shows_the_metrics_of_a_job_without_accuracy(run: Run, api: Api) -> None:
+    job = api.submit(epochs=3)
+    api.start_job(job)
+    api.jobs.add_metrics(job, {"at": 1.0, "loss": 2.34567})
+    for epoch, perplexity in enumerate((9.0, 4.0, 5.0), start=1):
+        api.evaluate(job, epoch, {"bits": 3.0, "perplexity": perplexity})
+
+    assert "perplexity 4" in stdout_of(run("jobs"))
+    assert "metrics     perplexity 5, bits 3\n" in stdout_of(run("show", job))
+    assert "perplexity 4" in stdout_of(run("top", "--once"))
+    api.finish(job)
+    followed = stdout_of(run("follow", job))
+    assert "train loss 2.346  perplexity 5  bits 3" in followed
+    assert "best perplexity 4 in epoch 2" in followed
+    assert "perplexity 4" in stdout_of(run("compare", job))
+
+
+def test_download_says_which_model_was_taken(run: Run, api: Api, tmp_path: Path) -> None:
+    job = api.submit(epochs=2)
+    api.start_job(job)
+    files = [api.store_checkpoint(job, epoch, size=epoch) for epoch in (1, 2)]
+    api.evaluate(job, 1, {"accuracy": 0.989})
+    api.evaluate(job, 2, {"accuracy": 0.976})
+    api.finish(job, model=files[1][0])
+    target = tmp_path / "model"
+
+    taken = run("download", job, "--to", target)
+    assert target.read_bytes() == files[0][1]
+    assert taken.stderr == (
+        "this is the best model, of epoch 1: accuracy 98.90%; "
+        "--last takes the last model, of epoch 2: accuracy 97.60%\n"
+    )
+    assert "the last model, of epoch 2" in run("download", job, "--to", target, "--last").stderr
+    assert target.read_bytes() == files[1][1]
+    assert run("download", job, "--best", "--last").exit_code == 2
+    listed = stdout_of(run("checkpoints", job)).splitlines()
+    assert ["best" in listed[1], "last" in listed[2]] == [True, True]
+
+
 def test_follow_prints_the_reason_and_traceback_of_a_failed_job(run: Run, api: Api) -> None:
     job = api.submit()
     trace = 'Traceback (most recent call last):\n  File "train.py", line 1\nValueError: [red]'

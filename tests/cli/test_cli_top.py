@@ -56,6 +56,15 @@ def test_top_shows_jobs_machines_pools_and_servers(api: Api, shown: Any) -> None
     assert overview.keys() == {"jobs", "machines", "pools", "store", "spend"}
 
 
+def test_top_shows_an_active_job_behind_many_newer_ended_ones(api: Api, shown: Any) -> None:
+    job = api.submit()
+    api.start_job(job)
+    for _ in range(40):
+        api.finish(api.submit())
+
+    assert job in shown("--once")
+
+
 def test_top_shows_an_empty_fleet(shown: Any) -> None:
     text = shown("--once")
 

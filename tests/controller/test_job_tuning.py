@@ -155,7 +155,7 @@ def test_weight_of_updates_follows_the_evaluations_over_restarts(
 def test_unknown_metric_changes_no_weight(job: Callable[..., TunedJob]) -> None:
     one = job()
     for epoch in range(1, 6):
-        one.evaluate(epoch, perplexity=float(epoch))
+        one.evaluate(epoch, tokens=float(epoch))
 
     assert one.step() == Tuned()
     for epoch in range(6, 9):

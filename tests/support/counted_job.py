@@ -86,7 +86,7 @@ class CountedJob:
         view = self._client.job(self.id).wait(FINISH_SECONDS)
         assert view.state == "succeeded", view.reason
         report = CountReport()
-        model = self._client.job(self.id).download(self._folder / f"{self.id}.safetensors")
+        model = self._client.job(self.id).download(self._folder / f"{self.id}.safetensors", "last")
         report.count(load_file(model)["count"], self._epochs)
         assert report.passed, "\n".join(report.describe_counts())
         assert report.samples_applied == report.samples_expected > 0

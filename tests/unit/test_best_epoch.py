@@ -41,8 +41,10 @@ def losses(*values: float) -> list[dict[str, float]]:
         (losses(nan, 3.0, -inf), "loss", 2),
         ([{"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.4, "loss": 0.1}], "accuracy", 1),
         ([{"accuracy": 0.0}, {"accuracy": 0.1}], "accuracy", 2),
-        # Without an accuracy and a loss, the last epoch counts as the best one.
-        ([{"perplexity": 3.0}, {"perplexity": 9.0}], None, 2),
+        ([{"perplexity": 3.0}, {"perplexity": 9.0}], "perplexity", 1),
+        ([{"f1": 0.3}, {"f1": 0.9}], "f1", 2),
+        # Whether higher is better isn't known: the last epoch counts as the best one.
+        ([{"tokens": 3.0}, {"tokens": 9.0}], None, 2),
         (losses(nan, nan), "loss", 2),
     ],
 )
@@ -100,7 +102,7 @@ def test_no_epoch_is_the_best_before_the_first_evaluation() -> None:
         ({}, losses(2.0, nan, inf, -inf), 3),
         ({}, losses(nan, nan), 2),
         ({}, losses(nan, 2.0), 0),
-        ({}, [{"perplexity": 2.0}, {"perplexity": 3.0}], 0),
+        ({}, [{"tokens": 2.0}, {"tokens": 3.0}], 0),
         ({"accuracy": 0.9}, [{"accuracy": 0.5}, {"accuracy": 0.4}, {"accuracy": 0.5}], 2),
         ({"metric": {"name": "f1", "mode": "max"}}, [{"f1": 1.0}, {"loss": 0.0}, {"f1": 0.5}], 1),
         ({"metric": {"name": "f1", "mode": "min"}}, [{"f1": 1.0}, {"f1": 0.5}], 0),

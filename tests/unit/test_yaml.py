@@ -28,6 +28,19 @@ def test_duplicate_key_is_rejected_with_its_line(text: str, problem: str) -> Non
     assert caught.value.details["line"] == line
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-3", 1e-3), ("-1.5E+3", -1500.0), ("1e3", 1000.0), (".5e1", 5.0), ("2.e2", 200.0)],
+)
+def test_a_number_with_an_exponent_is_a_number(text: str, value: float) -> None:
+    assert parse(f"args: {{lr: {text}}}") == {"args": {"lr": value}}
+
+
+@pytest.mark.parametrize("text", ["e3", "1e", "1e3x", "v1e3", "'1e3'"])
+def test_text_with_an_e_stays_text(text: str) -> None:
+    assert parse(text) == text.strip("'")
+
+
 BOMB = "m0: &m0 {a: 1}\n" + "".join(
     f"m{number}: &m{number} {{<<: [*m{number - 1}, *m{number - 1}]}}\n" for number in range(1, 40)
 )

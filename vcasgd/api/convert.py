@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, nan
 from typing import Any
 
@@ -10,8 +10,15 @@ from vcasgd.fleet.costs import report
 from vcasgd.schemas.base import finite
 from vcasgd.schemas.costs import CostReport, PoolCostView, PoolSpend, SpendView
 from vcasgd.schemas.fleet import JobBrief, NodeView, ServerGaugesView, StoreView
-from vcasgd.schemas.history import SpanView, StalenessBucket, StalenessView, TimelineView
+from vcasgd.schemas.history import (
+    CheckpointRow,
+    SpanView,
+    StalenessBucket,
+    StalenessView,
+    TimelineView,
+)
 from vcasgd.schemas.jobs import BestView, JobView, ProgressView
+from vcasgd.storage.checkpoints import StoredCheckpoint
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.workers import Traffic
 from vcasgd.store.quotas import ServerGauges
@@ -19,14 +26,15 @@ from vcasgd.store.quotas import ServerGauges
 # -- jobs ---------------------------------------------------------------------------------------
 
 
-def job_view(job: JobRecord, traffic: Traffic) -> JobView:
-    """Return the view of a job, with the bytes that its workers have moved."""
+def job_view(job: JobRecord, traffic: Traffic, loss: float | None = None) -> JobView:
+    """Return the view of a job, with the bytes that its workers have moved, and its newest loss."""
     return JobView.model_validate(
         {
             **vars(job),
             "name": job.spec.name,
             "progress": _progress(job),
             "traffic": traffic,
+            "loss": finite(loss),
             "best_accuracy": _best_accuracy(job),
             "best": _best(job),
             "store_nodes": job.facts.shards if job.facts else None,
@@ -46,6 +54,7 @@ def job_brief(job: JobRecord, workers: int, amounts: Mapping[str, float]) -> Job
             "updates": job.totals.get("updates", 0),
             "accuracy": finite(accuracy),
             "best_accuracy": _best_accuracy(job),
+            "best": _best(job),
             "workers": 0 if job.state.over else workers,
             "max_workers": job.spec.workers.max,
             "spent_usd": costs.spent_usd,
@@ -68,6 +77,28 @@ def _best(job: JobRecord) -> BestView | None:
     return BestView.model_validate(
         {**vars(best), "metric": metric.name, "mode": metric.mode, "value": value}
     )
+
+
+def checkpoint_rows(
+    job: JobRecord, stored: Sequence[StoredCheckpoint], details: Mapping[str, Mapping[str, Any]]
+) -> list[CheckpointRow]:
+    """Return the stored checkpoints with their evaluations. ``details``: by name, as listed."""
+    evaluated = {evaluation.versions: evaluation for evaluation in job.evaluations}
+    best = job.best.versions if job.best and _best(job) else None
+    last = job.model or (stored[-1].name if stored else None)
+    rows = []
+    for checkpoint in stored:
+        known = details.get(checkpoint.name, {})
+        versions = tuple(known.get("versions") or (checkpoint.version,))
+        evaluation = evaluated.get(versions)
+        found = {
+            "place": evaluation.place if evaluation else None,
+            "metrics": evaluation.metrics if evaluation else None,
+            "best": versions == best,
+            "last": checkpoint.name == last,
+        }
+        rows.append(CheckpointRow.model_validate({**known, **vars(checkpoint), **found}))
+    return rows
 
 
 def samples(job: JobRecord) -> tuple[int, int | None]:

@@ -211,7 +211,7 @@ class AuditedJob:
         report.updates_rejected = sum(job.totals.rejected.values())
         if job.state != "succeeded":
             raise StackError(f"the job {job.state}: {job.reason}")
-        model = self.client.job(self.id).download(folder / "model.safetensors")
+        model = self.client.job(self.id).download(folder / "model.safetensors", "last")
         report.count(load_file(model)["count"], self._epochs)
 
     def keep_evidence(self, report: CountReport, folder: Path) -> None:

@@ -62,7 +62,7 @@ class Summary:
     @classmethod
     def of(cls, job: JobView, seconds: float, model: Path) -> Summary:
         return cls(
-            accuracy=job.accuracy or 0.0,
+            accuracy=job.best.value if job.best else 0.0,
             seconds=round(seconds, 1),
             updates_applied=job.totals.updates,
             staleness_mean=job.totals.staleness_mean,
@@ -77,8 +77,8 @@ class Summary:
     def lines(self) -> list[str]:
         """Return the summary as text."""
         return [
-            f"accuracy           {percent(self.accuracy)} on the validation data",
-            f"time               {self.seconds:.0f} s, from an empty folder to the model",
+            f"accuracy           {percent(self.accuracy)} of the best model on the validation data",
+            f"time               {self.seconds:.0f} s, without the installation",
             f"updates            {self.updates_applied}",
             f"staleness          mean {self.staleness_mean:.2f}, maximum {self.staleness_max}",
             f"machines lost      {self.evictions} with notice, {self.kills} without",

@@ -14,16 +14,17 @@ from rich.live import Live
 from rich.text import Text
 
 from vcasgd.cli.connection import Token, Url, open_client
+from vcasgd.cli.jobs import best_text
 from vcasgd.cli.output import (
     Columns,
     Json,
     ago,
     duration,
     out,
-    percent,
     plain,
     show_json,
     show_rows,
+    show_whole,
     size,
     table,
 )
@@ -147,8 +148,7 @@ _TOP_JOBS: Columns = {
     "STATE": lambda row: row["state"],
     "EPOCH": lambda row: f"{row['progress']['finished_epochs']}/{row['progress']['epochs'] or '?'}",
     "DONE": lambda row: f"{row['progress']['fraction']:.0%}",
-    "EVALUATED": lambda row: f"{row['evaluations'][-1]['epoch']:g}" if row["evaluations"] else "",
-    "ACCURACY": lambda row: percent(row["best_accuracy"]),
+    "BEST": lambda row: best_text(row["best"]),
     "MACHINES": lambda row: row["machines"],
     "LOST": lambda row: row["evictions"] + row["kills"],
     "PUSHED": lambda row: size(row["traffic"]["pushed_bytes"]),
@@ -182,7 +182,7 @@ def top(
         if as_json:
             show_json(_fetch(client))
         elif once or not out.is_terminal:
-            out.print(picture(_fetch(client)))
+            show_whole(picture(_fetch(client)))
         else:
             _watch(client)
 
@@ -207,7 +207,7 @@ def _watch(client: Client) -> None:
 
 def _fetch(client: Client) -> dict[str, Any]:
     return {
-        "jobs": [plain(job) for job in client.jobs(limit=MAX_ROWS * 2) if not job.over],
+        "jobs": [plain(job) for job in client.jobs("active")],
         "machines": [plain(machine) for machine in client.machines()],
         "pools": [plain(pool) for pool in client.pools()],
         "store": plain(client.store()),

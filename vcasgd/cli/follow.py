@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.text import Text
 
-from vcasgd.cli.output import percent
 from vcasgd.client import PATIENCE_SECONDS, Client, Job, may_work_later
 from vcasgd.errors import ApiError
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.schemas.history import EventRow, LogRow
 from vcasgd.schemas.jobs import JobView
+from vcasgd.spec.sections import metric_text
 
 #: Seconds between two readings of a job.
 READ_SECONDS = 1.0
@@ -26,6 +26,8 @@ RATE_READINGS = 5
 SILENT_SECONDS = 5.0
 #: Seconds between two lines of figures if the output is not a terminal.
 LINE_SECONDS = 5.0
+#: Metrics of the newest evaluation on the line.
+MAX_METRICS = 3
 #: Kinds of events that the figures already show; ``vcasgd events`` prints all kinds.
 ROUTINE = ("evaluated", "checkpoint")
 
@@ -50,7 +52,8 @@ class JobStatus:
                 f"{(job.ended_at or time.time()) - job.created_at:.0f} s",
                 job.state,
                 f"epoch {job.epoch}/{job.progress.epochs_text} ({job.progress.fraction:.0%})",
-                f"accuracy {percent(job.accuracy) or '-'}",
+                f"train loss {'-' if job.loss is None else f'{job.loss:.4g}'}",
+                *(metric_text(*metric) for metric in first_metrics(job)),
                 f"{'-' if rate is None else f'{rate:.1f}'} updates/s",
                 f"staleness {job.totals.staleness_mean:.1f}",
                 f"workers {len(self.workers)}",
@@ -58,6 +61,11 @@ class JobStatus:
                 f"kills {job.kills}",
             )
         )
+
+
+def first_metrics(job: JobView) -> list[tuple[str, float | None]]:
+    """Return the newest metrics that fit on a line, the one that ranks the models first."""
+    return list(job.newest_metrics.items())[:MAX_METRICS]
 
 
 def statuses(client: Client, name: str, patience: float = PATIENCE_SECONDS) -> Iterator[JobStatus]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,7 +23,6 @@ from vcasgd.cli.output import (
     duration,
     err,
     out,
-    percent,
     show_facts,
     show_json,
     show_rows,
@@ -31,10 +30,10 @@ from vcasgd.cli.output import (
     size,
 )
 from vcasgd.client import Client
-from vcasgd.schemas.history import EventRow, LogRow
+from vcasgd.schemas.history import BEST, LAST, CheckpointRow, EventRow, LogRow, chosen
 from vcasgd.schemas.jobs import JobView, TunedView
 from vcasgd.settings import load_settings
-from vcasgd.spec.sections import TrackerKind
+from vcasgd.spec.sections import TrackerKind, metric_text
 from vcasgd.spec.values import parse_duration
 
 #: Exit status after Ctrl-C; a shell reports the same for SIGINT.
@@ -44,21 +43,22 @@ _JOBS: Columns = {
     "JOB": lambda row: row["id"],
     "STATE": lambda row: row["state"],
     "EPOCH": lambda row: f"{row['progress']['finished_epochs']}/{row['progress']['epochs'] or '?'}",
-    "ACCURACY": lambda row: percent(row["best_accuracy"]),
+    "BEST": lambda row: best_text(row["best"]),
     "UPDATES": lambda row: row["totals"]["updates"],
     "PRIORITY": lambda row: priority_text(row["spec"]["priority"], row["spec"]["weight"]),
-    "EVICTIONS": lambda row: row["evictions"] + row["kills"],
+    "LOST": lambda row: row["evictions"] + row["kills"],
     "OWNER": lambda row: row["owner"],
     "SUBMITTED": lambda row: ago(row["created_at"]),
     "WAITING": lambda row: row.get("waiting"),
 }
 _CHECKPOINTS: Columns = {
-    "CHECKPOINT": lambda row: row["name"],
     "VERSION": lambda row: row["version"],
     "EPOCHS": lambda row: row.get("finished_epochs"),
+    "MODEL": lambda row: " ".join(mark for mark in (BEST, LAST) if row[mark]) or None,
+    "METRICS": lambda row: _metrics_text(row["metrics"] or {}),
     "MB": lambda row: f"{row['size'] / 1e6:.2f}",
     "WRITTEN": lambda row: ago(row.get("at")),
-    "SHA-256": lambda row: row["digest"][:12],
+    "CHECKPOINT": lambda row: row["name"],
 }
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Job ID.")]
@@ -120,7 +120,7 @@ def follow(job: JobName, url: Url = None, token: Token = None) -> None:
 
 
 def jobs(
-    state: Annotated[str | None, typer.Option(help="Filter by state.")] = None,
+    state: Annotated[str | None, typer.Option(help="Filter by state; active: not ended.")] = None,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -249,9 +249,13 @@ def checkpoints(job: JobName, as_json: Json = False, url: Url = None, token: Tok
 def download(
     job: JobName,
     to: Annotated[Path, typer.Option(help="Output file or folder.")] = Path(),
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Checkpoint name (default: the final model).")
-    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Name of a checkpoint.")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best model (default, if a metric ranks models).")
+    ] = False,
+    last: Annotated[
+        bool, typer.Option("--last", help="The last model, also of a job that runs.")
+    ] = False,
     trained_only: Annotated[
         bool,
         typer.Option("--trained-only", help="Download only the trained tensors, without the base."),
@@ -267,12 +271,23 @@ def download(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Download the trained model or a checkpoint: a safetensors file, or a PEFT adapter."""
+    """Download the trained model or a checkpoint: a safetensors file, or a PEFT adapter.
+
+    The error output says which model it is.
+    """
+    if sum((best, last, checkpoint is not None)) > 1:
+        raise typer.BadParameter("choose one of --best, --last, and --checkpoint")
+    name = BEST if best else LAST if last else checkpoint
     with open_client(url, token) as client:
-        path = client.job(job).download(
-            to, checkpoint, trained_only=trained_only, working_dir=working_dir
+        found = client.job(job)
+        rows = found.checkpoints() if found.model or name else []
+        row = chosen(rows, name)
+        path = found.download(
+            to, row.name if row else name, trained_only=trained_only, working_dir=working_dir
         )
         out.print(str(path))
+        if row:
+            err.print(_taken(row, rows))
 
 
 def track(
@@ -306,6 +321,25 @@ def _follow(client: Client, job: str) -> None:
         raise typer.Exit(1)
 
 
+def _taken(row: CheckpointRow, rows: Sequence[CheckpointRow]) -> str:
+    """Return which model was downloaded, and which other one may be wanted."""
+    text = f"this is {_described(row)}"
+    last = chosen(rows, LAST)
+    if row.best and last and not row.last:
+        text += f"; --last takes {_described(last)}"
+    return text
+
+
+def _described(row: CheckpointRow) -> str:
+    kind = "the best model" if row.best else "the last model" if row.last else "a checkpoint"
+    metrics = f": {_metrics_text(row.metrics)}" if row.metrics else ""
+    return f"{kind}, of {row.place or f'version {row.version}'}{metrics}"
+
+
+def _metrics_text(metrics: Mapping[str, float | None]) -> str:
+    return ", ".join(metric_text(*metric) for metric in metrics.items())
+
+
 @contextmanager
 def _interruptible(job: str) -> Iterator[None]:
     """Exit the command on Ctrl-C, and print how to follow or cancel the job."""
@@ -323,6 +357,11 @@ def _conclusion(view: JobView) -> str:
     seconds = duration((view.ended_at or view.created_at) - view.created_at)
     best = f", best {view.best}" if view.best else ""
     return f"{view.id} {view.state} after {seconds}, {view.totals.updates} updates{best}"
+
+
+def best_text(best: Mapping[str, Any] | None) -> str | None:
+    """Return the best value of a job with the name of its metric."""
+    return metric_text(best["metric"], best["value"]) if best else None
 
 
 def priority_text(priority: str, weight: float) -> str:
@@ -371,7 +410,8 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("took", duration(view.ended_at - view.created_at) if view.ended_at else None),
         ("epoch", f"{view.epoch} of {progress.epochs_text} ({progress.fraction:.0%})"),
         ("evaluated", view.evaluations[-1].place if view.evaluations else None),
-        ("accuracy", percent(view.accuracy)),
+        ("train loss", None if view.loss is None else f"{view.loss:.4g}"),
+        ("metrics", _metrics_text(view.newest_metrics)),
         ("best", view.best),
         ("updates", totals.updates),
         ("staleness", f"mean {totals.staleness_mean:.2f}, max {totals.staleness_max}"),

@@ -103,10 +103,16 @@ def show_rows(
     dicts = [plain(row) if isinstance(row, BaseModel) else row for row in rows]
     if as_json:
         show_json(dicts)
-    elif out.is_terminal:
-        out.print(table(dicts, columns))
-    else:  # Rich cuts lines at 80 characters if the output is not a terminal.
-        PlainConsole(width=400).print(table(dicts, columns), soft_wrap=False)
+    else:
+        show_whole(table(dicts, columns))
+
+
+def show_whole(tables: RenderableType) -> None:
+    """Print tables, on lines of any length if the output is not a terminal."""
+    if out.is_terminal:
+        out.print(tables)
+    else:  # Rich cuts lines at 80 characters.
+        PlainConsole(width=400).print(tables, soft_wrap=False)
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Columns) -> Table:

@@ -132,7 +132,10 @@ class Client:
         return self._api.get(Job, path_of("jobs", job)).bound(self._api)
 
     def jobs(self, state: str | None = None, limit: int | None = None) -> list[Job]:
-        """Return jobs, newest first; all of them without a ``limit``."""
+        """Return jobs, newest first; all of them without a ``limit``.
+
+        ``state``: only jobs in this state; ``active`` stands for all that have not ended.
+        """
         pages = self._api.linked_pages(Job, "jobs", limit=min(limit or PAGE, PAGE), state=state)
         return [job.bound(self._api) for job in islice(pages, limit)]
 

@@ -89,7 +89,7 @@ class Axis:
 
 
 def _number(value: float) -> str:
-    """Return four digits as YAML reads a number: with a point, also in front of an exponent."""
+    """Return four digits as YAML reads a number that isn't whole."""
     return f"{value:#.4g}"
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from vcasgd.schemas.base import RequestBody, Row, Schema
 from vcasgd.schemas.history import EventRow
+from vcasgd.schemas.jobs import BestView
 from vcasgd.spec.job import JobState
 
 
@@ -242,6 +243,9 @@ class JobBrief(Schema):
     updates: int
     accuracy: float | None = Field(description="From the newest evaluation.")
     best_accuracy: float | None
+    best: BestView | None = Field(
+        default=None, description="null while no evaluation has a value of the ranking metric."
+    )
     workers: int
     max_workers: int = Field(description="Workers that the job may have.")
     evictions: int

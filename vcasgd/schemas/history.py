@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -81,6 +82,37 @@ class CheckpointRow(Row):
     at: float | None = None
     finished_epochs: int | None = None
     samples: int | None = None
+    place: str | None = Field(
+        default=None, description="Place of its evaluation, such as `epoch 3`; null without one."
+    )
+    metrics: dict[str, float | None] | None = Field(
+        default=None, description="Result of its evaluation; null without one."
+    )
+    best: bool = Field(
+        default=False, description="True for the best evaluated model, if a metric ranks them."
+    )
+    last: bool = Field(
+        default=False,
+        description="True for the model that the job ended with, or the newest one so far.",
+    )
+
+
+#: Names that stand for the best model and for the last one of a job.
+BEST, LAST = "best", "last"
+
+
+def chosen(rows: Sequence[CheckpointRow], name: str | None) -> CheckpointRow | None:
+    """Return the checkpoint of a name, ``best``, or ``last``; by default the best, else the last.
+
+    None if there is no such checkpoint.
+    """
+    if name is None:
+        return chosen(rows, BEST) or chosen(rows, LAST)
+    return next(
+        (row for row in rows if name == row.name or (name == BEST and row.best)
+         or (name == LAST and row.last)),
+        None,
+    )  # fmt: skip
 
 
 class StalenessBucket(Schema):

@@ -11,7 +11,7 @@ from vcasgd.limits import MAX_TEXT
 from vcasgd.schemas.base import ReportedSpec, RequestBody, Schema
 from vcasgd.spec.environment import MAX_VALUE_LENGTH, MAX_VARIABLES
 from vcasgd.spec.job import JobSpec, JobState, Priority, Weight
-from vcasgd.spec.sections import place_of
+from vcasgd.spec.sections import metric_text, place_of
 
 #: Pattern of a package's name: the SHA-256 of the zip.
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"
@@ -98,8 +98,7 @@ class BestView(EvaluatedModel):
     value: float
 
     def __str__(self) -> str:
-        value = f"{self.value:.2%}" if self.metric == "accuracy" else f"{self.value:.4g}"
-        return f"{self.metric} {value} in {self.place}"
+        return f"{metric_text(self.metric, self.value)} in {self.place}"
 
 
 class TunedView(Schema):
@@ -142,6 +141,9 @@ class JobView(Schema):
     totals: TotalsView
     traffic: TrafficView = TrafficView()
     evaluations: list[EvaluationView]
+    loss: float | None = Field(
+        default=None, description="Mean training loss of the newest updates; null before them."
+    )
     best_accuracy: float | None
     best: BestView | None = Field(
         default=None, description="null while no evaluation has a value of the ranking metric."
@@ -169,9 +171,13 @@ class JobView(Schema):
         return self.state.over
 
     @property
-    def accuracy(self) -> float | None:
-        """Accuracy in the newest evaluation."""
-        return self.evaluations[-1].metrics.get("accuracy") if self.evaluations else None
+    def newest_metrics(self) -> dict[str, float | None]:
+        """Metrics of the newest evaluation, the one that ranks the models first."""
+        if not self.evaluations:
+            return {}
+        metrics = self.evaluations[-1].metrics
+        first = self.best.metric if self.best else None
+        return {name: metrics[name] for name in sorted(metrics, key=lambda name: name != first)}
 
     @property
     def epoch(self) -> int:

@@ -154,8 +154,22 @@ class Metric(StrictModel):
         return quality >= (self.target if self.mode == "max" else -self.target)
 
 
+_BEST_HIGH = ("f1", "auc", "acc", "bleu", "iou", "r2")
+_BEST_LOW = ("perplexity", "error", "mse", "mae", "rmse", "wer")
 #: Metrics that rank the models of a job whose specification names none, in order of preference.
-DEFAULT_METRICS = (Metric(name="accuracy", mode="max"), Metric(name="loss", mode="min"))
+DEFAULT_METRICS = (
+    Metric(name="accuracy", mode="max"),
+    Metric(name="loss", mode="min"),
+    *(Metric(name=name, mode="max") for name in _BEST_HIGH),
+    *(Metric(name=name, mode="min") for name in _BEST_LOW),
+)
+
+
+def metric_text(name: str, value: float | None) -> str:
+    """Return a metric as people read it, such as ``accuracy 97.60%`` or ``loss 0.1234``."""
+    if value is None:
+        return f"{name} -"
+    return f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4g}"
 
 
 class Stop(StrictModel):

@@ -1,7 +1,8 @@
 """Strict loader for YAML that people write: job files, pool files, and price files.
 
-PyYAML is kept over ruamel.yaml, because YAML 1.2 would silently change what existing files mean
-(``yes``, ``on``, ``1e3``, and octal numbers).
+Numbers with an exponent are those of YAML 1.2, so ``1e-3`` is one. For the rest PyYAML, with
+YAML 1.1, is kept over ruamel.yaml, because 1.2 would silently change what existing files mean
+(``yes``, ``on``, and octal numbers).
 """
 
 from __future__ import annotations
@@ -24,7 +25,18 @@ from vcasgd.errors import SpecError
 from vcasgd.limits import MAX_DEPTH, MAX_DIGITS, MAX_VALUES, MAX_YAML_BYTES
 
 #: PyYAML's packages contain libyaml, whose loader is ten times as fast.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_SAFE):  # type: ignore[misc]
+    """Loader that also takes ``1e-3`` and ``1.5e3`` as numbers, as YAML 1.2 does."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
 _NUMBER = re.compile(r"[-+]?[0-9.][0-9a-fA-FoxX_.:+-]*")
 
 
@@ -71,9 +83,9 @@ def parse(text: str) -> Any:
     try:
         # Of untrusted text, nothing is built before all of it is known to be within the limits.
         scan = _Scan()
-        for event in yaml.parse(text, _LOADER):
+        for event in yaml.parse(text, _Loader):
             scan.add(event)
-        return yaml.load(text, _LOADER)
+        return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         # libyaml reports the line after the last one for what is missing in the end

@@ -484,7 +484,7 @@ export interface paths {
         };
         /**
          * Get Checkpoint
-         * @description Download a checkpoint.
+         * @description Download a checkpoint: of this name, or the one that is marked `best` or `last`.
          */
         get: operations["get_checkpoint"];
         put?: never;
@@ -504,7 +504,8 @@ export interface paths {
         };
         /**
          * Get Model
-         * @description Download the finished model: the checkpoint that the job ended with.
+         * @description Download the finished model: the best one if a metric ranks the job's models, else the
+         *     last one.
          */
         get: operations["get_model"];
         put?: never;
@@ -1074,6 +1075,30 @@ export interface components {
             finished_epochs: number | null;
             /** Samples */
             samples: number | null;
+            /**
+             * Place
+             * @description Place of its evaluation, such as `epoch 3`; null without one.
+             */
+            place: string | null;
+            /**
+             * Metrics
+             * @description Result of its evaluation; null without one.
+             */
+            metrics: {
+                [key: string]: number | null;
+            } | null;
+            /**
+             * Best
+             * @description True for the best evaluated model, if a metric ranks them.
+             * @default false
+             */
+            best: boolean;
+            /**
+             * Last
+             * @description True for the model that the job ended with, or the newest one so far.
+             * @default false
+             */
+            last: boolean;
         } & {
             [key: string]: unknown;
         };
@@ -1290,6 +1315,8 @@ export interface components {
             accuracy: number | null;
             /** Best Accuracy */
             best_accuracy: number | null;
+            /** @description null while no evaluation has a value of the ranking metric. */
+            best: components["schemas"]["BestView"] | null;
             /** Workers */
             workers: number;
             /**
@@ -1688,6 +1715,11 @@ export interface components {
             traffic: components["schemas"]["TrafficView"];
             /** Evaluations */
             evaluations: components["schemas"]["EvaluationView"][];
+            /**
+             * Loss
+             * @description Mean training loss of the newest updates; null before them.
+             */
+            loss: number | null;
             /** Best Accuracy */
             best_accuracy: number | null;
             /** @description null while no evaluation has a value of the ranking metric. */
@@ -4133,7 +4165,8 @@ export interface operations {
     list_jobs: {
         parameters: {
             query?: {
-                state?: components["schemas"]["JobState"] | null;
+                /** @description List only jobs in this state; `active`: all that have not ended. */
+                state?: components["schemas"]["JobState"] | "active" | null;
                 limit?: number;
                 /** @description List only jobs older than this one. */
                 after?: string | null;

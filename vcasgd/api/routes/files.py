@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Request, Response, status
@@ -12,10 +11,11 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from vcasgd.api.access import READ, SUBMIT
+from vcasgd.api.convert import checkpoint_rows
 from vcasgd.api.problems import documented
 from vcasgd.api.services import JobDep, ServicesDep
 from vcasgd.errors import ApiError, CheckpointDamaged, Conflict, NotFound, PackageError
-from vcasgd.schemas.history import CheckpointRow
+from vcasgd.schemas.history import BEST, LAST, CheckpointRow, chosen
 from vcasgd.schemas.jobs import DIGEST_PATTERN
 from vcasgd.schemas.service import Package
 from vcasgd.storage.checkpoints import Checkpoints
@@ -104,6 +104,7 @@ def head_package(services: ServicesDep, digest: Digest) -> Response:
 # -- checkpoints and models: safetensors files -------------------------------------------------
 
 MEDIA_TYPE = "application/octet-stream"
+_LIST = "choose one of its checkpoints, if any; vcasgd checkpoints {job} lists them"
 IfNoneMatch = Annotated[str | None, Header(description="`ETag`s of the files that the client has.")]
 
 _FILE: dict[int | str, dict[str, Any]] = {
@@ -118,11 +119,8 @@ _FILE: dict[int | str, dict[str, Any]] = {
 @router.get("/jobs/{job}/checkpoints", dependencies=READ, tags=["checkpoints"])
 def list_checkpoints(services: ServicesDep, job: JobDep) -> list[CheckpointRow]:
     """List the checkpoints in the object storage, oldest first."""
-    details = services.jobs.checkpoints(job.id)
-    return [
-        CheckpointRow.model_validate({**details.get(stored.name, {}), **asdict(stored)})
-        for stored in Checkpoints(services.storage, job.id).all()
-    ]
+    stored = Checkpoints(services.storage, job.id).all()
+    return checkpoint_rows(job, stored, services.jobs.checkpoints(job.id))
 
 
 @router.get(
@@ -135,7 +133,12 @@ def list_checkpoints(services: ServicesDep, job: JobDep) -> list[CheckpointRow]:
 def get_checkpoint(
     services: ServicesDep, job: JobDep, name: str, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """Download a checkpoint."""
+    """Download a checkpoint: of this name, or the one that is marked `best` or `last`."""
+    if name in (BEST, LAST):
+        found = chosen(list_checkpoints(services, job), name)
+        if found is None:
+            raise _none_stored(job, name)
+        name = found.name
     return _file(services.storage, job, name, if_none_match)
 
 
@@ -147,17 +150,28 @@ def get_checkpoint(
     tags=["checkpoints"],
 )
 def get_model(services: ServicesDep, job: JobDep, if_none_match: IfNoneMatch = None) -> Response:
-    """Download the finished model: the checkpoint that the job ended with."""
+    """Download the finished model: the best one if a metric ranks the job's models, else the
+    last one."""
     if job.model is None:
         raise _no_model(job)
-    return _file(services.storage, job, job.model, if_none_match)
+    found = chosen(list_checkpoints(services, job), BEST)
+    return _file(services.storage, job, found.name if found else job.model, if_none_match)
+
+
+def _none_stored(job: JobRecord, name: str) -> Conflict:
+    ranked = name == LAST or job.metric is not None
+    return Conflict(
+        f"job {job.id} has no {name} model"
+        + (" in storage yet" if ranked else ": no metric of its evaluations ranks them"),
+        remedy=_LIST.format(job=job.id) if ranked else "name the metric in stop.metric",
+    )
 
 
 def _no_model(job: JobRecord) -> Conflict:
     why = f"it ended without one: {job.reason}" if job.state.over else f"it is {job.state}"
     return Conflict(
         f"job {job.id} has no finished model: {why}",
-        remedy=f"list its checkpoints, if any, with GET /api/v1/jobs/{job.id}/checkpoints",
+        remedy=_LIST.format(job=job.id),
         traceback=job.traceback,
     )
 
@@ -178,9 +192,7 @@ def _file(storage: Storage, job: JobRecord, name: str, known: str | None) -> Res
         # before its end: the response then breaks off.
         first = next(stream.chunks, b"")
     except CheckpointDamaged as error:
-        raise CheckpointDamaged(
-            error.message, remedy=f"choose another one from /api/v1/jobs/{job.id}/checkpoints"
-        ) from error
+        raise CheckpointDamaged(error.message, remedy=_LIST.format(job=job.id)) from error
     return StreamingResponse(
         itertools.chain([first], stream.chunks), headers=headers, media_type=MEDIA_TYPE
     )

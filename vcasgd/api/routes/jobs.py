@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 import yaml
@@ -97,7 +97,8 @@ def submit_job(
 
 
 def _view(services: Services, job: JobRecord) -> JobView:
-    return job_view(job, services.beats.traffic(job.id))
+    loss = services.jobs.newest_losses([job.id])[job.id]
+    return job_view(job, services.beats.traffic(job.id), loss)
 
 
 def _encryption(settings: Settings, body: SubmitRequest) -> Callable[[str], str] | None:
@@ -164,7 +165,10 @@ def _check_pools(control: Control, spec: JobSpec) -> None:
 def list_jobs(
     services: ServicesDep,
     response: Response,
-    state: JobState | None = None,
+    state: Annotated[
+        JobState | Literal["active"] | None,
+        Query(description="List only jobs in this state; `active`: all that have not ended."),
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: Annotated[
         str | None, Query(max_length=200, description="List only jobs older than this one.")
@@ -172,17 +176,24 @@ def list_jobs(
 ) -> list[JobView]:
     """List jobs, newest first. If there are more, the header `Link` has the address of the next
     ones, with `rel="next"`."""
-    states = tuple(JobState) if state is None else (state,)
+    states = _states(state)
     records, views = services.jobs.all(states, limit + 1, after), []
     if len(records) > limit:
         del records[limit:]
         query = {"after": records[-1].id, "limit": limit, **({"state": state} if state else {})}
         response.headers["Link"] = f'<jobs?{urlencode(query)}>; rel="next"'
-    traffic = services.beats.traffic_of([job.id for job in records])
+    names = [job.id for job in records]
+    traffic, losses = services.beats.traffic_of(names), services.jobs.newest_losses(names)
     for job in records:
         with isolated(job.id):
-            views.append(job_view(job, traffic[job.id]))
+            views.append(job_view(job, traffic[job.id], losses[job.id]))
     return views
+
+
+def _states(chosen: JobState | Literal["active"] | None) -> tuple[JobState, ...]:
+    if isinstance(chosen, JobState):
+        return (chosen,)
+    return tuple(state for state in JobState if chosen is None or not state.over)
 
 
 @router.get("/jobs/{job}", dependencies=READ)

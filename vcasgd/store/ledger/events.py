@@ -115,6 +115,15 @@ class EventLog:
         entries = self._read(LedgerKeys(job).metrics, after, limit, 0.0)
         return [{"id": at.decode(), **json.loads(fields[b"m"])} for at, fields in entries]
 
+    def newest_losses(self, jobs: Sequence[str]) -> dict[str, float | None]:
+        """Return the loss of the newest point of each job, None without one, in one round trip."""
+        with self._ledger.pipeline() as pipe:
+            for job in jobs:
+                pipe.xrevrange(LedgerKeys(job).metrics, count=1)
+            newest = pipe.execute()
+        points = (json.loads(entries[0][1][b"m"]) if entries else {} for entries in newest)
+        return {job: point.get("loss") for job, point in zip(jobs, points, strict=True)}
+
     def add_metrics(self, job: str, values: Mapping[str, Any]) -> None:
         """Append a point of the totals."""
         key, entry = LedgerKeys(job).metrics, json.dumps(values)
