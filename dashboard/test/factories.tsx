@@ -36,6 +36,7 @@ export function aJob(changes: Partial<Job> = {}): Job {
       subtasks_total: 40,
       samples_expected: 1000,
       samples_applied: 340,
+      samples_skipped: 0,
       samples_repeated: 0,
       samples_lost: null,
       fraction: 0.34,

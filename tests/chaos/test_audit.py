@@ -58,7 +58,8 @@ def test_nothing_is_lost_or_repeated_whatever_dies(
     assert sum(report["kills"].values()) == kills
     assert set(report["kills"]) == {*(Target if replicas else UNREPLICATED)}
     assert set(report["recovery_seconds"]) == set(report["kills"])
-    assert report["samples_applied"] == report["samples_expected"] > 0
+    assert report["samples_applied"] + report["samples_skipped"] == report["samples_expected"]
+    assert report["samples_applied"] > report["samples_skipped"] > 0
     assert report["samples_lost"] == report["samples_repeated"] == 0
 
 
@@ -77,6 +78,16 @@ def test_report_counts_lost_and_repeated_samples(
     assert report.samples_expected == 9
     assert report.samples_applied == 9 - lost
     assert report.passed == (lost == repeated == 0)
+
+
+@pytest.mark.parametrize(("skipped", "lost"), [(3, 0), (2, 1), (4, -1)])
+def test_skipped_samples_are_those_that_are_missing(skipped: int, lost: int) -> None:
+    report = AuditReport(seed=0)
+
+    report.count(torch.tensor([3.0, 0.0, 3.0]), 3, skipped)
+
+    assert report.samples_applied + report.samples_skipped + lost == report.samples_expected
+    assert (report.samples_lost, report.passed) == (lost, not lost)
 
 
 def test_fault_that_did_not_fire_fails_the_audit() -> None:
@@ -159,7 +170,7 @@ def test_nothing_is_lost_beside_a_hostile_job_with_20_kills() -> None:
 
     assert report.passed, "\n".join(describe(report))
     assert sum(report.kills.values()) == 20
-    assert report.samples_applied == report.samples_expected > 0
+    assert report.samples_applied + report.samples_skipped == report.samples_expected
     assert report.samples_lost == report.samples_repeated == 0
     assert hostile[0].quarantined, "the hostile jobs fail"
     assert hostile[0].accepted > 100, "most calls are refused"

@@ -115,14 +115,16 @@ def fraction(job: JobRecord) -> float:
 
 def _progress(job: JobRecord) -> ProgressView:
     applied, total = samples(job)
-    # a job that stopped early skipped samples; it did not lose them
+    skipped = int(job.totals.get("skipped", 0))
+    # a job that stopped early left samples out; it did not lose them
     complete = job.state.over and job.epochs is not None and job.finished_epochs >= job.epochs
     return ProgressView(
         epochs=job.epochs,
         finished_epochs=job.finished_epochs,
         subtasks_total=job.plan.total_subtasks if job.plan else job.spec.known_subtasks,
         samples_expected=total,
-        samples_applied=applied,
+        samples_applied=applied - skipped,
+        samples_skipped=skipped,
         samples_repeated=int(job.totals.get("repeated", 0)),
         samples_lost=total - applied if total is not None and complete else None,
         fraction=fraction(job),

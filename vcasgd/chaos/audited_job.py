@@ -58,6 +58,7 @@ class CountReport:
     seconds: float = 0.0
     samples_expected: int = 0
     samples_applied: int = 0
+    samples_skipped: int = 0
     samples_lost: int = 0
     samples_repeated: int = 0
     updates_applied: int = 0
@@ -67,12 +68,16 @@ class CountReport:
     folder: str | None = None
     evidence: Evidence = field(default_factory=dict)
 
-    def count(self, counts: Tensor, epochs: int) -> None:
-        """Count samples in the final vector; each coordinate should be the number of epochs."""
+    def count(self, counts: Tensor, epochs: int, skipped: int = 0) -> None:
+        """Count samples in the final vector; each coordinate should be the number of epochs.
+
+        ``skipped`` is the number that the job reports: applied and skipped are those expected.
+        """
         self.samples_expected = counts.numel() * epochs
-        self.samples_lost = int((epochs - counts).clamp(min=0).sum())
+        missing = int((epochs - counts).clamp(min=0).sum())
         self.samples_repeated = int((counts - epochs).clamp(min=0).sum())
-        self.samples_applied = self.samples_expected - self.samples_lost
+        self.samples_applied = self.samples_expected - missing
+        self.samples_skipped, self.samples_lost = skipped, missing - skipped
 
     @property
     def passed(self) -> bool:
@@ -83,7 +88,8 @@ class CountReport:
         """Yield the counts, and why the run failed, as lines of text."""
         yield (
             f"samples: {self.samples_expected} expected, {self.samples_applied} applied, "
-            f"{self.samples_lost} lost, {self.samples_repeated} repeated"
+            f"{self.samples_skipped} skipped, {self.samples_lost} lost, "
+            f"{self.samples_repeated} repeated"
         )
         yield f"updates: {self.updates_applied} applied, {self.updates_rejected} rejected"
         if self.failure:
@@ -129,8 +135,10 @@ def epochs_for(seconds: float) -> int:
     return max(2, round(seconds / seconds_per_epoch))
 
 
-def counting_spec(epochs: int, hold: Path | None = None, copies: int = 1) -> JobSpec:
-    """Return a job in which every sample has weight 1.
+def counting_spec(
+    epochs: int, hold: Path | None = None, copies: int = 1, *, bad: bool = False
+) -> JobSpec:
+    """Return a job in which every sample has weight 1; with ``bad``, it skips some.
 
     With ``hold``, the job ends soon after that file is removed. Each of ``copies`` store nodes
     counts all samples.
@@ -146,7 +154,10 @@ def counting_spec(epochs: int, hold: Path | None = None, copies: int = 1) -> Job
                 "step_seconds": STEP_SECONDS,
                 "hold": str(hold) if hold else None,
                 "copies": copies,
+                "bad": bad,
             },
+            "on_bad_sample": "skip" if bad else "fail",
+            "max_bad_samples": 0.05,
             "epochs": epochs,
             "subtasks_per_epoch": SUBTASKS_PER_EPOCH,
             "push_every": 4,
@@ -172,7 +183,7 @@ class AuditedJob:
         self._hold = self.home.path.with_name("hold")
         self._hold.touch()
         self._epochs = epochs
-        spec = counting_spec(epochs, self._hold, state.store_nodes)
+        spec = counting_spec(epochs, self._hold, state.store_nodes, bad=True)
         self.id = self.client.submit_directory(spec, idempotency_key="audit").id
         #: URLs of replicated servers by name.
         self.services = service_urls(self.home, state)
@@ -212,7 +223,8 @@ class AuditedJob:
         if job.state != "succeeded":
             raise StackError(f"the job {job.state}: {job.reason}")
         model = self.client.job(self.id).download(folder / "model.safetensors", "last")
-        report.count(load_file(model)["count"], self._epochs)
+        count = load_file(model)["count"]
+        report.count(count, self._epochs, job.progress.samples_skipped * self._state.store_nodes)
 
     def keep_evidence(self, report: CountReport, folder: Path) -> None:
         """Collect evidence from the running stack into the report and its folder."""

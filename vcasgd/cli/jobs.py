@@ -418,6 +418,10 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("rejected", totals.rejected or None),
         ("traffic", moved),
         ("samples", f"{progress.samples_applied} applied, {progress.samples_repeated} repeated"),
+        (
+            "skipped",
+            f"{progress.samples_skipped} bad samples" if progress.samples_skipped else None,
+        ),
         ("machines", f"{view.evictions} evicted, {view.kills} killed"),
         ("store nodes", view.store_nodes),
         ("model", view.model),

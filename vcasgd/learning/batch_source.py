@@ -48,7 +48,11 @@ class BatchSource:
         device: torch.device | str,
         seed: int,
         step_size: Callable[[int], int] | None = None,
+        *,
+        skips: bool = False,
     ) -> None:
+        """``skips``: batches leave out samples that can't be loaded, and name them."""
+        self._skips = skips
         self._task, self._dataset, self._device, self._seed = task, dataset, device, seed
         self._step_size = step_size or (lambda _: batch_size_of(task))
         self._processes: LoaderProcesses | None = None
@@ -96,9 +100,11 @@ class BatchSource:
         if not workers_of(self._task):
             indices = plan.indices(interval.subtask, interval.start, interval.stop)
             size = self._step_size(len(indices))
-            return batches(self._task, self._dataset, indices, size)
+            return batches(self._task, self._dataset, indices, size, skips=self._skips)
         if self._processes is None:
-            self._processes = LoaderProcesses(self._task, self._dataset, self._device)
+            self._processes = LoaderProcesses(
+                self._task, self._dataset, self._device, skips=self._skips
+            )
         steps = list(self._requests(plan, interval))
         ahead = chain.from_iterable(
             step for later in following for step in self._requests(plan, later)

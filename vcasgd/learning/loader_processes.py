@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vcasgd.errors import SpecError
 from vcasgd.fork_server import die_with
+from vcasgd.learning.tolerant_loading import FetchedSamples, fetched, samples_of, tolerant
 from vcasgd.task.task import Task
 
 #: Seconds that an ended process has to finish what it does.
@@ -60,8 +61,16 @@ class LoaderProcesses:
     this process. Batches are in pinned memory if ``device`` is a GPU. Use it in one thread only.
     """
 
-    def __init__(self, task: Task, dataset: Dataset[Any], device: torch.device | str) -> None:
-        self._task, self._dataset = task, dataset
+    def __init__(
+        self,
+        task: Task,
+        dataset: Dataset[Any],
+        device: torch.device | str,
+        *,
+        skips: bool = False,
+    ) -> None:
+        """``skips``: batches are :class:`~vcasgd.learning.tolerant_loading.LoadedBatch`."""
+        self._task, self._dataset, self._skips = task, dataset, skips
         self._on_gpu = torch.device(device).type == "cuda"
         self._requests = _Requests(dataset)
         self._loader: DataLoader[Any] | None = None
@@ -72,10 +81,11 @@ class LoaderProcesses:
         task = self._task
         self._ended = _CONTEXT.RawValue("b", 0)
         start = partial(_start_process, os.getpid(), self._ended, task.worker_init_fn)
+        collate: Any = tolerant(task.collate) if self._skips else task.collate
         return DataLoader(
-            _SeededDataset(self._dataset),
+            _SeededDataset(self._dataset, skips=self._skips),
             batch_sampler=self._requests,  # type: ignore[arg-type]  # no lists, but requests
-            collate_fn=task.collate,
+            collate_fn=collate,
             num_workers=workers_of(task),
             prefetch_factor=task.prefetch_factor,
             persistent_workers=True,
@@ -157,19 +167,21 @@ class _Requests:
 class _SeededDataset(Dataset[Any]):
     """Loads the samples of a request in a loader process."""
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Dataset[Any], *, skips: bool) -> None:
+        self._dataset, self._skips = dataset, skips
 
-    def __getitems__(self, sent: tuple[Request, Any]) -> list[Any]:
+    def __getitems__(self, sent: tuple[Request, Any]) -> list[Any] | FetchedSamples:
         request, samples = sent
         set_random_state(request.seed)
         dataset: Any = self._dataset
-        if samples is not None:
-            return list(dataset.convert(samples))
-        # As torch's own fetcher does.
-        if getattr(dataset, "__getitems__", None):
-            return list(dataset.__getitems__(list(request.indices)))
-        return [dataset[index] for index in request.indices]
+
+        def load(positions: Sequence[int]) -> list[Any]:
+            if samples is not None:
+                return list(dataset.convert([samples[at] for at in positions]))
+            return samples_of(dataset, [request.indices[at] for at in positions])
+
+        positions = range(len(request.indices))
+        return fetched(request.indices, load) if self._skips else load(positions)
 
 
 def _reads_itself(dataset: Dataset[Any]) -> bool:

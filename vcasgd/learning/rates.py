@@ -67,12 +67,15 @@ def clip(
     """Scale an optimizer's gradients so that their total norm is at most ``task.clip_norm`` times
     ``factor``.
 
-    No-op if ``clip_norm`` is None. A step whose gradients ``may_overflow`` is skipped if they do.
-    Raises :class:`NonFiniteLoss` and :class:`SpecError`.
+    Without ``clip_norm``, it only checks the gradients, and only if the job skips bad samples. A
+    step whose gradients ``may_overflow`` is skipped if they do. Raises :class:`NonFiniteLoss` and
+    :class:`SpecError`.
     """
     most = clip_norm_of(task)
     if most is None:
-        return
+        if not task.skips_bad_samples:
+            return
+        most = math.inf  # only to find gradients that are not finite
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, most * factor))
     # a finite loss can have a gradient that is not finite, and clipping would make all of it NaN

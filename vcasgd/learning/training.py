@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +22,11 @@ from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError, VcasgdError
 from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
 from vcasgd.learning.precision import StepPrecision, autocast
 from vcasgd.learning.rates import clip
+from vcasgd.learning.tolerant_loading import TolerantDataset, tolerant
 from vcasgd.task.task import Task, calling_user_code
+
+if TYPE_CHECKING:
+    from vcasgd.learning.bad_samples import BadSamples
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,8 @@ class Interval:
 
     samples: int
     steps: int
-    loss_sum: float  #: Sum over samples; divide it by ``samples`` for the mean loss.
+    loss_sum: float  #: Sum over the samples that weren't skipped.
+    skipped: int = 0  #: Samples that were left out because they are bad.
 
 
 def build(task: Task, seed: int, device: torch.device | str) -> nn.Module:
@@ -121,17 +126,23 @@ def gathered(loaded: Iterator[Any], steps: Sequence[Sequence[int]]) -> Iterator[
 
 
 def batches(
-    task: Task, dataset: Dataset[Any], indices: NDArray[np.int64], size: int | None = None
+    task: Task,
+    dataset: Dataset[Any],
+    indices: NDArray[np.int64],
+    size: int | None = None,
+    *,
+    skips: bool = False,
 ) -> Iterator[tuple[Any, int]]:
     """Yield batches of ``size`` samples, by default the task's, in the order of ``indices``.
 
     Each comes with its number of samples; see :func:`step_groups`. If the task accumulates
     gradients, they are :class:`MicroBatches`. A data set with ``__getitems__`` gets one call for
-    each micro-batch. Raises :class:`UserCodeError`.
+    each micro-batch. ``skips``: each is a :class:`~vcasgd.learning.tolerant_loading.LoadedBatch`.
+    Raises :class:`UserCodeError`.
     """
     groups = step_groups(indices, size or batch_size_of(task))
     steps = [micro_batches(task, group) for group in groups]
-    loaded = _load(task, dataset, [part for parts in steps for part in parts])
+    loaded = _load(task, dataset, [part for parts in steps for part in parts], skips=skips)
     return gathered(loaded, [list(map(len, parts)) for parts in steps])
 
 
@@ -161,28 +172,37 @@ def train(
     before_step: Callable[[int], None] = lambda _: None,
     clip_factor: float = 1.0,
     precision: StepPrecision | None = None,
+    bad: BadSamples | None = None,
 ) -> Interval:
     """Make one local step per batch until the batches end or ``should_stop`` returns True.
 
     ``before_step`` gets the number of samples before the step, and ``clip_factor`` multiplies the
-    task's ``clip_norm``. ``precision`` is that of earlier intervals. The current step is always
-    finished, so there is at least one. The training mode of the model does not change: a layer that
-    the user put in evaluation mode stays there. Raises :class:`NonFiniteLoss` before the parameters
-    are affected, and :class:`UserCodeError`.
+    task's ``clip_norm``. ``precision`` is that of earlier intervals. With ``bad``, batches are
+    :class:`~vcasgd.learning.tolerant_loading.LoadedBatch`, and bad samples are left out. The
+    current step is always finished, so there is at least one. The training mode of the model does
+    not change: a layer that the user put in evaluation mode stays there. Raises
+    :class:`NonFiniteLoss` before the parameters are affected, and :class:`UserCodeError`.
     """
-    samples, steps, loss_sum = 0, 0, 0.0
+    samples, steps, loss_sum, skipped = 0, 0, 0.0, 0
     precision = precision or StepPrecision(task, device)
+
+    def make(parts: Iterable[tuple[Any, float]]) -> float:
+        return make_step(task, model, optimizer, parts, steps, device, precision, clip_factor)
+
     for batch, count in batches:
         steps += 1
         before_step(samples)
-        loss_sum += count * make_step(
-            *(task, model, optimizer, parts_of(batch), steps, device, precision, clip_factor)
-        )
+        if bad is None:
+            loss, good = make(parts_of(batch)), count
+        else:
+            loss, good = bad.step(model, optimizer, parts_of(batch), make)
+        loss_sum += good * loss
+        skipped += count - good
         samples += count
         on_step()
         if should_stop():
             break
-    return Interval(samples, steps, loss_sum)
+    return Interval(samples, steps, loss_sum, skipped)
 
 
 def evaluate(
@@ -242,11 +262,16 @@ def _evaluation_batches(
         processes.close()
 
 
-def _load(task: Task, dataset: Dataset[Any], groups: Sequence[Sequence[int]]) -> Iterator[Any]:
+def _load(
+    task: Task, dataset: Dataset[Any], groups: Sequence[Sequence[int]], *, skips: bool = False
+) -> Iterator[Any]:
     """Yield a batch for each group of indices."""
+    collate: Any = task.collate
+    if skips:
+        dataset, collate = TolerantDataset(dataset), tolerant(collate)
     with user_code("dataset"):
         lists = map(list, groups)
-        loader = iter(DataLoader(dataset, batch_sampler=lists, collate_fn=task.collate))
+        loader = iter(DataLoader(dataset, batch_sampler=lists, collate_fn=collate))
     for _ in groups:
         with user_code("dataset"):
             batch = next(loader)

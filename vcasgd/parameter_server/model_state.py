@@ -173,6 +173,8 @@ class ModelState:
         if not self._format(header).fits(header.size):
             raise InvalidUpdate(f"payload of {header.size} bytes", reason="length")
         self.record.check(header.subtask, header.start, header.stop)
+        if header.trained < 0:
+            raise InvalidUpdate(f"{header.skipped} samples are skipped", reason="range")
 
     @property
     def payload_size(self) -> int:
@@ -282,7 +284,7 @@ class ModelState:
 
     def _round_weight(self, header: Header, staleness: int) -> float:
         """Return the weight of an update in its round, in samples."""
-        return round_weight(header.stop - header.start, staleness / max(1, self.meta.round.workers))
+        return round_weight(header.trained, staleness / max(1, self.meta.round.workers))
 
     def close(self) -> None:
         """End the round: from now on, the batch and what it publishes stay the same."""
@@ -336,6 +338,7 @@ class ModelState:
         self._count(
             updates=totals.updates + 1,
             samples=totals.samples + header.stop - header.start,
+            skipped=totals.skipped + header.skipped,
             staleness_sum=totals.staleness_sum + staleness,
             staleness_max=max(totals.staleness_max, staleness),
             loss_sum=totals.loss_sum + header.loss_sum,

@@ -303,6 +303,7 @@ class Reports:
         now, totals = self._clock(), model.meta.totals
         since, before = self._measured
         updates, samples = totals.updates - before.updates, totals.samples - before.samples
+        trained = samples - (totals.skipped - before.skipped)
         pause = max(METRICS_SECONDS, (now - self._created_at) * METRICS_AGE_SHARE)
         if now - since < pause or not updates:
             return None
@@ -316,7 +317,7 @@ class Reports:
             "finished_epochs": model.record.finished_epochs,
             "updates_per_second": updates / (now - since),
             "samples_per_second": samples / (now - since),
-            "loss": (totals.loss_sum - before.loss_sum) / samples,
+            "loss": (totals.loss_sum - before.loss_sum) / max(trained, 1),
             "staleness_mean": staleness,
             "staleness_max": totals.staleness_max,
             "implicit_momentum": implicit_momentum(staleness),

@@ -25,8 +25,9 @@ class ProgressView(Schema):
     """Progress of a job.
 
     `epochs`, `subtasks_total`, and `samples_expected` are null until a worker has read the data,
-    unless the job sets them. The last epoch may be cut short. `samples_lost` is null until the job
-    has finished all epochs; then any value but 0 is a fault of the platform.
+    unless the job sets them. The last epoch may be cut short. `samples_skipped` are bad samples
+    that weren't trained, which `samples_applied` doesn't contain. `samples_lost` is null until the
+    job has finished all epochs; then any value but 0 is a fault of the platform.
     """
 
     epochs: int | None
@@ -34,6 +35,7 @@ class ProgressView(Schema):
     subtasks_total: int | None
     samples_expected: int | None
     samples_applied: int
+    samples_skipped: int = 0
     samples_repeated: int
     samples_lost: int | None
     fraction: float = Field(ge=0, le=1)

@@ -183,7 +183,8 @@ class BatchLoader:
                 "a batch has no loss, because loss.backward was not called",
                 remedy="call backward for each batch of session.loader; a job records its loss",
             )
-        if not math.isfinite(value := float(self._loss)):
+        value = float(self._loss)
+        if not math.isfinite(value) and not self._task.skips_bad_samples:
             raise NonFiniteLoss(
                 f"the loss is {value} in local step {self._steps}",
                 remedy="lower the learning rate, clip gradients, or check the data for NaN",
@@ -216,8 +217,21 @@ class BatchLoader:
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         self._count_step()
+        if self._script and self._task.skips_bad_samples:
+            self._drop_bad_step(optimizer)
         # A fused optimizer skips a step itself.
         clip(self._task, optimizer, self._steps, may_overflow=hasattr(optimizer, "found_inf"))
+
+    def _drop_bad_step(self, optimizer: Optimizer) -> None:
+        """Make an optimizer's step change nothing if the loss or the gradient isn't finite."""
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        assert self._loss is not None, "the loss was checked"
+        if not bool(torch.isfinite(norm.cpu() + self._loss.cpu())):
+            # The worker skips the batch for such a loss.
+            self._loss = torch.tensor(math.nan)
+            optimizer.zero_grad(set_to_none=True)
 
     def _count_step(self) -> None:
         if not self._lacks_step:

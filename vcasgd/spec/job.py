@@ -29,6 +29,17 @@ def _push_interval(value: object) -> object:
     raise ValueError(f"must be a number of local steps above 0 or the word subtask; not {value!r}")
 
 
+def _max_bad_samples(value: object) -> object:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and (0 < value < 1 or (type(value) is int and 1 <= value <= MAX_SAMPLES)):  # type: ignore[operator]
+        return value
+    raise ValueError(
+        f"must be a whole number of samples, or a share between 0 and 1; not {value!r}"
+    )
+
+
+MaxBadSamples = Annotated[int | float, BeforeValidator(_max_bad_samples)]
+
 #: Most subtasks per epoch, samples of a job, and steps of a job.
 MAX_SUBTASKS, MAX_SAMPLES, MAX_STEPS = 1_000_000, 10**15, 10**9
 #: Fields for the length of a job, one of which it sets.
@@ -192,6 +203,16 @@ class JobSpec(StrictModel):
         description="state of the local optimizer at the start of a subtask; kept with the rule "
         "rounds, otherwise reset",
     )
+    on_bad_sample: Literal["fail", "skip"] = Field(
+        default="fail",
+        description="what to do with a sample that can't be loaded, or whose loss or gradient "
+        "isn't finite",
+    )
+    max_bad_samples: MaxBadSamples = Field(
+        default=0.01,
+        description="most skipped samples, as a number or as a share of the job's samples; more "
+        "fail the job",
+    )
     seed: int = Field(default=0, ge=0, lt=2**32, strict=True)
     max_epoch_lead: int = Field(default=1, ge=0, le=100, strict=True)
     update: Update = RoundsSpec()
@@ -263,6 +284,16 @@ class JobSpec(StrictModel):
         if self.optimizer_state is not None:
             return self.optimizer_state == "keep"
         return isinstance(self.update, RoundsSpec)
+
+    @property
+    def skips_bad_samples(self) -> bool:
+        """True if samples that can't be trained are skipped."""
+        return self.on_bad_sample == "skip"
+
+    def most_bad_samples(self, total: int) -> int:
+        """Return how many samples of a job of ``total`` samples may be skipped."""
+        most = self.max_bad_samples
+        return int(most * total) if most < 1 else int(most)
 
     @property
     def known_subtasks(self) -> int | None:

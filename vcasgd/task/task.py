@@ -51,6 +51,8 @@ class Task:
     flops_per_sample: float | None = None
     #: True if :meth:`loss` also makes the optimizer's step, as the loop of a script can do.
     makes_steps: bool = False
+    #: True if the job skips bad samples; ``on_bad_sample`` in the job file sets it.
+    skips_bad_samples: bool = False
     #: True if training depends on nothing but the model, the batches, the optimizer, and torch's
     #: random numbers, so that another worker can repeat a push interval.
     repeatable: bool = True

@@ -119,6 +119,11 @@ class Verifier(WorkerVerification):
         )
         if self._should_stop():
             return RepetitionResult(outcome="unable", why="the worker had to leave")
+        if header.skipped != trained.skipped:
+            raise MalformedState(
+                f"{header.skipped} samples of the interval are skipped, and {trained.skipped} of "
+                "its repetition"
+            )
         unchanged = torch.equal(base[1], trained.integers)
         if header.integers != ("" if unchanged else encode_integers(trained.integers)):
             raise MalformedState("the counters of the update are not those of its interval")

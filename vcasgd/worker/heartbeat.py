@@ -45,6 +45,8 @@ class WorkerStatus:
         self.momentum: float | None = None
         #: Name of an optimizer whose moments aren't those of the whole batch.
         self.uncorrected: str | None = None
+        #: Index and reason of the newest samples that this worker skipped.
+        self.bad_samples: dict[str, str] = {}
         #: Start of the training that isn't submitted for a push yet, in Unix seconds.
         self.unpushed_since: float | None = None
         self._progress_at = time.monotonic()

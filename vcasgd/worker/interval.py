@@ -56,7 +56,7 @@ class Trained:
 
     ``stop`` is the sample where it ended, ``steps`` the number of local steps, ``update`` float32
     [floats] in the form that the rule needs, and ``integers`` int64 [k]. ``momentum`` is the
-    optimizer's; None if it isn't tuned.
+    optimizer's; None if it isn't tuned. ``skipped`` samples of the interval weren't trained.
     """
 
     stop: int
@@ -65,3 +65,4 @@ class Trained:
     update: Tensor
     integers: Tensor
     momentum: float | None = None
+    skipped: int = 0

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError, VcasgdError
+from vcasgd.learning.bad_samples import BadSamples
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings import Float32
@@ -58,6 +59,7 @@ class Learner:
         #: The job's specification, and the user's code.
         self.spec, self.task = spec, task
         self.device = device
+        task.skips_bad_samples = spec.skips_bad_samples
         self._model = LocalModel(task, spec.seed, device)
         self.layout = self._model.layout
         self.layout_digest = self.layout.digest()
@@ -326,6 +328,7 @@ class Learner:
             before_step=lambda done: rates.follow(plan.progress(subtask, start + done)),
             clip_factor=clip_factor,
             precision=self._precision,
+            bad=self._bad,
         )
         if reads:
             update = memory() if memory is not None else torch.empty_like(base.floats)
@@ -334,12 +337,29 @@ class Learner:
             update, integers = torch.empty(0), self._model.read_integers()
         self._loads = self._model.loads
         stop = start + trained.samples
-        return Trained(stop, trained.steps, trained.loss_sum, update, integers, momentum)
+        return Trained(
+            *(stop, trained.steps, trained.loss_sum, update, integers, momentum),
+            skipped=trained.skipped,
+        )
 
     @cached_property
     def _source(self) -> BatchSource:
-        spec, device = self.spec, self.device
-        return BatchSource(self.task, self._train_set, device, spec.seed, self._step_size)
+        spec, device, skips = self.spec, self.device, self.spec.skips_bad_samples
+        return BatchSource(
+            self.task, self._train_set, device, spec.seed, self._step_size, skips=skips
+        )
+
+    @cached_property
+    def _bad(self) -> BadSamples | None:
+        """The bad samples of this worker; None if a bad sample is a failure."""
+        skips = self.spec.skips_bad_samples
+        return BadSamples(self.task, self._train_set, self.device) if skips else None
+
+    @property
+    def bad_samples(self) -> dict[str, str]:
+        """Index and reason of the newest samples that this worker skipped."""
+        bad = self.__dict__.get("_bad")
+        return {str(each.index): each.why for each in bad.found} if bad else {}
 
     def _step_size(self, samples: int) -> int:
         """Return the samples of each local step in an interval of so many samples."""

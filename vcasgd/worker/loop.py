@@ -258,6 +258,7 @@ class Worker:
             local_steps=status.local_steps,
             momentum=status.momentum,
             uncorrected=status.uncorrected,
+            bad_samples=status.bad_samples or None,
             unpushed_since=status.unpushed_since,
             **self.exchange.counts(),
             push_seconds=self.exchange.last_push_seconds or None,

@@ -11,7 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -72,12 +72,23 @@ class TunedSettings:
             self.asynchrony = tuned.implicit_momentum
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """Sums over intervals, by the names in headers of updates."""
+
+    loss_sum: float = 0.0
+    skipped: int = 0
+
+    def plus(self, trained: Trained) -> _Sums:
+        return _Sums(self.loss_sum + trained.loss_sum, self.skipped + trained.skipped)
+
+
 @dataclass
 class _Work:
     """The subtask in progress, with its epoch and its number of samples.
 
     ``positions`` are those of the shards, ``reached`` that of the worker's own copy, if it is ahead
-    of some of them, and ``losses`` the sums of losses that each shard lacks.
+    of some of them, and ``lacking`` what each shard lacks of its intervals.
     """
 
     lease: Lease
@@ -85,7 +96,7 @@ class _Work:
     epoch: int
     size: int
     positions: list[int]
-    losses: list[float]
+    lacking: list[_Sums]
     reached: int | None = None
 
     def next_step(self, share: float) -> Step | None:
@@ -101,7 +112,7 @@ class _Work:
 
     def give_up_copy(self) -> None:
         """Continue from the positions of the shards."""
-        self.reached, self.losses = None, [0.0] * len(self.positions)
+        self.reached, self.lacking = None, [_Sums()] * len(self.positions)
 
 
 class Trainer:
@@ -145,7 +156,7 @@ class Trainer:
             # Of a subtask that was interrupted.
             self._exchange.drop_copy()
         positions = self._exchange.begin(subtask, epoch, size, lease.token)
-        work = _Work(lease, learner, epoch, size, positions, [0.0] * len(positions))
+        work = _Work(lease, learner, epoch, size, positions, [_Sums()] * len(positions))
         self._watch_complete(work, positions)
         if len(positions) > 1:
             # An interval can be verified only if one server gets all of its update.
@@ -303,7 +314,7 @@ class Trainer:
         )
         ended = time.monotonic()
         seconds = ended - started
-        self._measure(trained.stop - step.start, trained, seconds)
+        self._measure(work, trained.stop - step.start, trained, seconds)
         if member is not None:
             member.measure(seconds / max(trained.steps, 1))
             status.uncorrected = member.uncorrected or status.uncorrected
@@ -332,7 +343,7 @@ class Trainer:
         if seconds is not None and learner.member is not None:
             learner.member.measure_copy(seconds)
 
-    def _measure(self, samples: int, trained: Trained, seconds: float) -> None:
+    def _measure(self, work: _Work, samples: int, trained: Trained, seconds: float) -> None:
         status = self._status
         self._seconds_per_sample = seconds / max(samples, 1)
         self._seconds_per_step.append(seconds / max(trained.steps, 1))
@@ -340,6 +351,8 @@ class Trainer:
         status.step_seconds = median(self._seconds_per_step)
         status.local_steps = trained.steps
         status.momentum = trained.momentum
+        if trained.skipped:
+            status.bad_samples = work.learner.bad_samples
 
     def _push(self, work: _Work, step: Step, trained: Trained, before: Tensor) -> None:
         """Hand an update over to the exchange; ``before`` are the counters of its base."""
@@ -349,7 +362,7 @@ class Trainer:
             **self._fields(work, step, trained),
             "start": step.start,
             "integers": "" if unchanged else encode_integers(trained.integers),
-            "loss_sum": trained.loss_sum,
+            **asdict(_Sums().plus(trained)),
         }
         keep = member is not None and member.overlaps
         last = self._is_last(work, trained)
@@ -360,7 +373,7 @@ class Trainer:
     def _push_copy(self, work: _Work, step: Step, trained: Trained) -> None:
         """Push the parts of the worker's own copy whose turn it is, at the end of an interval."""
         exchange, member = self._exchange, work.learner.member
-        work.losses = [loss + trained.loss_sum for loss in work.losses]
+        work.lacking = [sums.plus(trained) for sums in work.lacking]
         work.reached = trained.stop
         shards: Collection[int] = range(len(work.positions))
         if exchange.went_back:
@@ -369,8 +382,8 @@ class Trainer:
             shards = exchange.next_turn(member.shards_of_turn) if exchange.is_ready else ()
         self._follow(work.learner, wait=shards)
         fields = self._fields(work, step, trained) if shards else {}
-        starts = zip(work.positions, work.losses, strict=True)
-        own = [{"start": start, "loss_sum": loss} for start, loss in starts]
+        starts = zip(work.positions, work.lacking, strict=True)
+        own = [{"start": start, **asdict(sums)} for start, sums in starts]
         exchange.push_copy(
             {shard: {**fields, **own[shard]} for shard in shards},
             work.epoch,
@@ -379,7 +392,7 @@ class Trainer:
             last=self._is_last(work, trained),
         )
         for shard in shards:
-            work.positions[shard], work.losses[shard] = trained.stop, 0.0
+            work.positions[shard], work.lacking[shard] = trained.stop, _Sums()
         if not exchange.unpushed and not exchange.went_back:
             work.reached = None
 

@@ -1417,6 +1417,19 @@ export interface components {
              */
             optimizer_state?: ("reset" | "keep") | null;
             /**
+             * On Bad Sample
+             * @description what to do with a sample that can't be loaded, or whose loss or gradient isn't finite
+             * @default fail
+             * @enum {string}
+             */
+            on_bad_sample: "fail" | "skip";
+            /**
+             * Max Bad Samples
+             * @description most skipped samples, as a number or as a share of the job's samples; more fail the job
+             * @default 0.01
+             */
+            max_bad_samples: number;
+            /**
              * Seed
              * @default 0
              */
@@ -1580,6 +1593,19 @@ export interface components {
              * @description state of the local optimizer at the start of a subtask; kept with the rule rounds, otherwise reset
              */
             optimizer_state?: ("reset" | "keep") | null;
+            /**
+             * On Bad Sample
+             * @description what to do with a sample that can't be loaded, or whose loss or gradient isn't finite
+             * @default fail
+             * @enum {string}
+             */
+            on_bad_sample: "fail" | "skip";
+            /**
+             * Max Bad Samples
+             * @description most skipped samples, as a number or as a share of the job's samples; more fail the job
+             * @default 0.01
+             */
+            max_bad_samples: number;
             /**
              * Seed
              * @default 0
@@ -2437,8 +2463,9 @@ export interface components {
          * @description Progress of a job.
          *
          *     `epochs`, `subtasks_total`, and `samples_expected` are null until a worker has read the data,
-         *     unless the job sets them. The last epoch may be cut short. `samples_lost` is null until the job
-         *     has finished all epochs; then any value but 0 is a fault of the platform.
+         *     unless the job sets them. The last epoch may be cut short. `samples_skipped` are bad samples
+         *     that weren't trained, which `samples_applied` doesn't contain. `samples_lost` is null until the
+         *     job has finished all epochs; then any value but 0 is a fault of the platform.
          */
         ProgressView: {
             /** Epochs */
@@ -2451,6 +2478,11 @@ export interface components {
             samples_expected: number | null;
             /** Samples Applied */
             samples_applied: number;
+            /**
+             * Samples Skipped
+             * @default 0
+             */
+            samples_skipped: number;
             /** Samples Repeated */
             samples_repeated: number;
             /** Samples Lost */

@@ -11,6 +11,8 @@ to that shard.
 
 `padding` parameters more, which never change, make the model as large as a real one.
 
+With `bad`, one sample in 100 can't be loaded, and one in 400 has a loss that isn't a number.
+
 With `hold`, local steps take time only while that file exists. Removing it lets the job end soon,
 also on a slow machine.
 """
@@ -38,13 +40,16 @@ class CountingModel(nn.Module):
 
 
 class Indices(Dataset[int]):
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples: int, *, bad: bool = False) -> None:
         self.samples = samples
+        self.bad = bad
 
     def __len__(self) -> int:
         return self.samples
 
     def __getitem__(self, index: int) -> int:
+        if self.bad and index % 100 == 50:
+            raise ValueError("this sample is damaged")
         return index
 
 
@@ -57,8 +62,10 @@ class Audit(vcasgd.Task):
         copies: int = 1,
         hold: str | None = None,
         padding: int = 0,
+        bad: bool = False,
     ) -> None:
         self.samples = samples
+        self.bad = bad
         self.padding = padding
         self.copies = copies
         self.batch_size = batch_size
@@ -69,13 +76,15 @@ class Audit(vcasgd.Task):
     def model(self) -> nn.Module:
         return CountingModel(self.samples, self.copies, self.padding)
 
-    def dataset(self, split: str) -> Dataset[int]:  # noqa: ARG002 - the same for both
-        return Indices(self.samples)
+    def dataset(self, split: str) -> Dataset[int]:
+        return Indices(self.samples, bad=self.bad and split == "train")
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         if self.hold is None or self.hold.exists():
             time.sleep(self.step_seconds)
         applied: Tensor = model(batch)
+        if self.bad:
+            applied = applied.where(batch % 400 != 75, torch.nan)
         return -applied.sum()
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

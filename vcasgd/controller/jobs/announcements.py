@@ -76,10 +76,13 @@ class WorkerEvents:
         self._slow: dict[str, int] = {}
         self._named: set[str] = set()
         self._uncorrected = False
+        #: Indices of samples that were named.
+        self._bad: set[str] = set()
 
     def step(self) -> None:
-        """Judge the links of the workers that have pushed, and name an optimizer."""
+        """Judge the links of the workers that have pushed, and name what they report."""
         for worker, beat in self._beats.of(self._job).items():
+            self._name_bad_samples(worker, beat.bad_samples or {})
             if beat.uncorrected and not self._uncorrected:
                 self._name_optimizer(beat.uncorrected)
             if worker not in self._named and len(self._named) < MAX_EVENTS:
@@ -96,6 +99,21 @@ class WorkerEvents:
             "torch.optim are corrected, and their subclasses without a step of their own",
             optimizer=name,
         )
+
+    def _name_bad_samples(self, worker: str, found: dict[str, str]) -> None:
+        for index in found.keys() - self._bad:
+            if len(self._bad) == MAX_EVENTS:
+                return
+            self._bad.add(index)
+            self._jobs.announce(
+                self._job,
+                f"bad sample {index}",
+                "bad-sample",
+                f"sample {index} is skipped by {worker}: {found[index]}",
+                worker=worker,
+                sample=index,
+                why=found[index],
+            )
 
     def _judge(self, worker: str, beat: Heartbeat) -> None:
         sends = beat.push_seconds or 0.0

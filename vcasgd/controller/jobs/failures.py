@@ -110,6 +110,20 @@ def none_agree(
     return f"{count} of the job's machines are at fault, {others} are not; the last: {last.message}"
 
 
+def too_many_bad(job: JobRecord) -> str | None:
+    """Return why a job fails that has skipped more samples than it may, or None."""
+    skipped = job.totals.get("skipped", 0)
+    if not skipped or job.plan is None:
+        return None
+    most = job.spec.most_bad_samples(job.plan.total_samples)
+    if skipped <= most:
+        return None
+    return (
+        f"{skipped} samples were skipped because they are bad, more than the {most} of "
+        f"max_bad_samples ({job.spec.max_bad_samples:g}); events of the kind bad-sample name them"
+    )
+
+
 # -- divergence and wrong work ---------------------------------------------------------------------
 
 

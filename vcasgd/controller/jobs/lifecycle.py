@@ -23,6 +23,7 @@ from vcasgd.controller.jobs.failures import (
     repeated,
     still_counting,
     suspect_to_undo,
+    too_many_bad,
 )
 from vcasgd.errors import Cause, SnapshotMissing, SpecError
 from vcasgd.learning.divergence import learning_rate_factor
@@ -138,6 +139,9 @@ class JobLifecycle:
     def _run(self, job: JobRecord) -> None:
         failures = self._failures(job)
         if self._fail_if_hopeless(job, failures):
+            return
+        if (why := too_many_bad(job)) is not None:
+            self._fail(job, why, None)
             return
         how = diverged(job, failures, self._workers(job))
         if how is not None:

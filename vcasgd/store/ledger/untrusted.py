@@ -180,6 +180,9 @@ _Counters = Annotated[
 ]
 
 
+_Notes = Annotated[Annotated[dict[Name, _Status], Field(max_length=MAX_COUNTERS)] | None, _Optional]
+
+
 class Heartbeat(BaseModel):
     """Status that a worker reports with each heartbeat.
 
@@ -210,6 +213,8 @@ class Heartbeat(BaseModel):
     momentum: _Number = None
     #: Name of the optimizer if its moments are those of a part of the job's batch.
     uncorrected: _Name = None
+    #: Index and reason of the newest samples that it skipped.
+    bad_samples: _Notes = None
     #: Start of the oldest training that isn't pushed yet.
     unpushed_since: _Number = None
     #: Version of the model's first shard in the current base.

@@ -24,7 +24,8 @@ _Count = Annotated[int, Field(ge=0, lt=2**53)]
 class Header(BaseModel):
     """Description of an update for one shard.
 
-    ``start`` and ``stop`` are samples of the subtask, and ``base`` is the version of this shard
+    ``start`` and ``stop`` are samples of the subtask, ``skipped`` of which weren't trained because
+    they are bad, and ``base`` is the version of this shard
     that the update was trained from; ``rollbacks`` is the lowest :attr:`Meta.rollbacks` of all
     shards' parts of that model. ``size`` and ``checksum``, the 64-bit XXH3, describe the encoded
     part of the vector that belongs to the shard. A checksum detects accidents, not malice; a
@@ -46,6 +47,7 @@ class Header(BaseModel):
     subtask: _Count
     start: _Count
     stop: _Count
+    skipped: _Count = 0
     base: _Count
     rollbacks: _Count = 0
     token: _Count
@@ -61,6 +63,11 @@ class Header(BaseModel):
     exchange_seconds: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
     claims: str = Field(default="", max_length=512)
     signature: str = Field(default="", max_length=64)
+
+    @property
+    def trained(self) -> int:
+        """Number of samples that the update was trained with."""
+        return self.stop - self.start - self.skipped
 
     @property
     def interval_seconds(self) -> float:

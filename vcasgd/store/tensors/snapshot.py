@@ -40,6 +40,8 @@ class UpdateTotals:
 
     updates: _Count = 0
     samples: _Count = 0
+    #: Samples of these that weren't trained because they are bad.
+    skipped: _Count = 0
     staleness_sum: _Count = 0
     staleness_max: _Count = 0
     loss_sum: float = 0.0

@@ -108,7 +108,8 @@ function epochOf({ epochs, finished_epochs }: Job["progress"], ended: boolean): 
 }
 
 function lost(job: Job): string {
-  const { samples_lost, samples_repeated, samples_applied } = job.progress;
-  if (samples_lost === null) return `${count(samples_applied)} samples`;
-  return `${count(samples_lost)} samples lost, ${count(samples_repeated)} repeated`;
+  const { samples_lost, samples_repeated, samples_applied, samples_skipped } = job.progress;
+  const skipped = samples_skipped ? `, ${count(samples_skipped)} bad ones skipped` : "";
+  if (samples_lost === null) return `${count(samples_applied)} samples${skipped}`;
+  return `${count(samples_lost)} samples lost, ${count(samples_repeated)} repeated${skipped}`;
 }
