@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-#: Least samples of a local batch, because normalization over a batch needs two.
-MIN_BATCH = 2
+from vcasgd.learning.whole_batches import MIN_BATCH
+
 #: Intervals that are measured before a batch changes for its speed, and at most.
 MIN_INTERVALS, MAX_INTERVALS = 3, 5
 #: Relative difference between the durations of steps that changes a batch, less is noise; and that
@@ -29,11 +29,13 @@ MAX_CHANGE = 4.0
 class LocalBatch:
     """Size of one worker's local batch in samples, a mean that needn't be whole.
 
-    ``job_batch`` is the job's batch, and ``workers`` the number of workers that it expects.
+    ``job_batch`` is the job's batch, ``workers`` the number of workers that it expects, and
+    ``least`` the samples that a local batch needs.
     """
 
-    def __init__(self, job_batch: int, workers: int) -> None:
+    def __init__(self, job_batch: int, workers: int, least: int = MIN_BATCH) -> None:
         self._job_batch = job_batch
+        self._least = min(least, job_batch)
         #: Seconds of a sample, because the size also changes with the number of workers.
         self._seconds: deque[float] = deque(maxlen=MAX_INTERVALS)
         self._version: int | None = None
@@ -89,7 +91,7 @@ class LocalBatch:
         return min(max(change, 1 / MAX_CHANGE), MAX_CHANGE)
 
     def _bounded(self, size: float) -> float:
-        return float(min(max(size, MIN_BATCH), self._job_batch))
+        return float(min(max(size, self._least), self._job_batch))
 
 
 def _steady(changes: Sequence[float]) -> bool:

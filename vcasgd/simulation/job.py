@@ -128,6 +128,9 @@ class Simulation:
         self._plan = self._evaluator.plan
         self._waiting = deque(range(self._plan.total_subtasks))
         self._idle: list[SimulatedWorker] = []
+        #: Workers that train, and how many may.
+        self._training: set[str] = set()
+        self._most_workers = self._facts.most_workers(spec) or math.inf
         #: End of the pushed samples of each subtask, blended or not yet.
         self._pushed: dict[int, int] = {}
         self._now = 0.0
@@ -212,12 +215,16 @@ class Simulation:
             self._start_interval(worker)
 
     def _lease(self, worker: SimulatedWorker) -> bool:
+        if worker.name not in self._training and len(self._training) >= self._most_workers:
+            return False
         ahead = self._model.record.finished_epochs + self._spec.max_epoch_lead
         if not self._waiting or self._plan.epoch_of(self._waiting[0]) > ahead:
             return False
         if worker.learner is None:
             worker.learner = self._new_learner()
+            worker.learner.follow_facts(self._facts)
         worker.subtask = self._waiting.popleft()
+        self._training.add(worker.name)
         worker.position = self._pushed.get(worker.subtask, 0)
         worker.learner.start_subtask()
         return True
@@ -290,7 +297,9 @@ class Simulation:
 
     def _lose(self, worker: SimulatedWorker, samples: int) -> None:
         """End a worker with its machine, and return its subtask."""
+        self._training.discard(worker.name)
         if worker.subtask is None:
+            self._wake()
             return
         self._waiting.appendleft(worker.subtask)
         worker.subtask = worker.learner = None

@@ -213,6 +213,11 @@ class JobSpec(StrictModel):
         description="most skipped samples, as a number or as a share of the job's samples; more "
         "fail the job",
     )
+    batch: Literal["job", "worker"] = Field(
+        default="job",
+        description="with the rule rounds: workers share each batch of the task's batch_size, or "
+        "each worker has whole ones, so that K workers make one step where one makes K",
+    )
     seed: int = Field(default=0, ge=0, lt=2**32, strict=True)
     max_epoch_lead: int = Field(default=1, ge=0, le=100, strict=True)
     update: Update = RoundsSpec()

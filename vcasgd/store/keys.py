@@ -133,7 +133,8 @@ class LedgerKeys(_Keys):
     #: Hash: ``facts``, the properties of the model and the data that only the user's code knows.
     #: Workers write it; they can't write the record.
     facts = _Key(script=True, written=True)
-    #: Hash: finished, total, per_epoch, lead, shards, points (``epochs`` or ``samples``: what
+    #: Hash: finished, total, per_epoch, lead, shards, most_workers (that may hold subtasks at a
+    #: time; 0: any number), points (``epochs`` or ``samples``: what
     #: numbers evaluations), evaluation_at, waiting (why the job has fewer machines than it could
     #: use), and ``exported:<tracker>`` of an ended job. Read-only for workers.
     work = _Key(script=True)

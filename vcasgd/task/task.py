@@ -28,6 +28,9 @@ class Task:
 
     #: Samples in a local step.
     batch_size: int = 64
+    #: Least samples of a worker's part of a batch, for a loss or a model that depends on the other
+    #: samples of its batch. None: 16 if the model has BatchNorm, otherwise 2.
+    min_local_batch: int | None = None
     #: Samples in an evaluation step, which needs no gradients.
     evaluation_batch_size: int = 512
     #: Micro-batches of a local step, whose gradients are accumulated. Each has about

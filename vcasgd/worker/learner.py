@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError, VcasgdError
 from vcasgd.learning.bad_samples import BadSamples
+from vcasgd.learning.batch_probe import division_of
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings import Float32
@@ -36,9 +37,11 @@ from vcasgd.learning.training import (
 )
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import is_sound
+from vcasgd.learning.whole_batches import Division, most_workers
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.sections import Tuning
 from vcasgd.store.ledger.job import ModelFacts
+from vcasgd.store.ledger.untrusted import MAX_NAME_LENGTH
 from vcasgd.task.task import Task, calling_user_code
 from vcasgd.worker.adapter import adapter_of
 from vcasgd.worker.interval import Base, Trained
@@ -68,6 +71,7 @@ class Learner:
         self._local: Tensor | None = None
         self._plan: EpochPlan | None = None
         self._recorded_batch: int | None = None
+        self._recorded_division: Division | None = None
         self._validation_samples: int | None = None
         #: The local optimizer; None before the first subtask.
         self.optimizer: Optimizer | None = None
@@ -137,6 +141,15 @@ class Learner:
         """The job's batch: the recorded one after :meth:`check_against`."""
         return self._recorded_batch or batch_size_of(self.task)
 
+    @cached_property
+    def _own_division(self) -> Division:
+        return division_of(self.task, self._model.module)
+
+    @property
+    def division(self) -> Division:
+        """How small a part of a batch may be: as recorded after :meth:`check_against`."""
+        return self._recorded_division or self._own_division
+
     def initial(self) -> tuple[Tensor, Tensor]:
         """Return the model before any training: float32 [floats] and int64 [k]."""
         return self._model.initial()
@@ -151,6 +164,8 @@ class Learner:
             order_digest=self.plan.order_digest(),
             shards=shards_for(nodes, self.layout.floats),
             batch_size=batch_size_of(self.task),
+            min_local_batch=self.division.least,
+            min_local_batch_why=self.division.why[:MAX_NAME_LENGTH],
             subtasks_per_epoch=self.plan.subtasks_per_epoch,
             adapter=adapter.to_json() if adapter else "",
             content=self._content.to_json(),
@@ -169,9 +184,15 @@ class Learner:
         if difference is not None:
             raise _differs(f'dataset("train"): {difference}')
         self._validation_samples = facts.validation_samples
+        self.follow_facts(facts)
+
+    def follow_facts(self, facts: ModelFacts) -> None:
+        """Follow what the first worker found out."""
         # The task's batch size may depend on the machine.
         self._plan = self._plan_with(facts.batch_size or 1, facts.subtasks_per_epoch)
         self._recorded_batch = facts.batch_size
+        if facts.min_local_batch is not None:
+            self._recorded_division = Division(facts.min_local_batch, facts.min_local_batch_why)
 
     def _check_length(self, dataset: Dataset[Any], split: str, recorded: int) -> None:
         if (samples := _length(dataset, split)) != recorded:
@@ -245,8 +266,13 @@ class Learner:
             if steps == "subtask":
                 steps = self.plan.size(0)  # More than there are, so that none is left over.
             fixed = spec.push_every is not None
+            least, workers = self.division.least, spec.workers.max
+            if spec.batch == "worker":
+                least = batch
+            else:
+                workers = min(workers, most_workers(batch, least))
             large = self.layout.floats > SMALL_FLOATS
-            self._member = Member(batch, spec.workers.max, steps, fixed=fixed, large=large)
+            self._member = Member(batch, workers, steps, fixed=fixed, large=large, least=least)
         return self._member
 
     @property

@@ -13,6 +13,7 @@ from vcasgd.learning import second_moments
 from vcasgd.learning.local_batch import LocalBatch
 from vcasgd.learning.local_moments import LocalMoments
 from vcasgd.learning.vector import new_vector
+from vcasgd.learning.whole_batches import MIN_BATCH
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.worker.interval import Base
 
@@ -49,7 +50,8 @@ SHARING_SECONDS = 10.0
 
 
 class Member:
-    """Member of the rounds of a job with batches of ``job_batch`` samples.
+    """Member of the rounds of a job with batches of ``job_batch`` samples, of which a local one has
+    at least ``least``.
 
     ``workers`` is the number of workers that the job expects, and ``steps`` the number of local
     steps in an interval of so many workers: in all intervals if it is ``fixed``, otherwise until
@@ -66,9 +68,11 @@ class Member:
         *,
         fixed: bool = False,
         large: bool = False,
+        least: int = MIN_BATCH,
     ) -> None:
         self._job_batch = job_batch
-        self._batch = LocalBatch(job_batch, workers)
+        self._least = min(least, job_batch)
+        self._batch = LocalBatch(job_batch, workers, least)
         self._workers = workers
         self._steps = steps
         self._fixed = fixed
@@ -238,7 +242,8 @@ class Member:
         if self.batch == self._job_batch:
             # The same batches as in an ordinary loop.
             return min(size, position + max(1, round(self._interval)) * self._job_batch)
-        return position + max(1, round(left / max(1, round(left / (self._interval * self.batch)))))
+        intervals = min(round(left / (self._interval * self.batch)), left // self._least)
+        return position + max(1, round(left / max(1, intervals)))
 
     @property
     def _interval(self) -> float:
@@ -260,7 +265,7 @@ class Member:
         """
         if self.batch == self._job_batch:
             return self._job_batch
-        return -(-samples // max(1, round(samples / self.batch)))
+        return -(-samples // max(1, min(round(samples / self.batch), samples // self._least)))
 
 
 def fewer_steps(steps: int, workers: int, expected: int) -> int:

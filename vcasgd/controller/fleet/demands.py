@@ -131,6 +131,7 @@ class Demands:
         yet, and those that launches under way may get for it. ``work`` is :meth:`Jobs.work`.
         """
         workers = job.spec.workers
+        most = (job.facts.most_workers(job.spec) if job.facts else None) or workers.max
         pools, barred = self._clearance.divide(job)
         left, why = self._budget(job, own, limits, _least_cost(limits, pools, offers), now)
         has_machines = job.state in WITH_MACHINES
@@ -139,7 +140,7 @@ class Demands:
         return JobDemand(
             job=job.id,
             minimum=workers.min,
-            maximum=workers.max,
+            maximum=min(workers.max, most),
             pools=pools,
             wants=_work_items(job, work),
             running=has_machines and not why,

@@ -125,7 +125,9 @@ class JobLifecycle:
                 # A worker of this version reports no such facts.
                 self._fail(job, f"{error.message}; a worker reported this", None)
                 return
-            self._jobs.set_plan(job.id, points)
+            self._jobs.set_plan(job.id, points, job.facts.most_workers(job.spec))
+            if why := job.idle:
+                self._jobs.announce(job.id, "batch-undivided", "batch-undivided", why)
             self._jobs.transition(
                 job.id,
                 JobState.RUNNING,

@@ -16,9 +16,11 @@ from vcasgd.errors import Cause, JobUnreadable, NotFound, SpecError
 from vcasgd.learning.evaluation import EvaluationPoints, points_for, without_improvement
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.learning.whole_batches import most_workers
 from vcasgd.spec.job import CHANGEABLE, MAX_SUBTASKS, JobSpec
 from vcasgd.spec.job import JobState as JobState
 from vcasgd.spec.sections import DEFAULT_METRICS, Metric, place_of
+from vcasgd.spec.update import RoundsSpec
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.tuning import Tuned
 from vcasgd.store.ledger.untrusted import (
@@ -62,6 +64,9 @@ class ModelFacts:
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
     #: Samples in a local step of the task, if it is known.
     batch_size: Annotated[Count, Field(ge=1)] | None = None
+    #: Samples that a worker's part of a batch needs, if it is known, and the reason for people.
+    min_local_batch: Annotated[Count, Field(ge=1)] | None = None
+    min_local_batch_why: Name = ""
     #: Subtasks per epoch; None: those of the specification.
     subtasks_per_epoch: Annotated[int, Field(ge=1, le=MAX_SUBTASKS)] | None = None
     #: The model's :class:`~vcasgd.worker.adapter.Adapter` as JSON; empty if it has none.
@@ -91,6 +96,13 @@ class ModelFacts:
         """
         batch_size = self.batch_size or 1
         return plan_for(spec, self.samples, batch_size, subtasks=self.subtasks_per_epoch)
+
+    def most_workers(self, spec: JobSpec) -> int | None:
+        """Return how many workers can train together at most; None if that isn't limited."""
+        divided = isinstance(spec.update, RoundsSpec) and spec.batch == "job"
+        if not divided or self.batch_size is None or self.min_local_batch is None:
+            return None
+        return most_workers(self.batch_size, self.min_local_batch)
 
     def points(self, spec: JobSpec) -> EvaluationPoints:
         """Return the points at which a job's model is evaluated. Raises as :meth:`plan`."""
@@ -174,6 +186,19 @@ class JobRecord:
             return self.facts.plan(self.spec) if self.facts else None
         except SpecError:
             return None
+
+    @property
+    def idle(self) -> str | None:
+        """Why some of the job's workers have no work, for people; None if all have."""
+        most = self.facts.most_workers(self.spec) if self.facts else None
+        if self.facts is None or most is None or most >= self.spec.workers.max:
+            return None
+        samples = self.facts.min_local_batch
+        why = f", because {why}" if (why := self.facts.min_local_batch_why) else ""
+        return (
+            f"{most} of {self.spec.workers.max} workers have work: a part of a batch of "
+            f"{self.facts.batch_size} samples needs at least {samples}{why}"
+        )
 
     @property
     def points(self) -> EvaluationPoints | None:

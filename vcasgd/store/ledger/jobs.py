@@ -263,15 +263,16 @@ class Jobs(EventLog):
         names = (name.decode() for name in self._ledger.hkeys(LedgerKeys(job).work))
         return {name.removeprefix(_EXPORTED) for name in names if name.startswith(_EXPORTED)}
 
-    def set_plan(self, job: str, points: EvaluationPoints) -> None:
+    def set_plan(self, job: str, points: EvaluationPoints, most_workers: int | None = None) -> None:
         """Record the job's division into subtasks, and the kind of its evaluation points.
 
-        Workers lease the subtasks once the job is running.
+        Workers lease the subtasks once the job is running, at most ``most_workers`` at a time.
         """
         plan = points.plan
         work = {
             "total": plan.total_subtasks, "per_epoch": plan.subtasks_per_epoch,
             "points": "epochs" if points.at_epochs else "samples",
+            "most_workers": most_workers or 0,
         }  # fmt: skip
         self._ledger.hset(LedgerKeys(job).work, mapping=work)
 

@@ -9,7 +9,8 @@
 -- Returns {kind, number, token, deadline} or {'wait', reason}.
 -- Work items are named kind:number. Order: items that lost their holder, with the first snapshot
 -- and evaluations before subtasks; then the next subtask, at most `lead` epochs ahead of the
--- slowest unfinished one; else the oldest lease of another worker.
+-- slowest unfinished one; else the oldest lease of another worker. If at most some number of workers
+-- may train at a time, others get no subtask while so many hold one.
 -- Includes expect_keys.lua
 -- Includes ledger/work_items.lua
 -- Limits MAX_NAME_BYTES
@@ -55,9 +56,30 @@ local may_train = state == 'running'
 if state ~= 'running' and state ~= 'starting' and state ~= 'finishing' then
   return {'wait', state}
 end
-local work = redis.call('HMGET', KEYS[2], 'total', 'per_epoch', 'finished', 'lead', 'shards')
+local work = redis.call('HMGET', KEYS[2], 'total', 'per_epoch', 'finished', 'lead', 'shards',
+  'most_workers')
 local total, per_epoch, finished = tonumber(work[1]), tonumber(work[2]), tonumber(work[3])
 local record = applied_record(KEYS[7], KEYS[12], tonumber(work[5] or 1), per_epoch or 0)
+
+-- Whether this worker may train. A worker has a few leases at a time.
+local function may_join()
+  local most, others, count = tonumber(work[6] or 0), {}, 0
+  if most == 0 then return true end
+  for place = 0, math.min(8 * most, 10000) do
+    local piece = item_at(KEYS[3], place)
+    if not piece then break end
+    local holder = string.match(holder_of(KEYS[4], piece) or '', '^(.*)|%d+$')
+    if holder and string.find(piece, '^train:%d+$') then
+      if holder == ARGV[1] then return true end
+      if not others[holder] then others[holder], count = true, count + 1 end
+    end
+  end
+  return count < most
+end
+if may_train and ARGV[3] ~= 'evaluate' and ARGV[3] ~= 'initialise' and not may_join() then
+  may_train = false
+  state = 'others train the whole batch'
+end
 
 local lowest, kind
 for _ = 1, 100 do
