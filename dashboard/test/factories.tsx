@@ -25,6 +25,7 @@ export function aJob(changes: Partial<Job> = {}): Job {
     name: id.split("-")[0] ?? id,
     state: "running",
     reason: null,
+    notes: [],
     traceback: null,
     created_at: START,
     started_at: START,

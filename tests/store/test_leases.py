@@ -65,6 +65,23 @@ class TestAcquire:
         world.accounts.account(1, 2, 1, "{}", [0, 1])
         assert pieces(world.leases("a")) == ["evaluate:1", "train:4", "train:5"]
 
+    def test_only_so_many_workers_train_at_a_time(self, make_world: MakeWorld) -> None:
+        world = make_world(epochs=5, subtasks_per_epoch=8)
+        world.jobs.set_plan(world.job, world.facts().points(world.spec), most_workers=2)
+        a, b, c = (world.leases(name) for name in "abc")
+
+        held = lease_of(a.acquire()), lease_of(b.acquire())
+        assert c.acquire() == Wait("others train the whole batch")
+        # Those that train take further subtasks, and the others evaluations.
+        assert lease_of(a.acquire()).number == 2
+        world.ledger.zadd(LedgerKeys(world.job).open, {"evaluate:1": -1})
+        assert lease_of(c.acquire()).piece == "evaluate:1"
+
+        # One that leaves makes room.
+        assert b.release(held[1])
+        assert lease_of(c.acquire()).number == 1
+        assert b.acquire() == Wait("others train the whole batch")
+
     def test_evaluations_then_returned_subtasks_then_the_next(self, world: World) -> None:
         leases = world.leases("a")
         held = [lease_of(leases.acquire()) for _ in range(5)]

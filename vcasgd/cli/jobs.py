@@ -405,6 +405,7 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("state", f"{view.state}{f': {view.reason}' if view.reason else ''}"),
         ("owner", view.owner),
         ("waiting", view.waiting),
+        *(("note", note) for note in view.notes),
         ("priority", priority_text(view.spec.priority, view.spec.weight)),
         ("submitted", ago(view.created_at)),
         ("took", duration(view.ended_at - view.created_at) if view.ended_at else None),

@@ -1,4 +1,4 @@
-"""What the first worker of a job finds out about its batches, before any training."""
+"""Measurements of a job's batches that its first worker makes before any training."""
 
 from __future__ import annotations
 

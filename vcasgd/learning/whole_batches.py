@@ -1,4 +1,4 @@
-"""How small a worker's part of the job's batch may be, and so how many workers can share it."""
+"""Size of a worker's part of the job's batch at least, and so the workers that can share it."""
 
 from __future__ import annotations
 

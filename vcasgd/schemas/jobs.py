@@ -134,6 +134,9 @@ class JobView(Schema):
     waiting: str | None = Field(
         default=None, description="Why the job has fewer machines than it could use."
     )
+    notes: list[str] = Field(
+        default=[], description="What the job does otherwise than one process would."
+    )
     traceback: str | None
     created_at: float
     started_at: float | None
@@ -192,6 +195,7 @@ class JobView(Schema):
         facts = {
             "state": f"{self.state}: {self.reason}" if self.reason else self.state,
             "machines": self.waiting or "",
+            "notes": "; ".join(self.notes),
             "epoch": f"{self.progress.finished_epochs} of {self.progress.epochs_text} done",
             "progress": f"{self.progress.fraction:.0%}",
             "best": "" if self.best is None else str(self.best),

@@ -49,10 +49,10 @@ class Session:
         for images, labels in session.loader(train_loader):
             ...
 
-    ``schedule`` and ``clip_norm`` mean the same as in :class:`vcasgd.Task`. ``schedule`` can also
-    be a scheduler of torch that makes ``schedule_steps`` steps in the whole training. With
-    ``mixed_precision="fp16"``, :meth:`step` scales gradients, and the loop computes its loss under
-    ``torch.autocast``.
+    ``schedule``, ``clip_norm``, and ``min_local_batch`` mean the same as in :class:`vcasgd.Task`.
+    ``schedule`` can also be a scheduler of torch that makes ``schedule_steps`` steps in the whole
+    training. With ``mixed_precision="fp16"``, :meth:`step` scales gradients, and the loop computes
+    its loss under ``torch.autocast``.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Session:
         schedule_steps: int | None = None,
         clip_norm: float | None = None,
         mixed_precision: str | None = None,
+        min_local_batch: int | None = None,
     ) -> None:
         # Accelerate wraps optimizers, and steps of the inner one are what counts.
         optimizer = getattr(optimizer, "optimizer", optimizer)
@@ -73,6 +74,7 @@ class Session:
         self._task.user_schedule = schedule_of(schedule, schedule_steps)
         self._task.clip_norm = clip_norm
         self._task.mixed_precision = mixed_precision
+        self._task.min_local_batch = min_local_batch
         self._model = model
         self._optimizer = optimizer
         self._batch_pending = False

@@ -136,7 +136,8 @@ class LedgerKeys(_Keys):
     #: Hash: finished, total, per_epoch, lead, shards, most_workers (that may hold subtasks at a
     #: time; 0: any number), points (``epochs`` or ``samples``: what
     #: numbers evaluations), evaluation_at, waiting (why the job has fewer machines than it could
-    #: use), and ``exported:<tracker>`` of an ended job. Read-only for workers.
+    #: use), notes (JSON: what the job does otherwise than one process), and
+    #: ``exported:<tracker>`` of an ended job. Read-only for workers.
     work = _Key(script=True)
     #: Hash: next (the next subtask to lease), highest (it has been at most), tokens, expired,
     #: overtaken, and ``again:<subtask>`` for a subtask that was leased more than once. Leasing

@@ -147,7 +147,7 @@ class Learner:
 
     @property
     def division(self) -> Division:
-        """How small a part of a batch may be: as recorded after :meth:`check_against`."""
+        """Least part of a batch: the recorded one after :meth:`check_against`."""
         return self._recorded_division or self._own_division
 
     def initial(self) -> tuple[Tensor, Tensor]:

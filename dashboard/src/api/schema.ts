@@ -1430,6 +1430,13 @@ export interface components {
              */
             max_bad_samples: number;
             /**
+             * Batch
+             * @description with the rule rounds: workers share each batch of the task's batch_size, or each worker has whole ones, so that K workers make one step where one makes K
+             * @default job
+             * @enum {string}
+             */
+            batch: "job" | "worker";
+            /**
              * Seed
              * @default 0
              */
@@ -1607,6 +1614,13 @@ export interface components {
              */
             max_bad_samples: number;
             /**
+             * Batch
+             * @description with the rule rounds: workers share each batch of the task's batch_size, or each worker has whole ones, so that K workers make one step where one makes K
+             * @default job
+             * @enum {string}
+             */
+            batch: "job" | "worker";
+            /**
              * Seed
              * @default 0
              */
@@ -1721,6 +1735,12 @@ export interface components {
              * @description Why the job has fewer machines than it could use.
              */
             waiting: string | null;
+            /**
+             * Notes
+             * @description What the job does otherwise than one process would.
+             * @default []
+             */
+            notes: string[];
             /** Traceback */
             traceback: string | null;
             /** Created At */

@@ -38,6 +38,9 @@ export default function JobPage() {
       </PageHead>
       <Problem job={job.data} />
       {job.data.waiting && <Notice tone="warn" title={capitalized(job.data.waiting)} />}
+      {job.data.notes.map((note) => (
+        <Notice key={note} tone="warn" title={capitalized(note)} />
+      ))}
       <Summary job={job.data} />
       <JobTabs job={job.data} />
     </div>

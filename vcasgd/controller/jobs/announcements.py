@@ -90,9 +90,8 @@ class WorkerEvents:
 
     def _name_optimizer(self, name: str) -> None:
         self._uncorrected = True
-        self._jobs.announce(
+        self._jobs.note(
             self._job,
-            "optimizer-uncorrected",
             "optimizer-uncorrected",
             f"{name} has moments of a worker's part of the batch, not of the whole "
             "batch, so several workers may train otherwise than one; only SGD, Adam, and AdamW of "

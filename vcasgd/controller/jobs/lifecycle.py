@@ -127,7 +127,7 @@ class JobLifecycle:
                 return
             self._jobs.set_plan(job.id, points, job.facts.most_workers(job.spec))
             if why := job.idle:
-                self._jobs.announce(job.id, "batch-undivided", "batch-undivided", why)
+                self._jobs.note(job.id, "batch-undivided", why)
             self._jobs.transition(
                 job.id,
                 JobState.RUNNING,

@@ -175,6 +175,8 @@ class JobRecord:
     invalid: str | None = None
     #: Why the job has fewer machines than it could use, as of the last round of the controller.
     waiting: str | None = None
+    #: What the job does otherwise than one process would, for people.
+    notes: tuple[str, ...] = ()
 
     @property
     def plan(self) -> EpochPlan | None:
@@ -315,7 +317,7 @@ def request_job(pipe: Any, job: str) -> None:
     keys = LedgerKeys(job)
     pipe.hgetall(keys.record)
     pipe.hget(keys.facts, "facts")
-    pipe.hmget(keys.work, "finished", "waiting")
+    pipe.hmget(keys.work, "finished", "waiting", "notes")
     pipe.hgetall(keys.shards)
     pipe.hgetall(keys.evaluations)
     pipe.hvals(keys.vanished)
@@ -352,7 +354,7 @@ def _parsed(
     # An empty field is a missing one.
     stored = {name.decode(): value.decode() for name, value in record.items() if value}
     facts, problem = _read_facts(facts_text)
-    finished, waiting = work
+    finished, waiting, notes = work
     read = _RECORD.validate_python(
         {
             **stored,
@@ -366,6 +368,7 @@ def _parsed(
             "kills": vanished.count(b"killed"),
             "tuned": Tuned.of(tuning),
             "waiting": waiting if waiting and stored["state"] in WITH_MACHINES else None,
+            "notes": tuple(json.loads(notes or b"{}").values()),
         }
     )
     results, wrong_result = _read_evaluations(evaluations, facts, read.points)

@@ -254,6 +254,18 @@ class Jobs(EventLog):
                 pipe.hset(LedgerKeys(job).work, "waiting", reason)
             pipe.execute()
 
+    def note(self, job: str, name: str, text: str, **details: Any) -> None:
+        """Announce what a job does otherwise than one process would, and keep it for its page.
+
+        ``name`` is that of the event; a later note replaces the text. One thread of the controller
+        writes those of a job.
+        """
+        self.announce(job, name, name, text, **details)
+        key = LedgerKeys(job).work
+        notes = json.loads(self._ledger.hget(key, "notes") or b"{}")
+        if notes.get(name) != text:
+            self._ledger.hset(key, "notes", json.dumps({**notes, name: text}))
+
     def set_exported(self, job: str, tracker: str) -> None:
         """Record that a tracker has the whole history of a job that has ended."""
         self._ledger.hset(LedgerKeys(job).work, f"{_EXPORTED}{tracker}", 1)
