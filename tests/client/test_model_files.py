@@ -46,7 +46,7 @@ def _no_base() -> Iterator[None]:
 def store(api: Api) -> Store:
     """Return a function that stores a model as a job's checkpoint, as the controller does."""
 
-    def store(job: str, model: nn.Module) -> str:
+    def store(job: str, model: nn.Module, average: float = 1.0) -> str:
         layout, adapter = Layout.of(model), adapter_of(model)
         floats = torch.empty(layout.floats)
         integers = torch.empty(layout.integers, dtype=torch.int64)
@@ -55,11 +55,9 @@ def store(api: Api) -> Store:
             *(3, 1, layout.floats, layout.parameters, layout.digest()),
             integers=encode_integers(integers),
         )
-        return (
-            ModelCheckpoints(api.storage, job)
-            .write((Snapshot(meta, Record()),), layout, floats, floats.clone(), text_of(adapter))
-            .name
-        )
+        whole, state = (Snapshot(meta, Record()),), floats * average
+        checkpoints = ModelCheckpoints(api.storage, job)
+        return checkpoints.write(whole, layout, floats, state, text_of(adapter)).name
 
     def text_of(adapter: object) -> str:
         return adapter.to_json() if adapter is not None else ""  # type: ignore[attr-defined]
@@ -111,6 +109,27 @@ def test_the_base_is_found_in_its_file_whatever_its_names_are_there(
     alone = client.job(job).download(tmp_path / "trained.safetensors", name, trained_only=True)
     assert load_file(alone).keys() == {"1.weight", "1.bias", "vcasgd:rule_state"}
     assert {each.name for each in tmp_path.iterdir() if each.name.startswith(".")} == set()
+
+
+def test_the_average_is_downloaded_if_asked(
+    api: Api, client: Client, store: Store, tmp_path: Path
+) -> None:
+    # Given a job whose checkpoint has an average
+    model = trained(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    with_average, without = api.submit(ema=0.9), api.submit()
+    name = store(with_average, model, average=-1.0)
+
+    # Then the download has it in place of the parameters
+    job = client.job(with_average)
+    loaded = load_file(job.download(tmp_path / "average.safetensors", name, ema=True))
+    assert loaded.keys() == model.state_dict().keys()
+    assert torch.equal(loaded["0.weight"], -model[0].weight)
+    assert torch.equal(load_file(job.download(tmp_path, name))["0.weight"], model[0].weight)
+
+    # and a job without one says what to do
+    other = client.job(without)
+    with pytest.raises(SpecError, match="set ema in the job file"):
+        other.download(tmp_path / "x.safetensors", store(without, model), ema=True)
 
 
 def test_a_base_without_a_location_is_built_by_the_code(

@@ -99,6 +99,18 @@ def test_the_state_of_the_rule_starts_again(make_world: MakeWorld) -> None:
     assert not state.any()
 
 
+def test_the_average_goes_back_with_its_model(make_world: MakeWorld) -> None:
+    world = make_world(ema=0.5)
+    diverge(world)
+
+    world.shard().turn()
+
+    state = world.snapshots.fetch_state(world.snapshots.read().meta)
+    stored = world.checkpoints.all()[0]
+    assert state is not None
+    assert torch.equal(state, world.checkpoints.read(stored.name).state)
+
+
 def test_a_checkpoint_of_the_model_that_diverged_is_rolled_back_again(world: World) -> None:
     # Given a later checkpoint of a model that diverged, and a rollback before it
     diverge(world)

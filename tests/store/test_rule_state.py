@@ -16,6 +16,7 @@ from vcasgd.spec.job import JobSpec
 
 MakeWorld = Callable[..., World]
 RULE: dict[str, Any] = {"rule": "sma", "moving_rate": 0.5, "momentum": 0.5}
+DECAY = 0.75
 #: subtask and samples of each push; with the sixth the first epoch is complete
 PUSHES = [(0, 0, 2), (1, 0, 2), (0, 2, 4), (2, 0, 2), (1, 2, 4), (2, 2, 4), (3, 0, 2), (4, 0, 4)]
 
@@ -31,6 +32,18 @@ def expected(spec: JobSpec, floats: int, pushes: int) -> tuple[Tensor, Tensor]:
         context = Context(0, 1 + push // 6, floats - 1, state)
         make_rule(spec.update).blend(weights, numbers(push, floats), context)
     return weights, state
+
+
+def expected_average(floats: int, pushes: int) -> tuple[Tensor, Tensor]:
+    """Weights and their average of a run without failures: a push is one step of two samples."""
+    weights, average = torch.zeros(floats), torch.zeros(floats)
+    for push in range(pushes):
+        update, samples = numbers(push, floats), PUSHES[push][2] - PUSHES[push][1]
+        weights[:-1] += update[:-1]
+        weights[-1] = (weights[-1] + update[-1]) / 2
+        average.lerp_(weights, 1 - DECAY ** (samples / 2))
+        average[-1] = weights[-1]
+    return weights, average
 
 
 def push(world: World, shard: Shard, numbered: int) -> None:
@@ -94,6 +107,26 @@ def test_training_goes_on_as_if_nothing_had_happened(
     near = {"rtol": 0.02, "atol": 0.02} if codec == "bfloat16" else {"rtol": 1e-6, "atol": 1e-6}
     torch.testing.assert_close(remembered, state, **near)
     torch.testing.assert_close(world.vector(), weights, **near)
+
+
+@pytest.mark.parametrize("accident", [server_lost, tensors_lost, both_lost])
+def test_the_average_of_the_model_goes_on(
+    make_world: MakeWorld, accident: Callable[[World, Shard], Shard]
+) -> None:
+    world = make_world(update={"rule": "async-local-sgd", "eta": 1.0}, ema=DECAY)
+    shard, floats = world.shard(), world.layout.floats
+    for numbered in range(2):
+        push(world, shard, numbered)
+
+    shard = accident(world, shard)
+    for numbered in range(2, len(PUSHES)):
+        push(world, shard, numbered)
+
+    weights, average = expected_average(floats, len(PUSHES))
+    remembered = world.snapshots.fetch_state(world.snapshots.read().meta)
+    assert remembered is not None
+    torch.testing.assert_close(world.vector(), weights)
+    torch.testing.assert_close(remembered, average)
 
 
 def test_nothing_of_an_older_version_stays(make_world: MakeWorld) -> None:

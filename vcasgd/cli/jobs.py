@@ -260,6 +260,9 @@ def download(
         bool,
         typer.Option("--trained-only", help="Download only the trained tensors, without the base."),
     ] = False,
+    ema: Annotated[
+        bool, typer.Option("--ema", help="The moving average of the parameters.")
+    ] = False,
     working_dir: Annotated[
         Path | None,
         typer.Option(
@@ -277,13 +280,18 @@ def download(
     """
     if sum((best, last, checkpoint is not None)) > 1:
         raise typer.BadParameter("choose one of --best, --last, and --checkpoint")
+    if ema and trained_only:
+        raise typer.BadParameter("choose one of --ema and --trained-only")
     name = BEST if best else LAST if last else checkpoint
     with open_client(url, token) as client:
         found = client.job(job)
         rows = found.checkpoints() if found.model or name else []
         row = chosen(rows, name)
         path = found.download(
-            to, row.name if row else name, trained_only=trained_only, working_dir=working_dir
+            *(to, row.name if row else name),
+            trained_only=trained_only,
+            ema=ema,
+            working_dir=working_dir,
         )
         out.print(str(path))
         if row:

@@ -184,6 +184,7 @@ class Job(JobView):
         checkpoint: str | None = None,
         *,
         trained_only: bool = False,
+        ema: bool = False,
         working_dir: Path | None = None,
     ) -> Path:
         """Download the finished model, or a checkpoint, as a safetensors file.
@@ -194,7 +195,8 @@ class Job(JobView):
         The file is the whole state dict, with the model's base. A base that is not in the job file
         is built by the task in ``working_dir``, which runs its code on this computer. Of a PEFT
         model, this is a folder with its adapter. With ``trained_only``, it is always the file that
-        the API has, without the base.
+        the API has, without the base. With ``ema``, parameters are their moving average, which the
+        job must keep.
 
         Returns the path; in an existing folder, it has the checkpoint's name. It appears once it
         is complete. Raises :class:`~vcasgd.errors.Conflict` if there is no model yet,
@@ -208,7 +210,7 @@ class Job(JobView):
         with TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
             file = self._api.download(self._path(*parts), Path(scratch))
             target = path / file.name if path.is_dir() else path
-            return finish(file, target, self.spec, working_dir)
+            return finish(file, target, self.spec, working_dir, ema=ema)
 
     def track(
         self,

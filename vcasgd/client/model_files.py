@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vcasgd.errors import CheckpointDamaged, SpecError
 from vcasgd.learning.base import BaseTensor, digest_of
-from vcasgd.learning.layout import Layout
+from vcasgd.learning.layout import Layout, TensorKind
 from vcasgd.spec.job import JobSpec
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Names in safetensors files that are no tensors of the model.
 _PREFIX = "vcasgd:"
+#: Name of the average, as :mod:`vcasgd.storage.model_checkpoints` writes it.
+STATE = f"{_PREFIX}rule_state"
 #: Most bytes of a safetensors header; the format allows no more.
 LARGEST_HEADER = 100_000_000
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -70,14 +72,44 @@ class StoredModel:
         loaded = load_file(self.path)
         return {name: each for name, each in loaded.items() if not name.startswith(_PREFIX)}
 
+    def averaged(self) -> StoredModel:
+        """Return the model with the average of its parameters, in another file beside this one.
 
-def finish(file: Path, target: Path, spec: JobSpec, working_dir: Path | None) -> Path:
+        Raises :class:`CheckpointDamaged` if the checkpoint has no average.
+        """
+        from safetensors.torch import load_file, save_file
+
+        average = load_file(self.path).get(STATE)
+        if average is None or average.shape != (self.layout.floats,):
+            raise CheckpointDamaged(f"{self.path.name} has no average of its parameters")
+        tensors = self.tensors()
+        for entry in self.layout.entries:
+            if entry.kind is not TensorKind.INTEGER:
+                tensors[entry.name] = entry.view(average, average).to(tensors[entry.name]).clone()
+        path = self.path.with_name(f"{self.path.stem}-ema{self.path.suffix}")
+        save_file(tensors, path, metadata={"format": "pt"})
+        return replace(self, path=path)
+
+
+def finish(
+    file: Path, target: Path, spec: JobSpec, working_dir: Path | None, *, ema: bool = False
+) -> Path:
     """Turn a downloaded checkpoint into what other libraries open, and return its path.
 
     This is a folder for a PEFT adapter, and otherwise the file ``target``, with the base. ``file``
-    may be moved. Raises :class:`SpecError` if a tensor of the base is nowhere to be found.
+    may be moved. With ``ema``, the parameters are their average. Raises :class:`SpecError` if a
+    tensor of the base is nowhere to be found, or the job keeps no average.
     """
     model = StoredModel.read(file)
+    if ema:
+        if model is None or spec.ema is None:
+            raise SpecError(
+                "ema: the job keeps no average of its parameters",
+                remedy="set ema in the job file, for example to 0.999",
+                field="ema",
+            )
+        model = model.averaged()
+        file = model.path
     if model is None or model.is_complete:
         return file.replace(target)
     if model.adapter is not None:

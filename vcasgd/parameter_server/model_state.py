@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
+from vcasgd.learning.ema import coefficients
 from vcasgd.learning.encodings.encoder import payload_formats, step_format
 from vcasgd.learning.encodings.payload import PayloadFormat
 from vcasgd.learning.encodings.steps import PIECE_FLOATS, StepFormat, checksum
@@ -52,8 +53,11 @@ class ShardConfig:
         self.payload_size = max(each.size for each in self.formats.values())
         #: Format of steps of the published model; None if workers fetch the exact one.
         self.steps = step_format(spec.update, layout, self.part)
-        # The weights, the rule's state, the published model and its steps.
-        vectors = 1 + self.rule.stateful + 2 * (self.steps is not None)
+        #: Decay of the model's average in each step, which is kept as the state; None without one.
+        self.decay = None if spec.ema is None else spec.ema.decay
+        self.batch_size = facts.batch_size or 1
+        # The weights, the state, the published model and its steps.
+        vectors = 1 + (self.rule.stateful or spec.ema is not None) + 2 * (self.steps is not None)
         #: Most bytes of a version.
         self.snapshot_size = self.part.floats * 4 * vectors
 
@@ -81,6 +85,8 @@ class Batch:
     exact: bool = True
     #: Keys of payloads that are no longer needed.
     payloads: list[str] = field(default_factory=list)
+    #: Samples of its updates.
+    samples: int = 0
     #: Sum of the weights of the round's updates, in samples.
     weight: float = 0.0
     #: Facts for the job's workers, set when the batch is closed.
@@ -103,9 +109,9 @@ class Batch:
 class ModelState:
     """Parameters, applied record and totals of one shard of a job.
 
-    ``weights`` is float32 [floats], ``integers`` int64 [k], and ``state``, the rule's state,
-    float32 [floats] or None if the rule has none. They are ahead of the published version by the
-    updates in ``batch``; :meth:`published` starts a new batch.
+    ``weights`` is float32 [floats], ``integers`` int64 [k], and ``state``, the rule's state
+    or the model's average, float32 [floats] or None if there is neither. They are ahead of the
+    published version by the updates in ``batch``; :meth:`published` starts a new batch.
 
     ``followed`` is what workers train from, float32 [floats]: the weights themselves or, if workers
     fetch steps, a vector that :meth:`close` moves towards them by an encoded step.
@@ -129,6 +135,8 @@ class ModelState:
         if config.rule.stateful and state is None:
             # The first snapshot comes from a worker, which does not have the rule's state.
             state = torch.zeros_like(weights)
+        elif config.decay is not None and state is None:
+            state = weights.clone()
         self.state = state
         #: Weighted sum of the round's differences, float32 [floats]; None without rounds.
         self._sum = torch.zeros_like(weights) if config.rule.rounds else None
@@ -256,18 +264,25 @@ class ModelState:
             rule.blend(self.weights[piece.start : piece.stop], numbers, part)
 
     def roll_back(
-        self, weights: Tensor, integers: Tensor, rollbacks: int, restorations: int
+        self,
+        weights: Tensor,
+        integers: Tensor,
+        rollbacks: int,
+        restorations: int,
+        average: Tensor | None = None,
     ) -> None:
         """Continue from an earlier model, float32 [floats] and int64 [k], as a new version.
 
-        The applied record stays. The rule's state starts again, because it is the momentum of
-        updates that diverged.
+        ``average`` is that of the earlier model. The applied record stays. The rule's state starts
+        again, because it is the momentum of updates that diverged.
         """
         self.weights.copy_(weights)
         self.integers = integers
         for memory in (self.state, self._sum):
             if memory is not None:
                 memory.zero_()
+        if self.state is not None and self._config.decay is not None:
+            self.state.copy_(weights if average is None else average)
         self.meta = replace(self.meta, rollbacks=rollbacks, restorations=restorations)
         self.batch.applied += 1
         self.batch.jumps = True
@@ -292,12 +307,30 @@ class ModelState:
             return
         self.batch.closed = True
         self.batch.facts = self.members.facts()
+        factor = 0.0
         if self._sum is not None and self.batch.weight:
             factor = self.factor * self.members.share()
+        self._average(factor)
+        if self._sum is not None and factor:
             Rounds.finish(self.weights, self._sum, self.batch.weight, factor)
             self._sum.zero_()
+        if self.state is not None and self._config.decay is not None:
+            self.state[self.parameters :] = self.weights[self.parameters :]
         if self._config.steps is not None and self.batch.applied:
             self._follow(self._config.steps)
+
+    def _average(self, factor: float) -> None:
+        """Add the batch's steps to the average, before the sum of a round is added to the weights.
+
+        ``factor`` is that of the round's mean. With other rules, the weights have the batch.
+        """
+        if self.state is None or self._config.decay is None or not self.batch.samples:
+            return
+        steps = self.batch.samples / self._config.batch_size
+        kept, share = coefficients(self._config.decay, steps)
+        self.state.lerp_(self.weights, 1 - kept)
+        if self._sum is not None and factor:
+            self.state.add_(self._sum, alpha=share * factor / self.batch.weight)
 
     def _follow(self, steps: StepFormat) -> None:
         """Move the model that workers train from by a step towards the weights, or all the way."""
@@ -332,6 +365,7 @@ class ModelState:
             batch.done.append(header.subtask)
         bucket = str(min(staleness, MAX_STALENESS))
         batch.applied += 1
+        batch.samples += header.stop - header.start
         batch.entries.append(entry)
         batch.processed.append(header.update)
         batch.payloads += keys

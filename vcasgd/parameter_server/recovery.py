@@ -191,7 +191,9 @@ class Recovery:
     def _roll_back(self, model: ModelState, tuned: Tuned, part: _Part) -> ModelState:
         """Go back to an earlier model because training diverged."""
         integers = part.stored.meta.integer_vector()
-        model.roll_back(part.weights, integers, tuned.rollbacks, tuned.restorations)
+        model.roll_back(
+            *(part.weights, integers, tuned.rollbacks, tuned.restorations), average=part.state
+        )
         return model
 
     def _restore(self, model: ModelState, tuned: Tuned, part: _Part) -> ModelState:

@@ -363,6 +363,7 @@ class Simulation:
         metrics = self._evaluator.evaluate(
             self._model.weights,
             self._model.integers,
+            average=self._model.state if self._spec.ema else None,
             should_stop=lambda: False,
             on_step=lambda: None,
         )

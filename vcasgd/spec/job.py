@@ -17,8 +17,8 @@ from pydantic_core import PydanticCustomError
 from vcasgd.errors import SpecError
 from vcasgd.spec.environment import Commands, Environment, RequirementsFile, Secrets
 from vcasgd.spec.problems import spec_error
-from vcasgd.spec.sections import BaseSpec, Evaluate, Stop, Tracks, Tuning
-from vcasgd.spec.update import RoundsSpec, Update
+from vcasgd.spec.sections import BaseSpec, EmaOrDecay, Evaluate, Stop, Tracks, Tuning
+from vcasgd.spec.update import RoundsSpec, SmaSpec, Update
 from vcasgd.spec.values import Duration, StrictModel, check_plain
 from vcasgd.spec.yaml import load_mapping
 
@@ -231,6 +231,10 @@ class JobSpec(StrictModel):
     )
     checkpoint: Checkpoint = Checkpoint()
     evaluate: Evaluate = Evaluate()
+    ema: EmaOrDecay = Field(
+        default=None,
+        description="moving average of the parameters: its decay in each step, or a mapping",
+    )
     stop: Stop = Stop()
     track: Tracks = Field(
         default=(), description="trackers to which the job is exported while it runs"
@@ -259,6 +263,12 @@ class JobSpec(StrictModel):
         )
         details = {"field": field, "problem": problem, "remedy": remedy}
         raise PydanticCustomError("length", "{field}: {problem}", details)
+
+    @model_validator(mode="after")
+    def _one_state(self) -> JobSpec:
+        if self.ema is not None and isinstance(self.update, SmaSpec):
+            raise ValueError("ema can't be combined with the rule sma, which averages itself")
+        return self
 
     @model_validator(mode="after")
     def _each_variable_once(self) -> JobSpec:

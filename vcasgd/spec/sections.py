@@ -208,6 +208,28 @@ class Stop(StrictModel):
         return self.metric
 
 
+class Ema(StrictModel):
+    """An exponential moving average of the model's parameters, beside the model.
+
+    Each step of the job multiplies it by ``decay`` and adds ``1 - decay`` times the parameters.
+    Evaluations measure it ``beside`` the model, with names that start with ``ema_``, or
+    ``instead`` of it.
+    """
+
+    decay: float = Field(gt=0, lt=1, strict=True)
+    evaluate: Literal["beside", "instead"] = "beside"
+
+
+#: Start of the names of an average's metrics beside those of the model.
+EMA_PREFIX = "ema_"
+
+
+def _ema(value: object) -> object:
+    return {"decay": value} if isinstance(value, float) else value
+
+
+EmaOrDecay = Annotated[Ema | None, BeforeValidator(_ema)]
+
 #: Name of the project in trackers.
 PROJECT = "vcasgd"
 

@@ -41,9 +41,12 @@ class Evaluator:
         )
         whole, floats = self._pinned(snapshots, points.pin(lease.number), may_continue)
         started = time.monotonic()
+        # A job has an average from its first update on.
+        average = snapshots.fetch_states(whole, floats) if learner.spec.ema else None
         metrics = learner.evaluate(
             floats,
             whole[0].meta.integer_vector(),
+            average=average,
             should_stop=lambda: not may_continue(),
             on_step=self._status.on_step,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,7 @@ from vcasgd.learning.bad_samples import BadSamples
 from vcasgd.learning.batch_probe import division_of
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.divergence import learning_rate_factor
+from vcasgd.learning.ema import longest_interval
 from vcasgd.learning.encodings import Float32
 from vcasgd.learning.encodings.encoder import codec_of
 from vcasgd.learning.encodings.rows import NAME as ROWS
@@ -39,7 +41,7 @@ from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import is_sound
 from vcasgd.learning.whole_batches import Division, most_workers
 from vcasgd.spec.job import JobSpec
-from vcasgd.spec.sections import Tuning
+from vcasgd.spec.sections import EMA_PREFIX, Tuning
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.store.ledger.untrusted import MAX_NAME_LENGTH
 from vcasgd.task.task import Task, calling_user_code
@@ -272,7 +274,14 @@ class Learner:
             else:
                 workers = min(workers, most_workers(batch, least))
             large = self.layout.floats > SMALL_FLOATS
-            self._member = Member(batch, workers, steps, fixed=fixed, large=large, least=least)
+            most = longest_interval(spec.ema.decay) if spec.ema else math.inf
+            self._member = Member(
+                *(batch, workers, steps),
+                fixed=fixed,
+                large=large,
+                least=least,
+                most_alone=most,
+            )
         return self._member
 
     @property
@@ -444,25 +453,44 @@ class Learner:
         floats: Tensor,
         integers: Tensor,
         *,
+        average: Tensor | None = None,
         should_stop: Callable[[], bool],
         on_step: Callable[[], None],
     ) -> dict[str, float]:
         """Return the means of the task's metrics for a snapshot; empty if it was stopped.
 
-        Raises :class:`MachineDiffers` if the validation set has another length than the first
-        worker's, besides what :func:`~vcasgd.learning.training.evaluate` raises.
+        ``average``, float32 [floats], is measured beside or instead of it, as the job says. Raises
+        :class:`MachineDiffers` if the validation set has another length than the first worker's,
+        besides what :func:`~vcasgd.learning.training.evaluate` raises.
         """
         if self._validation_samples is not None:
             self._check_length(self._validation_set, "validation", self._validation_samples)
-        self._model.load(floats, integers)
-        return evaluate(
-            self.task,
-            self._model.module,
-            self._validation_set,
-            self.device,
-            should_stop=should_stop,
-            on_step=on_step,
-        )
+        vectors, ema = [floats], self.spec.ema
+        if ema is not None and average is not None:
+            vectors = [average] if ema.evaluate == "instead" else [floats, average]
+        means = []
+        for vector in vectors:
+            self._model.load(vector, integers)
+            means.append(
+                evaluate(
+                    self.task,
+                    self._model.module,
+                    self._validation_set,
+                    self.device,
+                    should_stop=should_stop,
+                    on_step=on_step,
+                )
+            )
+        return {} if not all(means) else with_average(*means)
+
+
+def with_average(
+    metrics: dict[str, float], average: dict[str, float] | None = None
+) -> dict[str, float]:
+    """Return the metrics of a model and those of its average, with other names."""
+    beside = {EMA_PREFIX + name: value for name, value in (average or {}).items()}
+    beside.pop(f"{EMA_PREFIX}count", None)
+    return metrics | beside
 
 
 def _differs(what: str) -> MachineDiffers:

@@ -56,7 +56,8 @@ class Member:
     ``workers`` is the number of workers that the job expects, and ``steps`` the number of local
     steps in an interval of so many workers: in all intervals if it is ``fixed``, otherwise until
     the workers know how long an exchange takes. ``large``: the vector is long enough to be
-    exchanged in parts. The rule is in
+    exchanged in parts. ``most_alone`` is the most local steps of an interval of a worker that is
+    alone. The rule is in
     :mod:`vcasgd.learning.rules.rounds`.
     """
 
@@ -69,6 +70,7 @@ class Member:
         fixed: bool = False,
         large: bool = False,
         least: int = MIN_BATCH,
+        most_alone: float = math.inf,
     ) -> None:
         self._job_batch = job_batch
         self._least = min(least, job_batch)
@@ -77,6 +79,7 @@ class Member:
         self._steps = steps
         self._fixed = fixed
         self._large = large
+        self._most_alone = most_alone
         #: Number of shards of the job's vector.
         self.shards = 1
         #: Facts of the last round.
@@ -256,7 +259,8 @@ class Member:
         seconds, exchange = ALONE_SECONDS, self.exchange_seconds
         if self.keeps_copy:
             seconds = max(COPY_SECONDS, COPY_EXCHANGES * exchange)
-        return max(1.0, min(seconds, max(MAX_LOST_SECONDS, exchange)) / self.step_seconds)
+        seconds = min(seconds, max(MAX_LOST_SECONDS, exchange))
+        return max(1.0, min(seconds / self.step_seconds, self._most_alone))
 
     def batch_size(self, samples: int) -> int:
         """Return the size of the batches of an interval with ``samples``.

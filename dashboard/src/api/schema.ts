@@ -1138,6 +1138,24 @@ export interface components {
             labels: string[];
         };
         /**
+         * Ema
+         * @description An exponential moving average of the model's parameters, beside the model.
+         *
+         *     Each step of the job multiplies it by ``decay`` and adds ``1 - decay`` times the parameters.
+         *     Evaluations measure it ``beside`` the model, with names that start with ``ema_``, or
+         *     ``instead`` of it.
+         */
+        Ema: {
+            /** Decay */
+            decay: number;
+            /**
+             * Evaluate
+             * @default beside
+             * @enum {string}
+             */
+            evaluate: "beside" | "instead";
+        };
+        /**
          * Evaluate
          * @description Interval between evaluations of the model, which is always evaluated at the end of the job.
          *
@@ -1499,6 +1517,8 @@ export interface components {
              *     }
              */
             evaluate: components["schemas"]["Evaluate"];
+            /** @description moving average of the parameters: its decay in each step, or a mapping */
+            ema?: components["schemas"]["Ema"] | null;
             /** @default {} */
             stop: components["schemas"]["Stop-Input"];
             /**
@@ -1683,6 +1703,8 @@ export interface components {
              *     }
              */
             evaluate: components["schemas"]["Evaluate"];
+            /** @description moving average of the parameters: its decay in each step, or a mapping */
+            ema?: components["schemas"]["Ema"] | null;
             /** @default {} */
             stop: components["schemas"]["Stop-Output"];
             /**

@@ -46,15 +46,15 @@ class ShardedSnapshots(ModelPins):
         with ThreadPoolExecutor(max_workers=len(self.shards)) as pool:
             return tuple(pool.map(fetch, self._cut.parts)), out
 
-    def fetch_states(self, whole: ModelSnapshot) -> Tensor | None:
+    def fetch_states(self, whole: ModelSnapshot, first: Tensor | None = None) -> Tensor | None:
         """Return the rules' states in pinned versions, float32 [floats]; None if they have none.
 
-        Raises :class:`SnapshotMissing`.
+        ``first``, float32 [floats], is the state without any update, zeros by default. Raises
+        :class:`SnapshotMissing`.
         """
         if not any(snapshot.meta.rule_state for snapshot in whole):
             return None
-        # The state of a rule that has not applied an update yet is zero.
-        out = torch.zeros(self._cut.floats)
+        out = torch.zeros(self._cut.floats) if first is None else first.clone()
         for part, snapshot in zip(self._cut.parts, whole, strict=True):
             state = self.shards[part.shard].fetch_state(snapshot.meta)
             if state is not None:

@@ -88,8 +88,9 @@ class Meta:
     ``floats`` is the length of its float32 vector, of which the first ``parameters`` elements are
     parameters and the others running statistics. ``layout`` is the digest of the layout, and
     ``integers`` base64 of int64 counters. ``rule_state`` is True if the update rule has a state,
-    float32 [floats] in chunks ``r…``. ``halves`` is True if the vector is split into high and low
-    halves (:mod:`vcasgd.store.tensors.chunks`), and ``exact`` if the low halves are stored.
+    or the model an average, float32 [floats] in chunks ``r…``. ``halves`` is True if the vector is
+    split into high and low halves (:mod:`vcasgd.store.tensors.chunks`), and ``exact`` if the low
+    halves are stored.
     ``rollbacks`` is the number of times that training went back to an earlier model, and
     ``restorations`` how often of these the applied record did, too, because an owner's work was
     wrong. ``stepped`` is True if workers train from another vector than the exact one, float32
