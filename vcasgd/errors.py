@@ -14,7 +14,8 @@ work       UserCodeError and any      a worker returns its lease, so that anothe
                                       update again, then refuses it (``parameter_server/shard.py``)
 job        SpecError, JobUnreadable   the job fails at once: no other machine can do better
 store      StoreError, NotFound,      wait and try again; counts against nobody
-           StorageUnavailable
+           StorageUnavailable,
+           RankLost
 superseded Fenced                     drop the work: another process has it
 ========== ========================== ============================================================
 
@@ -94,6 +95,10 @@ class NonFiniteLoss(UserCodeError):
 
 class DataError(UserCodeError):
     """The index or a shard of a sharded data set is missing, damaged, or has another format."""
+
+
+class RankLost(VcasgdError):
+    """A process of a worker with several was lost, and its interval with it."""
 
 
 class SetupFailed(UserCodeError):
@@ -293,6 +298,7 @@ _FAULTS: dict[type[BaseException], Cause] = {
     StoreError: Cause.STORE,
     StorageUnavailable: Cause.STORE,
     NotFound: Cause.STORE,
+    RankLost: Cause.STORE,
     Fenced: Cause.SUPERSEDED,
 }
 

@@ -83,3 +83,16 @@ def test_an_optimizer_that_is_not_corrected_is_an_event_once(ledger: RedisClient
     assert job.step("optimizer-uncorrected") == [{"optimizer": "Lion"}]
     job.next_controller()
     assert len(job.step("optimizer-uncorrected")) == 1
+
+
+def test_a_worker_of_several_processes_is_an_event_once(ledger: RedisClient) -> None:
+    job = JobOfVolunteers(ledger)
+    job.beat("i-1", ranks=1)
+    assert job.step("several-ranks") == []
+
+    job.beat("i-2", ranks=4)
+
+    (event,) = job.step("several-ranks")
+    assert event["ranks"] == 4
+    job.next_controller()
+    assert len(job.step("several-ranks")) == 1

@@ -101,4 +101,5 @@ def held_spec(
     spec["args"]["padding"] = padding
     if step_seconds is not None:
         spec["args"]["step_seconds"] = step_seconds
+    spec["args"] |= fields.pop("args", {})
     return JobSpec.parse({**spec, **fields})

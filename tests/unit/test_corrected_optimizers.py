@@ -25,7 +25,7 @@ from torch.optim import (
 )
 
 from vcasgd.learning.local_moments import LocalMoments
-from vcasgd.worker.setup import best_device
+from vcasgd.worker.gpus import best_device
 
 ROWS, WORKERS, STEPS = 400, 4, 60
 DEVICE = best_device()

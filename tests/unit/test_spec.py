@@ -106,7 +106,11 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
     [
         ({"epocs": 3}, "epocs", r"there is no such field \(known fields: args, .*working_dir\)"),
         ({"update": {"alpa": 1}}, "update.alpa", r"known fields: codec, rule"),
-        ({"workers": {"mx": 1}}, "workers.mx", r"known fields: fallback, fallback_after, max, "),
+        (
+            {"workers": {"mx": 1}},
+            "workers.mx",
+            r"known fields: fallback, fallback_after, gpus, max, ",
+        ),
         (
             {"update": {"rule": "async-local-sgd", "staleness": {"c": 1}}},
             "update.staleness.c",

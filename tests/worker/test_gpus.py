@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from support.gpus import on_gpus
 import vcasgd
 from vcasgd.errors import SpecError
 from vcasgd.gpus import VISIBLE
-from vcasgd.worker.gpus import OwnGpu, Throughput, choose_gpu, flops_per_sample_of
+from vcasgd.spec.job import Workers
+from vcasgd.worker.gpus import OwnGpu, Throughput, choose_gpu, flops_per_sample_of, ranks_of
 from vcasgd.worker_names import learner_of
 
 CARD = {"uuid": "GPU-a", "name": "NVIDIA H100 80GB HBM3", "total": 80, "free": 60}
@@ -34,7 +36,9 @@ print(json.dumps(fields))
 )
 def test_learners_take_turns(worker: str, place: int) -> None:
     environment: dict[str, str] = {}
-    assert choose_gpu(worker, environment=environment, count=lambda: 4) == OwnGpu(place, 4)
+    assert choose_gpu(worker, environment=environment, count=lambda: 4) == OwnGpu(
+        place, 4, ("0", "1", "2", "3")
+    )
     assert environment == {VISIBLE: str(place), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
@@ -44,8 +48,27 @@ def test_learners_take_turns(worker: str, place: int) -> None:
 def test_listed_gpus_are_used(listed: str, own: str) -> None:
     """Given the GPUs that a scheduler or the machine's owner allows, a learner gets one of them."""
     environment = {VISIBLE: listed}
-    assert choose_gpu("j.m_2", environment=environment, count=lambda: 2) == OwnGpu(1, 2)
+    assert choose_gpu("j.m_2", environment=environment, count=lambda: 2) == OwnGpu(
+        1, 2, tuple(name.strip() for name in listed.split(","))
+    )
     assert environment[VISIBLE] == own
+
+
+def test_workers_of_several_gpus_share_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VISIBLE, "")
+    seen = []
+    for worker in ("j.m", "j.m_2"):
+        gpu = choose_gpu(worker, environment={}, count=lambda: 4).of_several(2)
+        seen.append([os.environ[VISIBLE], gpu.variables_of(1)[VISIBLE]])
+
+    assert seen == [["0", "1"], ["2", "3"]]
+
+
+@pytest.mark.parametrize(
+    ("setting", "gpus", "ranks"), [(1, 8, 1), ("all", 8, 8), (4, 2, 2), (4, 0, 4), ("all", 0, 1)]
+)
+def test_gpus_of_a_worker(setting: str | int, gpus: int, ranks: int) -> None:
+    assert ranks_of(Workers(gpus=setting), gpus) == ranks
 
 
 @pytest.mark.parametrize("environment", [{}, {VISIBLE: ""}])

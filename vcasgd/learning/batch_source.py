@@ -55,6 +55,8 @@ class BatchSource:
         self._skips = skips
         self._task, self._dataset, self._device, self._seed = task, dataset, device, seed
         self._step_size = step_size or (lambda _: batch_size_of(task))
+        #: Returns the samples of a local step that this process trains; None for all.
+        self.part: Callable[[list[int]], list[int]] | None = None
         self._processes: LoaderProcesses | None = None
         #: The last two subtasks that were started.
         self._started: deque[int] = deque(maxlen=2)
@@ -100,7 +102,8 @@ class BatchSource:
         if not workers_of(self._task):
             indices = plan.indices(interval.subtask, interval.start, interval.stop)
             size = self._step_size(len(indices))
-            return batches(self._task, self._dataset, indices, size, skips=self._skips)
+            part = self.part or (lambda group: group)
+            return batches(self._task, self._dataset, indices, size, part=part, skips=self._skips)
         if self._processes is None:
             self._processes = LoaderProcesses(
                 self._task, self._dataset, self._device, skips=self._skips
@@ -118,7 +121,7 @@ class BatchSource:
         start = interval.start
         for group in step_groups(indices, self._step_size(len(indices))):
             step = []
-            for part in micro_batches(self._task, group):
+            for part in micro_batches(self._task, self.part(group) if self.part else group):
                 # A worker that repeats a batch after an eviction draws the same augmentations.
                 step.append(Request(part, seed_for(self._seed, interval.subtask, start)))
                 start += len(part)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vcasgd.errors import MachineDiffers, SpecError, VcasgdError
 from vcasgd.learning.base import BaseGuard
-from vcasgd.learning.layout import Layout
+from vcasgd.learning.layout import Layout, TensorKind
 from vcasgd.learning.training import build
 from vcasgd.learning.vector import (
     gather,
@@ -88,6 +88,17 @@ class LocalModel:
         else:
             gather_difference(self.module, self.layout, origin, out, integers)
         return integers
+
+    def statistics(self) -> list[Tensor]:
+        """Return the buffers that training changes and updates carry, such as running means."""
+        kinds = {each.name: each.kind for each in self.layout.entries}
+        named = self.module.named_buffers()
+        return [tensor for name, tensor in named if kinds.get(name) is TensorKind.STATISTIC]
+
+    def checksum(self) -> float:
+        """Return a sum over all parameters, in float64."""
+        sums = [each.detach().sum(dtype=torch.float64) for each in self.module.parameters()]
+        return float(sum(sums, torch.zeros((), dtype=torch.float64, device=self._device)))
 
     def check_base(self) -> None:
         """Check that training left the base alone.

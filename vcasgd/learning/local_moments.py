@@ -68,6 +68,18 @@ class LocalMoments:
         is_adam = steps_as(optimizer, Adam, AdamW)
         self._hook = optimizer.register_step_pre_hook(self._before_step) if is_adam else None
 
+    def state(self) -> dict[str, Any]:
+        """Return the corrections for the same optimizer in another process."""
+        numbers = {each: number for number, each in enumerate(_parameters(self._optimizer))}
+        noise = {numbers[each]: moments for each, moments in self.by_parameter.items()}
+        return {"share": self.share, "noise": noise}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state` returned."""
+        parameters = _parameters(self._optimizer)
+        self.share = state["share"]
+        self.by_parameter = {parameters[each]: noise for each, noise in state["noise"].items()}
+
     def close(self) -> None:
         """Leave the optimizer alone from now on."""
         if self._hook is not None:
@@ -139,6 +151,10 @@ class LocalMoments:
             noise = (own - mean).clamp_(min=0).div_(2 * first / (1 + first))
             used = torch.maximum(torch.sub(own, noise, alpha=1 - self.share), own * self.share)
             out.copy_(used.sub_(squared.mul_(1 - second)).div_(second))
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def steps_as(optimizer: Optimizer, *classes: type[Optimizer]) -> bool:

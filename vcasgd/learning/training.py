@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,10 +80,16 @@ def step_groups(indices: NDArray[np.int64], size: int) -> list[list[int]]:
     A single last sample joins the previous step, because BatchNorm can't train on one sample and
     no sample may be skipped.
     """
-    cuts = [*range(0, len(indices), size), len(indices)]
-    if len(cuts) > 2 and cuts[-1] - cuts[-2] == 1 < size:
-        del cuts[-2]
-    return [indices[start:stop].tolist() for start, stop in pairwise(cuts)]
+    stops = list(accumulate(step_sizes(len(indices), size), initial=0))
+    return [indices[start:stop].tolist() for start, stop in pairwise(stops)]
+
+
+def step_sizes(samples: int, size: int) -> list[int]:
+    """Return the number of samples in each local step of :func:`step_groups`."""
+    sizes = [min(size, samples - start) for start in range(0, samples, size)]
+    if len(sizes) > 1 and sizes[-1] == 1 < size:
+        sizes[-2:] = [size + 1]
+    return sizes
 
 
 @dataclass(frozen=True)
@@ -131,16 +137,19 @@ def batches(
     indices: NDArray[np.int64],
     size: int | None = None,
     *,
+    part: Callable[[list[int]], list[int]] = lambda group: group,
     skips: bool = False,
 ) -> Iterator[tuple[Any, int]]:
     """Yield batches of ``size`` samples, by default the task's, in the order of ``indices``.
+
+    ``part`` returns those of a step that are used.
 
     Each comes with its number of samples; see :func:`step_groups`. If the task accumulates
     gradients, they are :class:`MicroBatches`. A data set with ``__getitems__`` gets one call for
     each micro-batch. ``skips``: each is a :class:`~vcasgd.learning.tolerant_loading.LoadedBatch`.
     Raises :class:`UserCodeError`.
     """
-    groups = step_groups(indices, size or batch_size_of(task))
+    groups = map(part, step_groups(indices, size or batch_size_of(task)))
     steps = [micro_batches(task, group) for group in groups]
     loaded = _load(task, dataset, [part for parts in steps for part in parts], skips=skips)
     return gathered(loaded, [list(map(len, parts)) for parts in steps])

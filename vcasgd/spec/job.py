@@ -96,6 +96,11 @@ class Workers(StrictModel):
 
     min: int = Field(default=1, ge=0, le=10_000, strict=True)
     max: int = Field(default=4, ge=1, le=10_000, strict=True)
+    gpus: Literal["all"] | Annotated[int, Field(ge=1, le=64, strict=True)] = Field(
+        default=1,
+        description="GPUs of a machine that train as one worker; processes on machines without "
+        "GPUs",
+    )
     spare: int = Field(
         default=0,
         ge=0,
@@ -274,6 +279,12 @@ class JobSpec(StrictModel):
     def _each_variable_once(self) -> JobSpec:
         if both := sorted(self.env.keys() & self.secrets.keys()):
             raise ValueError(f"{both[0]} is in env and in secrets; remove it from one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _skips_alone(self) -> JobSpec:
+        if self.skips_bad_samples and self.workers.gpus != 1:
+            raise ValueError("on_bad_sample: skip can't be combined with workers.gpus; set it to 1")
         return self
 
     @field_validator("args")

@@ -211,6 +211,11 @@ def use_base(path: Path | None) -> None:
     _base_path = path
 
 
+def base_path() -> Path | None:
+    """Return what :func:`use_base` set."""
+    return _base_path
+
+
 def base(default: str | Path | None = None) -> Path:
     """Return the file or folder that ``base`` in the job file names, on this machine.
 

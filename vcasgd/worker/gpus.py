@@ -7,13 +7,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from vcasgd.errors import SpecError
 from vcasgd.gpus import VISIBLE, peak_flops, visible_gpus
+from vcasgd.spec.job import Workers
 from vcasgd.task.task import Task
 from vcasgd.worker_names import learner_of
 
@@ -25,11 +26,24 @@ RATE_SECONDS = 60.0
 class OwnGpu:
     """A learner's GPU: its place, from 0, among the ``count`` that the machine's workers may use.
 
-    ``count`` is 0 on a machine without one.
+    ``count`` is 0 on a machine without one. ``names`` are those of all in CUDA_VISIBLE_DEVICES.
     """
 
     place: int = 0
     count: int = 0
+    names: tuple[str, ...] = ()
+
+    def of_several(self, ranks: int) -> OwnGpu:
+        """Return the first GPU of a worker with several, and make this process see that one."""
+        if self.count < 2 or self.count <= ranks:
+            return self
+        gpu = replace(self, place=self.place * ranks % self.count)
+        os.environ[VISIBLE] = self.names[gpu.place]
+        return gpu
+
+    def variables_of(self, rank: int) -> dict[str, str]:
+        """Return the environment of a worker's further rank, which sees only its own GPU."""
+        return {VISIBLE: self.names[(self.place + rank) % self.count]} if self.count else {}
 
     @property
     def device(self) -> str:
@@ -57,12 +71,20 @@ def choose_gpu(
     if total == 0:
         return OwnGpu()
     listed = environment.get(VISIBLE)
-    names = listed.split(",") if listed else [str(number) for number in range(total)]
+    numbers = listed.split(",") if listed else map(str, range(total))
+    names = tuple(name.strip() for name in numbers)
     place = (learner_of(worker) - 1) % total
-    environment[VISIBLE] = names[place].strip()
+    environment[VISIBLE] = names[place]
     # The order of the numbers that NVIDIA's management library uses.
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    return OwnGpu(place, total)
+    return OwnGpu(place, total, names)
+
+
+def ranks_of(workers: Workers, gpus: int) -> int:
+    """Return the number of processes of a worker on a machine with ``gpus``."""
+    if workers.gpus == "all":
+        return max(1, gpus)
+    return min(workers.gpus, gpus) if gpus else workers.gpus
 
 
 def flops_per_sample_of(task: Task) -> float | None:
@@ -115,3 +137,8 @@ class Throughput:
             return None
         (since, before), (until, after) = self._counts[0], self._counts[-1]
         return (after - before) / (until - since)
+
+
+def best_device() -> str:
+    """Return ``cuda`` if torch can use a GPU of this machine, else ``cpu``."""
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -36,6 +36,8 @@ class WorkerStatus:
         #: Local steps and samples since the process started.
         self.steps = 0
         self.samples = 0
+        #: Processes of this worker that train together; None until the model is built.
+        self.ranks: int | None = None
         #: Operations of the model for a sample, as the task says.
         self.flops_per_sample: float | None = None
         #: Median seconds of a local step over the last push intervals.

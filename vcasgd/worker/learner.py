@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -25,16 +26,19 @@ from vcasgd.learning.layout import Layout
 from vcasgd.learning.length import SMALL_FLOATS, plan_for
 from vcasgd.learning.local_model import LocalModel, check_same
 from vcasgd.learning.precision import StepPrecision
+from vcasgd.learning.rank_group import RankGroup
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.rules import Payload, interval_start, make_rule
 from vcasgd.learning.sample_content import SampleContent
 from vcasgd.learning.shards import Cut, ShardRange, shards_for
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.learning.training import (
+    Interval,
     batch_size_of,
     evaluate,
     seed_for,
     set_seed,
+    step_sizes,
     train,
 )
 from vcasgd.learning.tuning import Momenta, local_steps
@@ -89,6 +93,8 @@ class Learner:
         #: Vectors that had been loaded into the model at the end of the last interval; −1 while
         #: there is none.
         self._loads = -1
+        #: Processes that train every batch together with this one.
+        self._group: RankGroup | None = None
 
     @property
     def tuning(self) -> Tuning:
@@ -338,32 +344,19 @@ class Learner:
         if base.rollbacks != self.rollbacks:
             self._follow_rollback(base)
         assert self.optimizer is not None
-        assert self._rates is not None
-        rates, plan = self._rates, self.plan
         momentum = self._momenta.follow(asynchrony) if self._momenta is not None else None
-        self._source.announce(plan, subtask, start)
+        self._source.announce(self.plan, subtask, start)
         start_from = interval_start(self._rule, self._local, base.floats)
-        if not base.continues or not self.is_loaded:
+        loads = not base.continues or not self.is_loaded
+        if loads:
             self._model.load(start_from, base.integers)
         self._loads = -1
-        set_seed(seed_for(self.spec.seed, subtask, start), self.device)
-        interval, member, clip_factor = SampleRange(subtask, start, stop), self.member, 1.0
-        if member is not None:
-            member.begin(plan.progress(subtask, start))
-            # The noise of a smaller batch makes its gradient longer.
-            clip_factor = member.share**-0.5
-        trained = train(
-            self.task,
-            self._model.module,
-            self.optimizer,
-            self._source.batches(plan, interval, self._following(subtask, stop)),
-            self.device,
-            should_stop=should_stop,
-            on_step=on_step,
-            before_step=lambda done: rates.follow(plan.progress(subtask, start + done)),
-            clip_factor=clip_factor,
-            precision=self._precision,
-            bad=self._bad,
+        trained = self._train_interval(
+            SampleRange(subtask, start, stop),
+            (start_from, base.integers) if loads else None,
+            asynchrony,
+            should_stop,
+            on_step,
         )
         if reads:
             update = memory() if memory is not None else torch.empty_like(base.floats)
@@ -376,6 +369,68 @@ class Learner:
             *(stop, trained.steps, trained.loss_sum, update, integers, momentum),
             skipped=trained.skipped,
         )
+
+    def _train_interval(
+        self,
+        interval: SampleRange,
+        loaded: tuple[Tensor, Tensor] | None,  # noqa: ARG002 - for several processes
+        asynchrony: float,  # noqa: ARG002
+        should_stop: Callable[[], bool],
+        on_step: Callable[[], None],
+    ) -> Interval:
+        """Make the local steps of an interval. ``loaded``: vectors that it starts from, if new."""
+        following = self._following(interval.subtask, interval.stop)
+        return self._steps(interval, following, should_stop, on_step)
+
+    def _steps(
+        self,
+        interval: SampleRange,
+        following: Iterator[SampleRange],
+        should_stop: Callable[[], bool],
+        on_step: Callable[[], None],
+    ) -> Interval:
+        """Make the local steps of an interval: this process's part of them if it has ranks."""
+        assert self.optimizer is not None
+        assert self._rates is not None
+        rates, plan, member, group = self._rates, self.plan, self.member, self._group
+        subtask, start = interval.subtask, interval.start
+        seed = seed_for(self.spec.seed, subtask, start)
+        set_seed(seed + group.rank if group else seed, self.device)
+        clip_factor = 1.0
+        if member is not None:
+            member.begin(plan.progress(subtask, start))
+            # The noise of a smaller batch makes its gradient longer.
+            clip_factor = member.share**-0.5
+        samples = interval.stop - start
+        sizes = step_sizes(samples, self._step_size(samples))
+        batches = self._source.batches(plan, interval, following)
+        if group is not None:
+            batches = group.batches(self._model.module, batches, sizes)
+        done = accumulate(sizes, initial=0)
+        trained = train(
+            self.task,
+            self._model.module,
+            self.optimizer,
+            batches,
+            self.device,
+            should_stop=should_stop,
+            on_step=on_step,
+            before_step=lambda _: rates.follow(plan.progress(subtask, start + next(done))),
+            clip_factor=clip_factor,
+            precision=self._precision,
+            bad=self._bad,
+        )
+        if group is not None:
+            group.average(self._model.statistics())
+        return trained
+
+    def join(self, group: RankGroup) -> None:
+        """Train a part of each batch together with other processes from now on."""
+        self._group, self._source.part = group, group.part
+
+    def checksum(self) -> float:
+        """Return a sum over all parameters, by which processes know whether theirs are the same."""
+        return self._model.checksum()
 
     @cached_property
     def _source(self) -> BatchSource:

@@ -71,7 +71,7 @@ class Worker:
         self.exchange = Exchange(context.nodes, job, settings.patience_seconds, context.key)
         self._tuned = TunedSettings(context.ledger, job, name)
         self._setup = Setup(
-            context, self.exchange, self._status, self._departure.leave_if_due, build
+            *(context, self.exchange, self._status, self._departure.leave_if_due, self._gpu), build
         )
         self._moments = MomentsExchange(context.nodes, job, name)
         verification = verification_of(
@@ -266,6 +266,7 @@ class Worker:
             **self._throughput.fields(status.samples, status.flops_per_sample),
             device=self._gpu.device,
             gpus=self._gpu.count,
+            ranks=status.ranks,
             reading=self._setup.reading() or None,
             notice=departure.notice.kind if departure.notice else None,
             notice_at=departure.notice.at if departure.notice else None,

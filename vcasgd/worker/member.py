@@ -102,6 +102,10 @@ class Member:
         """Mean number of samples in the local steps."""
         return self._batch.size
 
+    def assign(self, batch: float) -> None:
+        """Take over the local batch of the first process of a worker with several ranks."""
+        self._batch.size = batch
+
     @property
     def share(self) -> float:
         """The local batch as a share of the job's, in (0, 1]."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from vcasgd.errors import DataError, MachineDiffers, NotFound, PackageError, SpecError
@@ -25,11 +24,13 @@ from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.task.package import unpack
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.exchange import Exchange
-from vcasgd.worker.gpus import flops_per_sample_of
+from vcasgd.worker.gpus import OwnGpu, best_device, flops_per_sample_of, ranks_of
 from vcasgd.worker.heartbeat import WorkerStatus
 from vcasgd.worker.job_environment import set_variables, use_packages
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.lease_book import WorkInterrupted
+from vcasgd.worker.ranked_learner import LeadingLearner
+from vcasgd.worker.ranks import Ranks
 
 
 class Setup:
@@ -49,10 +50,12 @@ class Setup:
         exchange: Exchange,
         status: WorkerStatus,
         leaving: Callable[[], bool],
+        gpu: OwnGpu,
         build: Callable[[JobRecord], Learner] | None = None,
     ) -> None:
         self._context = context
         self._leaving = leaving
+        self._gpu = gpu
         self._exchange = exchange
         self._status = status
         self._build = build or self._build_from_package
@@ -129,7 +132,14 @@ class Setup:
         task = load(job.spec.task, job.spec.args, code)
         self._status.flops_per_sample = flops_per_sample_of(task)
         self._script = task if isinstance(task, ScriptTask) else None
-        return Learner(job.spec, task, best_device())
+        self._status.ranks = size = ranks_of(job.spec.workers, self._gpu.count)
+        self._gpu = self._gpu.of_several(size)
+        if size == 1:
+            return Learner(job.spec, task, best_device())
+        ranks = Ranks(
+            *(size, job.spec, code, self._gpu, context.settings.lease_seconds), self._progress
+        )
+        return LeadingLearner(job.spec, task, best_device(), ranks)
 
     def _progress(self) -> None:
         """Report that a long step goes on. Raises :class:`WorkInterrupted` if the worker leaves."""
@@ -186,8 +196,3 @@ class Setup:
             halves=learner.halves,
         )
         snapshots.install(0, meta, Record(), part.of(floats))
-
-
-def best_device() -> str:
-    """Return ``cuda`` if torch can use a GPU of this machine, else ``cpu``."""
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1485,6 +1485,7 @@ export interface components {
              * @default {
              *       "min": 1,
              *       "max": 4,
+             *       "gpus": 1,
              *       "spare": 0,
              *       "fallback_after": 300,
              *       "on_demand_min": 0
@@ -1671,6 +1672,7 @@ export interface components {
              * @default {
              *       "min": 1,
              *       "max": 4,
+             *       "gpus": 1,
              *       "spare": 0,
              *       "fallback_after": 300,
              *       "on_demand_min": 0
@@ -3483,6 +3485,12 @@ export interface components {
              */
             max: number;
             /**
+             * Gpus
+             * @description GPUs of a machine that train as one worker; processes on machines without GPUs
+             * @default 1
+             */
+            gpus: "all" | number;
+            /**
              * Spare
              * @description further machines that run without work, and take the place of lost ones
              * @default 0
@@ -3529,6 +3537,12 @@ export interface components {
              * @default 4
              */
             max: number;
+            /**
+             * Gpus
+             * @description GPUs of a machine that train as one worker; processes on machines without GPUs
+             * @default 1
+             */
+            gpus: "all" | number;
             /**
              * Spare
              * @description further machines that run without work, and take the place of lost ones

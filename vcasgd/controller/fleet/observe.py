@@ -250,6 +250,11 @@ def _with_notice(one: Machine, notice: Notice | None, now: float) -> Machine:
 
 
 def _gpus(beats: Mapping[str, Mapping[str, Heartbeat]]) -> dict[str, int]:
-    """Return the GPUs of the machine of each worker that reports more than one."""
-    workers = (each for job in beats.values() for each in job.items())
-    return {name: min(beat.gpus, MAX_GPUS) for name, beat in workers if beat.gpus and beat.gpus > 1}
+    """Return for how many workers the GPUs of each worker's machine are, if for more than one."""
+    workers = {name: beat for job in beats.values() for name, beat in job.items()}
+    counts = {
+        name: min(beat.gpus or 0, MAX_GPUS) // beat.ranks
+        for name, beat in workers.items()
+        if beat.ranks
+    }
+    return {name: count for name, count in counts.items() if count > 1}

@@ -78,6 +78,7 @@ class WorkerEvents:
         self._uncorrected = False
         #: Indices of samples that were named.
         self._bad: set[str] = set()
+        self._ranks = 1
 
     def step(self) -> None:
         """Judge the links of the workers that have pushed, and name what they report."""
@@ -85,6 +86,14 @@ class WorkerEvents:
             self._name_bad_samples(worker, beat.bad_samples or {})
             if beat.uncorrected and not self._uncorrected:
                 self._name_optimizer(beat.uncorrected)
+            if (ranks := beat.ranks or 1) > self._ranks:
+                self._ranks = ranks
+                self._jobs.announce(
+                    *(self._job, f"{ranks} ranks", "several-ranks"),
+                    f"{worker} trains every batch with {ranks} processes",
+                    worker=worker,
+                    ranks=ranks,
+                )
             if worker not in self._named and len(self._named) < MAX_EVENTS:
                 self._judge(worker, beat)
 

@@ -242,6 +242,7 @@ class Heartbeat(BaseModel):
     #: The device of this worker, and the GPUs of its machine that workers may use.
     device: _Name = None
     gpus: _Count = None
+    ranks: _Count = None
     cores: _Count = None
     #: Processor time since the last heartbeat; 100 is one core.
     cpu_percent: _Number = None

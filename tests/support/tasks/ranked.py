@@ -1,0 +1,73 @@
+"""A small classifier that can misbehave in one rank of a worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, AdamW, Optimizer
+from torch.utils.data import TensorDataset
+
+import vcasgd
+
+
+class Ranked(vcasgd.Task):
+    """``fault`` is done once, by the process that moves the file ``marker`` away: the second step
+    of a further rank."""
+
+    batch_size = 12
+
+    def __init__(self, optimizer: str = "adamw", fault: str = "", marker: str = "") -> None:
+        self.parent = os.getppid()
+        self.name, self.fault, self.marker = optimizer, fault, Path(marker)
+        self.steps = 0
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+    def dataset(self, split: str) -> TensorDataset:
+        random = torch.Generator().manual_seed(1)
+        return TensorDataset(
+            torch.randn(118, 4, generator=random), torch.randint(0, 3, (118,), generator=random)
+        )
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        if self.name == "sgd":
+            return SGD(parameters, lr=0.1, momentum=0.9)
+        return AdamW(parameters, lr=0.02)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.steps += 1
+        if self.fault and self.steps == 2 and "vcasgd.worker.rank" in _command():
+            self._misbehave()
+        points, labels = batch
+        return F.cross_entropy(model(points), labels)
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        points, labels = batch
+        return {
+            "loss": F.cross_entropy(model(points), labels, reduction="sum"),
+            "count": torch.tensor(len(labels)),
+        }
+
+    def _misbehave(self) -> None:
+        try:
+            self.marker.rename(self.marker.with_suffix(".done"))
+        except FileNotFoundError:
+            return
+        if self.fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "hangs":
+            time.sleep(3600)
+        raise ValueError("this rank has a fault")
+
+
+def _command() -> str:
+    return Path("/proc/self/cmdline").read_text().replace("\0", " ")

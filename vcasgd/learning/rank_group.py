@@ -1,0 +1,113 @@
+"""Processes of one worker that train each batch together: its ranks, one for each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from vcasgd.learning.gradient_sum import GradientSum, Reported
+
+#: torch's type hints lack some of its names.
+distributed: Any = torch.distributed
+
+
+class RankGroup:
+    """One of ``size`` ranks, numbered from 0.
+
+    Each trains its part of every batch with the same optimizer, so their models stay the same bit
+    for bit. ``reported`` converts errors of the group, as in :class:`GradientSum`.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        group: ProcessGroup,
+        reported: Reported,
+    ) -> None:
+        self.rank, self.size = rank, size
+        self._group = group
+        self._reported = reported
+        self._sum: GradientSum | None = None
+
+    @classmethod
+    def connect(
+        cls,
+        rank: int,
+        size: int,
+        path: Path,
+        timeout: float,
+        device: str,
+        reported: Reported,
+    ) -> RankGroup:
+        """Meet the other ranks over a file at ``path``, each wait for at most ``timeout`` seconds.
+
+        No global process group is made, so libraries see a single process. Raises
+        :class:`RuntimeError` if not all ranks arrive.
+        """
+        store, limit = distributed.FileStore(str(path), size), timedelta(seconds=timeout)
+        store.set_timeout(limit)
+        options: Any
+        group: Any
+        if device == "cuda":
+            options = distributed.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            group = distributed.ProcessGroupNCCL(store, rank, size, options)
+        else:
+            options = distributed.ProcessGroupGloo._Options()
+            options._timeout = limit
+            device_ = distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")
+            options._devices = [device_]
+            group = distributed.ProcessGroupGloo(store, rank, size, options)
+        return cls(rank, size, group, reported)
+
+    def set_timeout(self, seconds: float) -> None:
+        """Bound each later wait for another rank."""
+        self._group.set_timeout(timedelta(seconds=seconds))
+
+    def own(self, count: int) -> tuple[int, int]:
+        """Return the range of this rank in ``count`` samples, which can be empty."""
+        return count * self.rank // self.size, count * (self.rank + 1) // self.size
+
+    def part(self, samples: list[int]) -> list[int]:
+        """Return this rank's samples of a step; one whose weight is 0 if there are too few."""
+        start, stop = self.own(len(samples))
+        return samples[start:stop] or samples[-1:]
+
+    def batches(
+        self, model: nn.Module, loaded: Iterator[tuple[Any, int]], counts: Sequence[int]
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield this rank's batches with their weights; ``counts`` has the samples of whole steps.
+
+        Gradients of the model are summed over all ranks meanwhile.
+        """
+        if self._sum is None or not self._sum.fits(model):
+            self.close()
+            self._sum = GradientSum(model, self._group, self._reported)
+        for (batch, _), count in zip(loaded, counts, strict=True):
+            start, stop = self.own(count)
+            self._sum.weight = (stop - start) / count
+            yield batch, stop - start
+
+    @torch.no_grad()
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors, such as running statistics, by their means over the ranks."""
+        for tensor in tensors:
+            try:
+                self._group.allreduce([tensor]).wait()
+            except RuntimeError as error:
+                raise self._reported(error) from error
+            tensor.div_(self.size)
+
+    def close(self) -> None:
+        """Leave later gradients alone."""
+        if self._sum is not None:
+            self._sum.close()
+            self._sum = None

@@ -1,0 +1,111 @@
+"""Process of a further rank of a worker: ``python -m vcasgd.worker.rank``; see
+:mod:`vcasgd.worker.ranks`, whose messages it follows until its parent ends."""
+
+from __future__ import annotations
+
+import sys
+from multiprocessing.connection import Connection
+
+import numpy as np
+import torch
+
+from vcasgd.errors import RankLost, VcasgdError
+from vcasgd.fork_server import die_with
+from vcasgd.learning.rank_group import RankGroup
+from vcasgd.session.script import load
+from vcasgd.spec.job import JobSpec
+from vcasgd.store.ledger.job import ModelFacts
+from vcasgd.task.task import calling_user_code, use_base
+from vcasgd.worker.gpus import best_device
+from vcasgd.worker.rank_messages import (
+    LoadModel,
+    RankFailed,
+    RankInterval,
+    RankReady,
+    ShiftModel,
+    StartRank,
+    StepMade,
+)
+from vcasgd.worker.ranked_learner import FollowingLearner
+from vcasgd.worker.ranks import vector_in
+
+
+class Rank:
+    """Follows the first rank's messages. Methods raise :class:`EOFError` once it has ended."""
+
+    def __init__(self, connection: Connection, memory: int) -> None:
+        self._connection = connection
+        start = connection.recv()
+        assert isinstance(start, StartRank)
+        torch.set_num_threads(start.threads)
+        self._vector = vector_in(memory, start.floats)
+        spec, device = JobSpec.model_validate(start.spec), best_device()
+        use_base(start.base)
+        task = load(spec.task, spec.args, start.code)
+        self._learner = FollowingLearner(spec, task, device)
+        self._learner.check_against(ModelFacts(**start.facts))
+        connection.send(RankReady())
+        connection.recv()
+        self._learner.join(
+            RankGroup.connect(
+                *(start.rank, start.size, start.meeting, start.timeout, device),
+                lambda error: RankLost(str(error)),
+            )
+        )
+        connection.send(RankReady())
+
+    def follow(self) -> None:
+        """Follow the messages until the first rank has ended."""
+        while True:
+            match self._connection.recv():
+                case RankInterval() as order:
+                    self._connection.send(self._train(order))
+                case message:
+                    self._apply(message)
+
+    def _train(self, order: RankInterval) -> object:
+        stop = False
+
+        def await_step() -> bool:
+            nonlocal stop
+            while not isinstance(message := self._connection.recv(), StepMade):
+                self._apply(message)
+            stop = message.stop
+            return stop
+
+        return self._learner.follow(order, should_stop=await_step)
+
+    def _apply(self, message: object) -> None:
+        match message:
+            case LoadModel(integers):
+                whole = np.frombuffer(bytearray(integers), np.int64)
+                self._learner.load(self._vector, torch.from_numpy(whole))
+            case ShiftModel(parts):
+                for first, stop in parts:
+                    self._learner.shift_part(first, self._vector[first:stop])
+            case _:
+                raise AssertionError(message)
+        self._connection.send(RankReady())
+
+
+def main() -> int:
+    """Run a rank. The arguments are two file descriptors and the parent's process number."""
+    connection, memory, parent = map(int, sys.argv[1:])
+    die_with(parent)
+    messages = Connection(connection)
+    try:
+        Rank(messages, memory).follow()
+    except (EOFError, OSError):
+        return 0
+    except RankLost:
+        # The first rank knows which one.
+        return 1
+    except VcasgdError as error:
+        messages.send(RankFailed(error))
+    except Exception as error:  # noqa: BLE001 - reported to the first rank
+        messages.send(RankFailed(calling_user_code("a further rank", error)))
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
