@@ -145,3 +145,33 @@ def test_only_answers_of_trl_count() -> None:
     answer = batch["labels"][0][batch["labels"][0] != -100]
     assert 0 < len(answer) < int(batch["attention_mask"][0].sum())
     assert torch.isfinite(loss)
+
+
+def test_batches_count_by_their_labels() -> None:
+    # Given a trainer of a language model, whose loss is a mean over labels
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    from vcasgd.integrations.huggingface import TrainerTask
+
+    def make_trainer() -> Trainer:
+        sizes = {"vocab_size": 16, "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 8}
+        config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+        arguments = TrainingArguments("out", report_to="none", use_cpu=True)
+        return Trainer(model=GPT2LMHeadModel(config), args=arguments)
+
+    task = TrainerTask(make_trainer)
+    model = without_dropout(task.model())
+    words = torch.arange(24).view(3, 8) % 16
+    labels = torch.full_like(words, -100)
+    labels[0, 2], labels[2] = words[0, 2], words[2]
+    parts = [
+        {"input_ids": words[part], "labels": labels[part]}
+        for part in (slice(0, 1), slice(1, 2), slice(2, 3))
+    ]
+
+    # Then the weighted mean of its parts is the loss of the whole batch
+    weights = [float(task.batch_weight(part) or 0) for part in parts]
+    assert weights == [1, 0, 8], "as the trainer counts them"
+    whole = task.loss(model, {"input_ids": words, "labels": labels})
+    mean = (task.loss(model, parts[0]) + 8 * task.loss(model, parts[2])) / 9
+    assert float(mean) == pytest.approx(float(whole), rel=1e-5)

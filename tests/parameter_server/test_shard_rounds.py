@@ -28,13 +28,14 @@ def push(
     stop: int,
     value: float,
     seconds: float = LONG,
+    weight: float | None = None,
 ) -> Header:
     """Push an update that adds ``value`` to each parameter, with steps of ``seconds``."""
     delta = torch.full((world.layout.floats,), value)
     version = world.snapshots.version()
     header, _ = world.push(
         subtask, start, stop, vector=delta, worker=worker, update=f"{worker}.{subtask}.{start}",
-        base=version or 0, batch=1.0, step_seconds=seconds,
+        base=version or 0, batch=1.0, step_seconds=seconds, weight=weight,
     )  # fmt: skip
     return header
 
@@ -70,6 +71,26 @@ def test_the_mean_is_weighted_by_samples(world: World) -> None:
     assert world.vector()[:start].tolist() == [7.0] * start
     meta = world.snapshots.read().meta
     assert (meta.version, meta.round.workers, meta.round.batch) == (4, 2, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "mean"),
+    [((1.0, 3.0), 7.0), ((0.5, 0.5), 6.0), ((0.0, 2.0), 8.0), ((0.0, 0.0), 0.0),
+     ((1e15, 16.0), 6.0), ((None, 3.0), 7.0)],
+    ids=["weights", "equal", "no-weight", "none-at-all", "far-too-heavy", "samples"],
+)  # fmt: skip
+def test_the_mean_is_weighted_by_batches_within_a_bound(
+    world: World, weights: tuple[float | None, float | None], mean: float
+) -> None:
+    shard = first_round(world)
+    push(world, "a", 0, 1, 2, 4.0, weight=weights[0])
+    push(world, "b", 1, 1, 2, 8.0, weight=weights[1])
+
+    shard.turn()
+
+    start = world.layout.parameters
+    assert world.vector()[:start].tolist() == pytest.approx([mean] * start)
+    assert world.snapshots.read().meta.totals.samples == 4, "samples are counted, not weights"
 
 
 def test_nothing_is_published_before_all_have_pushed(world: World) -> None:

@@ -126,8 +126,16 @@ class TrainerTask(Task):
         trainer = self.trainer
         inputs = trainer._prepare_inputs(batch)
         with trainer.compute_loss_context_manager():
-            loss: Tensor = trainer.compute_loss(model, inputs)
+            # The mean over the labels of this batch; it counts by its weight.
+            count = trainer._get_num_items_in_batch([batch], "cpu")
+            more = {} if count is None else {"num_items_in_batch": count}
+            loss: Tensor = trainer.compute_loss(model, inputs, **more)
         return loss
+
+    def batch_weight(self, batch: Any) -> Tensor | None:
+        """Return the trainer's ``num_items_in_batch``; None if its loss doesn't use that."""
+        count = self.trainer._get_num_items_in_batch([batch], "cpu")
+        return count if isinstance(count, Tensor) else None
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """Return a new optimizer of the trainer, with its groups of parameters."""

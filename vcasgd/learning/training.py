@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError, VcasgdError
+from vcasgd.learning.batch_weights import BatchWeights
 from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
 from vcasgd.learning.precision import StepPrecision, autocast
 from vcasgd.learning.rates import clip
@@ -37,6 +38,8 @@ class Interval:
     steps: int
     loss_sum: float  #: Sum over the samples that weren't skipped.
     skipped: int = 0  #: Samples that were left out because they are bad.
+    #: Weight of its batches in samples; None if it is the number of the samples that were trained.
+    weight: float | None = None
 
 
 def build(task: Task, seed: int, device: torch.device | str) -> nn.Module:
@@ -182,21 +185,25 @@ def train(
     clip_factor: float = 1.0,
     precision: StepPrecision | None = None,
     bad: BadSamples | None = None,
+    weights: BatchWeights | None = None,
 ) -> Interval:
     """Make one local step per batch until the batches end or ``should_stop`` returns True.
 
     ``before_step`` gets the number of samples before the step, and ``clip_factor`` multiplies the
     task's ``clip_norm``. ``precision`` is that of earlier intervals. With ``bad``, batches are
-    :class:`~vcasgd.learning.tolerant_loading.LoadedBatch`, and bad samples are left out. The
-    current step is always finished, so there is at least one. The training mode of the model does
-    not change: a layer that the user put in evaluation mode stays there. Raises
+    :class:`~vcasgd.learning.tolerant_loading.LoadedBatch`, and bad samples are left out. With
+    ``weights``, batches count by their weight instead of their number of samples. The current step
+    is always finished, so there is at least one. The training mode of the model does not change: a
+    layer that the user put in evaluation mode stays there. Raises
     :class:`NonFiniteLoss` before the parameters are affected, and :class:`UserCodeError`.
     """
-    samples, steps, loss_sum, skipped = 0, 0, 0.0, 0
+    samples, steps, loss_sum, skipped, weight = 0, 0, 0.0, 0, 0.0
     precision = precision or StepPrecision(task, device)
 
     def make(parts: Iterable[tuple[Any, float]]) -> float:
-        return make_step(task, model, optimizer, parts, steps, device, precision, clip_factor)
+        return make_step(
+            *(task, model, optimizer, parts, steps, device, precision, clip_factor), weights
+        )
 
     for batch, count in batches:
         steps += 1
@@ -205,13 +212,15 @@ def train(
             loss, good = make(parts_of(batch)), count
         else:
             loss, good = bad.step(model, optimizer, parts_of(batch), make)
-        loss_sum += good * loss
+        counted = weights.step if weights is not None and good else float(good)
+        loss_sum += counted * loss
+        weight += counted
         skipped += count - good
         samples += count
         on_step()
         if should_stop():
             break
-    return Interval(samples, steps, loss_sum, skipped)
+    return Interval(samples, steps, loss_sum, skipped, None if weights is None else weight)
 
 
 def evaluate(
@@ -325,21 +334,38 @@ def make_step(
     device: torch.device | str,
     precision: StepPrecision,
     clip_factor: float,
+    weights: BatchWeights | None = None,
 ) -> float:
-    """Make one local step and return the loss before it.
+    """Make one local step and return the loss before it, 0 if its batch has no weight.
 
     ``parts`` are its micro-batches with their shares of its samples.
     """
     optimizer.zero_grad(set_to_none=True)
-    mean = 0.0
+    mean, total = 0.0, 1.0
+    if weights is not None:
+        weights.begin()
+        parts = ((batch, share) for batch, _ in parts if (share := weights.share(batch)))
     for batch, share in parts:
         with user_code("loss"), autocast(task, device):
             loss = task.loss(model, to_device(batch, device))
             if task.makes_steps:
                 return _scalar(loss)
         mean += share * backward(loss, step, share, precision)
+    if weights is not None:
+        total = weights.total
+        if not total:
+            return 0.0
+        _divide_gradients(optimizer, total)
     update(task, optimizer, step, precision, clip_factor)
-    return mean
+    return mean / total
+
+
+def _divide_gradients(optimizer: Optimizer, by: float) -> None:
+    if by == 1:
+        return
+    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    for gradient in (each.grad for each in parameters if each.grad is not None):
+        gradient.div_(by)
 
 
 def backward(loss: Tensor, step: int, share: float, precision: StepPrecision) -> float:

@@ -16,7 +16,7 @@ from vcasgd.learning.encodings.payload import PayloadFormat
 from vcasgd.learning.encodings.steps import PIECE_FLOATS, StepFormat, checksum
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.rules import Context, Payload, Rounds, make_rule, merge_integers
-from vcasgd.learning.rules.rounds import round_weight
+from vcasgd.learning.rules.rounds import MAX_HEAVIER, round_weight
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import LARGEST_VALUE
 from vcasgd.parameter_server.round_members import RoundMembers
@@ -298,8 +298,14 @@ class ModelState:
         return max(0, self.meta.version + pending - header.base)
 
     def _round_weight(self, header: Header, staleness: int) -> float:
-        """Return the weight of an update in its round, in samples."""
-        return round_weight(header.trained, staleness / max(1, self.meta.round.workers))
+        """Return the weight of an update in its round, in samples.
+
+        What a worker claims about its batches counts only within :data:`MAX_HEAVIER`.
+        """
+        weight = float(header.trained)
+        if header.weight is not None:
+            weight = min(header.weight, MAX_HEAVIER * weight)
+        return round_weight(weight, staleness / max(1, self.meta.round.workers))
 
     def close(self) -> None:
         """End the round: from now on, the batch and what it publishes stay the same."""

@@ -78,6 +78,7 @@ class LoopTask(Task):
         self.network: nn.Module | None = None
         self.user_optimizer: Optimizer | None = None
         self.user_schedule: Callable[[float], float] | None = None
+        self.user_weight: Callable[[Any], Any] | None = None
         self._evaluation: tuple[Evaluate, Dataset[Any]] | None = None
         self._dataset: Dataset[Any] | None = None
         self._collate: Callable[[list[Any]], Any] = default_collate
@@ -135,10 +136,21 @@ class LoopTask(Task):
         size, most = self._accumulation
         count = max(1, min(most, -(-len(samples) // size), len(samples) // 2))
         cuts = [len(samples) * part // count for part in range(count + 1)]
-        return [
-            (self._collate(samples[start:stop]), (stop - start) / len(samples))
-            for start, stop in pairwise(cuts)
+        parts: list[tuple[Any, float]] = [
+            (self._collate(samples[at:stop]), stop - at) for at, stop in pairwise(cuts)
         ]
+        if self.user_weight is not None:
+            weights = ((batch, float(self.user_weight(batch))) for batch, _ in parts)
+            parts = [(batch, weight) for batch, weight in weights if weight]
+        total = sum(weight for _, weight in parts)
+        return [(batch, weight / total) for batch, weight in parts]
+
+    def batch_weight(self, batch: Any) -> float | None:
+        if self.user_weight is None:
+            return None
+        if self._accumulation is None:
+            return float(self.user_weight(batch))
+        return sum(float(self.user_weight(part)) for part, _ in batch)
 
     @property
     def evaluation(self) -> tuple[Evaluate, Dataset[Any]]:

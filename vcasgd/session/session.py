@@ -49,7 +49,8 @@ class Session:
         for images, labels in session.loader(train_loader):
             ...
 
-    ``schedule``, ``clip_norm``, and ``min_local_batch`` mean the same as in :class:`vcasgd.Task`.
+    ``schedule``, ``clip_norm``, ``min_local_batch``, and ``batch_weight`` mean the same as in
+    :class:`vcasgd.Task`.
     ``schedule`` can also be a scheduler of torch that makes ``schedule_steps`` steps in the whole
     training. With ``mixed_precision="fp16"``, :meth:`step` scales gradients, and the loop computes
     its loss under ``torch.autocast``.
@@ -65,6 +66,7 @@ class Session:
         clip_norm: float | None = None,
         mixed_precision: str | None = None,
         min_local_batch: int | None = None,
+        batch_weight: Callable[[Any], float | Tensor] | None = None,
     ) -> None:
         # Accelerate wraps optimizers, and steps of the inner one are what counts.
         optimizer = getattr(optimizer, "optimizer", optimizer)
@@ -75,6 +77,7 @@ class Session:
         self._task.clip_norm = clip_norm
         self._task.mixed_precision = mixed_precision
         self._task.min_local_batch = min_local_batch
+        self._task.user_weight = batch_weight
         self._model = model
         self._optimizer = optimizer
         self._batch_pending = False
@@ -220,15 +223,25 @@ class Session:
             interval = SampleRange(epoch, 0, plan.samples)
             for batch, count in source.batches(plan, interval, following):
                 rates.follow(plan.progress(epoch, done))
-                left = 1.0
-                for part, self._share in parts_of(batch):
-                    left -= self._share
-                    self._ends_step = left < self._share / 2
+                parts = self._weighted(list(parts_of(batch)))
+                for number, (part, self._share) in enumerate(parts, 1):
+                    self._ends_step = number == len(parts)
                     yield to_device(part, device)
                 done += count
             if self._task.has_evaluation:
                 self._evaluate(epoch + 1, device)
         source.close()
+
+    def _weighted(self, parts: list[tuple[Any, float]]) -> list[tuple[Any, float]]:
+        """Return the micro-batches of a step with their shares of its weight, without empty ones.
+
+        ``parts`` has them with their shares of its samples.
+        """
+        if self._task.user_weight is None:
+            return parts
+        weighed = [(part, self._task.batch_weight(part) or 0.0) for part, _ in parts]
+        total = sum(weight for _, weight in weighed)
+        return [(part, weight / total) for part, weight in weighed if weight]
 
     def _evaluate(self, epoch: int, device: torch.device) -> None:
         self.metrics = evaluate(

@@ -88,6 +88,14 @@ class Task:
         """Return the mean loss of a batch or micro-batch, a scalar with gradient."""
         raise NotImplementedError
 
+    def batch_weight(self, batch: Any) -> float | Tensor | None:  # noqa: ARG002 - samples by default
+        """Return how many numbers the loss of a batch or micro-batch is the mean of.
+
+        For example, the number of labels that count. A batch of weight 0 is skipped. None: the
+        number of its samples. The batch is that of :meth:`collate`, on the CPU.
+        """
+        return None
+
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """Return the local optimizer.
 

@@ -57,6 +57,7 @@ class Trained:
     ``stop`` is the sample where it ended, ``steps`` the number of local steps, ``update`` float32
     [floats] in the form that the rule needs, and ``integers`` int64 [k]. ``momentum`` is the
     optimizer's; None if it isn't tuned. ``skipped`` samples of the interval weren't trained.
+    ``weight`` is that of its batches in samples; None if it is the number of the others.
     """
 
     stop: int
@@ -66,3 +67,4 @@ class Trained:
     integers: Tensor
     momentum: float | None = None
     skipped: int = 0
+    weight: float | None = None

@@ -17,6 +17,7 @@ from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError, V
 from vcasgd.learning.bad_samples import BadSamples
 from vcasgd.learning.batch_probe import division_of
 from vcasgd.learning.batch_source import BatchSource, SampleRange
+from vcasgd.learning.batch_weights import BatchWeights, declared_weight, measure_of
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.ema import longest_interval
 from vcasgd.learning.encodings import Float32
@@ -35,7 +36,9 @@ from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.learning.training import (
     Interval,
     batch_size_of,
+    batches,
     evaluate,
+    parts_of,
     seed_for,
     set_seed,
     step_sizes,
@@ -78,6 +81,7 @@ class Learner:
         self._plan: EpochPlan | None = None
         self._recorded_batch: int | None = None
         self._recorded_division: Division | None = None
+        self._recorded_weight: float | None = None
         self._validation_samples: int | None = None
         #: The local optimizer; None before the first subtask.
         self.optimizer: Optimizer | None = None
@@ -158,6 +162,24 @@ class Learner:
         """Least part of a batch: the recorded one after :meth:`check_against`."""
         return self._recorded_division or self._own_division
 
+    @cached_property
+    def _own_weight(self) -> float | None:
+        """Weight of a sample in the first batch; None if batches count by their samples."""
+        # Gradients of a worker's ranks are added by samples.
+        if type(self.task).batch_weight is Task.batch_weight or self.spec.workers.gpus != 1:
+            return None
+        indices = self.plan.indices(0, 0, min(self.plan.size(0), batch_size_of(self.task)))
+        batch, count = next(batches(self.task, self._train_set, indices))
+        weights = [declared_weight(self.task, part) for part, _ in parts_of(batch)]
+        known = [weight for weight in weights if weight is not None]
+        return sum(known) / count or 1.0 if known else None
+
+    @cached_property
+    def _weights(self) -> BatchWeights | None:
+        recorded = self._recorded_batch is not None
+        per_sample = self._recorded_weight if recorded else self._own_weight
+        return None if per_sample is None else BatchWeights(measure_of(self.task), per_sample)
+
     def initial(self) -> tuple[Tensor, Tensor]:
         """Return the model before any training: float32 [floats] and int64 [k]."""
         return self._model.initial()
@@ -172,6 +194,7 @@ class Learner:
             order_digest=self.plan.order_digest(),
             shards=shards_for(nodes, self.layout.floats),
             batch_size=batch_size_of(self.task),
+            batch_weight=self._own_weight,
             min_local_batch=self.division.least,
             min_local_batch_why=self.division.why[:MAX_NAME_LENGTH],
             subtasks_per_epoch=self.plan.subtasks_per_epoch,
@@ -199,6 +222,7 @@ class Learner:
         # The task's batch size may depend on the machine.
         self._plan = self._plan_with(facts.batch_size or 1, facts.subtasks_per_epoch)
         self._recorded_batch = facts.batch_size
+        self._recorded_weight = facts.batch_weight
         if facts.min_local_batch is not None:
             self._recorded_division = Division(facts.min_local_batch, facts.min_local_batch_why)
 
@@ -368,6 +392,7 @@ class Learner:
         return Trained(
             *(stop, trained.steps, trained.loss_sum, update, integers, momentum),
             skipped=trained.skipped,
+            weight=trained.weight,
         )
 
     def _train_interval(
@@ -419,6 +444,7 @@ class Learner:
             clip_factor=clip_factor,
             precision=self._precision,
             bad=self._bad,
+            weights=self._weights,
         )
         if group is not None:
             group.average(self._model.statistics())

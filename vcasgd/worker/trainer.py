@@ -78,9 +78,11 @@ class _Sums:
 
     loss_sum: float = 0.0
     skipped: int = 0
+    weight: float | None = None
 
     def plus(self, trained: Trained) -> _Sums:
-        return _Sums(self.loss_sum + trained.loss_sum, self.skipped + trained.skipped)
+        weight = None if trained.weight is None else (self.weight or 0.0) + trained.weight
+        return _Sums(self.loss_sum + trained.loss_sum, self.skipped + trained.skipped, weight)
 
 
 @dataclass

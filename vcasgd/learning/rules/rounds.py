@@ -1,6 +1,7 @@
 """The default rule: the mean of the workers' copies, round by round.
 
-All workers of a round train from the same version ``W``. Their copies are averaged by samples,
+All workers of a round train from the same version ``W``. Their copies are averaged by samples, or
+by the weights of their batches in samples (:mod:`vcasgd.learning.batch_weights`),
 ``W ← Σ nᵢwᵢ / Σ nᵢ = W + Σ nᵢΔᵢ / Σ nᵢ`` (local SGD, Stich 2018, arXiv 1805.09767), and the mean
 is the next version. It is always between the copies, so the rule itself can't overshoot.
 
@@ -14,6 +15,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from vcasgd.learning.rules.base import Context, Payload, Rule
+
+#: Times the mean weight of the job's first batch that a sample of an update may have, so that no
+#: worker can make its own updates count for those of all others.
+MAX_HEAVIER = 16.0
 
 
 class Rounds(Rule):

@@ -64,6 +64,8 @@ class ModelFacts:
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
     #: Samples in a local step of the task, if it is known.
     batch_size: Annotated[Count, Field(ge=1)] | None = None
+    #: Mean weight of a sample in the first batch; None if batches count by their samples.
+    batch_weight: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] | None = None
     #: Samples that a worker's part of a batch needs, if it is known, and the reason for people.
     min_local_batch: Annotated[Count, Field(ge=1)] | None = None
     min_local_batch_why: Name = ""

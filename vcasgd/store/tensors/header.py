@@ -28,9 +28,10 @@ class Header(BaseModel):
     they are bad, and ``base`` is the version of this shard
     that the update was trained from; ``rollbacks`` is the lowest :attr:`Meta.rollbacks` of all
     shards' parts of that model. ``size`` and ``checksum``, the 64-bit XXH3, describe the encoded
-    part of the vector that belongs to the shard. A checksum detects accidents, not malice; a
-    missing one is computed while the payload is sent. ``integers`` is base64 of int64, or empty if
-    unchanged since the base; only shard 0 has them. ``batch`` is the worker's local batch in
+    part of the vector that belongs to the shard. ``weight`` is that of its batches in samples. A
+    checksum detects accidents, not malice; a missing one is computed while the payload is sent.
+    ``integers`` is base64 of int64, or empty if unchanged since the base; only shard 0 has them.
+    ``batch`` is the worker's local batch in
     samples, a mean that needn't be whole, ``step_seconds`` the duration of its local steps, and
     ``exchange_seconds`` the least time between two of its last intervals; 0 if unknown.
 
@@ -58,6 +59,7 @@ class Header(BaseModel):
     integers: str = Field(default="", max_length=MAX_HEADER_BYTES // 2)
     # Far beyond any real loss; sums of such values stay finite.
     loss_sum: float = Field(default=0.0, ge=-1e200, le=1e200, allow_inf_nan=False)
+    weight: float | None = Field(default=None, ge=0, le=1e15, allow_inf_nan=False)
     batch: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
     step_seconds: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
     exchange_seconds: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)

@@ -1,0 +1,219 @@
+"""Losses that are means over tokens or labels end as in a plain loop, and no label is no error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.compat import (
+    Case,
+    Metrics,
+    assert_as_plain,
+    assert_close,
+    evaluate_plainly,
+    grid,
+    orders,
+    script,
+    simulated,
+)
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+import vcasgd
+from vcasgd.errors import UserCodeError
+from vcasgd.learning.batch_weights import BatchWeights
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+#: A label that doesn't count, as in torch and transformers.
+NONE = -100
+WORDS = 32
+
+
+class Texts(Dataset[Tensor]):
+    """Texts of a Markov chain, of ``shortest`` to ``longest`` words."""
+
+    def __init__(self, count: int, seed: int, shortest: int, longest: int) -> None:
+        chain = torch.Generator().manual_seed(1)
+        after = torch.softmax(2 * torch.randn(WORDS, WORDS, generator=chain), 1)
+        own = torch.Generator().manual_seed(seed)
+        self.lengths = torch.randint(shortest, longest + 1, (count,), generator=own).tolist()
+        words = [torch.randint(WORDS, (count,), generator=own)]
+        for _ in range(longest - 1):
+            words.append(torch.multinomial(after[words[-1]], 1, generator=own)[:, 0])
+        self.words = torch.stack(words, 1)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.words[index, : self.lengths[index]]
+
+
+class MeanOverTokens(vcasgd.Task):
+    """Predict the next word, with the mean over all words of a batch."""
+
+    batch_size = 16
+    shortest, longest = 4, 64
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Embedding(WORDS, 32), nn.ReLU(), nn.Linear(32, WORDS))
+
+    def dataset(self, split: str) -> Dataset[Tensor]:
+        train = split == "train"
+        return Texts(512 if train else 256, 2 if train else 3, self.shortest, self.longest)
+
+    def collate(self, samples: list[Tensor]) -> tuple[Tensor, Tensor]:
+        words = torch.zeros(len(samples), max(map(len, samples)), dtype=torch.int64)
+        labels = torch.full_like(words, NONE)
+        for row, sample in enumerate(samples):
+            words[row, : len(sample)] = sample
+            labels[row, : len(sample) - 1] = sample[1:]
+        return words, labels
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        words, labels = batch
+        return F.cross_entropy(model(words).flatten(0, 1), labels.flatten(), ignore_index=NONE)
+
+    def batch_weight(self, batch: Any) -> Tensor:
+        return (batch[1] != NONE).sum()
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.Adam(parameters, lr=5e-3)
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        weight = self.batch_weight(batch)
+        return {"loss": self.loss(model, batch) * weight, "count": weight}
+
+
+class FewLabels(MeanOverTokens):
+    """Most words have no label, so most parts of a batch have none at all."""
+
+    shortest = longest = 8
+
+    def collate(self, samples: list[Tensor]) -> tuple[Tensor, Tensor]:
+        words, labels = super().collate(samples)
+        chosen = (words * 7919 + torch.arange(words.shape[1]) * 104729) % 97 < 4
+        return words, labels.where(chosen, torch.full_like(labels, NONE))
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=0.5)
+
+
+@grid
+def test_means_over_tokens(workers: int) -> None:
+    assert_as_plain(Case(MeanOverTokens), workers)
+
+
+@grid
+def test_parts_without_a_label(workers: int) -> None:
+    def twin(seed: int) -> Metrics:
+        return accumulated(FewLabels(), 4, seed, parts=1)
+
+    assert_as_plain(Case(FewLabels, twin=twin), workers)
+
+
+class Accumulated(MeanOverTokens):
+    gradient_accumulation_steps = 4
+
+
+def accumulated(task: MeanOverTokens, epochs: int, seed: int, parts: int) -> Metrics:
+    """Train as a loop that divides the sum of the losses of a step by its number of labels."""
+    torch.manual_seed(seed)
+    model, data = task.model(), task.dataset("train")
+    optimizer = task.optimizer(model.parameters())
+    for indices in orders(len(data), epochs, seed, task.batch_size):  # type: ignore[arg-type]
+        size = -(-len(indices) // parts)
+        cuts = range(0, len(indices), size)
+        batches = [task.collate([data[at] for at in indices[cut : cut + size]]) for cut in cuts]
+        weights = [int(task.batch_weight(batch)) for batch in batches]
+        optimizer.zero_grad()
+        for batch, weight in zip(batches, weights, strict=True):
+            if weight:
+                (task.loss(model, batch) * weight / sum(weights)).backward()  # type: ignore[no-untyped-call]
+        if sum(weights):
+            optimizer.step()
+    return evaluate_plainly(task, model)
+
+
+@grid
+def test_gradients_of_micro_batches(workers: int) -> None:
+    def twin(seed: int) -> Metrics:
+        return accumulated(Accumulated(), 4, seed, parts=4)
+
+    assert_as_plain(Case(Accumulated, twin=twin), workers)
+
+
+def test_a_single_worker_trains_exactly_as_a_loop() -> None:
+    ends = simulated(Accumulated, 1)["loss"], accumulated(Accumulated(), 4, 0, parts=4)["loss"]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-4)
+
+
+#: The same training as scripts, whose session makes the steps, or whose loop does.
+SCRIPT = """
+import sys
+
+sys.path.insert(0, {tests!r})
+from compat.test_batch_weights import Accumulated
+
+import vcasgd
+
+task = Accumulated()
+model = task.model()
+optimizer = task.optimizer(model.parameters())
+session = vcasgd.Session(model, optimizer, batch_weight=task.batch_weight)
+session.evaluation(task.dataset("validation"))(task.evaluate)
+"""
+STEPS = """
+for batch in session.batches(
+    DataLoader(task.dataset("train"), 16, collate_fn=task.collate), gradient_accumulation_steps=4
+):
+    session.step(task.loss(model, batch))
+"""
+LOOP = """
+loader = session.loader(
+    DataLoader(task.dataset("train"), 4, collate_fn=task.collate), gradient_accumulation_steps=4
+)
+for batch in loader:
+    (task.loss(model, batch) / 4).backward()
+    if loader.ends_step:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("loop", [STEPS, LOOP], ids=["session", "own-steps"])
+def test_scripts(tmp_path: Path, loop: str) -> None:
+    start = SCRIPT.format(tests=str(Path(__file__).parents[1]))
+    source = start + "from torch.utils.data import DataLoader\n" + loop
+    make_task = script(source, tmp_path)
+
+    ends = [simulated(make_task, 4)["loss"]]
+
+    assert_close(ends, [accumulated(Accumulated(), 4, 0, parts=4)["loss"]])
+
+
+class NoNumber(MeanOverTokens):
+    def batch_weight(self, batch: Any) -> Tensor:
+        return torch.tensor(float("nan"))
+
+
+def test_a_weight_that_is_no_number() -> None:
+    with pytest.raises(UserCodeError, match="batch_weight returned nan"):
+        simulated(NoNumber, 2)
+
+
+def test_shares_of_a_step() -> None:
+    weights = BatchWeights(float, per_sample=2.0)
+    weights.begin()
+
+    assert [weights.share(weight) for weight in (0, 4, 2, 0)] == [0.0, 1.0, 0.5, 0.0]
+    assert (weights.step, weights.total) == (3.0, 1.5)
+
+    weights.begin()
+    assert (weights.step, weights.total) == (0.0, 0.0)
