@@ -82,7 +82,7 @@ def test_limit_applies_to_a_body_without_a_length(api: Api, http: httpx.Client) 
 def test_directory_is_packed_uploaded_and_submitted(
     api: Api, client: Client, tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text("print('hello')")
+    (tmp_path / "train.py").write_text("class Digits: ...")
 
     first = client.submit_directory(spec(working_dir=str(tmp_path)))
     second = client.submit_directory(spec(working_dir=str(tmp_path)))

@@ -67,7 +67,7 @@ def run(bare: Run, api: Api, monkeypatch: pytest.MonkeyPatch) -> Run:
 def job_file(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
-    (folder / "train.py").write_text("# nothing\n")
+    (folder / "train.py").write_text("class Digits: ...\n")
     (folder / "job.yaml").write_text(JOB_FILE)
     return folder / "job.yaml"
 
@@ -408,6 +408,15 @@ def after(seconds: float, action: Callable[[], object]) -> threading.Timer:
     timer = threading.Timer(seconds, action)
     timer.start()
     return timer
+
+
+def test_an_argument_without_args_is_explained(run: Run, job_file: Path) -> None:
+    job_file.write_text(JOB_FILE + "args: {lr: 1e-3}\n")
+
+    result = run("sweep", job_file, "--over", "lr=0.1,0.2")
+
+    assert_refused(result, "changed by lr=0.1", "remedy: did you mean args.lr?")
+    assert_refused(run("submit", job_file, "--set", "epoch=3"), "remedy: did you mean epochs?")
 
 
 def test_follow_ends_with_the_job(run: Run, api: Api) -> None:

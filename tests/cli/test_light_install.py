@@ -65,7 +65,7 @@ def test_commands_for_a_stack_name_the_remedy(tmp_path: Path) -> None:
 def test_commands_for_an_api_work(api: Api, tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("{name: digits, task: 'train:Digits', epochs: 1, workers: {pools: [local]}}")
-    (tmp_path / "train.py").write_text("")
+    (tmp_path / "train.py").write_text("class Digits: ...")
     where = {"VCASGD_API_URL": api.url, "VCASGD_TOKEN": api.token}
 
     for command in ("submit job.yaml --yes", "jobs", "workers", "pools", "status", "doctor"):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas
 import pytest
 from support.api_harness import Api
 
 from vcasgd.client import Client
-from vcasgd.errors import ApiError, Conflict
+from vcasgd.errors import ApiError, Conflict, SpecError, StackError
 from vcasgd.schemas.fleet import JobBrief, JobEventRow
+from vcasgd.spec.job import JobSpec
+from vcasgd.stack import StackHome, StackState
 from vcasgd.store.ledger.job import JobState
 
 
@@ -95,3 +99,29 @@ def test_follower_of_the_platform_survives_a_restart_of_the_api(own_api: Api) ->
 
         events = (each.data for each in changes if isinstance(each.data, JobEventRow))
         assert next(events).kind == "count"
+
+
+def test_a_wrong_field_of_a_spec_raises_the_error_of_a_job_file() -> None:
+    with pytest.raises(SpecError, match="epochs: must be greater") as caught:
+        JobSpec(name="a", task="train:Digits", epochs=-1)
+    assert caught.value.details["field"] == "epochs"
+
+
+def test_a_job_prints_as_one_line(api: Api, client: Client) -> None:
+    job = api.submit()
+
+    assert str(client.job(job)) == f"{job} starting, 0% done"
+
+
+def test_a_client_without_arguments_finds_the_local_stack(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VCASGD_HOME", str(tmp_path))
+    with pytest.raises(StackError, match="there is no stack in"):
+        Client()
+    StackState(api_url=api.url).write(tmp_path)
+    (tmp_path / "token").write_text(api.token)
+
+    with StackHome(tmp_path).acquire() as lock, Client() as client:
+        assert lock is not None
+        assert client.me().name == "bootstrap"

@@ -126,7 +126,7 @@ def _advance(api: Api, job: str, of: JobSpec, done: int, state: JobState) -> Non
 def code(tmp_path: Path) -> Path:
     folder = tmp_path / "code"
     folder.mkdir()
-    (folder / "train.py").write_text("")
+    (folder / "train.py").write_text("class Digits: ...")
     return folder
 
 

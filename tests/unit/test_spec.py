@@ -104,13 +104,9 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
 @pytest.mark.parametrize(
     ("fields", "field", "message"),
     [
-        ({"epocs": 3}, "epocs", r"there is no such field \(known fields: args, .*working_dir\)"),
-        ({"update": {"alpa": 1}}, "update.alpa", r"known fields: codec, rule"),
-        (
-            {"workers": {"mx": 1}},
-            "workers.mx",
-            r"known fields: fallback, fallback_after, gpus, max, ",
-        ),
+        ({"epocs": 3}, "epocs", r"there is no such field \(did you mean epochs\?\)"),
+        ({"update": {"gain": 1}}, "update.gain", r"known fields: codec, rule"),
+        ({"workers": {"mx": 1}}, "workers.mx", r"did you mean max\?"),
         (
             {"update": {"rule": "async-local-sgd", "staleness": {"c": 1}}},
             "update.staleness.c",
@@ -192,7 +188,7 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"args": {"x": "a" * (MAX_TEXT + 1)}}, "args", f"more than {MAX_TEXT} characters"),
         ({"args": {"x": "\ud800"}}, "args", "not Unicode"),
         ({"args": {1: 2}}, "args.1", "must be a valid string"),
-        ({"seed": -1, "epochs": 0}, "epochs", r"\(and 1 more\)"),
+        ({"seed": -1, "epochs": 0}, "epochs", r"not 0; seed: must be greater"),
     ],
 )
 def test_a_mistake_is_explained(fields: dict[str, Any], field: str, message: str) -> None:
@@ -320,7 +316,7 @@ class TestLoad:
             ("name: [", "is not YAML"),
             ("", r"does not contain a job \(write at least name, task"),
             ("- a", "does not contain a job"),
-            ("name: a\nseed: -1", r"task: is required \(and 1 more\)"),
+            ("name: a\nseed: -1", r"task: is required; seed: must be "),
         ],
     )
     def test_a_mistake_names_the_file(self, tmp_path: Path, text: str, message: str) -> None:

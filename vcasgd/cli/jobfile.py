@@ -11,6 +11,7 @@ from vcasgd.errors import SpecError
 from vcasgd.spec.job import CHANGEABLE, JobSpec, load_job_mapping
 from vcasgd.spec.update import unstable_settings
 from vcasgd.spec.yaml import parse
+from vcasgd.task.checks import check_files
 
 
 def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
@@ -26,15 +27,22 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
     try:
         spec = JobSpec.parse(value)
     except SpecError as error:
+        field = str(error.details.get("field"))
+        remedy = f"did you mean args.{field}?" if field in value.get("args", {}) else error.remedy
         raise SpecError(
-            f"{path}, changed by --set: {error.message}", remedy=error.remedy, **error.details
+            f"{path}, changed by {', '.join(changes)}: {error.message}",
+            remedy=remedy,
+            **error.details,
         ) from error
     return spec.located(path.parent)
 
 
 def show_warnings(spec: JobSpec) -> None:
-    """Print a line for each setting of a job that is known to train badly."""
-    for setting in unstable_settings(spec):
+    """Check a job's files, and print a line for each setting that may disappoint.
+
+    Raises the errors of :func:`~vcasgd.task.checks.check_files`.
+    """
+    for setting in (*unstable_settings(spec), *check_files(spec)):
         err.print(f"warning: {setting.field}: {setting.message}")
         err.print(f"remedy: {setting.remedy}")
 

@@ -35,6 +35,7 @@ from vcasgd.schemas.jobs import JobView, TunedView
 from vcasgd.settings import load_settings
 from vcasgd.spec.sections import TrackerKind, metric_text
 from vcasgd.spec.values import parse_duration
+from vcasgd.task.package import packed_files
 
 #: Exit status after Ctrl-C; a shell reports the same for SIGINT.
 INTERRUPTED = 130
@@ -104,6 +105,8 @@ def submit(
             show_json(job)
         else:
             out.print(f"submitted {job.id}")
+            sizes = [path.stat().st_size for path in packed_files(Path(spec.working_dir))]
+            out.print(f"packed {len(sizes)} files ({size(sum(sizes))}) of {spec.working_dir}")
         if following:
             _follow(client, job.id)
         elif not as_json:

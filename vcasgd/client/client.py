@@ -10,6 +10,7 @@ from typing import Any
 
 from vcasgd.client.following import PATIENCE_SECONDS, SILENCE_SECONDS, messages
 from vcasgd.client.job import Job
+from vcasgd.client.local import find_api
 from vcasgd.client.transport import FILE_SECONDS, PAGE, Transport, path_of
 from vcasgd.errors import NotFound, SpecError
 from vcasgd.schemas.costs import PlanView, SpendView
@@ -34,6 +35,7 @@ from vcasgd.settings import load_settings
 from vcasgd.spec.access import Scope
 from vcasgd.spec.environment import MAX_VALUE_LENGTH, SecretSource
 from vcasgd.spec.job import JobSpec
+from vcasgd.task.checks import check_files
 from vcasgd.task.package import digest_of, pack, packed_files
 
 #: Default limit for the size of a package in MB.
@@ -58,14 +60,25 @@ class Client:
     """
 
     def __init__(
-        self, url: str, token: str, timeout: float = 30.0, ca_file: Path | None = None
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        timeout: float = 30.0,
+        ca_file: Path | None = None,
     ) -> None:
         """Connect to an API.
 
-        ``ca_file``: PEM file with the certificate of the API, or of its authority; by default
-        ``VCASGD_CA_FILE``. Raises :class:`~vcasgd.errors.SpecError` if it can't be read.
+        ``url`` and ``token``: by default ``VCASGD_API_URL`` and ``VCASGD_TOKEN``, else those of the
+        stack on this machine. ``ca_file``: PEM file with the certificate of the API, or of its
+        authority; by default ``VCASGD_CA_FILE``.
+
+        Raises :class:`~vcasgd.errors.SpecError` if it can't be read,
+        :class:`~vcasgd.errors.StackError` if no API is known, and
+        :class:`~vcasgd.errors.Unauthorized` if there is no token for it.
         """
-        self._api = Transport(url, token, timeout, ca_file or load_settings().ca_file)
+        settings = load_settings()
+        url, token = find_api(url, token, settings)
+        self._api = Transport(url, token, timeout, ca_file or settings.ca_file)
 
     def __repr__(self) -> str:
         return f"Client({self._api.url!r})"
@@ -110,8 +123,12 @@ class Client:
         limit_mb: float = PACKAGE_LIMIT_MB,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Pack the spec's working directory and submit it. Raises the errors of :meth:`submit`."""
+        """Check the spec's working directory, pack it, and submit it.
+
+        Raises the errors of :meth:`submit` and :func:`~vcasgd.task.checks.check_files`.
+        """
         check_secret_files(spec)
+        check_files(spec)
         package = pack(Path(spec.working_dir), int(limit_mb * 1e6))
         return self.submit(spec, package, idempotency_key)
 

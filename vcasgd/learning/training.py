@@ -252,6 +252,19 @@ def evaluate(
     return {name: value / count for name, value in sums.items()} | {"count": count}
 
 
+def rehearse_evaluation(
+    task: Task, model: nn.Module, dataset: Dataset[Any], device: torch.device | str
+) -> list[str]:
+    """Evaluate the first batch of a data set, and return the names of the metrics.
+
+    Raises what :func:`evaluate` raises.
+    """
+    with torch.no_grad(), _evaluation_mode(model), autocast(task, device):
+        (group, *_) = _evaluation_groups(task, dataset)
+        (batch,) = _load(task, dataset, [group])
+        return sorted(_metrics(task, model, to_device(batch, device)))
+
+
 def batch_size_of(task: Task, name: str = "batch_size") -> int:
     """Return the number of samples in a step of a task. Raises :class:`SpecError`."""
     size = getattr(task, name)
@@ -263,12 +276,7 @@ def batch_size_of(task: Task, name: str = "batch_size") -> int:
 def _evaluation_batches(
     task: Task, dataset: Dataset[Any], device: torch.device | str
 ) -> Iterator[Any]:
-    with user_code("dataset"):
-        length = len(dataset)  # type: ignore[arg-type]
-    if length == 0:
-        raise SpecError("task: the validation data set is empty", field="task")
-    size = batch_size_of(task, "evaluation_batch_size")
-    groups = [range(length)[cut : cut + size] for cut in range(0, length, size)]
+    groups = _evaluation_groups(task, dataset)
     if not workers_of(task):
         yield from _load(task, dataset, groups)
         return
@@ -278,6 +286,16 @@ def _evaluation_batches(
         yield from prefetched(processes, requests)
     finally:
         processes.close()
+
+
+def _evaluation_groups(task: Task, dataset: Dataset[Any]) -> list[range]:
+    """Return the indices of each batch. Raises :class:`SpecError` if there are none."""
+    with user_code("dataset"):
+        length = len(dataset)  # type: ignore[arg-type]
+    if length == 0:
+        raise SpecError("task: the validation data set is empty", field="task")
+    size = batch_size_of(task, "evaluation_batch_size")
+    return [range(length)[cut : cut + size] for cut in range(0, length, size)]
 
 
 def _load(

@@ -143,8 +143,18 @@ class Checkpoint(StrictModel):
     keep: int = Field(default=3, ge=1, le=1000, strict=True)
 
 
-class JobSpec(StrictModel):
-    """The specification of one training run."""
+class _Constructor(type(StrictModel)):  # type: ignore[misc]
+    """Makes ``JobSpec(epochs=-1)`` raise the error of a job file instead of pydantic's."""
+
+    def __call__(cls, **fields: Any) -> Any:
+        try:
+            return super().__call__(**fields)
+        except ValidationError as error:
+            raise spec_error(error, cls) from error
+
+
+class JobSpec(StrictModel, metaclass=_Constructor):
+    """The specification of one training run. Raises :class:`SpecError` for a wrong field."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
     task: str = Field(

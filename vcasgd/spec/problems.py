@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import textwrap
 from collections.abc import Iterable
 from typing import Any, get_args
@@ -12,12 +13,27 @@ from pydantic_core import ErrorDetails
 from vcasgd.errors import SpecError
 from vcasgd.spec.update import RULES
 
+#: Errors of other fields in one message.
+MAX_OTHERS = 5
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """Return a remedy that names what resembles a misspelled name; None if nothing does."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]}?" if close else None
+
 
 def spec_error(error: ValidationError, model: type[BaseModel]) -> SpecError:
-    """Convert a pydantic error: name the first invalid field, and count the others."""
-    first, *others = spec_errors(error, model)
-    more = f" (and {len(others)} more)" if others else ""
-    return SpecError(f"{first.message}{more}", remedy=first.remedy, **first.details)
+    """Convert a pydantic error: the first invalid field, and then the others.
+
+    A misspelled field comes first, because it explains why another one is missing.
+    """
+    first, *others = sorted(
+        spec_errors(error, model), key=lambda one: not (one.remedy or "").startswith("did you mean")
+    )
+    more = [one.message for one in others[:MAX_OTHERS]]
+    more += [f"and {len(others) - MAX_OTHERS} more"] if len(others) > MAX_OTHERS else []
+    return SpecError("; ".join([first.message, *more]), remedy=first.remedy, **first.details)
 
 
 def spec_errors(error: ValidationError, model: type[BaseModel]) -> list[SpecError]:
@@ -37,7 +53,8 @@ def _spec_error(details: ErrorDetails, model: type[BaseModel]) -> SpecError:
     match details["type"]:
         case "extra_forbidden":
             message = "there is no such field"
-            remedy = f"known fields: {', '.join(sorted(_fields_at(model, path[:-1])))}"
+            known = sorted(_fields_at(model, path[:-1]))
+            remedy = did_you_mean(str(path[-1]), known) or f"known fields: {', '.join(known)}"
         case "union_tag_invalid":
             field = f"{field}.rule"
             message = f"unknown rule {details['ctx']['tag']!r}"

@@ -39,6 +39,7 @@ from vcasgd.learning.training import (
     batches,
     evaluate,
     parts_of,
+    rehearse_evaluation,
     seed_for,
     set_seed,
     step_sizes,
@@ -48,6 +49,7 @@ from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import is_sound
 from vcasgd.learning.whole_batches import Division, most_workers
 from vcasgd.spec.job import JobSpec
+from vcasgd.spec.problems import did_you_mean
 from vcasgd.spec.sections import EMA_PREFIX, Tuning
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.store.ledger.untrusted import MAX_NAME_LENGTH
@@ -201,6 +203,23 @@ class Learner:
             adapter=adapter.to_json() if adapter else "",
             content=self._content.to_json(),
         )
+
+    def rehearse(self) -> None:
+        """Evaluate one batch, so that a mistake shows before the first epoch is trained.
+
+        Raises :class:`SpecError` if the evaluation lacks the metric that the job names, and what
+        :func:`~vcasgd.learning.training.evaluate` raises.
+        """
+        names = rehearse_evaluation(
+            self.task, self._model.module, self._validation_set, self.device
+        )
+        chosen = self.spec.stop.chosen_metric
+        if chosen is not None and chosen.name not in names:
+            raise SpecError(
+                f"stop.metric: evaluate returns {', '.join(names)}, and no {chosen.name}",
+                remedy=did_you_mean(chosen.name, names) or "name one of them, or return it",
+                field="stop.metric",
+            )
 
     def check_against(self, facts: ModelFacts) -> None:
         """Raise :class:`MachineDiffers` if the model or the data differs from the first worker's.

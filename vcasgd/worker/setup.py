@@ -168,6 +168,8 @@ class Setup:
         self._status.doing = "making the first snapshot"
         reported = context.jobs.get(context.job).facts
         facts = reported or learner.facts(len(context.nodes))
+        if reported is None:
+            learner.rehearse()
         check_nodes(context.nodes, facts.shards, context.job)
         # Not the learner's present model, which is already trained if the snapshot was lost.
         floats, integers = learner.initial()

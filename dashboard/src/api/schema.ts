@@ -1356,7 +1356,7 @@ export interface components {
         };
         /**
          * JobSpec
-         * @description The specification of one training run.
+         * @description The specification of one training run. Raises :class:`SpecError` for a wrong field.
          */
         "JobSpec-Input": {
             /** Name */
@@ -1543,7 +1543,7 @@ export interface components {
         };
         /**
          * JobSpec
-         * @description The specification of one training run.
+         * @description The specification of one training run. Raises :class:`SpecError` for a wrong field.
          */
         "JobSpec-Output": {
             /** Name */
