@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,29 +13,180 @@ from support.compat import (
     Points,
     assert_as_plain,
     assert_close,
+    evaluate_plainly,
     grid,
     on_workers,
     plain,
     script,
     simulated,
+    train_plainly,
 )
 from support.harness import Harness
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import Dataset, TensorDataset
 
 from vcasgd.store.ledger.job import JobState
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class WithMomentum(Points):
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+
+#: Optimizers whose state isn't linear in the gradients, so that it shows the noise of a batch.
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "RMSprop": lambda of: torch.optim.RMSprop(of, lr=1e-3),
+    "RMSprop, centered": lambda of: torch.optim.RMSprop(of, lr=1e-3, centered=True, momentum=0.5),
+    "AMSGrad": lambda of: torch.optim.AdamW(of, lr=3e-3, amsgrad=True),
+    "no first moment": lambda of: torch.optim.Adam(of, lr=1e-3, betas=(0, 0.99)),
+    "Adagrad": lambda of: torch.optim.Adagrad(of, lr=0.03),
+    "Adadelta": lambda of: torch.optim.Adadelta(of, lr=1.0),
+    "Adafactor": lambda of: torch.optim.Adafactor(of, lr=3e-2),
+    "Adamax": lambda of: torch.optim.Adamax(of, lr=3e-3),
+    "NAdam": lambda of: torch.optim.NAdam(of, lr=3e-3),
+    "RAdam": lambda of: torch.optim.RAdam(of, lr=3e-3),
+    "Rprop": lambda of: torch.optim.Rprop(of, lr=1e-4),
+    "SGD": lambda of: torch.optim.SGD(of, lr=0.05, momentum=0.9),
+    "AdamW": lambda of: torch.optim.AdamW(of, lr=3e-3),
+    "own": lambda of: Lamb(of, lr=3e-3),
+    "schedule-free": lambda of: ScheduleFree(of, lr=0.3),
+}
+#: Those that always run.
+FEW_OPTIMIZERS = ("RMSprop", "own")
+
+
+class Lamb(Optimizer):
+    """LAMB (arXiv:1904.00962) with its counter in the group, as a library has it."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            unbias = 1 - 0.9 ** group["step"], 1 - 0.999 ** group["step"]
+            for each in group["params"]:
+                state = self.state[each]
+                if not state:
+                    state.update(exp_avg=torch.zeros_like(each), exp_avg_sq=torch.zeros_like(each))
+                first = state["exp_avg"].lerp_(each.grad, 0.1)
+                second = state["exp_avg_sq"].lerp_(each.grad.square(), 0.001)
+                step = first / unbias[0] / (second / unbias[1]).sqrt().add(1e-6)
+                ratio = each.norm() / step.norm() if each.norm() > 0 and step.norm() > 0 else 1.0
+                each.sub_(step * ratio, alpha=group["lr"])
+
+
+class ScheduleFree(Optimizer):
+    """Schedule-free SGD (arXiv:2405.15682): the model is an average."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr, "k": 0, "mode": True})
+
+    def train(self) -> None:
+        self._interpolate(training=True, weight=0.1)
+
+    def eval(self) -> None:
+        self._interpolate(training=False, weight=1 - 1 / 0.9)
+
+    @torch.no_grad()
+    def _interpolate(self, *, training: bool, weight: float) -> None:
+        for group in self.param_groups:
+            if group["mode"] is training:
+                continue
+            group["mode"] = training
+            for each in group["params"]:
+                if "z" in self.state[each]:
+                    each.lerp_(self.state[each]["z"], weight)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            assert group["mode"], "a step needs train()"
+            group["k"] += 1
+            for each in group["params"]:
+                z = self.state[each].setdefault("z", each.clone())
+                average = each.lerp(z, 1 - 1 / 0.9)
+                z.sub_(each.grad, alpha=group["lr"])
+                average.lerp_(z, 1 / group["k"])
+                each.copy_(average.lerp(z, 0.1))
+
+
+def points(make: MakeOptimizer, clip: float | None = None) -> Callable[[], Points]:
+    class With(Points):
+        clip_norm = clip
+
+        def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+            return make(list(parameters))
+
+    return With
+
+
+WithRMSprop = points(OPTIMIZERS["RMSprop"])
+
+
+def schedule_free_twin(seed: int) -> dict[str, float]:
+    task = points(OPTIMIZERS["schedule-free"])()
+    torch.manual_seed(seed)
+    model = task.model()
+    optimizer = task.optimizer(model.parameters())
+    train_plainly(task, model, optimizer, 4, seed)
+    optimizer.eval()  # type: ignore[attr-defined]
+    return evaluate_plainly(task, model)
 
 
 @grid
-def test_momentum(workers: int) -> None:
-    assert_as_plain(Case(WithMomentum), workers)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FEW_OPTIMIZERS else pytest.param(name, marks=pytest.mark.extended)
+        for name in OPTIMIZERS
+    ],
+)
+def test_any_optimizer(name: str, workers: int) -> None:
+    twin = schedule_free_twin if name == "schedule-free" else None
+    assert_as_plain(Case(points(OPTIMIZERS[name]), twin=twin), workers)
+
+
+@grid
+def test_gradients_that_are_clipped_in_nearly_each_step(workers: int) -> None:
+    assert_as_plain(Case(points(OPTIMIZERS["AdamW"], clip=0.3)), workers)
+
+
+class Words(Points):
+    """Classify texts by their words, most of which are rare."""
+
+    words, sparse = 1000, False
+
+    def model(self) -> nn.Module:
+        return nn.EmbeddingBag(self.words, self.classes, sparse=self.sparse)
+
+    def dataset(self, split: str) -> Dataset[Any]:
+        own = torch.Generator().manual_seed(2 if split == "train" else 3)
+        chances = (1 / torch.arange(1, self.words + 1)).expand(self.samples, -1)
+        texts = torch.multinomial(chances, 12, generator=own)
+        meaning = torch.randn(self.words, 10, generator=torch.Generator().manual_seed(1))
+        noise = 0.3 * torch.randn(self.samples, 10, generator=own)
+        return TensorDataset(texts, (2 * meaning[texts].mean(1) + noise).argmax(1))
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.Adam(parameters, lr=1e-2, weight_decay=1e-3)
+
+
+class SparseWords(Words):
+    sparse = True
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SparseAdam(list(parameters), lr=1e-2)
+
+
+@pytest.mark.extended
+@grid
+@pytest.mark.parametrize("task", [Words, SparseWords])
+def test_rare_words(task: type[Words], workers: int) -> None:
+    assert_as_plain(Case(task), workers)
 
 
 #: The same training as a script.
@@ -48,7 +200,7 @@ from support.compat import Points
 
 points = Points()
 model = points.model()
-session = vcasgd.Session(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+session = vcasgd.Session(model, torch.optim.RMSprop(model.parameters(), lr=1e-3))
 evaluate = session.evaluation(points.dataset("validation"))(points.evaluate)
 for batch in session.batches(points.dataset("train"), batch_size=points.batch_size):
     session.step(points.loss(model, batch))
@@ -56,21 +208,24 @@ for batch in session.batches(points.dataset("train"), batch_size=points.batch_si
 
 
 @pytest.fixture
-def momentum_script(tmp_path: Path) -> Path:
+def rmsprop_script(tmp_path: Path) -> Path:
     script(SCRIPT.format(support=str(Path(__file__).parents[1])), tmp_path)
     return tmp_path
 
 
 @grid
-def test_a_script_trains_as_its_task(momentum_script: Path, workers: int) -> None:
-    make_task = script((momentum_script / "train.py").read_text(), momentum_script)
-    ends = simulated(make_task, workers)["loss"], simulated(WithMomentum, workers)["loss"]
+def test_a_script_trains_as_its_task(rmsprop_script: Path, workers: int) -> None:
+    make_task = script((rmsprop_script / "train.py").read_text(), rmsprop_script)
+    ends = (
+        simulated(make_task, workers)["loss"],
+        simulated(WithRMSprop, workers)["loss"],
+    )
     assert ends[0] == pytest.approx(ends[1], rel=1e-6)
 
 
 @pytest.mark.extended
-def test_a_script_on_real_workers(harness: Harness, momentum_script: Path) -> None:
-    metrics, job = on_workers(harness, momentum_script, "train.py", 4)
+def test_a_script_on_real_workers(harness: Harness, rmsprop_script: Path) -> None:
+    metrics, job = on_workers(harness, rmsprop_script, "train.py", 4)
 
     assert job.state is JobState.SUCCEEDED, job.failure
-    assert_close([metrics["loss"]], [plain(WithMomentum(), 4, seed)["loss"] for seed in (0, 1)])
+    assert_close([metrics["loss"]], [plain(WithRMSprop(), 4, seed)["loss"] for seed in (0, 1)])

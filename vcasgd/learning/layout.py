@@ -67,11 +67,13 @@ class TensorEntry:
 class Layout:
     """Order of a module's tensors in the vectors; equal layouts have interchangeable vectors.
 
-    Tensors of the ``base`` are in no vector.
+    Tensors of the ``base`` are in no vector. With ``gradients``, those of the parameters and a mark
+    are at the end of the float32 vector (:mod:`vcasgd.learning.mean_gradients`).
     """
 
     entries: tuple[TensorEntry, ...]
     base: tuple[BaseTensor, ...] = ()
+    gradients: bool = False
 
     @classmethod
     def of(cls, module: nn.Module, base_buffers: Iterable[str] = ()) -> Layout:
@@ -99,6 +101,11 @@ class Layout:
     @cached_property
     def floats(self) -> int:
         """Length of the float32 vector."""
+        return self.state_floats + (self.parameters + 1 if self.gradients else 0)
+
+    @cached_property
+    def state_floats(self) -> int:
+        """Number of floats in the module's state; the index where gradients start."""
         return self._count(TensorKind.PARAMETER, TensorKind.STATISTIC, TensorKind.FROZEN)
 
     @cached_property
@@ -132,9 +139,11 @@ class Layout:
     def to_json(self) -> str:
         """Return canonical JSON: equal layouts give equal text."""
         value: Any = [asdict(entry) for entry in self.entries]
-        if self.base:
+        if self.base or self.gradients:
             base = [tensor.to_json() for tensor in self.base]
             value = {"version": FORMAT, "entries": value, "base": base}
+        if self.gradients:
+            value["gradients"] = True
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -147,7 +156,8 @@ class Layout:
             if value["version"] != FORMAT:
                 raise ValueError(f"version {value['version']} of the format is not supported")
             base = tuple(BaseTensor.from_json(tensor) for tensor in value["base"])
-            return cls(tuple(_entry(entry) for entry in value["entries"]), base)
+            entries = tuple(_entry(entry) for entry in value["entries"])
+            return cls(entries, base, gradients=value.get("gradients") is True)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"not a layout: {error!r}") from error
 

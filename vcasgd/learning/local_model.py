@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vcasgd.errors import MachineDiffers, SpecError, VcasgdError
-from vcasgd.learning.base import BaseGuard
+from vcasgd.learning.base import BaseGuard, parameters_of
 from vcasgd.learning.layout import Layout, TensorKind
 from vcasgd.learning.training import build
 from vcasgd.learning.vector import (
@@ -38,6 +38,14 @@ class LocalModel:
         self._guard = BaseGuard(self.module, buffers)
         #: Number of vectors that were loaded.
         self.loads = 0
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained parameters, in the order of the vector."""
+        named = parameters_of(self.module)
+        return [
+            named[entry.name] for entry in self.layout.entries if entry.kind is TensorKind.PARAMETER
+        ]
 
     def initial(self) -> tuple[Tensor, Tensor]:
         """Return the model before any training: float32 [floats] and int64 [integers]."""

@@ -28,6 +28,7 @@ from vcasgd.task.task import Task, calling_user_code
 
 if TYPE_CHECKING:
     from vcasgd.learning.bad_samples import BadSamples
+    from vcasgd.learning.mean_gradients import MeanGradients
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ def train(
     precision: StepPrecision | None = None,
     bad: BadSamples | None = None,
     weights: BatchWeights | None = None,
+    mean_gradients: MeanGradients | None = None,
 ) -> Interval:
     """Make one local step per batch until the batches end or ``should_stop`` returns True.
 
@@ -202,7 +204,9 @@ def train(
 
     def make(parts: Iterable[tuple[Any, float]]) -> float:
         return make_step(
-            *(task, model, optimizer, parts, steps, device, precision, clip_factor), weights
+            *(task, model, optimizer, parts, steps, device, precision, clip_factor),
+            weights,
+            mean_gradients,
         )
 
     for batch, count in batches:
@@ -353,6 +357,7 @@ def make_step(
     precision: StepPrecision,
     clip_factor: float,
     weights: BatchWeights | None = None,
+    mean_gradients: MeanGradients | None = None,
 ) -> float:
     """Make one local step and return the loss before it, 0 if its batch has no weight.
 
@@ -374,7 +379,7 @@ def make_step(
         if not total:
             return 0.0
         _divide_gradients(optimizer, total)
-    update(task, optimizer, step, precision, clip_factor)
+    update(task, optimizer, step, precision, clip_factor, mean_gradients)
     return mean / total
 
 
@@ -437,12 +442,15 @@ def update(
     step: int,
     precision: StepPrecision,
     clip_factor: float = 1.0,
+    mean_gradients: MeanGradients | None = None,
 ) -> None:
     """Clip the gradients and make one step of the optimizer.
 
     Raises :class:`NonFiniteLoss` and :class:`UserCodeError`.
     """
     may_overflow = precision.scales
+    if mean_gradients is not None:
+        mean_gradients.capture()
     with user_code("optimizer.step"):
         precision.step(
             optimizer,

@@ -162,7 +162,7 @@ def _document(data: bytes) -> dict[str, Any]:
 
 
 def _vectors(layout: Layout, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    floats = torch.empty(layout.floats)
+    floats = torch.zeros(layout.floats)
     integers = torch.empty(layout.integers, dtype=torch.int64)
     for entry in layout.entries:
         tensor, part = tensors[entry.name], entry.view(floats, integers)

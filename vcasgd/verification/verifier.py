@@ -195,6 +195,8 @@ def format_of(learner: Learner) -> StateFormat:
         raise NotRepeatable("the task is a script, or a trainer of another library")
     if task.mixed_precision is not None:
         raise NotRepeatable(f"{task.mixed_precision} rounds too much")
+    if learner.layout.gradients:
+        raise NotRepeatable("an interval also depends on the gradients of the one before")
     if learner.optimizer is None:
         raise NotRepeatable("there is no optimizer yet")
     return StateFormat(learner.optimizer)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 
@@ -26,9 +27,10 @@ from vcasgd.learning.encodings.rows import NAME as ROWS
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.length import SMALL_FLOATS, plan_for
 from vcasgd.learning.local_model import LocalModel, check_same
+from vcasgd.learning.mean_gradients import MeanGradients, needs_mean_gradients, set_mode
 from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rank_group import RankGroup
-from vcasgd.learning.rates import Rates
+from vcasgd.learning.rates import Rates, clip
 from vcasgd.learning.rules import Payload, interval_start, make_rule
 from vcasgd.learning.sample_content import SampleContent
 from vcasgd.learning.shards import Cut, ShardRange, shards_for
@@ -75,8 +77,7 @@ class Learner:
         self.device = device
         task.skips_bad_samples = spec.skips_bad_samples
         self._model = LocalModel(task, spec.seed, device)
-        self.layout = self._model.layout
-        self.layout_digest = self.layout.digest()
+        self._use_layout(gradients=False)
         self._rule = make_rule(spec.update)
         #: This worker's own copy, float32 [floats], if the rule keeps one.
         self._local: Tensor | None = None
@@ -96,11 +97,17 @@ class Learner:
         #: The ``share`` of the last interval.
         self._share = 1.0
         self._precision = StepPrecision(task, device)
+        #: Steps with the mean gradients of rounds, if the updates have gradients.
+        self._mean_gradients: MeanGradients | None = None
         #: Vectors that had been loaded into the model at the end of the last interval; −1 while
         #: there is none.
         self._loads = -1
         #: Processes that train every batch together with this one.
         self._group: RankGroup | None = None
+
+    def _use_layout(self, *, gradients: bool) -> None:
+        self.layout = self._model.layout = replace(self._model.layout, gradients=gradients)
+        self.layout_digest = self.layout.digest()
 
     @property
     def tuning(self) -> Tuning:
@@ -144,7 +151,7 @@ class Learner:
                 batch_size,
                 subtasks=subtasks,
                 blocks=blocks if isinstance(blocks, SampleBlocks) else None,
-                floats=self.layout.floats,
+                floats=self.layout.state_floats,
             )
         except SpecError as error:
             # Another machine may have more of the data.
@@ -189,6 +196,11 @@ class Learner:
     def facts(self, nodes: int) -> ModelFacts:
         """Return the facts of a job that starts on ``nodes`` store nodes."""
         adapter = adapter_of(self._model.module)
+        if shards_for(nodes, self.layout.floats) == 1:
+            needed = needs_mean_gradients(
+                *(self.spec, self.task, self.layout.state_floats, self._new_optimizer)
+            )
+            self._use_layout(gradients=needed)
         return ModelFacts(
             samples=self.plan.samples,
             validation_samples=_length(self._validation_set, "validation"),
@@ -238,6 +250,7 @@ class Learner:
 
     def follow_facts(self, facts: ModelFacts) -> None:
         """Follow what the first worker found out."""
+        self._use_layout(gradients=Layout.from_json(facts.layout).gradients)
         # The task's batch size may depend on the machine.
         self._plan = self._plan_with(facts.batch_size or 1, facts.subtasks_per_epoch)
         self._recorded_batch = facts.batch_size
@@ -272,12 +285,22 @@ class Learner:
         self.optimizer = self._new_optimizer()
         if self.member is not None:
             self.member.use(self.optimizer, keeps=self.spec.keeps_optimizer)
+        self._exchange_gradients(self.optimizer)
         # The user's code may change the momentum itself, so it is tuned only on request.
         momenta = Momenta(self.optimizer) if self.spec.tuning.momentum else None
         correction = {"correction": momenta.correction} if momenta else {}
         factor = learning_rate_factor(self._divergences)
         self._rates = Rates(self.task, self.optimizer, factor=factor, **correction)
         self._momenta = momenta
+
+    def _exchange_gradients(self, optimizer: Optimizer) -> None:
+        if self._mean_gradients is not None:
+            # A task can return the same optimizer again.
+            self._mean_gradients.close()
+            self._mean_gradients = None
+        if self.layout.gradients:
+            clips = partial(clip, self.task, optimizer, 0)
+            self._mean_gradients = MeanGradients(optimizer, self._model.parameters, clips)
 
     def _new_optimizer(self) -> Optimizer:
         try:
@@ -330,6 +353,7 @@ class Learner:
                 large=large,
                 least=least,
                 most_alone=most,
+                gradients=self.layout.gradients,
             )
         return self._member
 
@@ -392,8 +416,11 @@ class Learner:
         start_from = interval_start(self._rule, self._local, base.floats)
         loads = not base.continues or not self.is_loaded
         if loads:
-            self._model.load(start_from, base.integers)
+            self._load(base, start_from)
+        elif self._mean_gradients is not None:
+            self._mean_gradients.begin(base.version, None)
         self._loads = -1
+        set_mode(self.optimizer, training=True)
         trained = self._train_interval(
             SampleRange(subtask, start, stop),
             (start_from, base.integers) if loads else None,
@@ -401,6 +428,7 @@ class Learner:
             should_stop,
             on_step,
         )
+        set_mode(self.optimizer, training=False)
         if reads:
             update = memory() if memory is not None else torch.empty_like(base.floats)
             integers = self._read_update(update, start_from)
@@ -445,6 +473,8 @@ class Learner:
             member.begin(plan.progress(subtask, start))
             # The noise of a smaller batch makes its gradient longer.
             clip_factor = member.share**-0.5
+            if self._mean_gradients is not None:
+                self._mean_gradients.captures = member.share < 1
         samples = interval.stop - start
         sizes = step_sizes(samples, self._step_size(samples))
         batches = self._source.batches(plan, interval, following)
@@ -464,6 +494,7 @@ class Learner:
             precision=self._precision,
             bad=self._bad,
             weights=self._weights,
+            mean_gradients=self._mean_gradients,
         )
         if group is not None:
             group.average(self._model.statistics())
@@ -476,6 +507,16 @@ class Learner:
     def checksum(self) -> float:
         """Return a sum over all parameters, by which processes know whether theirs are the same."""
         return self._model.checksum()
+
+    def _load(self, base: Base, start_from: Tensor) -> None:
+        """Load a base, or what the last step leads to from there with its mean gradient."""
+        mean, parameters = self._mean_gradients, None
+        if mean is not None and base.rollbacks == self.rollbacks:
+            parameters = mean.begin(base.version, base.floats[self.layout.state_floats :])
+        self._model.load(start_from, base.integers)
+        with torch.no_grad():
+            for parameter, exact in zip(self._model.parameters, parameters or (), strict=False):
+                parameter.copy_(exact)
 
     @cached_property
     def _source(self) -> BatchSource:
@@ -525,6 +566,8 @@ class Learner:
         """Fill an update, float32 [floats], after an interval; return int64 [k]."""
         origin = start_from if self._rule.payload is Payload.DELTA else None
         integers = self._model.read_into(update, origin)
+        if self._mean_gradients is not None:
+            self._mean_gradients.read(update[self.layout.state_floats :])
         self._local = None
         # The parameter server would refuse it, and blame this worker.
         if not is_sound(update):

@@ -57,7 +57,7 @@ class Member:
     steps in an interval of so many workers: in all intervals if it is ``fixed``, otherwise until
     the workers know how long an exchange takes. ``large``: the vector is long enough to be
     exchanged in parts. ``most_alone`` is the most local steps of an interval of a worker that is
-    alone. The rule is in
+    alone. ``gradients``: rounds have one step, whose gradients are exchanged. The rule is in
     :mod:`vcasgd.learning.rules.rounds`.
     """
 
@@ -71,11 +71,15 @@ class Member:
         large: bool = False,
         least: int = MIN_BATCH,
         most_alone: float = math.inf,
+        gradients: bool = False,
     ) -> None:
         self._job_batch = job_batch
         self._least = min(least, job_batch)
         self._batch = LocalBatch(job_batch, workers, least)
         self._workers = workers
+        self._gradients = gradients
+        if gradients:
+            steps, fixed = 1, True
         self._steps = steps
         self._fixed = fixed
         self._large = large
@@ -135,7 +139,7 @@ class Member:
         self._facts = facts = base.round
         self._alone = facts.workers == 1
         if self._alone:
-            self.keeps_copy = self.exchange_seconds >= COPY_FROM
+            self.keeps_copy = self.exchange_seconds >= COPY_FROM and not self._gradients
         else:
             self.keeps_copy = (
                 self._large and not self._fixed and takes_turns(facts, self.keeps_copy)
@@ -178,7 +182,8 @@ class Member:
         if self.moments is not None:
             # A task can return the same optimizer again.
             self.moments.close()
-        self.moments = LocalMoments(optimizer)
+        # With mean gradients, its moments are those of the whole batch.
+        self.moments = None if self._gradients else LocalMoments(optimizer)
         self._sharing = optimizer if keeps and second_moments.count(optimizer) else None
 
     @property
@@ -258,7 +263,8 @@ class Member:
         if self.takes_turns and self.step_seconds:
             turn = self.exchange_seconds * self.shards_of_turn / self.shards
             return max(1.0, TURNS_OF_INTERVAL * turn / self.step_seconds)
-        if self._fixed or not self._alone or not self.step_seconds:
+        fixed = self._fixed and not self._gradients
+        if fixed or not self._alone or not self.step_seconds:
             return self._steps
         seconds, exchange = ALONE_SECONDS, self.exchange_seconds
         if self.keeps_copy:

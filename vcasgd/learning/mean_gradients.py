@@ -1,0 +1,241 @@
+"""Steps of an optimizer with the mean gradient of a round, as one process makes them.
+
+A worker's own step sees the gradient of its part of the batch, whose noise is in every state that
+isn't linear in it: second moments, norms, signs. So the update of an interval of one step carries
+the gradient beside the difference of the model, and the next base has the mean over the round,
+which is the gradient of the job's whole batch. The worker goes back to before its own step and
+makes it again with the mean. It knows then, as every other worker of the round, the state and the
+parameters that one process would have, and trains on from there. That holds for any optimizer that
+makes its steps from gradients, and so for clipping.
+
+The published model is what the workers started from, moved by the mean of their own steps. Each
+update also has the difference to the exact start, so it lags by one step and errors don't add up.
+
+The gradients are the end of the vector, behind the statistics, and averaged like them. Behind them
+is a mark of the version that they belong to: the mean of the marks is the mark of one version only
+if each update of the round is a single step from it, and no member is missing. Otherwise the
+worker keeps its own step, and trains on from the published model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vcasgd.learning.local_moments import LocalMoments
+from vcasgd.spec.job import JobSpec
+from vcasgd.spec.sections import Tuning
+from vcasgd.spec.update import RoundsSpec
+from vcasgd.task.task import Task
+
+#: Numbers of a vector behind the gradients.
+MARKS = 1
+#: Marks of versions are below this, so that float32 averages them nearly exactly.
+DIFFERENT_MARKS = 4096
+#: Largest error of a mean of equal marks. Different ones differ by more, unless nearly all of a
+#: round's samples are from one version.
+MARK_ERROR = 0.01
+#: Mark of gradients that are not those of a single step.
+NO_MARK = -1.0
+#: Updates after which workers start from the published model again. A new worker's optimizer has
+#: another state, so its steps lead away from those of the others.
+RESTART = 256
+
+#: Largest vector of a model whose gradients are exchanged: they double what travels, and all
+#: rounds have one step, however long an exchange takes.
+MAX_FLOATS = 1_000_000
+
+State = dict[str, Any]
+
+
+def needs_mean_gradients(
+    spec: JobSpec, task: Task, floats: int, make_optimizer: Callable[[], Optimizer]
+) -> bool:
+    """Return True if workers train as one process only with the gradients of whole batches.
+
+    ``floats`` is the length of the model's vector. Moments of some optimizers can be corrected
+    instead (:mod:`vcasgd.learning.local_moments`), which costs nothing.
+    """
+    update = spec.update
+    if not isinstance(update, RoundsSpec) or update.codec != "float32" or spec.workers.max == 1:
+        return False
+    if spec.push_every not in (None, 1) or not spec.keeps_optimizer or spec.tuning != Tuning():
+        return False
+    if floats > MAX_FLOATS or spec.workers.gpus != 1 or task.mixed_precision == "fp16":
+        return False
+    optimizer = make_optimizer()
+    moments = LocalMoments(optimizer)
+    moments.close()
+    return bool(task.clip_norm is not None or moments.uncorrected)
+
+
+@dataclass
+class _Step:
+    """A step that may be made again: what was before it, and its gradients.
+
+    ``gradients`` are those of the local batch, before clipping; None for a parameter without one.
+    """
+
+    parameters: list[Tensor]
+    states: dict[Tensor, State]
+    groups: list[State]
+    gradients: list[Tensor | None]
+
+
+class MeanGradients:
+    """Makes the steps of ``optimizer`` again with mean gradients, until :meth:`close`.
+
+    ``parameters`` are all of the model that are trained, in the order of the vector. ``clip``
+    clips the gradients of a step with the whole batch.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[nn.Parameter],
+        clip: Callable[[], None],
+    ) -> None:
+        self._optimizer, self._parameters, self._clip = optimizer, parameters, clip
+        #: The last step; None if it is final.
+        self._step: _Step | None = None
+        self._steps = 0
+        #: Version that the last step started from.
+        self._version = 0
+        #: False in steps with the whole batch, which are final.
+        self.captures = True
+        before = optimizer.register_step_pre_hook(lambda *_: self.capture())
+        self._hooks = before, optimizer.register_step_post_hook(self._count)
+        # Before another hook clips the gradients.
+        hooks: Any = optimizer._optimizer_step_pre_hooks
+        hooks.move_to_end(before.id, last=False)
+
+    def close(self) -> None:
+        """Leave the optimizer alone from now on."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def begin(self, version: int, mean: Tensor | None) -> list[Tensor] | None:
+        """Make the last step again if ``mean``, float32 [parameters + 1], has its mean gradient.
+
+        Without one, the last step is final. Returns the parameters to start from, in their order,
+        or None for those of ``version``.
+        """
+        step, before, self._step = self._step, self._version, None
+        single, self._steps, self._version = self._steps == 1, 0, version
+        if (
+            step is None
+            or mean is None
+            or not single
+            or abs(float(mean[-1]) - mark(before)) > MARK_ERROR
+        ):
+            return None
+        with torch.no_grad():
+            self._make_again(step, mean)
+        set_mode(self._optimizer, training=False)
+        if version // RESTART != before // RESTART:
+            return None
+        return [each.detach().clone() for each in self._parameters]
+
+    @torch.no_grad()
+    def capture(self) -> None:
+        """Note the gradients and the state before a step; does nothing if they are noted."""
+        if not self.captures or self._step is not None:
+            return
+        groups = self._optimizer.param_groups
+        self._step = _Step(
+            [each.detach().clone() for each in self._parameters],
+            {each: _copied(state) for each, state in self._optimizer.state.items()},
+            [_copied({k: v for k, v in group.items() if k != "params"}) for group in groups],
+            [None if each.grad is None else each.grad.clone() for each in self._parameters],
+        )
+
+    def _count(self, *_: Any) -> None:
+        self._steps += 1
+
+    def read(self, out: Tensor) -> None:
+        """Copy the gradients of the last step into ``out``, float32 [parameters + 1]."""
+        out.zero_()
+        single = self._step is not None and self._steps == 1
+        out[-1] = mark(self._version) if single else NO_MARK
+        if not single:
+            return
+        assert self._step is not None
+        parts = self._parts(out)
+        for gradient, part in zip(self._step.gradients, parts, strict=True):
+            if gradient is not None:
+                part.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+
+    def _make_again(self, step: _Step, mean: Tensor) -> None:
+        self._restore(step)
+        trained = zip(self._parameters, step.gradients, self._parts(mean), strict=True)
+        for parameter, own, part in trained:
+            parameter.grad = _like(own, part, parameter)
+        self._clip()
+        _step_of(self._optimizer)(self._optimizer)
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _restore(self, step: _Step) -> None:
+        for parameter, before in zip(self._parameters, step.parameters, strict=True):
+            parameter.copy_(before)
+        state = self._optimizer.state
+        state.clear()
+        state.update(step.states)
+        for group, fields in zip(self._optimizer.param_groups, step.groups, strict=True):
+            group.update(fields)
+
+    def _parts(self, vector: Tensor) -> list[Tensor]:
+        """Return the views of the parameters in a vector of gradients."""
+        parts = torch.split(vector[:-MARKS], [each.numel() for each in self._parameters])
+        return [part.view(each.shape) for part, each in zip(parts, self._parameters, strict=True)]
+
+
+def set_mode(optimizer: Optimizer, *, training: bool) -> None:
+    """Put an optimizer that has two modes into one of them.
+
+    A schedule-free one then changes the parameters to those that gradients are computed at, or to
+    their average, which is the model (arXiv:2405.15682).
+    """
+    modes = [getattr(optimizer, name, None) for name in ("train", "eval")]
+    if all(map(callable, modes)):
+        modes[not training]()  # type: ignore[misc]  # checked to be callable
+
+
+def mark(version: int) -> float:
+    """Return the mark of a version, at least 1."""
+    return float(version % DIFFERENT_MARKS + 1)
+
+
+def _like(own: Tensor | None, mean: Tensor, parameter: Tensor) -> Tensor | None:
+    """Return a mean gradient in the form of this worker's ``own``.
+
+    A parameter that has no gradient in any part of the batch gets none, and rows that no sample
+    uses are not in a sparse one.
+    """
+    if own is None and not mean.any():
+        return None
+    gradient = mean.to(parameter, copy=True)
+    if own is None or not own.is_sparse:
+        return gradient
+    rows = gradient.flatten(1).any(1).nonzero().T
+    values, shape = gradient[rows[0]], gradient.shape
+    return torch.sparse_coo_tensor(rows, values, shape, is_coalesced=True, check_invariants=False)
+
+
+def _copied(state: State) -> State:
+    """Copy an optimizer's state, or a group's settings: what a step may change in place."""
+    return {
+        key: value.clone() if isinstance(value, Tensor) else copy.copy(value)
+        for key, value in state.items()
+    }
+
+
+def _step_of(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
+    """Return the ``step`` of an optimizer's class without the hooks, which count a loop's steps."""
+    step: Any = type(optimizer).step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
