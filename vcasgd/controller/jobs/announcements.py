@@ -103,8 +103,9 @@ class WorkerEvents:
             self._job,
             "optimizer-uncorrected",
             f"{name} has moments of a worker's part of the batch, not of the whole "
-            "batch, so several workers may train otherwise than one; only SGD, Adam, and AdamW of "
-            "torch.optim are corrected, and their subclasses without a step of their own",
+            "batch, so several workers may train otherwise than one; those of SGD, Adam, and AdamW "
+            "of torch.optim are corrected, and with any other optimizer, workers exchange "
+            "gradients if the model has at most a million parameters and rounds have one step",
             optimizer=name,
         )
 
