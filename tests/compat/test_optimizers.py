@@ -38,7 +38,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "RMSprop": lambda of: torch.optim.RMSprop(of, lr=1e-3),
     "RMSprop, centered": lambda of: torch.optim.RMSprop(of, lr=1e-3, centered=True, momentum=0.5),
     "AMSGrad": lambda of: torch.optim.AdamW(of, lr=3e-3, amsgrad=True),
-    "no first moment": lambda of: torch.optim.Adam(of, lr=1e-3, betas=(0, 0.99)),
+    "no first moment": lambda of: torch.optim.Adam(of, lr=1e-3, betas=(0.0, 0.99)),
     "Adagrad": lambda of: torch.optim.Adagrad(of, lr=0.03),
     "Adadelta": lambda of: torch.optim.Adadelta(of, lr=1.0),
     "Adafactor": lambda of: torch.optim.Adafactor(of, lr=3e-2),

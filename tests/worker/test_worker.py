@@ -203,6 +203,7 @@ def test_an_optimizer_that_is_not_corrected_is_named_in_an_event(user: User) -> 
                 return torch.optim.NAdam(parameters)
         """,
         update={"rule": "rounds"},
+        push_every=2,
         epochs=100,
     )
 

@@ -196,7 +196,7 @@ def format_of(learner: Learner) -> StateFormat:
     if task.mixed_precision is not None:
         raise NotRepeatable(f"{task.mixed_precision} rounds too much")
     if learner.layout.gradients:
-        raise NotRepeatable("an interval also depends on the gradients of the one before")
+        raise NotRepeatable("an interval also depends on gradients of the previous one")
     if learner.optimizer is None:
         raise NotRepeatable("there is no optimizer yet")
     return StateFormat(learner.optimizer)
