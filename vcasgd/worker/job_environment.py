@@ -17,7 +17,11 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Callable
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from vcasgd.errors import SetupFailed
 from vcasgd.local_files import default_cache_folder, hold_lock
@@ -27,7 +31,6 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.store.acl import lease_pass
 from vcasgd.store.ledger.job_secrets import receive_secrets
 from vcasgd.worker.context import WorkerContext
-from vcasgd.worker.installed import platform_versions
 from vcasgd.worker.shell import run_command
 
 #: Most seconds that the packages take, and the setup commands together.
@@ -36,6 +39,8 @@ INSTALL_SECONDS = SETUP_SECONDS = 1800.0
 LOCK_SECONDS = INSTALL_SECONDS + SETUP_SECONDS + 60
 #: File in an environment that is complete.
 COMPLETE = "vcasgd-complete"
+#: The distribution of this package.
+PLATFORM = "vcasgd"
 
 
 def set_variables(context: WorkerContext, spec: JobSpec, on_progress: Callable[[], None]) -> None:
@@ -172,3 +177,35 @@ class JobEnvironment:
 def _refers_to_files(line: str) -> bool:
     """Return True if a line of a requirements file can refer to other files."""
     return line.lstrip().startswith(("-", ".", "/")) or "@" in line or "://" in line
+
+
+def platform_versions() -> dict[str, str]:
+    """Return the versions of this package's dependencies, and of theirs, by sorted names.
+
+    A job can't replace them. All installed packages count if this package is not installed itself.
+    """
+    try:
+        found = _needed_by(distribution(PLATFORM))
+    except PackageNotFoundError:
+        found = {canonicalize_name(each.name): each.version for each in distributions()}
+    return dict(sorted(found.items()))
+
+
+def _needed_by(root: Distribution) -> dict[str, str]:
+    found: dict[str, str] = {}
+    left = [root]
+    while left:
+        for line in left.pop().requires or ():
+            requirement = Requirement(line)
+            name = canonicalize_name(requirement.name)
+            if name in found or not (
+                requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            ):
+                continue
+            try:
+                needed = distribution(name)
+            except PackageNotFoundError:
+                continue
+            found[name] = needed.version
+            left.append(needed)
+    return found

@@ -8,14 +8,14 @@ Running statistics (BatchNorm) are averaged, not summed: all workers measure the
 and a sum of differences would move it once per worker.
 
 ``base``         the interface of a rule, and its context
-``averaging``    rules that blend the worker's weights: ``vc-asgd``, ``sma``
 ``rounds``       the default: means of the workers' copies, round by round
-``differences``  the rule that adds the worker's difference: ``async-local-sgd``
+``asynchronous`` rules that apply each update when it arrives: ``vc-asgd``, ``sma``,
+                 ``async-local-sgd``
 """
 
 from __future__ import annotations
 
-from vcasgd.learning.rules.averaging import Sma, VcAsgd
+from vcasgd.learning.rules.asynchronous import AsyncLocalSgd, Sma, VcAsgd
 from vcasgd.learning.rules.base import (
     Context,
     Payload,
@@ -24,7 +24,6 @@ from vcasgd.learning.rules.base import (
     merge_integers,
     payload_of,
 )
-from vcasgd.learning.rules.differences import AsyncLocalSgd
 from vcasgd.learning.rules.rounds import Rounds
 from vcasgd.spec.update import Update
 
