@@ -19,7 +19,8 @@ export function App() {
   if (signedIn.isPending) {
     return <Waiting />;
   }
-  if (signedIn.isError) {
+  // Without an answer, the page shows what it has.
+  if (signedIn.isError && signedIn.data === undefined) {
     return (
       <Center mih="100vh" p="md">
         <ErrorState error={signedIn.error} onRetry={() => signedIn.refetch()} />

@@ -69,10 +69,25 @@ test("a job with an exhausted budget resumes with a new one", async () => {
   expect(await sent?.clone().json()).toEqual({ max_cost_usd: 5 });
 });
 
-test("a finished model can be downloaded", () => {
-  show(<Actions job={aJob({ state: "succeeded", model: "v1.safetensors" })} />);
-  const link = screen.getByRole("link", { name: "Download model" });
-  expect(link.getAttribute("href")).toBe("/api/v1/jobs/digits-abc123/model");
+const BEST = { name: "v7", version: 7, best: true, last: false, metrics: { accuracy: 0.989 } };
+const LAST = { name: "v9", version: 9, best: false, last: true, metrics: { accuracy: 0.976 } };
+
+test.each([
+  [
+    [BEST, LAST],
+    ["Download best (98.9%)", "Download last (97.6%)"],
+  ],
+  [[{ ...LAST, best: true }], ["Download best (97.6%)", "Download last (97.6%)"]],
+  [[{ ...LAST, metrics: null }], ["Download last"]],
+])("the best and the last model can be downloaded", async (checkpoints, names) => {
+  anApi({ "/api/v1/jobs/digits-abc123/checkpoints": { body: checkpoints } });
+  show(<Actions job={aJob({ state: "succeeded", model: "v9" })} />);
+
+  await screen.findByRole("link", { name: names[0] as string });
+
+  const links = screen.getAllByRole("link");
+  expect(links.map((each) => each.textContent)).toEqual(names);
+  expect(links.at(-1)?.getAttribute("href")).toBe("/api/v1/jobs/digits-abc123/checkpoints/last");
 });
 
 test("cancelling asks for confirmation and sends the request header", async () => {

@@ -1,14 +1,16 @@
 import { screen, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 import { LIST_LIMIT } from "../src/api/jobs";
 import { JobsPage } from "../src/pages/JobsPage";
-import { aBrief, aCaller, anApi, show } from "./factories";
+import { aBest, aBrief, aCaller, anApi, START, show } from "./factories";
 
 const JOBS = [
-  aBrief({ id: "digits-abc123", owner: "bob" }),
-  aBrief({ id: "mnist-def456", state: "succeeded", best_accuracy: 0.99, ended_at: 1_700_000_090 }),
+  aBrief({ id: "mnist-def456", state: "succeeded", best: aBest("f1", 0.99), ended_at: START + 90 }),
+  aBrief({ id: "digits-abc123", owner: "bob", best: aBest("accuracy", 0.912) }),
 ];
+
+const names = () => screen.getAllByRole("link", { name: /\d{3}$/ }).map((each) => each.textContent);
 
 function anApiWithJobs() {
   anApi({ "/api/v1/overview": { body: JOBS } });
@@ -27,7 +29,8 @@ test("a row shows state, owner, progress, workers, cost and savings", async () =
   expect(cells.getByText("91.2%")).toBeTruthy();
   expect(cells.getByText("$0.30")).toBeTruthy();
   const other = within(screen.getByRole("link", { name: /mnist/ }).closest("tr") as HTMLElement);
-  expect(other.getByText("1 min 30 s")).toBeTruthy();
+  expect(other.getByText("f1")).toBeTruthy();
+  expect(other.getByText("0.99")).toBeTruthy();
 });
 
 test("a job that waits for machines says for how many, and why", async () => {
@@ -39,15 +42,25 @@ test("a job that waits for machines says for how many, and why", async () => {
   expect(text.title).toBe(waiting);
 });
 
-test("jobs can be searched by name and sorted by accuracy", async () => {
+test("active jobs come first, and an age is the time since the submission", async () => {
+  vi.spyOn(Date, "now").mockReturnValue((START + 7200) * 1000);
   anApiWithJobs();
   show(<JobsPage />);
-  const names = () =>
-    screen.getAllByRole("link", { name: /\d{3}$/ }).map((each) => each.textContent);
+
+  await screen.findByRole("link", { name: /digits/ });
+  expect(names()).toEqual(["digits abc123", "mnist def456"]);
+  const ended = screen.getByRole("link", { name: /mnist/ }).closest("tr") as HTMLElement;
+  expect(within(ended).getByText("2 h")).toBeTruthy();
+  vi.restoreAllMocks();
+});
+
+test("jobs can be searched by name and sorted by their best value", async () => {
+  anApiWithJobs();
+  show(<JobsPage />);
   await screen.findByRole("link", { name: /digits/ });
 
-  await userEvent.click(screen.getByRole("button", { name: "Accuracy" }));
-  await userEvent.click(screen.getByRole("button", { name: "Accuracy" }));
+  await userEvent.click(screen.getByRole("button", { name: "Best" }));
+  await userEvent.click(screen.getByRole("button", { name: "Best" }));
   expect(names()).toEqual(["mnist def456", "digits abc123"]);
 
   await userEvent.type(screen.getByLabelText("Search by name"), "dig");

@@ -14,7 +14,8 @@ const NO_POOLS = {
 
 function Asking() {
   const plan = usePlan();
-  return <PlanPanel plan={plan} ready onPlan={() => plan.mutate(SPEC)} action={null} />;
+  const ask = (known: object) => plan.mutate({ spec: SPEC, ...known });
+  return <PlanPanel plan={plan} ready onPlan={ask} action={null} />;
 }
 
 async function ask() {
@@ -30,6 +31,18 @@ test("a plan is retried until the controller has published its pools", async () 
   expect(await screen.findByText("$0.30")).toBeTruthy();
   expect(screen.getByText("30 min 0 s")).toBeTruthy();
   expect(requests).toHaveLength(2);
+});
+
+test("what nothing has measured can be entered", async () => {
+  const unknown = aPlan({ hours: null, cost_usd: null, remedies: ["the speed is unknown"] });
+  const requests = anApi({ "/api/v1/plan": [{ body: unknown }, { body: aPlan() }] });
+  await ask();
+
+  await userEvent.type(await screen.findByLabelText("Samples in an epoch"), "50000");
+  await userEvent.click(screen.getByRole("button", { name: "Estimate again" }));
+
+  expect(await screen.findByText("30 min 0 s")).toBeTruthy();
+  expect(await requests[1]?.json()).toMatchObject({ samples: 50_000 });
 });
 
 test("an invalid job is not retried", async () => {

@@ -86,6 +86,10 @@ export function aBrief(changes: Partial<Brief> = {}): Brief {
   };
 }
 
+export function aBest(metric: string, value: number): NonNullable<Brief["best"]> {
+  return { epoch: 3, samples: 3000, step: 47, metric, mode: "max", value };
+}
+
 export function aCaller(scope: Caller["scope"], name = "ann"): Caller {
   return { name, scope, max_machines: null, expires_at: null };
 }

@@ -1,5 +1,6 @@
 import { cleanup, configure } from "@testing-library/react";
-import { afterEach, vi } from "vitest";
+import { afterEach, beforeEach, vi } from "vitest";
+import { setReachable } from "../src/api/reachable";
 
 // Browser APIs that components use and jsdom lacks.
 vi.stubGlobal(
@@ -19,6 +20,12 @@ vi.stubGlobal("matchMedia", (query: string) => ({
 
 // Tests must not fail on a busy machine.
 configure({ asyncUtilTimeout: 10_000 });
+
+// An API without data, for tests without one of their own.
+beforeEach(() => {
+  vi.stubGlobal("fetch", async () => new Response("{}", { status: 404 }));
+  setReachable(true);
+});
 
 afterEach(() => {
   cleanup();

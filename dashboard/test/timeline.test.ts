@@ -78,6 +78,13 @@ test("curves and machines share a range that starts with the job", () => {
   });
 });
 
+test("only the shown part of the axis is drawn", () => {
+  const { lanes, arrows } = layout([killed, next], 100, 100, { from: 20, to: 40 });
+
+  expect(lanes[0]?.bars).toMatchObject([{ state: "running", x: 0, width: 100 }]);
+  expect([lanes[1]?.bars, arrows]).toEqual([[], []]);
+});
+
 test("an eviction with a notice is not shown as a loss without one", () => {
   const evicted = aTimeline(
     "e",

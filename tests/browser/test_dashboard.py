@@ -70,7 +70,7 @@ def test_job_from_submission_to_model(
     hold.unlink()
 
     # And the downloaded file is the model
-    link = page.get_by_role("link", name="Download model")
+    link = page.get_by_role("link", name="Download last")
     expect(link).to_be_visible()
     with page.expect_download() as download:
         link.click()
@@ -116,7 +116,7 @@ def test_chart_shows_values_under_the_pointer(dashboard: Dashboard, job: str) ->
     # Then the curves show their values at that time, with a line through all of them
     expect(caption).to_contain_text(f"{first:.1%}")
     expect(caption).to_contain_text("at 0 s")
-    expect(page.locator("[class*=crosshair]")).to_have_count(3)
+    expect(page.locator("[class*=crosshair]")).to_have_count(4)
 
 
 def test_ticked_jobs_are_compared_side_by_side(dashboard: Dashboard, job: str) -> None:

@@ -45,7 +45,7 @@ class Site:
     def host(self) -> str:
         return urlsplit(self.url).netloc
 
-    @property
+    @cached_property
     def token(self) -> str:
         token = self.home.token()
         assert token is not None

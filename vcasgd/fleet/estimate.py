@@ -310,14 +310,15 @@ def _remedies(
         return ["nothing can be bought now; see the reasons for each pool above"]
     remedies = []
     if spec.epochs is not None and workload.samples is None:
-        remedies.append("the number of samples in an epoch is unknown: pass --samples")
+        remedies.append("the number of samples in an epoch is unknown: give it (--samples)")
     if spec.max_steps is not None and workload.batch_size is None:
         remedies.append(
             "the number of samples in a step is unknown until a job with this name and task runs"
         )
     if any(row.machines and row.samples_per_second is None for row in rows):
         remedies.append(
-            "the speed of these machines is unknown: pass --samples-per-second of one machine, "
-            "or run an epoch, which measures it for the next plan with this name and task"
+            "the speed of these machines is unknown: give the samples per second of one machine "
+            "(--samples-per-second), or run an epoch, which measures them for the next plan with "
+            "this name and task"
         )
     return remedies

@@ -16,12 +16,15 @@ export function makeQueryClient(): QueryClient {
     }),
     defaultOptions: {
       queries: {
+        // A stack on this computer can be reached without a network.
+        networkMode: "always",
         // The stream invalidates queries; this bounds their age without it.
         staleTime: 2_000,
         gcTime: 60_000,
         retry: (failures, error) =>
           failures < MAX_RETRIES && !(error instanceof ApiError && !error.retryable),
       },
+      mutations: { networkMode: "always" },
     },
   });
   return client;

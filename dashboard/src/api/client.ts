@@ -1,4 +1,5 @@
 import createClient, { type Middleware } from "openapi-fetch";
+import { setReachable } from "./reachable";
 import type { paths } from "./schema";
 
 /** Error of a request: an RFC 9457 problem, or no answer. */
@@ -27,11 +28,13 @@ const sameOrigin: Middleware = {
     return request;
   },
   async onResponse({ response }) {
+    setReachable(true);
     if (!response.ok) {
       throw await problemOf(response);
     }
   },
   onError() {
+    setReachable(false);
     return new ApiError("The API can't be reached.", 0, "The page retries automatically.");
   },
 };

@@ -114,8 +114,9 @@ export function useJobWorkers(job: string) {
   });
 }
 
-export function useCheckpoints(job: string) {
+export function useCheckpoints(job: string, enabled = true) {
   return useQuery({
+    enabled,
     queryKey: ["job", job, "checkpoints"],
     queryFn: async () => body(await api.GET("/api/v1/jobs/{job}/checkpoints", at(job))),
     refetchInterval: usePolling(),

@@ -1,6 +1,7 @@
 import { type QueryKey, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useSyncExternalStore } from "react";
 import { MACHINES, patch } from "./patches";
+import { setReachable } from "./reachable";
 
 export type Connection = "connecting" | "live" | "broken";
 
@@ -77,6 +78,9 @@ export function useLive(): Connection {
     const stop = follow(STREAM, KINDS, onEvent, (next) => {
       // The stream may have missed events meanwhile.
       if (next === "live" && state === "broken") queries.invalidateQueries();
+      // These requests tell whether only the stream is broken.
+      if (next === "broken" && state === "live") queries.refetchQueries({ type: "active" });
+      if (next === "live") setReachable(true);
       setConnection(next);
     });
     return () => {
@@ -109,8 +113,8 @@ export function follow(
   let wait = FIRST_RETRY_MS;
   let lastId = "";
   const open = () => {
-    const after = lastId ? `?after=${encodeURIComponent(lastId)}` : "";
-    const current = new EventSource(url + after);
+    const after = lastId ? `after=${encodeURIComponent(lastId)}` : "";
+    const current = new EventSource(url + (after && `${url.includes("?") ? "&" : "?"}${after}`));
     source = current;
     current.onopen = () => {
       wait = FIRST_RETRY_MS;
@@ -135,11 +139,14 @@ export function follow(
     source?.close();
     open();
   };
+  const lost = () => onState("broken");
   open();
+  window.addEventListener("offline", lost);
   // Reconnect at once when the network returns.
   window.addEventListener("online", reopen);
   return () => {
     window.removeEventListener("online", reopen);
+    window.removeEventListener("offline", lost);
     clearTimeout(timer);
     source?.close();
   };

@@ -30,13 +30,16 @@ export function useSpecSchema() {
 const PLAN_RETRIES = 10;
 const PLAN_RETRY_MS = 1_000;
 
+/** A job to plan, with what nothing has measured yet. */
+export type Planned = { spec: Spec; samples?: number; samples_per_second?: number };
+
 export function usePlan() {
   return useMutation({
     retry: (failures, error) =>
       failures < PLAN_RETRIES && error instanceof ApiError && error.status === 409,
     retryDelay: PLAN_RETRY_MS,
-    mutationFn: async (spec: Spec): Promise<Plan> =>
-      body(await api.POST("/api/v1/plan", { body: { spec } })),
+    mutationFn: async (planned: Planned): Promise<Plan> =>
+      body(await api.POST("/api/v1/plan", { body: planned })),
   });
 }
 

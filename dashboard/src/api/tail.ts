@@ -37,8 +37,11 @@ async function eventsAfter(job: string, after: string): Promise<JobEvent[]> {
   return body(answer) as JobEvent[];
 }
 
-/** Live output of a job's workers; `ended` is true after the last line. */
-export function useLogs(job: string) {
+/** Selection of lines, which the API makes among all that it keeps. */
+export type Selection = { worker: string; grep: string };
+
+/** Live lines of a job's workers; `ended` is true after the last line. */
+export function useLogs(job: string, { worker, grep }: Selection) {
   const [lines, setLines] = useState<LogLine[]>([]);
   const [state, setState] = useState<Connection>("connecting");
   const [ended, setEnded] = useState(false);
@@ -62,12 +65,14 @@ export function useLogs(job: string) {
       fresh.push(JSON.parse(event.data) as LogLine);
       timer ??= setTimeout(flush, COLLECT_MS);
     };
-    const stop = follow(`/api/v1/jobs/${job}/logs`, ["line", "end"], onEvent, setState);
+    const query = new URLSearchParams({ tail: String(KEPT), worker, grep });
+    const url = `/api/v1/jobs/${job}/logs?${query}`;
+    const stop = follow(url, ["line", "end"], onEvent, setState);
     return () => {
       stop();
       clearTimeout(timer);
     };
-  }, [job]);
+  }, [job, worker, grep]);
   return { lines, state, ended };
 }
 

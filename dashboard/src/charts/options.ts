@@ -10,6 +10,8 @@ export type Curve = {
   name: string;
   /** Marks each point; for curves with few points. */
   marked?: boolean;
+  /** Drawn behind another curve. */
+  faint?: boolean;
   fill?: boolean;
 };
 
@@ -43,7 +45,7 @@ export function lines(ink: Ink, x: Axis, y: Axis, curves: Curve[]): EChartsCoreO
       showSymbol: curve.marked ?? false,
       symbol: "circle",
       symbolSize: 5,
-      lineStyle: { width: 1.8 },
+      lineStyle: curve.faint ? { width: 1.2, opacity: 0.3 } : { width: 1.8 },
       areaStyle: curve.fill ? { opacity: 0.1 } : undefined,
     })),
   };
@@ -64,9 +66,9 @@ export function track(
   ink: Ink,
   x: { from: number; to: number },
   y: Axis,
-  curve: Curve,
+  curves: Curve[],
 ): EChartsCoreOption {
-  const options = lines(ink, { format: String, min: x.from, max: x.to }, y, [curve]);
+  const options = lines(ink, { format: String, min: x.from, max: x.to }, y, curves);
   return {
     ...options,
     grid: { left: GUTTER, right: 0, top: 8, bottom: 8, containLabel: false },
@@ -117,13 +119,24 @@ function frame(ink: Ink, xText: (value: number) => string, yText: (value: number
   };
 }
 
+/** Returns a format whose label is empty where it would repeat its predecessor. */
+export function distinct(format: (value: number) => string) {
+  let before = "";
+  return (value: number, index: number) => {
+    const text = format(value);
+    const repeated = index > 0 && text === before;
+    before = text;
+    return repeated ? "" : text;
+  };
+}
+
 function axis(ink: Ink, { format, min, max }: Axis) {
   return {
     ...(min === undefined ? {} : { min }),
     ...(max === undefined ? {} : { max }),
     axisLine: { lineStyle: { color: ink.line } },
     axisTick: { show: false },
-    axisLabel: { ...FONT, color: ink.dim, formatter: format, hideOverlap: true },
+    axisLabel: { ...FONT, color: ink.dim, formatter: distinct(format), hideOverlap: true },
     splitLine: { lineStyle: { color: ink.line, opacity: 0.7 } },
   };
 }

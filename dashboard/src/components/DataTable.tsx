@@ -15,17 +15,22 @@ export type Column<Row> = {
 
 type Order = { column: string; down: boolean };
 
-/** Sortable table. Narrow screens show only the most important columns. */
+/**
+ * Sortable table. Narrow screens show only the most important columns, or with `cards` a card for
+ * each row.
+ */
 export function DataTable<Row>({
   label,
   columns,
   rows,
   id,
+  cards = false,
 }: {
   label: string;
   columns: Column<Row>[];
   rows: Row[];
   id: (row: Row) => string;
+  cards?: boolean;
 }) {
   const [order, setOrder] = useState<Order | null>(null);
   const shown = order ? sorted(rows, columns, order) : rows;
@@ -40,7 +45,7 @@ export function DataTable<Row>({
   return (
     // biome-ignore lint/a11y/noNoninteractiveTabindex: a scrollable area must be reachable by keyboard
     <section className={classes.scroll} tabIndex={0} aria-label={label}>
-      <table className={classes.table}>
+      <table className={cards ? `${classes.table} ${classes.cards}` : classes.table}>
         <thead>
           <tr>
             {columns.map((column) => (

@@ -1,13 +1,21 @@
 import { Button, type ButtonProps, Tooltip } from "@mantine/core";
 import { Link } from "react-router";
+import { useLostAt } from "../api/reachable";
 
-/** Button, or link with `to`, that is disabled and says why if the user's token forbids it. */
+const OFFLINE = "The API can't be reached.";
+
+/**
+ * Button, or link with `to`, that is disabled and says why if the user's token forbids it, or the
+ * API can't be reached.
+ */
 export function GuardedButton({
-  refusal,
+  refusal: refused,
   to,
   onClick,
   ...look
 }: ButtonProps & { refusal: string | null; to?: string; onClick?: () => void }) {
+  const offline = useLostAt() !== null;
+  const refusal = offline ? OFFLINE : refused;
   if (refusal) {
     // Not the attribute `disabled`: such a button gets no focus, so its tooltip could not be read.
     return (

@@ -4,8 +4,10 @@ import type { ReactNode } from "react";
 import { Link, useLocation } from "react-router";
 import { useStore } from "../api/cluster";
 import { useLive } from "../api/live";
+import { useLostAt } from "../api/reachable";
 import { useCaller, useSignOut } from "../api/signIn";
 import type { SignedIn } from "../api/types";
+import { clock } from "../lib/format";
 import { SECTIONS, sectionOf } from "../lib/places";
 import mark from "../mark.svg";
 import { Breadcrumbs } from "./Breadcrumbs";
@@ -63,10 +65,24 @@ export function Shell({ signedIn, children }: { signedIn: SignedIn; children: Re
       </header>
       <main id="main" className={classes.main} tabIndex={-1}>
         <Breadcrumbs cluster={signedIn.cluster} />
+        <Offline />
         <FullLedger />
         {children}
       </main>
     </>
+  );
+}
+
+/** Notice while the API can't be reached. */
+function Offline() {
+  const lostAt = useLostAt();
+  if (lostAt === null) return null;
+  return (
+    <div className={classes.offline}>
+      <Notice tone="bad" title={`Offline: the API has not answered since ${clock(lostAt)}`}>
+        This page shows what was known then. It reconnects by itself.
+      </Notice>
+    </div>
   );
 }
 

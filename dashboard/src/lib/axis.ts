@@ -11,22 +11,42 @@ export function fractionOf({ from, to }: Domain, at: number): number {
   return to > from ? Math.min(1, Math.max(0, (at - from) / (to - from))) : 0;
 }
 
-/** Returns about `number` round times from 0 to `seconds`. */
-export function timeTicks(seconds: number, number: number): number[] {
-  const step = TIME_STEPS.find((each) => seconds / each <= number) ?? Math.ceil(seconds / number);
-  return multiples(step, seconds);
+/** Returns about `number` round times of a range in seconds. */
+export function timeTicks(range: Domain, number: number): number[] {
+  const length = range.to - range.from;
+  const step = TIME_STEPS.find((each) => length / each <= number) ?? Math.ceil(length / number);
+  return multiples(step, range);
 }
 
-/** Returns about `number` round amounts from 0 to `most`. */
-export function amountTicks(most: number, number: number): number[] {
-  const size = 10 ** Math.floor(Math.log10(most / number));
-  const step = [1, 2, 5, 10].find((each) => most / (each * size) <= number) ?? 10;
-  return multiples(step * size, most);
+/** Returns about `number` round amounts of a range. */
+export function amountTicks(range: Domain, number: number): number[] {
+  const length = range.to - range.from;
+  const size = 10 ** Math.floor(Math.log10(length / number));
+  const step = [1, 2, 5, 10].find((each) => length / (each * size) <= number) ?? 10;
+  return multiples(step * size, range);
 }
 
-function multiples(step: number, most: number): number[] {
-  if (!(step > 0)) return [0];
-  return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, each) => each * step);
+function multiples(step: number, { from, to }: Domain): number[] {
+  if (!(step > 0) || !(to > from)) return [from];
+  const first = Math.ceil(from / step - 1e-9);
+  const number = Math.floor(to / step + 1e-9) - first + 1;
+  return Array.from({ length: Math.max(0, number) }, (_, each) => (first + each) * step);
+}
+
+/** Returns the labels of ticks; one that would repeat its predecessor is left out. */
+export function labelled(
+  ticks: readonly number[],
+  format: (value: number) => string,
+): { at: number; label: string }[] {
+  return ticks
+    .map((at) => ({ at, label: format(at) }))
+    .filter(({ label }, index, all) => label !== all[index - 1]?.label);
+}
+
+/** Returns the part of a range that a selection covers; its ends are fractions of the range. */
+export function selected({ from, to }: Domain, one: number, other: number): Domain {
+  const at = (fraction: number) => from + Math.min(1, Math.max(0, fraction)) * (to - from);
+  return { from: at(Math.min(one, other)), to: at(Math.max(one, other)) };
 }
 
 /** Returns the value of the point closest to `x`; points are sorted. */

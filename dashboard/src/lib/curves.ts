@@ -1,5 +1,7 @@
 import type { Job } from "../api/types";
+import type { Ink } from "../charts/ink";
 import type { Point } from "../charts/options";
+import type { Domain } from "./axis";
 import { compact, duration, usd } from "./format";
 
 /** Horizontal axis of a curve. */
@@ -11,6 +13,9 @@ export const AXES: { value: Against; label: string; format: (value: number) => s
   { value: "samples", label: "Samples", format: compact },
   { value: "money", label: "Cost", format: usd },
 ];
+
+/** Metrics of an evaluation that are no measure of quality. */
+const COUNTS = new Set(["count"]);
 
 type Metric = { at: number; samples?: number | null; spent_usd?: number | null };
 
@@ -81,4 +86,62 @@ export function evaluated(
     const x = known ? samples : positionOf(metrics, against, start, each.at);
     return y === null || y === undefined || x === null ? [] : [[x, y] as Point];
   });
+}
+
+/** A curve of a job: its training loss, or a metric of its evaluations. */
+export type NamedCurve = { name: string; title: string; color: keyof Ink; points: Point[] };
+
+/** Returns the training loss and all metrics, of which the one that ranks models comes first. */
+export function curvesOf(
+  job: Pick<Job, "evaluations" | "best">,
+  metrics: readonly (Metric & { loss?: number | null })[],
+  against: Against,
+  start: number,
+): NamedCurve[] {
+  const loss = curve(metrics, against, start, (each) => each.loss);
+  return [
+    { name: "loss", title: "Training loss", color: "accent", points: loss },
+    ...metricNames(job.evaluations, job.best?.metric).map((name): NamedCurve => {
+      const points = evaluated(job.evaluations, name, metrics, against, start);
+      return { name, title: `Validation ${name}`, color: "good", points };
+    }),
+  ];
+}
+
+/** Returns the end of the axis on which all curves fit. */
+export function endOf(curves: readonly NamedCurve[]): number {
+  return Math.max(0, ...curves.flatMap(({ points }) => points.map(([x]) => x)));
+}
+
+/** Returns the names of all metrics of the evaluations: `first`, then in alphabetical order. */
+export function metricNames(
+  evaluations: Job["evaluations"],
+  first: string | null | undefined,
+): string[] {
+  const names = new Set(evaluations.flatMap((each) => Object.keys(each.metrics)));
+  return [...names]
+    .filter((name) => !COUNTS.has(name))
+    .sort((a, b) => Number(b === first) - Number(a === first) || (a < b ? -1 : 1));
+}
+
+/**
+ * Returns the exponential moving average of a curve, as TensorBoard draws it: `weight` is that of
+ * the previous values, and the first values aren't drawn towards 0.
+ */
+export function smoothed(points: readonly Point[], weight: number): Point[] {
+  let last = 0;
+  let debias = 0;
+  return points.map(([x, y]) => {
+    last = last * weight + y * (1 - weight);
+    debias = debias * weight + (1 - weight);
+    return [x, last / debias];
+  });
+}
+
+/** Returns the points in a range, and the ones beside it, to which the curve leads. */
+export function within(points: Point[], { from, to }: Domain): Point[] {
+  const first = points.findIndex(([x]) => x >= from);
+  const last = points.findLastIndex(([x]) => x <= to);
+  if (first < 0) return points.slice(-1);
+  return points.slice(Math.max(0, first - 1), Math.max(first, last + 2));
 }

@@ -30,6 +30,20 @@ export function metric(name: string, value: Maybe): string {
   return orDash(value, (number) => String(Number(number.toPrecision(4))));
 }
 
+/** Formats a number for the narrow labels of an axis. */
+export function short(value: Maybe): string {
+  return orDash(value, (number) => {
+    const size = Math.abs(number);
+    if (size > 0 && size < 0.001) return number.toExponential(0);
+    return size >= 10_000 ? compact(number) : String(Number(number.toPrecision(3)));
+  });
+}
+
+/** Formats a fraction of 1 for the narrow labels of an axis. */
+export function shortPercent(value: Maybe): string {
+  return orDash(value, (number) => `${Number((100 * number).toPrecision(3))}%`);
+}
+
 /** Formats an amount; small amounts have four digits, because a minute costs less than a cent. */
 export function usd(value: Maybe): string {
   return orDash(value, (number) => {
@@ -52,8 +66,8 @@ export function bytes(value: Maybe): string {
   });
 }
 
-/** Formats a duration in its two largest units. */
-export function duration(seconds: Maybe): string {
+/** Formats a duration in its two largest units, or with `units` 1 only in the largest one. */
+export function duration(seconds: Maybe, units: 1 | 2 = 2): string {
   return orDash(seconds, (value) => {
     const whole = Math.max(0, Math.round(value));
     const [d, h, m, s] = [
@@ -62,10 +76,9 @@ export function duration(seconds: Maybe): string {
       Math.floor(whole / 60) % 60,
       whole % 60,
     ];
-    if (d > 0) return `${d} d ${h} h`;
-    if (h > 0) return `${h} h ${m} min`;
-    if (m > 0) return `${m} min ${s} s`;
-    return `${s} s`;
+    const parts = [`${d} d`, `${h} h`, `${m} min`, `${s} s`];
+    const first = [d, h, m].findIndex((each) => each > 0);
+    return first < 0 ? `${s} s` : parts.slice(first, first + units).join(" ");
   });
 }
 

@@ -52,14 +52,17 @@ export function layout(
 ): Layout {
   const x = (at: number) => ((at - from) / (to - from)) * width;
   const lanes = machines.map((timeline, row) => lane(timeline, row * LANE, x, width, now));
-  const bulkLosses = bulks(machines, now).map(({ at, until, lost }) => ({
-    at,
-    machines: lost,
-    x: Math.min(x(at), width - MIN_WIDTH),
-    width: Math.max(MIN_WIDTH, x(until) - x(at)),
-  }));
+  const bulkLosses = bulks(machines, now)
+    .filter(({ at, until }) => until >= from && at <= to)
+    .map(({ at, until, lost }) => ({
+      at,
+      machines: lost,
+      x: Math.min(x(at), width - MIN_WIDTH),
+      width: Math.max(MIN_WIDTH, x(until) - x(at)),
+    }));
   const height = lanes.length * LANE;
-  return { lanes, arrows: arrows(lanes), bulks: bulkLosses, height, from, to };
+  const shown = arrows(lanes).filter(({ x1, x2 }) => x1 >= 0 && x2 <= width);
+  return { lanes, arrows: shown, bulks: bulkLosses, height, from, to };
 }
 
 function lane(
@@ -69,16 +72,13 @@ function lane(
   width: number,
   now: number,
 ): Lane {
-  const bars = timeline.spans.map((span) => {
+  const bars = timeline.spans.flatMap((span): Bar[] => {
     const to = span.state === "dead" ? span.from : (span.to ?? now);
-    const left = Math.min(x(span.from), width - MIN_WIDTH);
-    return {
-      state: shown(timeline, span),
-      x: left,
-      width: Math.max(MIN_WIDTH, x(to) - left),
-      from: span.from,
-      to,
-    };
+    const [start, end] = [x(span.from), x(to)];
+    if (end < 0 || start > width) return [];
+    const left = Math.min(Math.max(0, start), width - MIN_WIDTH);
+    const long = Math.max(MIN_WIDTH, Math.min(width, end) - left);
+    return [{ state: shown(timeline, span), x: left, width: long, from: span.from, to }];
   });
   // The replacement is ordered when the loss is known, which can be before the end.
   const loss = timeline.spans.find((span) => span.state === "notice" || span.state === "dead");

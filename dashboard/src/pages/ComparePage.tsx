@@ -1,4 +1,4 @@
-import { SegmentedControl, Skeleton } from "@mantine/core";
+import { SegmentedControl, Select, Skeleton } from "@mantine/core";
 import { useCallback, useState } from "react";
 import { Link, useSearchParams } from "react-router";
 import { useSeveral } from "../api/jobs";
@@ -68,7 +68,9 @@ export default function ComparePage() {
 function ComparedCurves({ compared }: { compared: Compared[] }) {
   const [against, setAgainst] = useState<Against>("samples");
   const names = finals(compared.map(({ job }) => job)).map(({ name }) => name);
-  const judged = names.includes("accuracy") ? "accuracy" : names[0];
+  const [chosen, choose] = useState<string | null>(null);
+  const ranking = compared[0]?.job.best?.metric;
+  const judged = chosen ?? (ranking && names.includes(ranking) ? ranking : names[0]);
   const curves = (points: (each: Compared, start: number) => Curve["points"], marked: boolean) =>
     compared.map((each) => ({
       name: each.job.id,
@@ -94,13 +96,25 @@ function ComparedCurves({ compared }: { compared: Compared[] }) {
     <Panel
       title="Training"
       tools={
-        <SegmentedControl
-          size="xs"
-          aria-label="Horizontal axis"
-          data={AXES.map(({ value, label }) => ({ value, label }))}
-          value={against}
-          onChange={(value) => setAgainst(value as Against)}
-        />
+        <>
+          {names.length > 1 && (
+            <Select
+              size="xs"
+              aria-label="Metric"
+              data={names}
+              value={judged ?? null}
+              allowDeselect={false}
+              onChange={choose}
+            />
+          )}
+          <SegmentedControl
+            size="xs"
+            aria-label="Horizontal axis"
+            data={AXES.map(({ value, label }) => ({ value, label }))}
+            value={against}
+            onChange={(value) => setAgainst(value as Against)}
+          />
+        </>
       }
     >
       <Overlay name="Training loss" of="loss" against={against} most={most} curves={loss} />
@@ -185,7 +199,9 @@ function ComparedTable({ compared }: { compared: Compared[] }) {
               {compared.map(({ job, color }) => (
                 <th key={job.id} scope="col">
                   <span className={classes.swatch} style={{ background: color }} />
-                  <Link to={`/jobs/${job.id}`}>{job.id}</Link>
+                  <Link to={`/jobs/${job.id}`} className={classes.job} title={job.id}>
+                    {job.id}
+                  </Link>
                 </th>
               ))}
             </tr>

@@ -15,7 +15,7 @@ import { PageHead } from "../components/PageHead";
 import { StateBadge } from "../components/StateBadge";
 import { refusal } from "../lib/access";
 import { addressOf, MAX_COMPARED } from "../lib/comparison";
-import { count, DASH, duration, percent, usd } from "../lib/format";
+import { clock, count, DASH, duration, metric, percent, usd } from "../lib/format";
 import { billsNothing, saving } from "../lib/money";
 import { useNow } from "../lib/useNow";
 import classes from "./JobsPage.module.css";
@@ -30,7 +30,7 @@ export function JobsPage() {
   const [state, setState] = useState<string | null>(null);
   const [page, setPage] = useState(1);
   const [compared, setCompared] = useState<string[]>([]);
-  const matching = (jobs.data ?? []).filter((job) => matches(job, text, state));
+  const matching = activeFirst(jobs.data ?? []).filter((job) => matches(job, text, state));
   const pages = Math.max(1, Math.ceil(matching.length / PAGE));
   const current = Math.min(page, pages);
   return (
@@ -85,13 +85,24 @@ export function JobsPage() {
           )}
           {pages > 1 && (
             <div className={classes.pages}>
-              <Pagination size="sm" total={pages} value={current} onChange={setPage} />
+              <Pagination
+                size="sm"
+                total={pages}
+                value={current}
+                onChange={setPage}
+                getControlProps={(control) => ({ "aria-label": `${control} page` })}
+              />
             </div>
           )}
         </section>
       )}
     </div>
   );
+}
+
+/** Returns the jobs that have not ended before the others, in the order of each. */
+export function activeFirst(jobs: readonly Brief[]): Brief[] {
+  return [...jobs.filter((job) => !isOver(job)), ...jobs.filter(isOver)];
 }
 
 function countOf(shown: number, all: number): string {
@@ -114,11 +125,10 @@ function JobsTable({
   compared: string[];
   onCompared: (jobs: string[]) => void;
 }) {
-  const now = useNow(jobs.some((job) => !isOver(job)));
+  const now = useNow();
   const simulated = billsNothing(usePools().data ?? []);
   const ticks: Column<Brief> = {
     name: "Compare",
-    wide: true,
     cell: ({ id }) => {
       const ticked = compared.includes(id);
       return (
@@ -134,22 +144,23 @@ function JobsTable({
       );
     },
   };
-  const all = [...columns(now, simulated), ticks];
-  return <DataTable label="Jobs" columns={all} rows={jobs} id={(job) => job.id} />;
+  const all = [ticks, ...columns(now, simulated)];
+  return <DataTable label="Jobs" columns={all} rows={jobs} id={(job) => job.id} cards />;
 }
 
 /** With `simulated`, no pool causes a bill, and the headings say so. */
 function columns(now: number, simulated: boolean): Column<Brief>[] {
   const workersOf = (job: Brief) => (isOver(job) ? null : job.workers);
   const free = (job: Brief) => simulated && job.spent_usd === 0;
-  const age = (job: Brief) => (job.ended_at ?? now) - job.created_at;
+  const age = (job: Brief) => Math.max(0, now - job.created_at);
   return [
     {
       name: "Job",
       key: (job) => job.name,
       cell: (job) => (
-        <Link to={`/jobs/${job.id}`} className={classes.job}>
-          {job.name} <span className={classes.id}>{job.id.slice(job.name.length + 1)}</span>
+        <Link to={`/jobs/${job.id}`} className={classes.job} title={job.id}>
+          <span className={classes.name}>{job.name}</span>{" "}
+          <span className={classes.id}>{job.id.slice(job.name.length + 1)}</span>
         </Link>
       ),
     },
@@ -167,7 +178,16 @@ function columns(now: number, simulated: boolean): Column<Brief>[] {
         </>
       ),
     },
-    { name: "Owner", wide: true, key: (job) => job.owner, cell: (job) => job.owner ?? DASH },
+    {
+      name: "Owner",
+      wide: true,
+      key: (job) => job.owner,
+      cell: (job) => (
+        <span className={classes.owner} title={job.owner ?? undefined}>
+          {job.owner ?? DASH}
+        </span>
+      ),
+    },
     {
       name: "Progress",
       key: (job) => job.fraction,
@@ -180,12 +200,7 @@ function columns(now: number, simulated: boolean): Column<Brief>[] {
         />
       ),
     },
-    {
-      name: "Accuracy",
-      right: true,
-      key: (job) => job.best_accuracy,
-      cell: (job) => percent(job.best_accuracy),
-    },
+    { name: "Best", right: true, key: (job) => job.best?.value, cell: (job) => <Best job={job} /> },
     {
       name: "Workers",
       right: true,
@@ -207,8 +222,29 @@ function columns(now: number, simulated: boolean): Column<Brief>[] {
       key: (job) => saving(job),
       cell: (job) => percent(saving(job), 0),
     },
-    { name: "Age", right: true, wide: true, key: age, cell: (job) => duration(age(job)) },
+    {
+      name: "Age",
+      right: true,
+      wide: true,
+      key: age,
+      cell: (job) => (
+        <span title={`submitted ${clock(job.created_at)}`}>{duration(age(job), 1)}</span>
+      ),
+    },
   ];
+}
+
+/** Best value of the metric that ranks a job's models, with its name. */
+function Best({ job: { best } }: { job: Brief }) {
+  if (!best) return DASH;
+  return (
+    <span className={classes.best}>
+      <span className={classes.metric} title={best.metric}>
+        {best.metric}
+      </span>
+      {metric(best.metric, best.value)}
+    </span>
+  );
 }
 
 function NoJobs() {

@@ -21,7 +21,8 @@ export function SignInPage() {
           label="Token"
           description={
             <>
-              The API token. On the stack's machine: <code>cat ~/.vcasgd/token</code>
+              From an admin of the stack. The first one is in the file <code>token</code> of the
+              stack's folder, which <code>vcasgd up</code> and <code>vcasgd status</code> print.
             </>
           }
           autoFocus

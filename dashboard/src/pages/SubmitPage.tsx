@@ -72,7 +72,7 @@ export default function SubmitPage() {
           <PlanPanel
             plan={plan}
             ready={Boolean(spec)}
-            onPlan={() => spec && plan.mutate(spec)}
+            onPlan={(known) => spec && plan.mutate({ spec, ...known })}
             action={
               <GuardedButton
                 refusal={refused}

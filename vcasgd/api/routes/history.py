@@ -12,13 +12,15 @@ from vcasgd.api.convert import staleness_view, timeline_view
 from vcasgd.api.history import (
     MEDIA_TYPE,
     SPIKY,
+    LogFilter,
+    LogReader,
     StillValid,
     Tail,
     accepts_stream,
+    first_after,
     history_stream,
     with_evaluations,
 )
-from vcasgd.api.log_lines import LogFilter, LogReader, first_after
 from vcasgd.api.services import JobDep, ServicesDep
 from vcasgd.errors import SpecError
 from vcasgd.limits import LOG_LINES_KEPT, MAX_SEARCHED

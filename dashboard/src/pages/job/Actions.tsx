@@ -1,12 +1,13 @@
 import { Button, Group, Modal, Text } from "@mantine/core";
 import { useDisclosure } from "@mantine/hooks";
 import { notifications } from "@mantine/notifications";
-import { IconDownload, IconPlayerPause, IconPlayerPlay, IconPlayerStop } from "@tabler/icons-react";
-import { type Command, isOver, useCommand } from "../../api/jobs";
+import { IconPlayerPause, IconPlayerPlay, IconPlayerStop } from "@tabler/icons-react";
+import { type Command, isOver, useCheckpoints, useCommand } from "../../api/jobs";
 import { useCaller } from "../../api/signIn";
 import type { Job } from "../../api/types";
 import { GuardedButton } from "../../components/GuardedButton";
 import { refusalForJob } from "../../lib/access";
+import { Downloads } from "./Downloads";
 import { Resume } from "./Resume";
 
 const ICON = { size: 16, stroke: 1.7 };
@@ -14,6 +15,7 @@ const ICON = { size: 16, stroke: 1.7 };
 /** Buttons for the commands that the job's state allows; disabled if the user's token forbids them. */
 export function Actions({ job }: { job: Job }) {
   const command = useCommand(job.id);
+  const checkpoints = useCheckpoints(job.id, job.model !== null);
   const refusal = refusalForJob(useCaller(), job);
   const [cancelling, confirm] = useDisclosure(false);
   const [resuming, resume] = useDisclosure(false);
@@ -55,16 +57,7 @@ export function Actions({ job }: { job: Job }) {
           Cancel
         </GuardedButton>
       )}
-      {job.model && (
-        <Button
-          component="a"
-          href={`/api/v1/jobs/${job.id}/model`}
-          download
-          leftSection={<IconDownload {...ICON} />}
-        >
-          Download model
-        </Button>
-      )}
+      {job.model && <Downloads job={job} checkpoints={checkpoints.data ?? []} />}
       {resuming && (
         <Resume
           job={job}

@@ -1,11 +1,12 @@
-import { ActionIcon } from "@mantine/core";
+import { ActionIcon, Badge } from "@mantine/core";
 import { IconDownload } from "@tabler/icons-react";
 import { useCheckpoints } from "../../api/jobs";
 import type { Checkpoint, Job } from "../../api/types";
 import { type Column, DataTable } from "../../components/DataTable";
 import { ErrorState } from "../../components/ErrorState";
 import { Panel } from "../../components/Panel";
-import { bytes, clock, count, DASH } from "../../lib/format";
+import { bytes, clock, count, DASH, metric } from "../../lib/format";
+import { Downloads } from "./Downloads";
 
 /** Checkpoints of the job, newest first. */
 export function Checkpoints({ job }: { job: Job }) {
@@ -14,6 +15,7 @@ export function Checkpoints({ job }: { job: Job }) {
   return (
     <Panel
       title="Checkpoints"
+      tools={<Downloads job={job} checkpoints={rows} />}
       note={`the newest ${job.spec.checkpoint?.keep ?? 3} and the best checkpoints are kept`}
       empty={
         rows.length || checkpoints.isError
@@ -31,12 +33,50 @@ export function Checkpoints({ job }: { job: Job }) {
   );
 }
 
+/** Marks of the best and the last model. */
+function Marks({ row }: { row: Checkpoint }) {
+  return (
+    <>
+      {row.best && (
+        <Badge size="sm" color="green" variant="light" tt="none" ml={6}>
+          best
+        </Badge>
+      )}
+      {row.last && (
+        <Badge size="sm" variant="default" tt="none" ml={6}>
+          last
+        </Badge>
+      )}
+    </>
+  );
+}
+
 function columns(job: Job): Column<Checkpoint>[] {
+  const ranking = job.best?.metric;
   return [
-    { name: "Version", key: (row) => row.version, cell: (row) => count(row.version) },
-    { name: "Epochs", right: true, cell: (row) => row.finished_epochs ?? DASH },
+    {
+      name: "Version",
+      key: (row) => row.version,
+      cell: (row) => (
+        <>
+          {count(row.version)} <Marks row={row} />
+        </>
+      ),
+    },
+    { name: "Evaluated", cell: (row) => row.place ?? DASH },
+    ...(ranking
+      ? [
+          {
+            name: ranking,
+            right: true,
+            key: (row: Checkpoint) => row.metrics?.[ranking],
+            cell: (row: Checkpoint) => metric(ranking, row.metrics?.[ranking]),
+          },
+        ]
+      : []),
+    { name: "Epochs", right: true, wide: true, cell: (row) => row.finished_epochs ?? DASH },
     { name: "Samples", right: true, wide: true, cell: (row) => count(row.samples) },
-    { name: "Written", right: true, cell: (row) => clock(row.at) },
+    { name: "Written", right: true, wide: true, cell: (row) => clock(row.at) },
     { name: "Size", right: true, key: (row) => row.size, cell: (row) => bytes(row.size) },
     {
       name: "SHA-256",

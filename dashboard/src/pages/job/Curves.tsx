@@ -1,14 +1,21 @@
-import { SegmentedControl } from "@mantine/core";
-import { useCallback, useMemo } from "react";
-import { useMetrics } from "../../api/jobs";
-import type { Job, MetricPoint } from "../../api/types";
+import { Button, SegmentedControl, Slider } from "@mantine/core";
+import { IconZoomReset } from "@tabler/icons-react";
+import { useCallback, useMemo, useState } from "react";
+import type { MetricPoint } from "../../api/types";
 import { Chart } from "../../charts/Chart";
 import type { Ink } from "../../charts/ink";
 import { GUTTER, type Point, track } from "../../charts/options";
 import { Panel } from "../../components/Panel";
 import { type Domain, valueAt } from "../../lib/axis";
-import { type Against, AXES, curve, evaluated, positionOf } from "../../lib/curves";
-import { duration, percent } from "../../lib/format";
+import {
+  type Against,
+  AXES,
+  type NamedCurve,
+  positionOf,
+  smoothed,
+  within,
+} from "../../lib/curves";
+import { duration, metric, short, shortPercent } from "../../lib/format";
 import type { Loss } from "../../lib/timeline";
 import classes from "./Curves.module.css";
 import { usePointer } from "./tracks/pointer";
@@ -17,107 +24,164 @@ import tracks from "./tracks/Track.module.css";
 
 /** Ratio of the largest to the smallest value from which an axis is logarithmic. */
 const LOG_RATIO = 20;
-const NONE: MetricPoint[] = [];
+/** Curves that are shown at first; jobs can have many metrics. */
+const FIRST = 5;
+/** Heights of a chart: of few, and of more. */
+const HIGH = 170;
+const LOW = 120;
+const MANY = 3;
+/** Curves with fewer points mark each of them. */
+const FEW_POINTS = 60;
+/** Largest weight of earlier values. */
+const MOST_SMOOTHING = 0.99;
 
-/** Training loss and validation accuracy. Against time, they share the axis of the machines. */
+/** The training loss and all metrics. Against time, they share the axis of the machines. */
 export function Curves({
-  job,
+  curves,
+  metrics,
+  start,
   against,
   onAgainst,
-  times,
+  domain,
+  onReset,
   losses,
 }: {
-  job: Job;
+  curves: NamedCurve[];
+  metrics: MetricPoint[];
+  /** Time of the axis' 0, in Unix seconds. */
+  start: number;
   against: Against;
   onAgainst: (against: Against) => void;
-  /** Range of the time axis in Unix seconds. */
-  times: Domain;
+  /** Shown part of the axis. */
+  domain: Domain;
+  /** Shows the whole axis again; undefined if it is shown. */
+  onReset: (() => void) | undefined;
   losses: Loss[];
 }) {
-  const metrics = useMetrics(job.id).data ?? NONE;
-  const start = times.from;
-  const { evaluations } = job;
-  const loss = useMemo(
-    () => curve(metrics, against, start, (each) => each.loss),
-    [metrics, against, start],
-  );
-  const accuracy = useMemo(
-    () => evaluated(evaluations, "accuracy", metrics, against, start),
-    [evaluations, metrics, against, start],
-  );
-  const most =
-    against === "time" ? times.to - start : Math.max(0, ...[...loss, ...accuracy].map(([x]) => x));
-  const domain = useMemo(() => ({ from: 0, to: most }), [most]);
+  const [smoothing, setSmoothing] = useState(0);
+  const [all, setAll] = useState(false);
   const marks = losses.flatMap(({ at, machine, state }): Mark[] => {
     const x = positionOf(metrics, against, start, at);
     return x === null ? [] : [{ x, machine, state }];
   });
   const format = AXES.find((each) => each.value === against)?.format ?? duration;
-  const shared = { domain, marks, format };
-  const empty = loss.length + accuracy.length === 0;
+  const drawn = curves.filter(({ points }) => points.length > 0);
+  const shown = all ? drawn : drawn.slice(0, FIRST);
   return (
     <Panel
       title="Training"
-      empty={empty ? noData(against) : undefined}
+      note={drawn.length ? "drag over a chart to zoom" : undefined}
+      empty={drawn.length === 0 ? noData(against) : undefined}
       tools={
-        <SegmentedControl
-          size="xs"
-          aria-label="Horizontal axis"
-          data={AXES.map(({ value, label }) => ({ value, label }))}
-          value={against}
-          onChange={(value) => onAgainst(value as Against)}
-        />
+        <>
+          {onReset && (
+            <Button
+              size="compact-xs"
+              variant="light"
+              leftSection={<IconZoomReset size={14} />}
+              onClick={onReset}
+            >
+              Reset zoom
+            </Button>
+          )}
+          <Smoothing value={smoothing} onChange={setSmoothing} />
+          <SegmentedControl
+            size="xs"
+            aria-label="Horizontal axis"
+            data={AXES.map(({ value, label }) => ({ value, label }))}
+            value={against}
+            onChange={(value) => onAgainst(value as Against)}
+          />
+        </>
       }
     >
-      <Curve name="Training loss" color="accent" points={loss} text={decimalOf} {...shared} />
-      <Curve
-        name="Validation accuracy"
-        color="good"
-        points={accuracy}
-        text={percentOf}
-        marked={accuracy.length < 60}
-        {...shared}
-      />
+      {shown.map((each) => (
+        <Curve
+          key={each.title}
+          curve={each}
+          smoothing={smoothing}
+          height={shown.length > MANY ? LOW : HIGH}
+          domain={domain}
+          marks={marks}
+          format={format}
+        />
+      ))}
       <Scale domain={domain} format={format} kind={against === "time" ? "time" : "amount"} />
+      {drawn.length > FIRST && (
+        <Button variant="subtle" size="xs" mt="xs" onClick={() => setAll(!all)}>
+          {all ? "Show fewer charts" : `Show all ${drawn.length} charts`}
+        </Button>
+      )}
     </Panel>
   );
 }
 
+function Smoothing({ value, onChange }: { value: number; onChange: (value: number) => void }) {
+  return (
+    <div className={classes.smoothing}>
+      <span>Smoothing {value ? value.toFixed(2) : "off"}</span>
+      <Slider
+        size="xs"
+        w={90}
+        min={0}
+        max={MOST_SMOOTHING}
+        step={0.01}
+        label={null}
+        thumbLabel="Smoothing"
+        value={value}
+        onChange={onChange}
+      />
+    </div>
+  );
+}
+
 function Curve({
-  name,
-  color,
-  points,
+  curve: { name, title, color, points },
+  smoothing,
+  height,
   domain,
   marks,
   format,
-  text,
-  marked,
 }: {
-  name: string;
-  color: keyof Ink;
-  points: Point[];
+  curve: NamedCurve;
+  smoothing: number;
+  height: number;
   domain: Domain;
   marks: Mark[];
   format: (x: number) => string;
-  text: (y: number) => string;
-  marked?: boolean;
 }) {
-  const log = spread(points);
+  // Each evaluation is an event of its own.
+  const few = color !== "accent";
+  const log = useMemo(() => spread(points), [points]);
+  const text = useCallback((value: number) => metric(name, value), [name]);
   const describe = useCallback(
-    (ink: Ink) => track(ink, domain, { format: text, log }, { name, points, color, marked }),
-    [domain, text, log, name, points, color, marked],
+    (ink: Ink) => {
+      const visible = within(points, domain);
+      const raw = {
+        name: title,
+        points: visible,
+        color,
+        marked: few && visible.length < FEW_POINTS,
+      };
+      const axis = { format: name === "accuracy" ? shortPercent : short, log };
+      if (!smoothing) return track(ink, domain, axis, [raw]);
+      const line = { name: "smoothed", points: within(smoothed(points, smoothing), domain), color };
+      return track(ink, domain, axis, [{ ...raw, marked: false, faint: true }, line]);
+    },
+    [domain, log, name, title, points, color, few, smoothing],
   );
-  if (points.length === 0) return null;
   return (
     <figure className={`${tracks.row} ${classes.figure}`}>
       <figcaption>
-        {name}
+        <span className={classes.name} title={title}>
+          {title}
+        </span>
         <Reading points={points} domain={domain} format={format} text={text} />
         {log && <span className={classes.log}>logarithmic scale</span>}
       </figcaption>
       <Track domain={domain} marks={marks}>
         <div style={{ marginLeft: -GUTTER }}>
-          <Chart height={170} label={labelOf(name, points, text)} describe={describe} />
+          <Chart height={height} label={labelOf(title, points, text)} describe={describe} />
         </div>
       </Track>
     </figure>
@@ -160,15 +224,7 @@ function noData(against: Against): string {
     : "Curves appear with the first update and the first evaluation.";
 }
 
-function labelOf(name: string, points: Point[], text: (value: number) => string): string {
+function labelOf(title: string, points: Point[], text: (value: number) => string): string {
   const [first, last] = [points[0], points.at(-1)];
-  return first && last ? `${name}: from ${text(first[1])} to ${text(last[1])}` : name;
-}
-
-function decimalOf(value: number): string {
-  return String(Number(value.toPrecision(3)));
-}
-
-function percentOf(value: number): string {
-  return percent(value);
+  return first && last ? `${title}: from ${text(first[1])} to ${text(last[1])}` : title;
 }

@@ -9,16 +9,21 @@ import { clock } from "../../lib/format";
 import { bulks, losses } from "../../lib/timeline";
 import { Timeline } from "./Timeline";
 
-/** Machines of the job over time; `times` is the range of the axis, in Unix seconds. */
+/**
+ * Machines of the job over time; `times` is the shown range of the axis in Unix seconds, and
+ * `start` its 0.
+ */
 export function Machines({
   job,
   query,
   times,
+  start,
   now,
 }: {
   job: Job;
   query: ReturnType<typeof useTimelines>;
   times: Domain;
+  start: number;
   now: number;
 }) {
   const caller = useCaller();
@@ -34,7 +39,7 @@ export function Machines({
       {failed ? (
         <ErrorState error={query.error} onRetry={query.refetch} />
       ) : (
-        <Timeline machines={machines} now={now} times={times} mayEvict={mayEvict} />
+        <Timeline machines={machines} now={now} times={times} start={start} mayEvict={mayEvict} />
       )}
     </Panel>
   );

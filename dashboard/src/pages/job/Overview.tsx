@@ -1,7 +1,8 @@
-import { useMemo, useState } from "react";
-import { isOver, useTimelines } from "../../api/jobs";
-import type { Job, MachineTimeline } from "../../api/types";
-import type { Against } from "../../lib/curves";
+import { useCallback, useMemo, useState } from "react";
+import { isOver, useMetrics, useTimelines } from "../../api/jobs";
+import type { Job, MachineTimeline, MetricPoint } from "../../api/types";
+import { type Domain, selected } from "../../lib/axis";
+import { type Against, curvesOf, endOf } from "../../lib/curves";
 import { extent, losses } from "../../lib/timeline";
 import { useNow } from "../../lib/useNow";
 import { Curves } from "./Curves";
@@ -13,25 +14,54 @@ import { Subtasks } from "./Subtasks";
 import { Tuned } from "./Tuned";
 import { SharedPointer } from "./tracks/pointer";
 
-const NONE: MachineTimeline[] = [];
+const NO_MACHINES: MachineTimeline[] = [];
+const NO_POINTS: MetricPoint[] = [];
+const nothing = () => {};
 
 export function Overview({ job }: { job: Job }) {
   const [against, setAgainst] = useState<Against>("time");
+  const [zoom, setZoom] = useState<Domain | null>(null);
   const query = useTimelines(job.id);
+  const metrics = useMetrics(job.id).data ?? NO_POINTS;
   const now = useNow(!isOver(job));
   const until = Math.min(now, job.ended_at ?? now);
-  const machines = query.data ?? NONE;
-  const times = useMemo(
-    () => extent(machines, until, job.created_at),
-    [machines, until, job.created_at],
+  const machines = query.data ?? NO_MACHINES;
+  const start = job.created_at;
+  const times = useMemo(() => extent(machines, until, start), [machines, until, start]);
+  const curves = useMemo(
+    () => curvesOf(job, metrics, against, start),
+    [job, metrics, against, start],
   );
+  const length = against === "time" ? times.to - start : endOf(curves);
+  const domain = useMemo(() => zoom ?? { from: 0, to: length }, [zoom, length]);
   const lost = useMemo(() => losses(machines), [machines]);
-  const lanes = <Machines job={job} query={query} times={times} now={until} />;
+  const select = useCallback(
+    (one: number, other: number) => setZoom(selected(domain, one, other)),
+    [domain],
+  );
+  const byTime = against === "time";
+  const shown = useMemo(
+    () => (byTime ? { from: start + domain.from, to: start + domain.to } : times),
+    [byTime, start, domain, times],
+  );
+  const lanes = <Machines job={job} query={query} times={shown} start={start} now={until} />;
   return (
     <div className="stack">
-      <SharedPointer>
-        <Curves job={job} against={against} onAgainst={setAgainst} times={times} losses={lost} />
-        {against === "time" ? lanes : <SharedPointer>{lanes}</SharedPointer>}
+      <SharedPointer onSelect={select}>
+        <Curves
+          curves={curves}
+          metrics={metrics}
+          start={start}
+          against={against}
+          onAgainst={(next) => {
+            setAgainst(next);
+            setZoom(null);
+          }}
+          domain={domain}
+          onReset={zoom ? () => setZoom(null) : undefined}
+          losses={lost}
+        />
+        {byTime ? lanes : <SharedPointer onSelect={nothing}>{lanes}</SharedPointer>}
       </SharedPointer>
       <div className="two">
         <Subtasks job={job} />

@@ -13,16 +13,19 @@ const NONE: MetricPoint[] = [];
 /** Rate of applied updates. */
 export function Rates({ job }: { job: Job }) {
   const metrics = useMetrics(job.id).data ?? NONE;
-  const start = job.started_at ?? job.created_at;
+  const start = job.created_at;
   const rate = useMemo(
     () => curve(metrics, "time", start, (each) => each.updates_per_second),
     [metrics, start],
   );
   const describe = useCallback(
     (ink: Ink) =>
-      lines(ink, { format: duration }, { format: (value) => decimal(value, 1), min: 0 }, [
-        { name: "Updates per second", points: rate, color: "accent", fill: true },
-      ]),
+      lines(
+        ink,
+        { format: duration, min: 0, max: Math.max(10, rate.at(-1)?.[0] ?? 0) },
+        { format: (value) => decimal(value, 1), min: 0 },
+        [{ name: "Updates per second", points: rate, color: "accent", fill: true }],
+      ),
     [rate],
   );
   return (

@@ -33,11 +33,15 @@ export function Timeline({
   machines,
   now,
   times,
+  start,
   mayEvict,
 }: {
   machines: MachineTimeline[];
   now: number;
+  /** Shown range in Unix seconds. */
   times: Domain;
+  /** Time at which the axis has its 0. */
+  start: number;
   mayEvict: boolean;
 }) {
   const { ref, width } = useElementSize();
@@ -62,7 +66,11 @@ export function Timeline({
           </Track>
         </div>
       </section>
-      <Scale domain={times} format={duration} kind="time" />
+      <Scale
+        domain={{ from: times.from - start, to: times.to - start }}
+        format={duration}
+        kind="time"
+      />
       <ul className={classes.legend}>
         {STATES.map((state) => (
           <li key={state} data-tone={lookOf(state).tone}>

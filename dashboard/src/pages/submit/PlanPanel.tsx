@@ -1,7 +1,8 @@
-import { Button } from "@mantine/core";
+import { Button, NumberInput } from "@mantine/core";
 import type { UseMutationResult } from "@tanstack/react-query";
-import type { ReactNode } from "react";
-import type { Plan, Spec } from "../../api/types";
+import { type ReactNode, useState } from "react";
+import type { Planned } from "../../api/submitting";
+import type { Plan } from "../../api/types";
 import { DataTable } from "../../components/DataTable";
 import { Notice } from "../../components/Notice";
 import { Panel } from "../../components/Panel";
@@ -15,15 +16,16 @@ export function PlanPanel({
   onPlan,
   action,
 }: {
-  plan: UseMutationResult<Plan, Error, Spec>;
+  plan: UseMutationResult<Plan, Error, Planned>;
   ready: boolean;
-  onPlan: () => void;
+  onPlan: (known: Omit<Planned, "spec">) => void;
   action: ReactNode;
 }) {
   return (
     <Panel title="Plan" note="showing the plan buys nothing">
       <div className="stack">
         {plan.data ? <Priced plan={plan.data} /> : null}
+        {plan.data?.hours === null && <Unknown onPlan={onPlan} loading={plan.isPending} />}
         {plan.isError && (
           <Notice tone="warn" title="No plan available">
             {plan.error.message}
@@ -35,7 +37,7 @@ export function PlanPanel({
             fullWidth
             disabled={!ready}
             loading={plan.isPending}
-            onClick={onPlan}
+            onClick={() => onPlan({})}
           >
             Show the plan
           </Button>
@@ -43,6 +45,52 @@ export function PlanPanel({
         {action}
       </div>
     </Panel>
+  );
+}
+
+/** Form for what nothing has measured yet, and duration and cost depend on. */
+function Unknown({
+  onPlan,
+  loading,
+}: {
+  onPlan: (known: Omit<Planned, "spec">) => void;
+  loading: boolean;
+}) {
+  const [samples, setSamples] = useState<number | string>("");
+  const [speed, setSpeed] = useState<number | string>("");
+  const known = {
+    ...(typeof samples === "number" && { samples }),
+    ...(typeof speed === "number" && { samples_per_second: speed }),
+  };
+  return (
+    <div className={classes.unknown}>
+      <NumberInput
+        size="xs"
+        label="Samples in an epoch"
+        min={1}
+        hideControls
+        thousandSeparator
+        value={samples}
+        onChange={setSamples}
+      />
+      <NumberInput
+        size="xs"
+        label="Samples per second of a machine"
+        min={0}
+        hideControls
+        value={speed}
+        onChange={setSpeed}
+      />
+      <Button
+        size="xs"
+        variant="default"
+        disabled={Object.keys(known).length === 0}
+        loading={loading}
+        onClick={() => onPlan(known)}
+      >
+        Estimate again
+      </Button>
+    </div>
   );
 }
 

@@ -1,8 +1,8 @@
 import { useElementSize } from "@mantine/hooks";
 import type { ReactNode } from "react";
-import { amountTicks, type Domain, fractionOf, timeTicks } from "../../../lib/axis";
+import { amountTicks, type Domain, fractionOf, labelled, timeTicks } from "../../../lib/axis";
 import { lookOf } from "../../../lib/states";
-import { usePointer, usePointerEvents } from "./pointer";
+import { usePointer, usePointerEvents, useSelection } from "./pointer";
 import classes from "./Track.module.css";
 
 /** Pixels between two labels of the axis. */
@@ -24,24 +24,36 @@ export function Track({
   children: ReactNode;
 }) {
   return (
-    <div className={classes.track} {...usePointerEvents()}>
+    <div className={classes.track} data-zooms {...usePointerEvents()}>
       {children}
-      {marks.map(({ x, machine, state }) => {
-        const { word, tone } = lookOf(state);
-        return (
-          <span
-            key={machine}
-            className={classes.mark}
-            style={{ left: percentOf(fractionOf(domain, x)) }}
-            title={`${machine}: ${word}`}
-            data-tone={tone}
-            data-loss={machine}
-          />
-        );
-      })}
+      {marks
+        .filter(({ x }) => x >= domain.from && x <= domain.to)
+        .map(({ x, machine, state }) => {
+          const { word, tone } = lookOf(state);
+          return (
+            <span
+              key={machine}
+              className={classes.mark}
+              style={{ left: percentOf(fractionOf(domain, x)) }}
+              title={`${machine}: ${word}`}
+              data-tone={tone}
+              data-loss={machine}
+            />
+          );
+        })}
+      <Selection />
       <Crosshair />
     </div>
   );
+}
+
+/** Part of the axis that the pointer selects, to look at it closely. */
+function Selection() {
+  const selection = useSelection();
+  if (!selection) return null;
+  const [left, right] = [Math.min(...selection), Math.max(...selection)];
+  const style = { left: percentOf(left), width: percentOf(right - left) };
+  return <span className={classes.selection} style={style} aria-hidden />;
 }
 
 function Crosshair() {
@@ -61,33 +73,33 @@ export function Scale({
   format: (value: number) => string;
 }) {
   const { ref, width } = useElementSize();
-  const length = domain.to - domain.from;
   const number = Math.max(2, Math.floor(width / TICK_PIXELS));
-  const ticks = kind === "time" ? timeTicks(length, number) : amountTicks(length, number);
+  const ticks = kind === "time" ? timeTicks(domain, number) : amountTicks(domain, number);
   return (
     <div className={classes.row} aria-hidden>
       <div className={classes.scale} ref={ref}>
-        {ticks
-          .filter((at) => at === 0 || at / length < LAST_TICK)
-          .map((at) => (
-            <span key={at} className={classes.tick} style={{ left: percentOf(at / length) }}>
-              {format(at)}
+        {labelled(ticks, format)
+          .map(({ at, label }) => ({ label, place: fractionOf(domain, at) }))
+          .filter(({ place }) => place === 0 || place < LAST_TICK)
+          .map(({ label, place }) => (
+            <span key={label} className={classes.tick} style={{ left: percentOf(place) }}>
+              {label}
             </span>
           ))}
-        <Here length={length} format={format} />
+        <Here domain={domain} format={format} />
       </div>
     </div>
   );
 }
 
-function Here({ length, format }: { length: number; format: (value: number) => string }) {
+function Here({ domain, format }: { domain: Domain; format: (value: number) => string }) {
   const position = usePointer();
   if (position === null) return null;
   // On the side that has room.
   const style = position < 0.5 ? { left: percentOf(position) } : { right: percentOf(1 - position) };
   return (
     <b className={classes.here} style={style}>
-      {format(position * length)}
+      {format(domain.from + position * (domain.to - domain.from))}
     </b>
   );
 }

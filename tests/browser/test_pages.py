@@ -1,0 +1,248 @@
+"""Pages of jobs that a stack on this machine doesn't have: many, long, and odd ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator, expect
+from support.api_harness import Api
+from support.gallery import LONG_NAME, ended, trained, with_logs, with_machines
+from support.harness import RedisServer
+from support.pages import Dashboard, PageLog, Site
+
+from vcasgd.settings import Settings
+
+pytestmark = pytest.mark.slow
+
+JOBS = 200
+WIDTHS = (1280, 390)
+
+
+class Gallery:
+    """An API with jobs of all kinds."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        for number in range(JOBS):
+            ended(api, name=f"old-{number:03}")
+        ended(api, name=LONG_NAME)
+        self.long = trained(api, {"accuracy": 0.98, "loss": 0.2}, name=LONG_NAME)
+        many = {f"metric-{number:02}": 0.5 + number / 50 for number in range(18)}
+        metric = {"name": "f1", "mode": "max"}
+        self.many = trained(
+            api, many | {"f1": 0.9, "perplexity": 12.0}, name="many", stop={"metric": metric}
+        )
+        self.loss_only = trained(api, {"loss": 0.3, "count": 100.0}, name="lm")
+        ended(api, name="newest")
+        with_machines(api, self.long)
+        with_logs(api, self.long)
+        for version in (3, 6):
+            api.store_checkpoint(self.long, version)
+        best, _ = api.store_checkpoint(self.long, 9)
+        self.best = best
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:
+    folder = tmp_path_factory.mktemp("gallery")
+    server = RedisServer(folder / "ledger", durable=False)
+    api = Api(folder / "api", server, as_command=True).start()
+    yield Gallery(api)
+    api.end()
+    server.end()
+
+
+@pytest.fixture
+def dashboard(browser: Browser, gallery: Gallery, page_log: PageLog) -> Iterator[Dashboard]:
+    """Page of a signed-in user, 1280 pixels wide."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(120_000)
+    expect.set_options(timeout=120_000)
+    page = context.new_page()
+    page_log.follow(page)
+    site = Site(Settings(home=gallery.api.home))
+    site.url, site.token = gallery.api.url, gallery.api.token
+    dashboard = Dashboard(page, site)
+    dashboard.sign_in()
+    yield dashboard
+    context.close()
+    assert page_log.complaints == []
+
+
+def right_end(element: Locator) -> float:
+    box = element.bounding_box()
+    assert box is not None
+    return box["x"] + box["width"]
+
+
+def test_list_of_many_jobs_with_long_names_fits_each_width(
+    dashboard: Dashboard, gallery: Gallery, tmp_path: Path
+) -> None:
+    page = dashboard.page
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        rows = page.locator("tbody tr")
+        expect(rows).to_have_count(25)
+
+        # Active jobs come first, although newer ones have ended
+        first = rows.first
+        expect(first).to_contain_text("lm")
+        expect(page.get_by_text(f"{JOBS + 5} jobs")).to_be_visible()
+        expect(first.locator("td").first.get_by_role("checkbox")).to_be_visible()
+        expect(first).to_contain_text("loss0.3")
+
+        # The row with a long name shows as much as the others
+        long = rows.filter(has=page.get_by_title(gallery.long))
+        for shown in ("running", "0%", "accuracy"):
+            text = long.get_by_text(shown, exact=True)
+            expect(text).to_be_visible()
+            assert right_end(text) <= width
+        table = page.get_by_role("region", name="Jobs", exact=True)
+        assert table.evaluate("it => it.scrollWidth <= it.clientWidth")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert dashboard.serious_findings() == []
+        page.screenshot(path=tmp_path / f"jobs-{width}.png", full_page=True)
+
+
+def test_every_metric_has_a_chart_to_smooth_and_to_zoom(
+    dashboard: Dashboard, gallery: Gallery
+) -> None:
+    page = dashboard.page
+
+    # A job that reports only a loss has a chart of its validation
+    dashboard.open(f"/jobs/{gallery.loss_only}")
+    charts = page.locator("figure:has(canvas)")
+    expect(charts).to_have_count(2)
+    expect(charts.nth(1)).to_contain_text("Validation loss")
+
+    # The metric that ranks models comes first, and all of 20 are one click away
+    dashboard.open(f"/jobs/{gallery.many}")
+    expect(charts).to_have_count(5)
+    expect(charts.nth(1)).to_contain_text("Validation f1")
+    page.get_by_role("button", name="Show all 21 charts").click()
+    expect(charts).to_have_count(21)
+
+    # When the user drags over a chart, all of them show that part of the time
+    scale = page.locator("[class*=tick]")
+    expect(scale.first).to_have_text("0 s")
+    chart = charts.nth(1).locator("canvas")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.5, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.7, middle, steps=3)
+    page.mouse.up()
+    reset = page.get_by_role("button", name="Reset zoom")
+    expect(reset).to_be_visible()
+    expect(scale.first).not_to_have_text("0 s")
+    labels = scale.all_inner_texts()
+    assert len(labels) == len(set(labels)), "no label is repeated"
+    reset.click()
+    expect(scale.first).to_have_text("0 s")
+
+    smoothing = page.get_by_role("slider", name="Smoothing")
+    smoothing.press("ArrowRight")
+    expect(page.get_by_text("Smoothing 0.01")).to_be_visible()
+
+
+def test_machines_are_shown_from_submission_and_as_what_they_became(
+    dashboard: Dashboard, gallery: Gallery
+) -> None:
+    page = dashboard.page
+    dashboard.open(f"/jobs/{gallery.long}")
+
+    given = page.locator("li[data-machine=i-given]")
+    expect(given).to_have_attribute("data-state", "given")
+    expect(given).to_contain_text("given to other-abc123")
+    # Its time before the job isn't shown
+    expect(dashboard.timeline_span("i-given", "running")).to_have_attribute("x", "0")
+    expect(page.locator("g[data-lane=i-given] rect")).to_have_count(1)
+    expect(page.locator("path[data-arrow]")).to_have_count(1)
+    expect(page.locator("path[data-arrow=i-newer]")).to_have_count(1)
+    expect(page.get_by_text("5 so far, 1 evicted, 1 killed")).to_be_visible()
+
+
+def test_logs_have_levels_and_are_searched_on_the_server(
+    dashboard: Dashboard, gallery: Gallery
+) -> None:
+    page = dashboard.page
+    dashboard.open(f"/jobs/{gallery.long}?tab=logs")
+    lines = page.get_by_label("Lines", exact=True).locator("> div")
+    expect(lines).to_have_count(45)
+    expect(lines.filter(has_text="UserWarning")).to_have_attribute("data-level", "warning")
+
+    page.get_by_label("Search lines").fill("NO SUCH")
+
+    expect(lines).to_have_count(1)
+    expect(lines.locator("mark")).to_have_text("no such")
+    expect(lines).to_contain_text("ValueError: no such column")
+
+
+def test_best_and_last_models_are_marked_and_downloaded(
+    dashboard: Dashboard, gallery: Gallery, tmp_path: Path
+) -> None:
+    page = dashboard.page
+    dashboard.open(f"/jobs/{gallery.long}?tab=checkpoints")
+    marked = page.get_by_role("row").filter(has_text="best")
+    expect(marked).to_have_count(1)
+    expect(marked).to_contain_text("epoch 9")
+
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download best").click()
+
+    assert gallery.best in download.value.suggested_filename
+    expect(page.get_by_role("link", name="Download last")).to_be_visible()
+
+
+def test_what_has_the_focus_is_never_below_the_header(
+    dashboard: Dashboard, gallery: Gallery
+) -> None:
+    page = dashboard.page
+    page.set_viewport_size({"width": 1280, "height": 500})
+    page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+    page.get_by_role("checkbox").last.focus()
+    for _ in range(30):
+        page.keyboard.press("Shift+Tab")
+        hidden = page.evaluate(
+            """() => {
+              const header = document.querySelector("header");
+              const focused = document.activeElement;
+              if (header.contains(focused) || focused === document.body) return false;
+              const bottom = header.getBoundingClientRect().bottom;
+              return focused.getBoundingClientRect().top < bottom - 1;
+            }"""
+        )
+        assert not hidden
+
+
+def test_a_lost_connection_stops_clocks_and_buttons(
+    dashboard: Dashboard, gallery: Gallery, page_log: PageLog
+) -> None:
+    page = dashboard.page
+    dashboard.open(f"/jobs/{gallery.long}")
+    pause = page.get_by_role("button", name="Pause")
+    expect(pause).to_be_enabled()
+
+    page.context.set_offline(True)
+
+    banner = page.get_by_role("alert")
+    expect(banner).to_contain_text("Offline: the API has not answered since")
+    expect(pause).to_have_attribute("aria-disabled", "true")
+    time = page.get_by_text(re.compile(r"^running for \d"))
+    before = time.inner_text()
+    page.wait_for_timeout(2500)
+    assert time.inner_text() == before
+    expect(page.locator("figure canvas").first).to_be_visible()
+
+    page.context.set_offline(False)
+
+    expect(banner).to_have_count(0)
+    expect(pause).not_to_have_attribute("aria-disabled", "true")
+    expect(time).not_to_have_text(before)
+    assert all("net::" in each for each in page_log.complaints)
+    page_log.complaints.clear()
