@@ -16,16 +16,18 @@ from support.compat import (
     evaluate_plainly,
     grid,
     on_workers,
+    orders,
     plain,
     script,
     simulated,
     train_plainly,
 )
 from support.harness import Harness
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset
 
+from vcasgd.errors import SpecError
 from vcasgd.store.ledger.job import JobState
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -229,3 +231,152 @@ def test_a_script_on_real_workers(harness: Harness, rmsprop_script: Path) -> Non
 
     assert job.state is JobState.SUCCEEDED, job.failure
     assert_close([metrics["loss"]], [plain(WithRMSprop(), 4, seed)["loss"] for seed in (0, 1)])
+
+
+# -- lists of optimizers, and closures -------------------------------------------------------------
+
+
+class TwoOptimizers(Points):
+    """Muon for matrices, and AdamW for the rest."""
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> list[Optimizer]:  # type: ignore[override]
+        parameters = list(parameters)
+        matrices = [each for each in parameters if each.ndim == 2]
+        return [
+            torch.optim.Muon(matrices, lr=1e-2),
+            torch.optim.AdamW([each for each in parameters if each.ndim != 2], lr=3e-3),
+        ]
+
+
+def two_optimizers_twin(seed: int) -> dict[str, float]:
+    task = TwoOptimizers()
+    torch.manual_seed(seed)
+    model = task.model()
+    return train_plainly(task, model, Together(task.optimizer(model.parameters())), 4, seed)
+
+
+class Together:
+    """The steps of several optimizers in a loop."""
+
+    def __init__(self, optimizers: list[Optimizer]) -> None:
+        self.optimizers = optimizers
+        self.param_groups: list[Any] = []
+
+    def zero_grad(self) -> None:
+        for each in self.optimizers:
+            each.zero_grad()
+
+    def step(self) -> None:
+        for each in self.optimizers:
+            each.step()
+
+
+@grid
+def test_a_list_of_optimizers(workers: int) -> None:
+    assert_as_plain(Case(TwoOptimizers, twin=two_optimizers_twin), workers)
+
+
+LISTED = """
+import sys
+import torch
+import vcasgd
+
+sys.path[:0] = [{support!r}, {support!r} + "/compat"]
+from test_optimizers import TwoOptimizers
+
+points = TwoOptimizers()
+model = points.model()
+matrices, rest = points.optimizer(model.parameters())
+session = vcasgd.Session(model, [matrices, rest])
+evaluate = session.evaluation(points.dataset("validation"))(points.evaluate)
+for batch in session.loader(points.dataset("train"), batch_size=points.batch_size):
+    matrices.zero_grad()
+    rest.zero_grad()
+    points.loss(model, batch).backward()
+    matrices.step()
+    rest.step()
+"""
+
+
+def test_a_loop_that_steps_two_optimizers(tmp_path: Path) -> None:
+    make_task = script(LISTED.format(support=str(Path(__file__).parents[1])), tmp_path)
+    ends = [simulated(each, 4, epochs=1)["loss"] for each in (make_task, TwoOptimizers)]
+    assert ends[0] == pytest.approx(ends[1], rel=1e-6)
+
+
+class WithLBFGS(Points):
+    batch_size = 1024
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.LBFGS(parameters, lr=0.3, max_iter=4)
+
+
+class Sam(Optimizer):
+    """Sharpness-aware minimization (arXiv:2010.01412), as its usual implementation has it."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], base: Callable[..., Optimizer]) -> None:
+        super().__init__(parameters, {"rho": 0.05})
+        self.base_optimizer = base(self.param_groups)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is not None, "SAM needs a closure"
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        norm = torch.nn.utils.get_total_norm([each.grad for each in parameters])
+        before = [each.clone() for each in parameters]
+        for each in parameters:
+            each.add_(each.grad * 0.05 / norm)
+        self.zero_grad()
+        with torch.enable_grad():
+            closure()
+        for each, old in zip(parameters, before, strict=True):
+            each.copy_(old)
+        self.base_optimizer.step()
+
+
+class WithSam(Points):
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return Sam(parameters, lambda groups: torch.optim.AdamW(groups, lr=3e-3))
+
+
+def closure_twin(make: Callable[[], Points]) -> Callable[[int], dict[str, float]]:
+    def twin(seed: int) -> dict[str, float]:
+        task = make()
+        torch.manual_seed(seed)
+        model, data = task.model(), task.dataset("train")
+        optimizer = task.optimizer(model.parameters())
+        for indices in orders(len(data), 4, seed, task.batch_size):  # type: ignore[arg-type]
+            batch = task.collate([data[index] for index in indices])
+
+            def closure(batch: Any = batch) -> Tensor:
+                optimizer.zero_grad()
+                loss = task.loss(model, batch)
+                loss.backward()  # type: ignore[no-untyped-call]
+                return loss
+
+            if isinstance(optimizer, Sam):
+                closure()
+            optimizer.step(closure)  # type: ignore[arg-type]
+        return evaluate_plainly(task, model)
+
+    return twin
+
+
+@pytest.mark.parametrize(
+    ("task", "workers"),
+    [
+        (WithLBFGS, 1),
+        (WithSam, 1),
+        (WithSam, 4),
+        pytest.param(WithSam, 8, marks=pytest.mark.extended),
+    ],
+)
+def test_closures(task: type[Points], workers: int) -> None:
+    assert_as_plain(Case(task, twin=closure_twin(task)), workers, seeds=(0,))
+
+
+def test_several_workers_refuse_a_line_search() -> None:
+    with pytest.raises(SpecError, match="LBFGS searches along a line") as refused:
+        simulated(WithLBFGS, 4)
+    assert refused.value.remedy == "set workers.max: 1, or use another optimizer"

@@ -34,6 +34,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from vcasgd.learning.optimizers import name_of, parts_of
+
 #: Numbers that are corrected at a time, which bounds the memory for it. A multiple of the width of
 #: any vector instruction, so that each number is computed as in one piece.
 PIECE = 1 << 22
@@ -64,9 +66,11 @@ class LocalMoments:
         self.share = 1.0
         self.by_parameter: dict[Tensor, NoiseMoments] = {}
         #: Names of the first moments that are corrected.
-        self.first_moments = FIRST_MOMENTS if steps_as(optimizer, SGD, Adam, AdamW) else ()
-        is_adam = steps_as(optimizer, Adam, AdamW)
-        self._hook = optimizer.register_step_pre_hook(self._before_step) if is_adam else None
+        parts = parts_of(optimizer)
+        self._corrected = [part for part in parts if steps_as(part, SGD, Adam, AdamW)]
+        self.first_moments = FIRST_MOMENTS if self._corrected else ()
+        self._adams = [part for part in parts if steps_as(part, Adam, AdamW)]
+        self._hooks = [part.register_step_pre_hook(self._before_step) for part in self._adams]
 
     def state(self) -> dict[str, Any]:
         """Return the corrections for the same optimizer in another process."""
@@ -82,8 +86,8 @@ class LocalMoments:
 
     def close(self) -> None:
         """Leave the optimizer alone from now on."""
-        if self._hook is not None:
-            self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     @property
     def uncorrected(self) -> str:
@@ -91,10 +95,10 @@ class LocalMoments:
 
         That is one whose moments aren't corrected, or not completely.
         """
-        name = type(self._optimizer).__name__
-        if not self.first_moments:
+        name = name_of(self._optimizer)
+        if len(self._corrected) < len(parts_of(self._optimizer)):
             return name
-        groups = self._optimizer.param_groups if self._hook is not None else []
+        groups = [group for part in self._adams for group in part.param_groups]
         if any(group["amsgrad"] for group in groups):
             return f"{name} with amsgrad"
         if not all(_measures_noise(group) for group in groups):
@@ -107,7 +111,7 @@ class LocalMoments:
         factor, self.share = self.share / share, share
         if factor == 1:
             return
-        for state in self._optimizer.state.values():
+        for state in [state for part in self._corrected for state in part.state.values()]:
             for name in self.first_moments:
                 if isinstance(first := state.get(name), Tensor):
                     first.mul_(factor)
@@ -124,10 +128,15 @@ class LocalMoments:
                 state, gradient = optimizer.state.get(parameter), parameter.grad
                 # Adam refuses a sparse gradient by itself.
                 if state and gradient is not None and not gradient.is_sparse:
-                    self._correct(parameter, gradient, state, group)
+                    self._correct(parameter, gradient, state, group, isinstance(optimizer, AdamW))
 
     def _correct(
-        self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        state: dict[str, Any],
+        group: dict[str, Any],
+        decoupled: bool,
     ) -> None:
         """Set ``exp_avg_sq`` so that its next value is the v of the whole batch."""
         moments = self.by_parameter.get(parameter)
@@ -141,7 +150,6 @@ class LocalMoments:
         unbias = 1 - first ** (int(state["step"]) + 1)
         vectors = (*(parameter, gradient), *(state["exp_avg"], state["exp_avg_sq"]),
                    *(moments.own, moments.mean))  # fmt: skip
-        decoupled = isinstance(self._optimizer, AdamW)
         for parameter_, gradient_, momentum, out, own, mean in _pieces(vectors):
             averaged = _averaged(parameter_, gradient_, group, decoupled=decoupled)
             squared = averaged.square()

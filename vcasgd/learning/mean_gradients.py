@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vcasgd.learning.local_moments import LocalMoments
+from vcasgd.learning.optimizers import OptimizerList, set_mode
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.sections import Tuning
 from vcasgd.spec.update import RoundsSpec
@@ -83,7 +84,7 @@ class _Step:
     """
 
     parameters: list[Tensor]
-    states: dict[Tensor, State]
+    states: list[dict[Tensor, State]]
     groups: list[State]
     gradients: list[Tensor | None]
 
@@ -109,11 +110,17 @@ class MeanGradients:
         self._version = 0
         #: False in steps with the whole batch, which are final.
         self.captures = True
-        before = optimizer.register_step_pre_hook(lambda *_: self.capture())
-        self._hooks = before, optimizer.register_step_post_hook(self._count)
-        # Before another hook clips the gradients.
-        hooks: Any = optimizer._optimizer_step_pre_hooks
-        hooks.move_to_end(before.id, last=False)
+        #: True if steps can't be made again.
+        self.gave_up = False
+        #: The optimizers that a loop steps.
+        self._optimizers = optimizer.parts if isinstance(optimizer, OptimizerList) else (optimizer,)
+        self._hooks = []
+        for part in self._optimizers:
+            before = part.register_step_pre_hook(lambda *_: self.capture())
+            self._hooks += [before, part.register_step_post_hook(self._count)]
+            # Before another hook clips the gradients.
+            hooks: Any = part._optimizer_step_pre_hooks
+            hooks.move_to_end(before.id, last=False)
 
     def close(self) -> None:
         """Leave the optimizer alone from now on."""
@@ -127,7 +134,7 @@ class MeanGradients:
         or None for those of ``version``.
         """
         step, before, self._step = self._step, self._version, None
-        single, self._steps, self._version = self._steps == 1, 0, version
+        single, self._steps, self._version = self._is_single, 0, version
         if (
             step is None
             or mean is None
@@ -145,15 +152,26 @@ class MeanGradients:
     @torch.no_grad()
     def capture(self) -> None:
         """Note the gradients and the state before a step; does nothing if they are noted."""
-        if not self.captures or self._step is not None:
+        if not self.captures or self.gave_up or self._step is not None:
             return
         groups = self._optimizer.param_groups
         self._step = _Step(
             [each.detach().clone() for each in self._parameters],
-            {each: _copied(state) for each, state in self._optimizer.state.items()},
+            [
+                {each: _copied(state) for each, state in part.state.items()}
+                for part in self._optimizers
+            ],
             [_copied({k: v for k, v in group.items() if k != "params"}) for group in groups],
             [None if each.grad is None else each.grad.clone() for each in self._parameters],
         )
+
+    def give_up(self) -> None:
+        """Keep the steps of an optimizer that needs more than their gradients."""
+        self.captures, self.gave_up, self._step = False, True, None
+
+    @property
+    def _is_single(self) -> bool:
+        return self._steps == len(self._optimizers)
 
     def _count(self, *_: Any) -> None:
         self._steps += 1
@@ -161,7 +179,7 @@ class MeanGradients:
     def read(self, out: Tensor) -> None:
         """Copy the gradients of the last step into ``out``, float32 [parameters + 1]."""
         out.zero_()
-        single = self._step is not None and self._steps == 1
+        single = self._step is not None and self._is_single
         out[-1] = mark(self._version) if single else NO_MARK
         if not single:
             return
@@ -177,33 +195,24 @@ class MeanGradients:
         for parameter, own, part in trained:
             parameter.grad = _like(own, part, parameter)
         self._clip()
-        _step_of(self._optimizer)(self._optimizer)
+        for part in self._optimizers:
+            _step_of(part)(part)
         self._optimizer.zero_grad(set_to_none=True)
 
     def _restore(self, step: _Step) -> None:
         for parameter, before in zip(self._parameters, step.parameters, strict=True):
             parameter.copy_(before)
-        state = self._optimizer.state
-        state.clear()
-        state.update(step.states)
-        for group, fields in zip(self._optimizer.param_groups, step.groups, strict=True):
+        for part, states in zip(self._optimizers, step.states, strict=True):
+            part.state.clear()
+            part.state.update(states)
+        # Groups that were added since have no state yet.
+        for group, fields in zip(self._optimizer.param_groups, step.groups, strict=False):
             group.update(fields)
 
     def _parts(self, vector: Tensor) -> list[Tensor]:
         """Return the views of the parameters in a vector of gradients."""
         parts = torch.split(vector[:-MARKS], [each.numel() for each in self._parameters])
         return [part.view(each.shape) for part, each in zip(parts, self._parameters, strict=True)]
-
-
-def set_mode(optimizer: Optimizer, *, training: bool) -> None:
-    """Put an optimizer that has two modes into one of them.
-
-    A schedule-free one then changes the parameters to those that gradients are computed at, or to
-    their average, which is the model (arXiv:2405.15682).
-    """
-    modes = [getattr(optimizer, name, None) for name in ("train", "eval")]
-    if all(map(callable, modes)):
-        modes[not training]()  # type: ignore[misc]  # checked to be callable
 
 
 def mark(version: int) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vcasgd.errors import NonFiniteLoss, SpecError
+from vcasgd.learning.optimizers import Closure
 from vcasgd.task.task import Task
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -62,14 +63,24 @@ class StepPrecision:
         """Return the loss to call ``backward`` for."""
         return loss if self._scaler is None else self._scaler.scale(loss)
 
-    def step(self, optimizer: Optimizer, clip: Callable[[], None], number: int) -> None:
+    def step(
+        self,
+        optimizer: Optimizer,
+        clip: Callable[[], None],
+        number: int,
+        closure: Closure | None = None,
+    ) -> None:
         """Clip the gradients and make one step. Raises :class:`NonFiniteLoss`.
 
         ``number`` is the step's number in error messages.
         """
         if self._scaler is None:
             clip()
-            optimizer.step()
+            if closure is None:
+                optimizer.step()
+            else:
+                closure.note_clipped()
+                optimizer.step(closure)  # type: ignore[arg-type]
             return
         self._scaler.unscale_(optimizer)
         clip()

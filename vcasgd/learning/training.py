@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError, VcasgdError
 from vcasgd.learning.batch_weights import BatchWeights
 from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
+from vcasgd.learning.optimizers import Closure, takes_closure
 from vcasgd.learning.precision import StepPrecision, autocast
 from vcasgd.learning.rates import clip
 from vcasgd.learning.tolerant_loading import TolerantDataset, tolerant
@@ -364,22 +365,43 @@ def make_step(
     ``parts`` are its micro-batches with their shares of its samples.
     """
     optimizer.zero_grad(set_to_none=True)
-    mean, total = 0.0, 1.0
+    if task.makes_steps:
+        (batch, _), *_ = parts
+        with user_code("loss"), autocast(task, device):
+            return _scalar(task.loss(model, to_device(batch, device)))
+    total = 1.0
     if weights is not None:
         weights.begin()
         parts = ((batch, share) for batch, _ in parts if (share := weights.share(batch)))
-    for batch, share in parts:
-        with user_code("loss"), autocast(task, device):
-            loss = task.loss(model, to_device(batch, device))
-            if task.makes_steps:
-                return _scalar(loss)
-        mean += share * backward(loss, step, share, precision)
+
+    def evaluate(parts: Iterable[tuple[Any, float]]) -> float:
+        mean = 0.0
+        for batch, share in parts:
+            with user_code("loss"), autocast(task, device):
+                loss = task.loss(model, to_device(batch, device))
+            mean += share * backward(loss, step, share, precision)
+        return mean
+
+    def evaluate_again() -> float:
+        if mean_gradients is not None:
+            mean_gradients.give_up()
+        optimizer.zero_grad(set_to_none=True)
+        mean = evaluate(parts)
+        _divide_gradients(optimizer, total)
+        clip(task, optimizer, step, clip_factor)
+        return mean / total
+
+    closes = takes_closure(optimizer)
+    parts = list(parts) if closes else parts
+    mean = evaluate(parts)
     if weights is not None:
         total = weights.total
         if not total:
             return 0.0
         _divide_gradients(optimizer, total)
-    update(task, optimizer, step, precision, clip_factor, mean_gradients)
+    again = evaluate_again if task.repeats_loss else None
+    closure = Closure(optimizer, mean / total, again) if closes else None
+    update(task, optimizer, step, precision, clip_factor, mean_gradients, closure)
     return mean / total
 
 
@@ -443,6 +465,7 @@ def update(
     precision: StepPrecision,
     clip_factor: float = 1.0,
     mean_gradients: MeanGradients | None = None,
+    closure: Closure | None = None,
 ) -> None:
     """Clip the gradients and make one step of the optimizer.
 
@@ -456,6 +479,7 @@ def update(
             optimizer,
             lambda: clip(task, optimizer, step, clip_factor, may_overflow=may_overflow),
             step,
+            closure,
         )
 
 

@@ -24,6 +24,7 @@ from torch.utils.data import (
 )
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
+from vcasgd.learning.optimizers import OptimizerList
 from vcasgd.learning.precision import MAX_SKIPPED
 from vcasgd.learning.rates import clip
 from vcasgd.learning.training import to_device
@@ -63,6 +64,9 @@ class BatchLoader:
         self._steps = 0
         #: Steps in a row that a scaler of gradients skipped.
         self._skipped = 0
+        #: The optimizers that a loop steps, and those that it has stepped for the present batch.
+        self._parts = optimizer.parts if isinstance(optimizer, OptimizerList) else (optimizer,)
+        self._stepped: list[Optimizer] = []
         #: Sum of the losses of the present batch, and the factor of its gradient.
         self._loss: Tensor | None = None
         self._weight = 1.0
@@ -100,8 +104,9 @@ class BatchLoader:
             stack.enter_context(_watch_steps())
             stack.callback(_loader_of_thread.set, _loader_of_thread.get())
             _loader_of_thread.set(self)
-            stack.callback(self._optimizer.register_step_pre_hook(self._before_step).remove)
-            stack.callback(self._optimizer.register_step_post_hook(self._after_step).remove)
+            for part in self._parts:
+                stack.callback(part.register_step_pre_hook(self._before_step).remove)
+                stack.callback(part.register_step_post_hook(self._after_step).remove)
             yield from self._batches_of_job(self._script) if self._script else self._local()
 
     def _follow_accelerate(self) -> None:
@@ -150,6 +155,7 @@ class BatchLoader:
     def _begin(self, *, ends_step: bool, weight: float = 1.0) -> None:
         self._lacks_step = self._ends_step = ends_step
         self._loss, self._weight = None, weight
+        self._stepped = []
 
     def _check_stepped(self) -> None:
         if self._lacks_step:
@@ -196,7 +202,7 @@ class BatchLoader:
 
     def makes_steps_of(self, optimizer: Optimizer) -> bool:
         """Return True if the loop's steps are those of this optimizer."""
-        return optimizer is self._optimizer
+        return optimizer in self._parts
 
     def end_scaled_step(self, *, overflows: bool) -> None:
         """Count a step that a scaler of gradients made, or skipped because a gradient overflows.
@@ -216,11 +222,18 @@ class BatchLoader:
             )
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if optimizer in self._stepped:
+            self._lacks_step = False
+        elif self._stepped:
+            self._stepped.append(optimizer)
+            return
         self._count_step()
+        self._stepped.append(optimizer)
         if self._script and self._task.skips_bad_samples:
-            self._drop_bad_step(optimizer)
+            self._drop_bad_step(self._optimizer)
         # A fused optimizer skips a step itself.
-        clip(self._task, optimizer, self._steps, may_overflow=hasattr(optimizer, "found_inf"))
+        may_overflow = hasattr(optimizer, "found_inf")
+        clip(self._task, self._optimizer, self._steps, may_overflow=may_overflow)
 
     def _drop_bad_step(self, optimizer: Optimizer) -> None:
         """Make an optimizer's step change nothing if the loss or the gradient isn't finite."""
@@ -247,7 +260,7 @@ class BatchLoader:
             self._finite_loss()
 
     def _after_step(self, *_: Any) -> None:
-        self._lacks_step = False
+        self._lacks_step = len(self._stepped) < len(self._parts)
 
     def _present_rates(self) -> list[Any]:
         return [group.get("lr") for group in self._optimizer.param_groups]

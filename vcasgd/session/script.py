@@ -73,6 +73,7 @@ class LoopTask(Task):
 
     #: The loop has variables of its own.
     repeatable = False
+    repeats_loss = False
 
     def __init__(self) -> None:
         self.network: nn.Module | None = None

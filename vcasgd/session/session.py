@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.batch_source import BatchSource, SampleRange
+from vcasgd.learning.optimizers import Closure, as_optimizer, takes_closure
 from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.subtasks import EpochPlan
@@ -59,7 +60,7 @@ class Session:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         *,
         schedule: Callable[[float], float] | LRScheduler | None = None,
         schedule_steps: int | None = None,
@@ -68,8 +69,8 @@ class Session:
         min_local_batch: int | None = None,
         batch_weight: Callable[[Any], float | Tensor] | None = None,
     ) -> None:
-        # Accelerate wraps optimizers, and steps of the inner one are what counts.
-        optimizer = getattr(optimizer, "optimizer", optimizer)
+        several = isinstance(optimizer, list | tuple)
+        optimizer = as_optimizer(optimizer if several else [optimizer])
         self._script = running_script()
         self._task = self._script or LoopTask()
         self._task.set_model(model, optimizer)
@@ -193,7 +194,9 @@ class Session:
         backward(loss, self._steps + 1, self._share, self._precision)
         if self._ends_step:
             self._steps += 1
-            update(self._task, self._optimizer, self._steps, self._precision)
+            closes = takes_closure(self._optimizer)
+            closure = Closure(self._optimizer, float(loss), None) if closes else None
+            update(*(self._task, self._optimizer, self._steps, self._precision), closure=closure)
             self._optimizer.zero_grad(set_to_none=True)
 
     def _checked(self, source: Iterator[Any]) -> Iterator[Any]:

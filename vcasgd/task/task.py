@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,9 @@ class Task:
     #: random numbers, so that another worker can repeat a push interval.
     repeatable: bool = True
 
+    #: True if :meth:`loss` can be called again for the same batch, as some optimizers need it.
+    repeats_loss: bool = True
+
     def model(self) -> nn.Module:
         """Return a newly initialized model.
 
@@ -96,8 +99,8 @@ class Task:
         """
         return None
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """Return the local optimizer.
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer | Sequence[Optimizer]:
+        """Return the local optimizer, or several in a list, for different parameters.
 
         It is called for each subtask, unless the job sets ``optimizer_state: keep``.
         """

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from vcasgd.errors import InvalidUpdate, NonFiniteLoss, UserCodeError
 from vcasgd.learning.batch_source import SampleRange
+from vcasgd.learning.optimizers import OptimizerList
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.untrusted import Invalid
@@ -195,6 +196,8 @@ def format_of(learner: Learner) -> StateFormat:
         raise NotRepeatable("the task is a script, or a trainer of another library")
     if task.mixed_precision is not None:
         raise NotRepeatable(f"{task.mixed_precision} rounds too much")
+    if isinstance(learner.optimizer, OptimizerList):
+        raise NotRepeatable("the task has several optimizers")
     if learner.layout.gradients:
         raise NotRepeatable("an interval also depends on gradients of the previous one")
     if learner.optimizer is None:

@@ -27,7 +27,8 @@ from vcasgd.learning.encodings.rows import NAME as ROWS
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.length import SMALL_FLOATS, plan_for
 from vcasgd.learning.local_model import LocalModel, check_same
-from vcasgd.learning.mean_gradients import MeanGradients, needs_mean_gradients, set_mode
+from vcasgd.learning.mean_gradients import MeanGradients, needs_mean_gradients
+from vcasgd.learning.optimizers import as_optimizer, check_workers, name_of, set_mode
 from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rank_group import RankGroup
 from vcasgd.learning.rates import Rates, clip
@@ -304,11 +305,14 @@ class Learner:
 
     def _new_optimizer(self) -> Optimizer:
         try:
-            return self.task.optimizer(
+            given = self.task.optimizer(
                 [each for each in self._model.module.parameters() if each.requires_grad]
             )
         except Exception as error:
             raise calling_user_code("optimizer", error) from error
+        optimizer = as_optimizer(given)
+        check_workers(optimizer, self.spec.workers.max)
+        return optimizer
 
     def _follow_rollback(self, base: Base) -> None:
         """Keep nothing of the training that went back; make smaller steps if it diverged."""
@@ -496,6 +500,8 @@ class Learner:
             weights=self._weights,
             mean_gradients=self._mean_gradients,
         )
+        if member is not None and self._mean_gradients and self._mean_gradients.gave_up:
+            member.uncorrectable = name_of(self.optimizer)
         if group is not None:
             group.average(self._model.statistics())
         return trained

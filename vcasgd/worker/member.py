@@ -96,6 +96,8 @@ class Member:
         self._exchanges: deque[float] = deque(maxlen=EXCHANGES)
         #: When the intervals ended whose updates no base contained yet, by the update's number.
         self._ended: dict[int, float] = {}
+        #: Name of an optimizer whose steps can't be made again with mean gradients.
+        self.uncorrectable = ""
         #: Corrections of the present optimizer's moments.
         self.moments: LocalMoments | None = None
         #: The optimizer whose second moments are shared, if there is one.
@@ -189,7 +191,9 @@ class Member:
     @property
     def uncorrected(self) -> str:
         """Name of an optimizer with moments of a part of the job's batch; empty without one."""
-        return self.moments.uncorrected if self.moments and self.share < 1 else ""
+        if self.share == 1:
+            return ""
+        return self.moments.uncorrected if self.moments else self.uncorrectable
 
     # -- second moments that outlive a worker --------------------------------------------------
 

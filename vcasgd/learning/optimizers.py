@@ -1,0 +1,156 @@
+"""Optimizers of other forms than torch's: lists of them, closures, and two modes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from vcasgd.errors import SpecError, UserCodeError
+
+
+class OptimizerList(Optimizer):
+    """Several optimizers, whose steps follow each other, as one.
+
+    Each of them keeps its state; this one has none.
+    """
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = tuple(parts)
+        super().__init__([each for part in parts for each in _parameters(part)], {})
+        # The same objects, so that settings of a group reach its optimizer.
+        self.param_groups = [group for part in parts for group in part.param_groups]
+
+    def step(self, closure: Callable[[], Tensor] | None = None) -> None:  # type: ignore[override]
+        """Make a step of each; ``closure`` is for those that take one."""
+        for part in self.parts:
+            if closure is not None and takes_closure(part):
+                part.step(closure)  # type: ignore[arg-type]
+            else:
+                part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all."""
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned."""
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+
+def as_optimizer(given: Any) -> Optimizer:
+    """Return an optimizer, or several in a list or tuple, as one. Raises :class:`UserCodeError`."""
+    if isinstance(given, list | tuple) and given:
+        # Accelerate wraps optimizers, and steps of the inner one are what counts.
+        parts = [getattr(each, "optimizer", each) for each in given]
+        if all(isinstance(each, Optimizer) for each in parts):
+            return parts[0] if len(parts) == 1 else OptimizerList(parts)
+    elif isinstance(given, Optimizer):
+        return given
+    raise UserCodeError(
+        f"the optimizer is a {type(given).__name__}",
+        remedy="return a torch.optim.Optimizer, or a list of them",
+    )
+
+
+def parts_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
+    """Return the optimizers that keep the state: those of a list, or that inside a wrapper."""
+    if isinstance(optimizer, OptimizerList):
+        return optimizer.parts
+    inner = getattr(optimizer, "base_optimizer", None)
+    return (inner if isinstance(inner, Optimizer) else optimizer,)
+
+
+def name_of(optimizer: Optimizer) -> str:
+    """Return the name of an optimizer for people."""
+    if isinstance(optimizer, OptimizerList):
+        return " and ".join(type(part).__name__ for part in optimizer.parts)
+    return type(optimizer).__name__
+
+
+def set_mode(optimizer: Optimizer, *, training: bool) -> None:
+    """Put an optimizer that has two modes into one of them.
+
+    A schedule-free one then changes the parameters to those that gradients are computed at, or to
+    their average, which is the model (arXiv:2405.15682).
+    """
+    for part in optimizer.parts if isinstance(optimizer, OptimizerList) else (optimizer,):
+        modes = [getattr(part, name, None) for name in ("train", "eval")]
+        if all(map(callable, modes)):
+            modes[not training]()  # type: ignore[misc]  # checked to be callable
+
+
+# -- closures --------------------------------------------------------------------------------------
+
+
+def takes_closure(optimizer: Optimizer) -> bool:
+    """Return True if an optimizer may evaluate the loss again, as L-BFGS and SAM do."""
+    if isinstance(optimizer, OptimizerList):
+        return any(map(takes_closure, optimizer.parts))
+    if isinstance(optimizer, LBFGS):
+        return True
+    step = inspect.unwrap(type(optimizer).step)
+    of_torch = step.__module__.startswith("torch.optim")
+    return not of_torch and "closure" in inspect.signature(step).parameters
+
+
+class Closure:
+    """Loss of a step for its optimizer, with the gradients.
+
+    ``evaluate`` computes both again. It isn't called while parameters and gradients are those of
+    ``loss``; None if the loss can't be computed again.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, loss: float, evaluate: Callable[[], float] | None
+    ) -> None:
+        self._optimizer, self._evaluate = optimizer, evaluate
+        self._note(loss)
+
+    def __call__(self) -> Tensor:
+        """Return the loss at the present parameters. Raises :class:`SpecError`."""
+        if self._seen != self._versions():
+            if self._evaluate is None:
+                raise SpecError(
+                    f"task: {name_of(self._optimizer)} computes the loss several times in a step, "
+                    "and a script computes it once",
+                    remedy="write the training as a vcasgd.Task",
+                    field="task",
+                )
+            with torch.enable_grad():
+                self._note(self._evaluate())
+        return self._loss
+
+    def note_clipped(self) -> None:
+        """Note that the gradients were clipped."""
+        self._seen = self._versions()
+
+    def _note(self, loss: float) -> None:
+        self._loss, self._seen = torch.tensor(loss), self._versions()
+
+    def _versions(self) -> list[tuple[int, int, int]]:
+        return [
+            (each._version, id(each.grad), -1 if each.grad is None else each.grad._version)
+            for each in _parameters(self._optimizer)
+        ]
+
+
+def check_workers(optimizer: Optimizer, workers: int) -> None:
+    """Raise :class:`SpecError` for an optimizer that several workers can't use."""
+    if workers > 1 and any(isinstance(part, LBFGS) for part in parts_of(optimizer)):
+        raise SpecError(
+            "task: LBFGS searches along a line for the loss of a whole batch, and each of several "
+            "workers has a part of it",
+            remedy="set workers.max: 1, or use another optimizer",
+            field="task",
+        )
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
