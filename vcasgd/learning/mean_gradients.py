@@ -195,8 +195,8 @@ class MeanGradients:
         for parameter, own, part in trained:
             parameter.grad = _like(own, part, parameter)
         self._clip()
-        for part in self._optimizers:
-            _step_of(part)(part)
+        for one in self._optimizers:
+            _step_of(one)(one)
         self._optimizer.zero_grad(set_to_none=True)
 
     def _restore(self, step: _Step) -> None:

@@ -48,9 +48,10 @@ def as_optimizer(given: Any) -> Optimizer:
     """Return an optimizer, or several in a list or tuple, as one. Raises :class:`UserCodeError`."""
     if isinstance(given, list | tuple) and given:
         # Accelerate wraps optimizers, and steps of the inner one are what counts.
-        parts = [getattr(each, "optimizer", each) for each in given]
+        parts: list[Any] = [getattr(each, "optimizer", each) for each in given]
         if all(isinstance(each, Optimizer) for each in parts):
-            return parts[0] if len(parts) == 1 else OptimizerList(parts)
+            one: Optimizer = parts[0]
+            return one if len(parts) == 1 else OptimizerList(parts)
     elif isinstance(given, Optimizer):
         return given
     raise UserCodeError(
