@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from vcasgd.client import Client
     from vcasgd.session.session import Session
     from vcasgd.spec.job import JobSpec
+    from vcasgd.task.logged import log
     from vcasgd.task.task import Task, base
 
-__all__ = ["Client", "JobSpec", "Session", "Task", "__version__", "base"]
+__all__ = ["Client", "JobSpec", "Session", "Task", "__version__", "base", "log"]
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ _MODULES = {
     "Session": "vcasgd.session.session",
     "Task": "vcasgd.task.task",
     "base": "vcasgd.task.task",
+    "log": "vcasgd.task.logged",
 }
 
 

@@ -107,6 +107,8 @@ MAX_HOLDER_BYTES = MAX_NAME_BYTES + 1 + MAX_NUMBER_BYTES
 MAX_HEARTBEAT_BYTES = 1 << 16
 #: Leases that a worker renews with a heartbeat; it holds about one for each learner.
 MAX_RENEWED = 1000
+#: Names of metrics that the steps of a job log.
+MAX_LOGGED = 64
 #: Bytes of a header; a longer one is not parsed.
 MAX_HEADER_BYTES = 1 << 20
 #: Bytes of a payload that goes to the server together with its entry, in one script.

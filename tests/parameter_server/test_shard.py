@@ -18,6 +18,7 @@ from vcasgd.errors import (
     Fenced,
     StoreUnavailable,
 )
+from vcasgd.limits import MAX_LOGGED
 from vcasgd.parameter_server.model_state import MAX_UPDATES
 from vcasgd.parameter_server.reports import REPORT_SECONDS
 from vcasgd.parameter_server.shard import VIEW_SECONDS, Shard
@@ -166,6 +167,29 @@ class TestReports:
         assert (point["updates_per_second"], point["samples_per_second"]) == (1.0, 2.0)
         assert (point["loss"], point["staleness_mean"]) == (1.0, 0.5)
         assert point["waiting"] == 0
+
+    def test_points_have_the_means_of_what_steps_logged(self, world: World) -> None:
+        shard = world.shard()
+        for start, logged in enumerate([(("norm", 6.0, 3),), (("norm", 4.0, 1), ("acc", 0.5, 1))]):
+            world.push(0, start, start + 1, base=0, logged=logged)
+        # A repeated update counts nothing.
+        world.push(0, 1, 2, base=0, logged=(("norm", 100.0, 1),))
+        world.now += 2
+        shard.turn()
+
+        (point,) = world.jobs.metrics(world.job)
+        assert point["logged"] == {"norm": 2.5, "acc": 0.5}
+
+    def test_names_beyond_the_limit_are_left_out(self, world: World) -> None:
+        shard = world.shard()
+        for start in range(2):
+            names = [f"{start}-{number}" for number in range(MAX_LOGGED)]
+            world.push(0, start, start + 1, base=0, logged=tuple((each, 1.0, 1) for each in names))
+        world.now += 2
+        shard.turn()
+
+        (point,) = world.jobs.metrics(world.job)
+        assert len(point["logged"]) == MAX_LOGGED
 
     def test_points_of_a_long_job_are_further_apart(self, world: World) -> None:
         world.ledger.hset(world.ledger_keys.record, "created_at", world.now - 20_000)

@@ -76,6 +76,26 @@ def test_every_field_is_needed() -> None:
         ("stop", [None]),
         ("integers", ["x" * MAX_HEADER_BYTES]),
         ("loss_sum", ["NaN", 1e300, -1e300]),
+        (
+            "logged",
+            [
+                [["a", 1e300, 1]],
+                [["a", "1", 1]],
+                [["a", 1.0, 0]],
+                [["a", 1.0, 1.5]],
+                [["a", 1.0, 10**10]],
+                [["", 1.0, 1]],
+                [["a\n", 1.0, 1]],
+                [["a" * 65, 1.0, 1]],
+                [["ü", 1.0, 1]],
+                [["a", 1.0]],
+                [["a", 1.0, 1, 1]],
+                [["a", None, 1]],
+                {"a": 1.0},
+                [["a", 1.0, 1], ["a", 2.0, 1]],
+                [[f"a{n}", 1.0, 1] for n in range(65)],
+            ],
+        ),
     ],
 )
 def test_out_of_bounds(field: str, values: list[Any]) -> None:

@@ -73,7 +73,7 @@ class TestRoundTrip:
             parameters=900,
             integers=encode_integers(counters),
             rule_state=True,
-            totals=UpdateTotals(41, 820, 12, 3, 7.5, {"checksum": 2}),
+            totals=UpdateTotals(41, 820, 12, 3, 7.5, {"checksum": 2}, logged={"a": (0.5, 2)}),
             created_at=12.5,
         )
         record = Record(3, {12: 5, 14: 1})

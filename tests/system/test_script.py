@@ -82,6 +82,9 @@ def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(
     job = training.await_success()
     assert 0 < training.repeated_samples() <= training.most_repeated_samples()
 
+    # and so does what each step has logged
+    assert job.totals["logged"]["samples"][0] == job.totals["samples"]
+
     # and the script's own function has evaluated the model
     assert job.evaluations[-1].metrics["applied"] == 2.0
 

@@ -382,6 +382,7 @@ class ModelState:
             staleness_sum=totals.staleness_sum + staleness,
             staleness_max=max(totals.staleness_max, staleness),
             loss_sum=totals.loss_sum + header.loss_sum,
+            logged=totals.with_logged(header.logged),
             staleness={**totals.staleness, bucket: totals.staleness.get(bucket, 0) + 1},
         )
 

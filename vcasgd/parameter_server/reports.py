@@ -318,6 +318,7 @@ class Reports:
             "updates_per_second": updates / (now - since),
             "samples_per_second": samples / (now - since),
             "loss": (totals.loss_sum - before.loss_sum) / max(trained, 1),
+            "logged": totals.logged_since(before) or None,
             "staleness_mean": staleness,
             "staleness_max": totals.staleness_max,
             "implicit_momentum": implicit_momentum(staleness),

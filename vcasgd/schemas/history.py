@@ -52,6 +52,9 @@ class MetricRow(Row):
     updates_per_second: float | None = None
     samples_per_second: float | None = None
     loss: float | None = None
+    logged: dict[str, float | None] | None = Field(
+        default=None, description="Means of the values that steps logged with `vcasgd.log`."
+    )
     staleness_mean: float | None = None
     staleness_max: int | None = None
     implicit_momentum: float | None = Field(

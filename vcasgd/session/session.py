@@ -22,6 +22,7 @@ from vcasgd.learning.training import backward, evaluate, parts_of, to_device, up
 from vcasgd.session.loader import BatchLoader, evenly_drawn, loader_over
 from vcasgd.session.schedules import schedule_of, start_rates
 from vcasgd.session.script import Evaluate, LoopTask, running_script
+from vcasgd.task.logged import collected
 
 
 class Session:
@@ -247,6 +248,7 @@ class Session:
         return [(part, weight / total) for part, weight in weighed if weight]
 
     def _evaluate(self, epoch: int, device: torch.device) -> None:
+        logged = collected.take()
         self.metrics = evaluate(
             self._task,
             self._model,
@@ -255,5 +257,7 @@ class Session:
             should_stop=lambda: False,
             on_step=lambda: None,
         )
-        means = (f"{name} {mean:.4f}" for name, mean in self.metrics.items() if name != "count")
-        sys.stdout.write(f"epoch {epoch}: {', '.join(means)}\n")
+        means = {name: mean for name, mean in self.metrics.items() if name != "count"}
+        means |= {name: total / count for name, (total, count) in logged.items()}
+        texts = (f"{name} {mean:.4f}" for name, mean in means.items())
+        sys.stdout.write(f"epoch {epoch}: {', '.join(texts)}\n")

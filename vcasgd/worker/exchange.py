@@ -231,7 +231,7 @@ class Exchange:
         own = {"shard": shard, "base": version[0], "rollbacks": self._rollbacks,
                "codec": codec, "size": size}  # fmt: skip
         if shard:
-            own["integers"] = ""
+            own |= {"integers": "", "logged": ()}
         return Header(**{**fields, **own})
 
     def has_residual(self, shards: Collection[int]) -> bool:

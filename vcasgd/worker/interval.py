@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vcasgd.learning.shards import ShardRange
 from vcasgd.store.tensors.snapshot import RoundFacts
+from vcasgd.task.logged import Sums
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Trained:
     [floats] in the form that the rule needs, and ``integers`` int64 [k]. ``momentum`` is the
     optimizer's; None if it isn't tuned. ``skipped`` samples of the interval weren't trained.
     ``weight`` is that of its batches in samples; None if it is the number of the others.
+    ``logged`` has what the user's code logged in it.
     """
 
     stop: int
@@ -68,3 +70,4 @@ class Trained:
     momentum: float | None = None
     skipped: int = 0
     weight: float | None = None
+    logged: Sums = field(default_factory=dict)

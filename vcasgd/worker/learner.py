@@ -56,6 +56,7 @@ from vcasgd.spec.problems import did_you_mean
 from vcasgd.spec.sections import EMA_PREFIX, Tuning
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.store.ledger.untrusted import MAX_NAME_LENGTH
+from vcasgd.task.logged import collected
 from vcasgd.task.task import Task, calling_user_code
 from vcasgd.worker.adapter import adapter_of
 from vcasgd.worker.interval import Base, Trained
@@ -425,6 +426,7 @@ class Learner:
             self._mean_gradients.begin(base.version, None)
         self._loads = -1
         set_mode(self.optimizer, training=True)
+        collected.take()  # What an evaluation, or an interval that failed, has logged.
         trained = self._train_interval(
             SampleRange(subtask, start, stop),
             (start_from, base.integers) if loads else None,
@@ -444,6 +446,7 @@ class Learner:
             *(stop, trained.steps, trained.loss_sum, update, integers, momentum),
             skipped=trained.skipped,
             weight=trained.weight,
+            logged=collected.take(),
         )
 
     def _train_interval(

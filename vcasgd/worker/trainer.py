@@ -25,6 +25,7 @@ from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.tuning import Tunings
+from vcasgd.store.tensors.header import Logged
 from vcasgd.store.tensors.snapshot import encode_integers
 from vcasgd.worker.departure import Departure
 from vcasgd.worker.exchange import Exchange
@@ -79,10 +80,20 @@ class _Sums:
     loss_sum: float = 0.0
     skipped: int = 0
     weight: float | None = None
+    logged: tuple[Logged, ...] = ()
 
     def plus(self, trained: Trained) -> _Sums:
         weight = None if trained.weight is None else (self.weight or 0.0) + trained.weight
-        return _Sums(self.loss_sum + trained.loss_sum, self.skipped + trained.skipped, weight)
+        sums = {name: (total, count) for name, total, count in self.logged}
+        for name, (total, count) in trained.logged.items():
+            before, number = sums.get(name, (0.0, 0))
+            sums[name] = before + total, number + count
+        return _Sums(
+            self.loss_sum + trained.loss_sum,
+            self.skipped + trained.skipped,
+            weight,
+            tuple((name, *one) for name, one in sums.items()),
+        )
 
 
 @dataclass

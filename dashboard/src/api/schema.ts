@@ -2033,6 +2033,13 @@ export interface components {
             samples_per_second?: number | null;
             /** Loss */
             loss?: number | null;
+            /**
+             * Logged
+             * @description Means of the values that steps logged with `vcasgd.log`.
+             */
+            logged?: {
+                [key: string]: number | null;
+            } | null;
             /** Staleness Mean */
             staleness_mean?: number | null;
             /** Staleness Max */

@@ -43,6 +43,7 @@ for batch in loader:
         os.write(trace, f"{os.getpid()} {' '.join(map(str, samples))}\n".encode())
         if options.hold and options.hold.exists():
             time.sleep(options.step_seconds)
+        vcasgd.log({"samples": len(samples)})
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()

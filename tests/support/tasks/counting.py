@@ -35,6 +35,7 @@ def main() -> None:
         os.write(trace, f"{os.getpid()} {samples}\n".encode())
         if options.hold and options.hold.exists():
             time.sleep(options.step_seconds)
+        vcasgd.log({"samples": len(batch)})
         session.step(-model(batch).sum())
     sys.stdout.write(f"the end: {session.metrics}\n")
 

@@ -189,7 +189,8 @@ def _used(worker: WorkerRow) -> dict[str, float | None]:
 
 def _values(row: MetricRow) -> dict[str, float]:
     found = ((tag, getattr(row, name)) for tag, name in NAMES.items())
-    return {tag: float(value) for tag, value in found if value is not None}
+    logged = ((f"logged/{name}", value) for name, value in (row.logged or {}).items())
+    return {tag: float(value) for tag, value in (*found, *logged) if value is not None}
 
 
 def _evaluation(evaluation: EvaluationView, position: Position) -> Points:

@@ -7,11 +7,12 @@ import hmac
 import json
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.limits import MAX_HEADER_BYTES
+from vcasgd.limits import MAX_HEADER_BYTES, MAX_LOGGED
 from vcasgd.store.keys import TensorKeys
+from vcasgd.task.logged import LARGEST, NAME_PATTERN
 
 #: Characters of a field's name in an error message.
 MAX_NAME_LENGTH = 64
@@ -19,6 +20,10 @@ MAX_NAME_LENGTH = 64
 UNSIGNED = "signature"
 
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
+LoggedName = Annotated[str, Field(pattern=NAME_PATTERN)]
+LoggedSum = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+#: Name, sum, and number of values.
+Logged = tuple[LoggedName, LoggedSum, Annotated[int, Field(ge=1, le=10**9)]]
 
 
 class Header(BaseModel):
@@ -30,7 +35,8 @@ class Header(BaseModel):
     shards' parts of that model. ``size`` and ``checksum``, the 64-bit XXH3, describe the encoded
     part of the vector that belongs to the shard. ``weight`` is that of its batches in samples. A
     checksum detects accidents, not malice; a missing one is computed while the payload is sent.
-    ``integers`` is base64 of int64, or empty if unchanged since the base; only shard 0 has them.
+    ``integers`` is base64 of int64, or empty if unchanged since the base. ``logged`` has what the
+    interval's steps logged: names with sums and numbers of values. Only shard 0 has these two.
     ``batch`` is the worker's local batch in
     samples, a mean that needn't be whole, ``step_seconds`` the duration of its local steps, and
     ``exchange_seconds`` the least time between two of its last intervals; 0 if unknown.
@@ -60,6 +66,7 @@ class Header(BaseModel):
     # Far beyond any real loss; sums of such values stay finite.
     loss_sum: float = Field(default=0.0, ge=-1e200, le=1e200, allow_inf_nan=False)
     weight: float | None = Field(default=None, ge=0, le=1e15, allow_inf_nan=False)
+    logged: tuple[Logged, ...] = Field(default=(), max_length=MAX_LOGGED)
     batch: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
     step_seconds: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
     exchange_seconds: float = Field(default=0.0, ge=0, le=1e9, allow_inf_nan=False)
@@ -70,6 +77,13 @@ class Header(BaseModel):
     def trained(self) -> int:
         """Number of samples that the update was trained with."""
         return self.stop - self.start - self.skipped
+
+    @field_validator("logged")
+    @classmethod
+    def _each_once(cls, value: tuple[Logged, ...]) -> tuple[Logged, ...]:
+        if len({name for name, _, _ in value}) != len(value):
+            raise ValueError("a name occurs twice")
+        return value
 
     @property
     def interval_seconds(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,9 @@ from pydantic import Base64UrlBytes, Field, TypeAdapter, ValidationError
 from vcasgd.errors import JobUnreadable
 from vcasgd.learning.applied_record import AppliedRecord
 from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.limits import MAX_LOGGED
+from vcasgd.store.tensors.header import Logged, LoggedName
+from vcasgd.task.logged import LARGEST
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +33,9 @@ _Number = Annotated[int, Field(ge=0, lt=2**53)]
 #: Count in a snapshot. A worker makes the first one, so it may be anything; sums stay exact.
 _Count = Annotated[int, Field(ge=0, lt=2**52)]
 _Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+_FiniteSum = Annotated[float, Field(allow_inf_nan=False)]
 _Reason = Annotated[str, Field(max_length=64)]
+_LoggedSums = Annotated[dict[LoggedName, tuple[_FiniteSum, _Count]], Field(max_length=MAX_LOGGED)]
 _Staleness = Annotated[str, Field(pattern=r"^[0-9]{1,3}$")]
 
 
@@ -40,14 +45,35 @@ class UpdateTotals:
 
     updates: _Count = 0
     samples: _Count = 0
-    #: Samples of these that weren't trained because they are bad.
-    skipped: _Count = 0
     staleness_sum: _Count = 0
     staleness_max: _Count = 0
     loss_sum: float = 0.0
     rejected: dict[_Reason, _Count] = field(default_factory=dict)
     #: Updates by staleness; the last count, ``MAX_STALENESS``, includes larger ones.
     staleness: dict[_Staleness, _Count] = field(default_factory=dict)
+    #: Samples that weren't trained because they are bad.
+    skipped: _Count = 0
+    #: Sums and numbers of the values that steps logged, by name.
+    logged: _LoggedSums = field(default_factory=dict)
+
+    def with_logged(self, values: Iterable[Logged]) -> _LoggedSums:
+        """Return the sums with those of an update. Of too many names, later ones are left out."""
+        sums = dict(self.logged)
+        for name, total, count in values:
+            before, number = sums.get(name, (0.0, 0))
+            if name in sums or len(sums) < MAX_LOGGED:
+                # Beyond the limit, a sum stands still instead of becoming infinite.
+                sums[name] = max(-LARGEST, min(LARGEST, before + total)), number + count
+        return sums
+
+    def logged_since(self, before: UpdateTotals) -> dict[str, float]:
+        """Return the means of the values that were logged after earlier totals, by name."""
+        means = {}
+        for name, (total, count) in self.logged.items():
+            earlier, number = before.logged.get(name, (0.0, 0))
+            if count > number:
+                means[name] = (total - earlier) / (count - number)
+        return means
 
     @property
     def staleness_mean(self) -> float:
