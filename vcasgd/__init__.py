@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vcasgd.client import Client
+    from vcasgd.client import Client, load
     from vcasgd.session.session import Session
     from vcasgd.spec.job import JobSpec
     from vcasgd.task.logged import log
     from vcasgd.task.task import Task, base
 
-__all__ = ["Client", "JobSpec", "Session", "Task", "__version__", "base", "log"]
+__all__ = ["Client", "JobSpec", "Session", "Task", "__version__", "base", "load", "log"]
 
 __version__ = "0.1.0"
 
@@ -25,6 +25,7 @@ _MODULES = {
     "Session": "vcasgd.session.session",
     "Task": "vcasgd.task.task",
     "base": "vcasgd.task.task",
+    "load": "vcasgd.client",
     "log": "vcasgd.task.logged",
 }
 

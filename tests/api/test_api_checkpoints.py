@@ -7,12 +7,18 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from safetensors.torch import load_file
-from support.api_harness import Api
+from support.api_harness import Api, spec, zipped
 
+import vcasgd
 from vcasgd.client import Client
-from vcasgd.errors import ApiError, CheckpointDamaged, Conflict, NotFound
+from vcasgd.errors import ApiError, CheckpointDamaged, Conflict, NotFound, SpecError
+from vcasgd.learning.layout import Layout
+from vcasgd.spec.sections import StartFrom
+from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.store.ledger.job import JobState
+from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot
 
 
 def test_checkpoints_are_listed_oldest_first(api: Api, client: Client) -> None:
@@ -174,3 +180,64 @@ def test_a_running_job_without_a_ranking_metric_has_only_a_last_model(
     with pytest.raises(Conflict, match="no metric of its evaluations ranks them") as caught:
         found.download(tmp_path / "model", "best")
     assert "stop.metric" in (caught.value.remedy or "")
+
+
+def test_a_job_starts_from_a_checkpoint_of_another_one(api: Api, client: Client) -> None:
+    job = api.submit(epochs=2)
+    api.start_job(job)
+    files = [api.store_checkpoint(job, epoch, size=epoch)[0] for epoch in (1, 2)]
+    api.evaluate(job, 1, {"accuracy": 0.9})
+    api.evaluate(job, 2, {"accuracy": 0.8})
+
+    def started(source: str) -> StartFrom | None:
+        return client.submit(spec(start_from=source), zipped()).spec.start_from
+
+    assert started(job) == StartFrom(job=job, checkpoint=files[0])
+    assert started(f"{job}/last") == StartFrom(job=job, checkpoint=files[1])
+    assert started(f"{job}/{files[1]}") == StartFrom(job=job, checkpoint=files[1])
+    for source, problem in (
+        ("nothing-abc123", "start_from: there is no job"),
+        (f"{job}/v1", "has no checkpoint v1"),
+    ):
+        with pytest.raises(SpecError, match=problem):
+            started(source)
+
+
+def test_an_ended_job_is_extended(api: Api, client: Client) -> None:
+    job = client.submit(spec(max_steps=5, epochs=None), zipped()).id
+    with pytest.raises(Conflict, match="no finished model"):
+        client.job(job).extend(5)
+    api.start_job(job)
+    name, _ = api.store_checkpoint(job, 5)
+    api.finish(job, model=name)
+
+    more = client.job(job).extend(5)
+
+    assert (more.spec.epochs, more.spec.max_steps) == (5, None)
+    assert more.spec.start_from == StartFrom(job=job, checkpoint=name)
+    assert more.package == client.job(job).package
+
+
+def test_a_job_is_loaded_as_a_module_with_its_weights(
+    api: Api, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VCASGD_CACHE_DIR", str(tmp_path))
+    code = """
+import torch, vcasgd
+
+class Digits(vcasgd.Task):
+    def model(self):
+        return torch.nn.Linear(2, 1, bias=False)
+"""
+    job = client.submit(spec(), zipped(**{"train.py": code})).id
+    layout = Layout.of(torch.nn.Linear(2, 1, bias=False))
+    meta = Meta(version=1, token=1, floats=2, parameters=2, layout=layout.digest())
+    stored = ModelCheckpoints(api.storage, job).write(
+        (Snapshot(meta, Record()),), layout, torch.tensor([3.0, 4.0])
+    )
+    api.finish(job, model=stored.name)
+
+    module = vcasgd.load(job, client=client)
+
+    assert module(torch.ones(1, 2)).item() == 7.0
+    assert not module.training

@@ -175,7 +175,11 @@ def test_submit_names_the_largest_files_of_a_working_directory_over_the_limit(
 def test_submit_prints_the_job_and_the_next_command(run: Run, api: Api, job_file: Path) -> None:
     text = stdout_of(run("submit", job_file))
     (job,) = api.jobs.active()
-    assert text == f"submitted {job}\nfollow it with: vcasgd follow {job}\n"
+    assert text.splitlines() == [
+        f"submitted {job}",
+        f"packed 2 files (109 bytes) of {job_file.parent}",
+        f"follow it with: vcasgd follow {job}",
+    ]
 
 
 def test_submit_warns_about_unstable_settings(run: Run, job_file: Path) -> None:

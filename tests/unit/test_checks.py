@@ -35,6 +35,7 @@ def spec(folder: Path, files: dict[str, str], **fields: Any) -> JobSpec:
             "requirements",
             "r.txt is excluded by .vcasgdignore",
         ),
+        ({"train.py": TASK}, {"start_from": "w.safetensors"}, "start_from", "no w.safetensors in"),
         ({"train.py": TASK, "lib/a.py": ""}, {"task": "lib.b:X"}, "task", "no module lib.b in"),
     ],
 )

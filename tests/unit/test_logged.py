@@ -13,11 +13,11 @@ import torch
 import vcasgd
 from vcasgd.errors import UserCodeError
 from vcasgd.limits import MAX_LOGGED
-from vcasgd.task.logged import Collector
+from vcasgd.task.logged import LoggedSums
 
 
 def test_values_of_all_kinds_add_up() -> None:
-    collector = Collector()
+    collector = LoggedSums()
     collector.add({"norm": 1, "train/acc": torch.tensor([0.5], requires_grad=True)})
     collector.add({"norm": torch.tensor(2.5)})
 
@@ -26,7 +26,7 @@ def test_values_of_all_kinds_add_up() -> None:
 
 
 def test_what_is_not_finite_is_left_out() -> None:
-    collector = Collector()
+    collector = LoggedSums()
     collector.add({"a": float("nan"), "b": float("inf"), "c": 1e308, "d": 1.0})
 
     assert collector.take() == {"d": (1.0, 1)}
@@ -47,11 +47,11 @@ def test_what_is_not_finite_is_left_out() -> None:
 )
 def test_anything_else_is_refused(values: dict[Any, Any], problem: str) -> None:
     with pytest.raises(UserCodeError, match=problem):
-        Collector().add(values)
+        LoggedSums().add(values)
 
 
 def test_names_that_never_end_are_refused() -> None:
-    collector = Collector()
+    collector = LoggedSums()
     for step in range(MAX_LOGGED):
         collector.add({f"step_{step}": 1.0})
         collector.take()

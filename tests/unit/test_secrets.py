@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vcasgd import printable
-from vcasgd.client.client import check_secret_files, read_secrets
+from vcasgd.client.secrets import check_secret_files, read_secrets
 from vcasgd.encryption import Recipient, StorageCipher, Undecipherable, encrypt_for
 from vcasgd.errors import SpecError
 from vcasgd.logging import configure_logging

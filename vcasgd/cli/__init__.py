@@ -31,6 +31,7 @@ COMMANDS = {
         jobs.delete,
         jobs.checkpoints,
         jobs.download,
+        jobs.extend,
         jobs.track,
         jobs.set_,
         sweep.sweep,

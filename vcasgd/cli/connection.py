@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from vcasgd.client import Client
-from vcasgd.client.local import find_api
+from vcasgd.client.transport import find_api
 from vcasgd.settings import Settings, load_settings
 
 Url = Annotated[
@@ -23,6 +23,6 @@ Token = Annotated[
 def open_client(url: str | None, token: str | None, settings: Settings | None = None) -> Client:
     """Return a client for the API that the options, the environment or the local stack name.
 
-    Raises the errors of :func:`~vcasgd.client.local.find_api`.
+    Raises the errors of :func:`~vcasgd.client.transport.find_api`.
     """
     return Client(*find_api(url, token, settings or load_settings()))

@@ -301,6 +301,44 @@ def download(
             err.print(_taken(row, rows))
 
 
+def extend(
+    job: JobName,
+    epochs: Annotated[
+        str, typer.Option(metavar="+N", help="More epochs: +5, or their total number: 25.")
+    ],
+    following: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the new job until it ends.")
+    ] = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Train the last model of an ended job for more epochs, as a new job.
+
+    The schedule of the learning rate runs over the new epochs from its start, and the optimizer is
+    new.
+    """
+    with open_client(url, token) as client:
+        old = client.job(job)
+        more = old.extend(_more_epochs(epochs, old))
+        out.print(f"submitted {more.id}: {more.spec.epochs} epochs from the last model of {old.id}")
+        if following:
+            _follow(client, more.id)
+
+
+def _more_epochs(text: str, job: JobView) -> int:
+    done = 0 if text.startswith("+") else job.progress.finished_epochs
+    try:
+        more = int(text) - done
+    except ValueError:
+        more = 0
+    if more < 1:
+        raise typer.BadParameter(
+            f"must be more than the {done} of {job.id}" if done else "must be a number such as +5",
+            param_hint="--epochs",
+        )
+    return more
+
+
 def track(
     job: JobName,
     to: Annotated[TrackerKind, typer.Option(help="Tracker to export to.")],

@@ -11,9 +11,9 @@
 :mod:`vcasgd.schemas` has the types of all results.
 """
 
-from vcasgd.client.client import Client
+from vcasgd.client.client import Client, load
 from vcasgd.client.following import PATIENCE_SECONDS
 from vcasgd.client.job import Job
 from vcasgd.client.problems import may_work_later
 
-__all__ = ["PATIENCE_SECONDS", "Client", "Job", "may_work_later"]
+__all__ = ["PATIENCE_SECONDS", "Client", "Job", "load", "may_work_later"]

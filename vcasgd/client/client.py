@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vcasgd.client.following import PATIENCE_SECONDS, SILENCE_SECONDS, messages
 from vcasgd.client.job import Job
-from vcasgd.client.local import find_api
-from vcasgd.client.transport import FILE_SECONDS, PAGE, Transport, path_of
-from vcasgd.errors import NotFound, SpecError
+from vcasgd.client.secrets import check_secret_files, read_secrets
+from vcasgd.client.transport import FILE_SECONDS, PAGE, Transport, find_api, path_of
+from vcasgd.errors import NotFound
 from vcasgd.schemas.costs import PlanView, SpendView
 from vcasgd.schemas.fleet import (
     EvictionRequested,
@@ -33,10 +32,12 @@ from vcasgd.schemas.jobs import Validation
 from vcasgd.schemas.service import CallerView, NewToken, TokenView
 from vcasgd.settings import load_settings
 from vcasgd.spec.access import Scope
-from vcasgd.spec.environment import MAX_VALUE_LENGTH, SecretSource
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.checks import check_files
-from vcasgd.task.package import digest_of, pack, packed_files
+from vcasgd.task.package import digest_of, pack
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 #: Default limit for the size of a package in MB.
 PACKAGE_LIMIT_MB = 100.0
@@ -48,6 +49,18 @@ _STREAM_DATA: dict[str, type[JobBrief | FleetBrief | MachinesBrief | StoreBrief 
     "store": StoreBrief,
     "event": JobEventRow,
 }
+
+
+def load(job: str, checkpoint: str | None = None, *, client: Client | None = None) -> Module:
+    """Return the module of a job with the weights of its finished model, or of a checkpoint.
+
+    Without a ``client``, the job is one of the stack that :class:`Client` finds by itself. See
+    :meth:`Job.load`.
+    """
+    if client is not None:
+        return client.job(job).load(checkpoint)
+    with Client() as own:
+        return own.job(job).load(checkpoint)
 
 
 class Client:
@@ -295,64 +308,3 @@ class Client:
     def request(self, request: str) -> EvictionRequested:
         """Return the result of :meth:`evict`, given its ID."""
         return self._api.get(EvictionRequested, path_of("requests", request))
-
-
-# -- secrets: their values are read on the submitter's computer ---------------------------------
-
-
-def read_secrets(spec: JobSpec, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the values of all secrets of a job: those ``given``, else those of their sources.
-
-    The line break at the end of a file isn't part of the value. Raises :class:`SpecError`.
-    """
-    given = given or {}
-    return {
-        name: given[name] if name in given else _checked(name, _read(name, source))
-        for name, source in spec.secrets.items()
-    }
-
-
-def check_secret_files(spec: JobSpec) -> None:
-    """Raise :class:`SpecError` if the package would contain the file of a secret."""
-    files = {
-        Path(source.file).resolve(): name for name, source in spec.secrets.items() if source.file
-    }
-    if not files:
-        return
-    for path in packed_files(Path(spec.working_dir)):
-        if name := files.get(path.resolve()):
-            raise SpecError(
-                f"secrets.{name}: {path} is in working_dir, so it would be in the job's package",
-                remedy="move the file, or list it in .vcasgdignore",
-                field=f"secrets.{name}",
-            )
-
-
-def _read(name: str, source: SecretSource) -> str:
-    if source.file is None:
-        variable = source.env or name
-        try:
-            return os.environ[variable]
-        except KeyError:
-            raise SpecError(
-                f"secrets.{name}: {variable} is not in your environment",
-                remedy=f"export {variable}, or name a file: {name}: {{file: …}}",
-                field=f"secrets.{name}",
-            ) from None
-    try:
-        return Path(source.file).expanduser().read_text().removesuffix("\n")
-    except (OSError, ValueError) as error:
-        problem = error.strerror if isinstance(error, OSError) else "is not text"
-        raise SpecError(
-            f"secrets.{name}: {source.file}: {problem}", field=f"secrets.{name}"
-        ) from None
-
-
-def _checked(name: str, value: str) -> str:
-    if value and len(value) <= MAX_VALUE_LENGTH and "\0" not in value:
-        return value
-    raise SpecError(
-        f"secrets.{name}: has {len(value)} characters; it must have 1 to {MAX_VALUE_LENGTH}, "
-        "none of which is zero",
-        field=f"secrets.{name}",
-    )

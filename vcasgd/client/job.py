@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import PrivateAttr
 
 from vcasgd.client.following import PATIENCE_SECONDS, messages, retried
-from vcasgd.client.model_files import finish
+from vcasgd.client.model_files import finish, load_module
+from vcasgd.client.secrets import read_secrets
 from vcasgd.client.tracking import export
 from vcasgd.client.transport import Transport, path_of
-from vcasgd.errors import ApiError
+from vcasgd.errors import ApiError, Conflict
 from vcasgd.schemas.costs import CostView
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.schemas.history import (
+    LAST,
     CheckpointRow,
     EventRow,
     LogRow,
@@ -28,7 +30,11 @@ from vcasgd.schemas.history import (
     TimelineView,
 )
 from vcasgd.schemas.jobs import JobView
-from vcasgd.spec.sections import PROJECT
+from vcasgd.spec.job import LENGTHS
+from vcasgd.spec.sections import PROJECT, StartFrom
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 Entry = TypeVar("Entry", EventRow, LogRow)
 
@@ -216,6 +222,43 @@ class Job(JobView):
             file = self._api.download(self._path(*parts), Path(scratch))
             target = path / file.name if path.is_dir() else path
             return finish(file, target, self.spec, working_dir, ema=ema)
+
+    def load(self, checkpoint: str | None = None) -> Module:
+        """Return the task's module with the weights of the finished model, or of a checkpoint.
+
+        This runs the job's code on this computer, which needs its libraries. ``checkpoint`` is
+        that of :meth:`download`. Raises the errors of :meth:`download`, and those of a task that
+        can't be loaded.
+        """
+        with TemporaryDirectory(prefix="vcasgd-load-") as scratch:
+            code = self._api.call("GET", path_of("packages", self.package)).content
+            file = self.download(Path(scratch), checkpoint, trained_only=True)
+            return load_module(self.spec, self.package, code, file)
+
+    def extend(self, epochs: int, secrets: Mapping[str, str] | None = None) -> Job:
+        """Submit a job that trains the last model of this one, which has ended, on.
+
+        It has the same package and settings, and ``epochs`` epochs of its own: its schedule runs
+        over them from the start, and its optimizer is new. ``secrets`` are those of
+        :meth:`vcasgd.Client.submit`. Raises :class:`~vcasgd.errors.Conflict` if this job has no
+        finished model.
+        """
+        if self.refreshed().model is None:
+            raise Conflict(
+                f"job {self.id} has no finished model",
+                remedy="wait for its end, or submit a job with start_from",
+            )
+        spec = self.spec.model_copy(
+            update={
+                **dict.fromkeys(LENGTHS),
+                "epochs": epochs,
+                "start_from": StartFrom(job=self.id, checkpoint=LAST),
+            }
+        )
+        body: dict[str, Any] = {"spec": spec.model_dump(mode="json"), "package": self.package}
+        if values := read_secrets(spec, secrets):
+            body["secrets"] = values
+        return self._api.post(Job, "jobs", body).bound(self._api)
 
     def track(
         self,

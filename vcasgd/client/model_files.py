@@ -21,6 +21,7 @@ from vcasgd.spec.job import JobSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
 
 #: Names in safetensors files that are no tensors of the model.
 _PREFIX = "vcasgd:"
@@ -116,6 +117,35 @@ def finish(
         folder = target.with_suffix("") if target.suffix == ".safetensors" else target
         return write_adapter(model, folder)
     return write_complete(model, spec, target, working_dir)
+
+
+def load_module(spec: JobSpec, digest: str, package: bytes, file: Path) -> Module:
+    """Return a job's module, with the tensors of a downloaded checkpoint, in evaluation mode.
+
+    ``package``: the zip with this digest that has the job's code, which runs. Raises the errors of
+    :func:`~vcasgd.session.script.load`, and :class:`CheckpointDamaged` if the file's tensors don't
+    fit the module.
+    """
+    from vcasgd.learning.training import build
+    from vcasgd.local_files import default_cache_folder
+    from vcasgd.session.script import load
+    from vcasgd.settings import load_settings
+    from vcasgd.storage.base_files import prepare_base
+    from vcasgd.task.package import unpack
+
+    settings = load_settings()
+    code = unpack(package, digest, settings.cache_dir or default_cache_folder("packages"))
+    prepare_base(spec.base, settings)
+    model = StoredModel.read(file)
+    if model is None:
+        raise CheckpointDamaged(f"{file.name} is not a checkpoint")
+    module = build(load(spec.task, spec.args, code), spec.seed, "cpu")
+    try:
+        module.load_state_dict(model.tensors(), strict=False)
+    except RuntimeError as error:
+        problem = f"{file.name} doesn't fit the model of {spec.task}: {error}"
+        raise CheckpointDamaged(problem) from error
+    return module.eval()
 
 
 def write_adapter(model: StoredModel, folder: Path) -> Path:

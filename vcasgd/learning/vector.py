@@ -79,6 +79,22 @@ def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout)
             tensor.copy_(part)
 
 
+def vectors_of(layout: Layout, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the vectors, float32 [floats] and int64 [integers], of named tensors.
+
+    Raises :class:`KeyError` for a missing tensor, and :class:`ValueError` for one of another shape.
+    """
+    floats = torch.zeros(layout.floats)
+    integers = torch.empty(layout.integers, dtype=torch.int64)
+    for entry in layout.entries:
+        tensor, part = tensors[entry.name], entry.view(floats, integers)
+        # copy_ would broadcast a single number over a whole layer.
+        if tensor.shape != part.shape:
+            raise ValueError(f"{entry.name} has shape {list(tensor.shape)}")
+        part.copy_(tensor)
+    return floats, integers
+
+
 def gather_part(module: nn.Module, layout: Layout, start: int, out: Tensor) -> None:
     """Copy elements of a module's vector from ``start`` on into ``out``, float32 [n].
 

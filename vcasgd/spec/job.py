@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from vcasgd.errors import SpecError
 from vcasgd.spec.environment import Commands, Environment, RequirementsFile, Secrets
 from vcasgd.spec.problems import spec_error
-from vcasgd.spec.sections import BaseSpec, EmaOrDecay, Evaluate, Stop, Tracks, Tuning
+from vcasgd.spec.sections import BaseSpec, EmaOrDecay, Evaluate, StartFrom, Stop, Tracks, Tuning
 from vcasgd.spec.update import RoundsSpec, SmaSpec, Update
 from vcasgd.spec.values import Duration, StrictModel, check_plain
 from vcasgd.spec.yaml import load_mapping
@@ -177,6 +177,11 @@ class JobSpec(StrictModel, metaclass=_Constructor):
     )
     base: BaseSpec | None = Field(
         default=None, description="weights that each machine loads itself, from vcasgd.base()"
+    )
+    start_from: StartFrom | None = Field(
+        default=None,
+        description="weights to start with: of another job, such as digits-abc123/best, or of a "
+        "safetensors file in working_dir",
     )
     epochs: int | None = Field(
         default=None,

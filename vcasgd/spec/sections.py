@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
@@ -50,6 +50,43 @@ class BaseSpec(StrictModel):
     def is_folder(self) -> bool:
         """True if the file lists those of a folder."""
         return PurePosixPath(urlsplit(self.location).path).name == LIST_NAME
+
+
+class StartFrom(StrictModel):
+    """Weights that a job starts with instead of those that ``Task.model`` returns.
+
+    They are those of a checkpoint of another ``job``, a name, ``best``, or ``last``, by default the
+    best one if a metric ranks that job's models; or those of a safetensors ``file`` in
+    ``working_dir``. In short: ``start_from: digits-abc123``, ``digits-abc123/last``, or
+    ``weights.safetensors``.
+    """
+
+    job: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,99}$")
+    checkpoint: str | None = Field(default=None, min_length=1, max_length=200)
+    file: str | None = Field(default=None, min_length=1, max_length=1000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        job, slash, checkpoint = value.partition("/")
+        if value.endswith(".safetensors") and not checkpoint.startswith("v0"):
+            return {"file": value}
+        return {"job": job, "checkpoint": checkpoint if slash else None}
+
+    @model_validator(mode="after")
+    def _one_source(self) -> StartFrom:
+        if (self.job is None) == (self.file is None):
+            raise ValueError("must name a job or a file, for example digits-abc123/best")
+        if self.file is not None:
+            path = PurePosixPath(self.file)
+            if self.checkpoint is not None or path.is_absolute() or ".." in path.parts:
+                raise ValueError(f"must name a file in working_dir; not {self.file}")
+        return self
+
+    def __str__(self) -> str:
+        return self.file or "/".join(filter(None, (self.job, self.checkpoint)))
 
 
 #: Largest number of steps or samples between two evaluations.

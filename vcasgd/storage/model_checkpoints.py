@@ -19,7 +19,7 @@ from torch import Tensor
 from vcasgd.errors import CheckpointDamaged, NotFound
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import Cut, ShardRange
-from vcasgd.learning.vector import named_tensors
+from vcasgd.learning.vector import named_tensors, vectors_of
 from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint
 from vcasgd.store.tensors.snapshot import Snapshot, encode_integers
 from vcasgd.store.tensors.snapshot_index import ModelSnapshot, versions_of
@@ -131,7 +131,7 @@ def parse(name: str, data: bytes) -> LoadedCheckpoint:
         document = _document(data)
         whole = tuple(Snapshot.from_dict(each) for each in document["shards"])
         layout = Layout.from_json(document["layout"])
-        floats, integers = _vectors(layout, tensors)
+        floats, integers = vectors_of(layout, tensors)
         state = _rule_state(whole, layout, tensors)
     except _PARSE_ERRORS as error:
         raise CheckpointDamaged(f"checkpoint {name}: {type(error).__name__}: {error}") from error
@@ -159,18 +159,6 @@ def _document(data: bytes) -> dict[str, Any]:
     header = json.loads(data[8 : 8 + length])
     document: dict[str, Any] = json.loads(header["__metadata__"][_METADATA])
     return document
-
-
-def _vectors(layout: Layout, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    floats = torch.zeros(layout.floats)
-    integers = torch.empty(layout.integers, dtype=torch.int64)
-    for entry in layout.entries:
-        tensor, part = tensors[entry.name], entry.view(floats, integers)
-        # copy_ would broadcast a single number over a whole layer.
-        if tensor.shape != part.shape:
-            raise ValueError(f"{entry.name} has shape {list(tensor.shape)}")
-        part.copy_(tensor)
-    return floats, integers
 
 
 def _rule_state(whole: ModelSnapshot, layout: Layout, tensors: dict[str, Tensor]) -> Tensor | None:

@@ -36,6 +36,8 @@ def check_files(spec: JobSpec) -> list[SettingWarning]:
     files = {path.relative_to(folder).as_posix() for path in packed_files(folder)}
     if spec.requirements is not None:
         _check_packed("requirements", str(Path(spec.requirements)), folder, files)
+    if spec.start_from is not None and spec.start_from.file is not None:
+        _check_packed("start_from", spec.start_from.file, folder, files)
     start = _task_file(spec, folder, files)
     if start is None:
         return []

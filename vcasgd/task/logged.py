@@ -27,7 +27,7 @@ LARGEST = 1e200
 Sums = dict[str, tuple[float, int]]
 
 
-class Collector:
+class LoggedSums:
     """Sums of what was logged since the last :meth:`take`. Threads may share it."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Collector:
 
 
 #: What this process has logged since its interval began.
-collected = Collector()
+collected = LoggedSums()
 
 
 def log(values: Mapping[str, Any]) -> None:

@@ -6,14 +6,20 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from vcasgd.errors import DataError, MachineDiffers, NotFound, PackageError, SpecError
+from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import ShardRange
+from vcasgd.learning.vector import vectors_of
 from vcasgd.local_files import default_cache_folder
 from vcasgd.logging import identify
 from vcasgd.session.script import ScriptTask, load
+from vcasgd.spec.sections import StartFrom
 from vcasgd.storage.base_files import prepare_base
+from vcasgd.storage.checkpoints import Checkpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import JobRecord
@@ -31,6 +37,9 @@ from vcasgd.worker.learner import Learner
 from vcasgd.worker.lease_book import WorkInterrupted
 from vcasgd.worker.ranked_learner import LeadingLearner
 from vcasgd.worker.ranks import Ranks
+
+#: Start of the names of tensors in checkpoints that aren't the model's.
+_OWN = "vcasgd:"
 
 
 class Setup:
@@ -172,10 +181,18 @@ class Setup:
             learner.rehearse()
         check_nodes(context.nodes, facts.shards, context.job)
         # Not the learner's present model, which is already trained if the snapshot was lost.
-        floats, integers = learner.initial()
+        floats, integers = self._starting_vectors(learner) or learner.initial()
         for part in learner.cut(facts.shards).parts:
             self._install(part, floats, integers, first=reported is None)
         context.leases.report_facts(lease, facts.to_dict())
+
+    def _starting_vectors(self, learner: Learner) -> tuple[Tensor, Tensor] | None:
+        source = learner.spec.start_from
+        if source is None:
+            return None
+        storage = Storage(self._context.settings.required("storage_url"))
+        code = self._code_of(self._context.jobs.get(self._context.job))
+        return starting_vectors(source, learner.layout, storage, code)
 
     def _install(self, part: ShardRange, floats: Tensor, integers: Tensor, *, first: bool) -> None:
         """Install one shard's first snapshot, unless it has a snapshot."""
@@ -198,3 +215,46 @@ class Setup:
             halves=learner.halves,
         )
         snapshots.install(0, meta, Record(), part.of(floats))
+
+
+# -- weights to start with ---------------------------------------------------------------------
+
+
+def starting_vectors(
+    source: StartFrom, layout: Layout, storage: Storage, code: Path
+) -> tuple[Tensor, Tensor]:
+    """Return the vectors, float32 [floats] and int64 [integers], of the weights to start with.
+
+    ``code``: folder of the job's code. Raises :class:`SpecError` if the weights don't exist or are
+    those of another model, :class:`~vcasgd.errors.CheckpointDamaged`, and
+    :class:`~vcasgd.errors.StorageUnavailable`.
+    """
+    try:
+        tensors = load_tensors(_bytes(source, storage, code))
+    except (SafetensorError, OSError, NotFound) as error:
+        raise _refused(source, f"can't be read: {error}") from error
+    names = {name for name in tensors if not name.startswith(_OWN)}
+    known = {entry.name for entry in layout.entries}
+    if missing := sorted(known - names):
+        raise _refused(source, f"has no {missing[0]}, which the model trains")
+    if extra := sorted(names - known - {tensor.name for tensor in layout.base}):
+        raise _refused(source, f"has {extra[0]}, and the model doesn't")
+    try:
+        return vectors_of(layout, tensors)
+    except ValueError as error:
+        raise _refused(source, f"doesn't fit the model: {error}") from error
+
+
+def _bytes(source: StartFrom, storage: Storage, code: Path) -> bytes:
+    if source.file is not None:
+        return (code / source.file).read_bytes()
+    assert source.job is not None, "checked"
+    return Checkpoints(storage, source.job).bytes(source.checkpoint or "")
+
+
+def _refused(source: StartFrom, problem: str) -> SpecError:
+    return SpecError(
+        f"start_from: {source} {problem}",
+        remedy="name weights of the same model",
+        field="start_from",
+    )

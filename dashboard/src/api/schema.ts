@@ -438,7 +438,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        get?: never;
+        /**
+         * Get Package
+         * @description Download a package: the zip of a job's code.
+         */
+        get: operations["get_package"];
         /**
          * Put Package
          * @description Store a package. Storing it again has no effect.
@@ -1404,6 +1408,8 @@ export interface components {
             setup: string[];
             /** @description weights that each machine loads itself, from vcasgd.base() */
             base?: components["schemas"]["BaseSpec"] | null;
+            /** @description weights to start with: of another job, such as digits-abc123/best, or of a safetensors file in working_dir */
+            start_from?: components["schemas"]["StartFrom"] | null;
             /**
              * Epochs
              * @description passes over the data; exactly one of epochs, max_samples, and max_steps
@@ -1591,6 +1597,8 @@ export interface components {
             setup: string[];
             /** @description weights that each machine loads itself, from vcasgd.base() */
             base?: components["schemas"]["BaseSpec"] | null;
+            /** @description weights to start with: of another job, such as digits-abc123/best, or of a safetensors file in working_dir */
+            start_from?: components["schemas"]["StartFrom"] | null;
             /**
              * Epochs
              * @description passes over the data; exactly one of epochs, max_samples, and max_steps
@@ -2844,6 +2852,23 @@ export interface components {
             mean: number;
             /** Max */
             max: number;
+        };
+        /**
+         * StartFrom
+         * @description Weights that a job starts with instead of those that ``Task.model`` returns.
+         *
+         *     They are those of a checkpoint of another ``job``, a name, ``best``, or ``last``, by default the
+         *     best one if a metric ranks that job's models; or those of a safetensors ``file`` in
+         *     ``working_dir``. In short: ``start_from: digits-abc123``, ``digits-abc123/last``, or
+         *     ``weights.safetensors``.
+         */
+        StartFrom: {
+            /** Job */
+            job?: string | null;
+            /** Checkpoint */
+            checkpoint?: string | null;
+            /** File */
+            file?: string | null;
         };
         /**
          * StatusView
@@ -5809,6 +5834,92 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["SubtasksView"];
+                };
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The resource does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    get_package: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description SHA-256 of the zip, in hexadecimal. */
+                digest: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/zip": unknown;
                 };
             };
             /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */

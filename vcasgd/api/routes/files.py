@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from vcasgd.api.access import READ, SUBMIT
 from vcasgd.api.convert import checkpoint_rows
 from vcasgd.api.problems import documented
-from vcasgd.api.services import JobDep, ServicesDep
+from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.errors import ApiError, CheckpointDamaged, Conflict, NotFound, PackageError
 from vcasgd.schemas.history import BEST, LAST, CheckpointRow, chosen
 from vcasgd.schemas.jobs import DIGEST_PATTERN
@@ -93,6 +93,19 @@ def _store(storage: Storage, digest: str, data: bytes, limit: int) -> None:
         storage.put(object_name(digest), data)
 
 
+@router.get(
+    "/packages/{digest}",
+    dependencies=READ,
+    response_class=Response,
+    responses={200: {"content": {"application/zip": {}}}},
+    tags=["packages"],
+)
+def get_package(services: ServicesDep, digest: Digest) -> Response:
+    """Download a package: the zip of a job's code."""
+    data = services.storage.get(object_name(digest))
+    return Response(data, media_type="application/zip", headers={"ETag": f'"{digest}"'})
+
+
 @router.head("/packages/{digest}", dependencies=READ, response_class=Response, tags=["packages"])
 def head_package(services: ServicesDep, digest: Digest) -> Response:
     """Check that a package is stored."""
@@ -119,6 +132,11 @@ _FILE: dict[int | str, dict[str, Any]] = {
 @router.get("/jobs/{job}/checkpoints", dependencies=READ, tags=["checkpoints"])
 def list_checkpoints(services: ServicesDep, job: JobDep) -> list[CheckpointRow]:
     """List the checkpoints in the object storage, oldest first."""
+    return stored_checkpoints(services, job)
+
+
+def stored_checkpoints(services: Services, job: JobRecord) -> list[CheckpointRow]:
+    """Return the checkpoints of a job, oldest first."""
     stored = Checkpoints(services.storage, job.id).all()
     return checkpoint_rows(job, stored, services.jobs.checkpoints(job.id))
 
@@ -135,7 +153,7 @@ def get_checkpoint(
 ) -> Response:
     """Download a checkpoint: of this name, or the one that is marked `best` or `last`."""
     if name in (BEST, LAST):
-        found = chosen(list_checkpoints(services, job), name)
+        found = chosen(stored_checkpoints(services, job), name)
         if found is None:
             raise _none_stored(job, name)
         name = found.name
@@ -154,7 +172,7 @@ def get_model(services: ServicesDep, job: JobDep, if_none_match: IfNoneMatch = N
     last one."""
     if job.model is None:
         raise _no_model(job)
-    found = chosen(list_checkpoints(services, job), BEST)
+    found = chosen(stored_checkpoints(services, job), BEST)
     return _file(services.storage, job, found.name if found else job.model, if_none_match)
 
 

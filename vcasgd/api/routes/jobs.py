@@ -13,13 +13,14 @@ from pydantic import ValidationError
 from vcasgd.api.access import READ, SUBMIT, CallerDep, OwnJobDep
 from vcasgd.api.convert import job_view
 from vcasgd.api.problems import documented
-from vcasgd.api.routes.files import object_name
+from vcasgd.api.routes.files import object_name, stored_checkpoints
 from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.encryption import StorageCipher
-from vcasgd.errors import SpecError
+from vcasgd.errors import NotFound, SpecError
 from vcasgd.fleet.observed import pools_in
 from vcasgd.fleet.pools import pools_of_job
 from vcasgd.logging import isolated
+from vcasgd.schemas.history import chosen
 from vcasgd.schemas.jobs import (
     ChangeRequest,
     JobText,
@@ -83,7 +84,7 @@ def submit_job(
     _check_package(services.storage, body.package)
     _check_pools(services.control, body.spec)
     job, created = services.jobs.submit_once(
-        body.spec,
+        _with_start(services, body.spec),
         body.package,
         idempotency_key,
         owner=caller.name,
@@ -137,6 +138,27 @@ def _check_package(storage: Storage, digest: str) -> None:
             remedy=f"PUT it to /api/v1/packages/{digest}",
             field="package",
         )
+
+
+def _with_start(services: Services, spec: JobSpec) -> JobSpec:
+    """Return the specification with the name of the checkpoint that it starts from."""
+    source = spec.start_from
+    if source is None or source.job is None:
+        return spec
+    try:
+        rows = stored_checkpoints(services, services.jobs.get(source.job))
+    except NotFound as error:
+        raise SpecError(f"start_from: {error.message}", field="start_from") from error
+    found = chosen(rows, source.checkpoint)
+    if found is None:
+        raise SpecError(
+            f"start_from: job {source.job} has no checkpoint"
+            + (f" {source.checkpoint}" if source.checkpoint else " yet"),
+            remedy=f"vcasgd checkpoints {source.job} lists them",
+            field="start_from",
+        )
+    exact = source.model_copy(update={"checkpoint": found.name})
+    return spec.model_copy(update={"start_from": exact})
 
 
 def _check_pools(control: Control, spec: JobSpec) -> None:
