@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,18 +14,23 @@ from support.compat import (
     Metrics,
     Points,
     assert_as_plain,
+    assert_close,
     evaluate_plainly,
     grid,
     on_workers,
     orders,
+    script,
     simulated,
 )
 from support.harness import Harness
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from vcasgd.learning.layout import Layout
+from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import JobState
+from vcasgd.worker.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DECAY = 0.98
@@ -89,3 +96,192 @@ def test_the_average_is_measured_beside_the_model() -> None:
 
     assert means["ema_loss"] < means["loss"]
     assert simulated(Averaged, 2, epochs=2)["loss"] == means["loss"]
+
+
+# --- averages of a script or a task ---------------------------------------------------------------
+
+HEAD = """
+import copy
+import sys
+
+import torch
+import vcasgd
+
+sys.path.insert(0, {tests!r})
+from support.compat import Points
+
+torch.set_num_threads(1)
+points = Points()
+model = points.model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+session = vcasgd.Session(model, optimizer)
+"""
+LOOPS = {
+    "module": """
+average = copy.deepcopy(model)
+
+
+@session.evaluation(points.dataset("validation"))
+def judge(model, batch):
+    return points.evaluate(average, batch)
+
+
+for batch in session.batches(points.dataset("train"), batch_size=64):
+    session.step(points.loss(model, batch))
+    with torch.no_grad():
+        for mean, each in zip(average.parameters(), model.parameters()):
+            mean.mul_(0.98).add_(each, alpha=0.02)
+""",
+    "swa_utils": """
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.98))
+
+
+@session.evaluation(points.dataset("validation"))
+def judge(model, batch):
+    return points.evaluate(average, batch)
+
+
+for batch in session.batches(points.dataset("train"), batch_size=64):
+    session.step(points.loss(model, batch))
+    average.update_parameters(model)
+""",
+    "dict in a function": """
+class Ema:
+    def __init__(self, model):
+        self.shadow = {{name: each.detach().clone() for name, each in model.named_parameters()}}
+
+    def update(self, model):
+        for name, each in model.named_parameters():
+            self.shadow[name] = 0.98 * self.shadow[name] + 0.02 * each.detach()
+
+
+def main():
+    ema = Ema(model)
+
+    @session.evaluation(points.dataset("validation"))
+    def judge(model, batch):
+        own = copy.deepcopy(model)
+        own.load_state_dict(ema.shadow)
+        return points.evaluate(own, batch)
+
+    for batch in session.loader(points.dataset("train"), batch_size=64):
+        optimizer.zero_grad()
+        points.loss(model, batch).backward()
+        optimizer.step()
+        ema.update(model)
+
+
+main()
+""",
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@grid
+def test_an_average_of_a_script_is_evaluated(tmp_path: Path, loop: str, workers: int) -> None:
+    tests = str(Path(__file__).parents[1])
+    task = script((HEAD + LOOPS[loop]).format(tests=tests), tmp_path)
+
+    means = simulated(task, workers, epochs=2)
+
+    assert_close([means["loss"]], [plainly_averaged(0)["loss"]])
+
+
+class Copied(Averaged):
+    """A task with a frozen copy inside its model that each step moves, as a mean teacher."""
+
+    def model(self) -> nn.Module:
+        model = nn.ModuleDict({"student": super().model()})
+        model["teacher"] = copy.deepcopy(model["student"]).requires_grad_(False)
+        self.net = model
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        if self.steps:
+            with torch.no_grad():
+                networks = model["teacher"].parameters(), model["student"].parameters()
+                pairs = zip(*networks, strict=True)
+                for mean, each in pairs:
+                    mean.mul_(DECAY).add_(each, alpha=1 - DECAY)
+        self.steps = True
+        return super().loss(model["student"], batch)
+
+    steps = False
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return super().evaluate(model["teacher"], batch)
+
+
+@grid
+def test_a_frozen_copy_that_training_moves_travels(workers: int) -> None:
+    assert_as_plain(Case(Copied, epochs=2), workers)
+
+
+# --- parameters of the loss, and parameters that thaw ---------------------------------------------
+
+
+class Centred(Points):
+    """A loss with parameters of its own, which the optimizer trains, too."""
+
+    def __init__(self) -> None:
+        self.head = nn.Linear(self.classes, self.classes)
+        self.temperature = nn.Parameter(torch.tensor(3.0))
+        with torch.no_grad():
+            self.head.weight.copy_(torch.eye(self.classes).flip(0))
+            self.head.bias.zero_()
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        own = [*self.head.parameters(), self.temperature]
+        return torch.optim.AdamW([*parameters, *own], lr=3e-3)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(lambda points: self.head(model(points)) * self.temperature.exp(), batch)
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return super().evaluate(lambda x: self.head(model(x)) * self.temperature.exp(), batch)
+
+
+@grid
+def test_parameters_of_the_loss_are_in_updates(workers: int) -> None:
+    assert_as_plain(Case(Centred, epochs=2), workers)
+
+
+class Thawed(Points):
+    """A task whose first layer is frozen until 30 % of the job."""
+
+    def model(self) -> nn.Module:
+        self.net = super().model()
+        self.net[0].requires_grad_(False)
+        return self.net
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.AdamW(self.net.parameters(), lr=3e-3)
+
+    def schedule(self, progress: float) -> float:
+        if progress >= 0.3:
+            self.net[0].requires_grad_(True)
+        return 1.0
+
+
+@grid
+def test_a_layer_that_thaws_is_trained_from_then_on(workers: int) -> None:
+    assert_as_plain(Case(Thawed), workers)
+
+
+def test_what_stays_frozen_does_not_travel() -> None:
+    class Frozen(Points):
+        def __init__(self) -> None:
+            self.teacher = super().model()
+
+        def model(self) -> nn.Module:
+            model = super().model()
+            model[0].requires_grad_(False)
+            return model
+
+    learner = Learner(JobSpec.parse({"name": "j", "task": "t:T", "epochs": 1}), Frozen(), "cpu")
+
+    layout = Layout.from_json(learner.facts(1).layout)
+
+    assert [entry.name for entry in layout.entries] == ["2.weight", "2.bias"]

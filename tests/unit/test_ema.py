@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vcasgd.errors import SpecError
-from vcasgd.learning.ema import coefficients, longest_interval
+from vcasgd.learning.rules.rounds import average_coefficients, longest_interval
 from vcasgd.spec.job import JobSpec
 
 
@@ -19,14 +19,14 @@ def test_steps_on_a_line_are_averaged_as_one_by_one(decay: float, steps: int) ->
         weight = first + (last - first) * step / steps
         expected = decay * expected + (1 - decay) * weight
 
-    kept, share = coefficients(decay, steps)
+    kept, share = average_coefficients(decay, steps)
     assert kept * average + (1 - kept) * first + share * (last - first) == pytest.approx(expected)
 
 
 def test_parts_of_a_step_add_up_to_it() -> None:
-    halves = coefficients(0.9, 0.5)[0] ** 2
+    halves = average_coefficients(0.9, 0.5)[0] ** 2
 
-    assert halves == pytest.approx(coefficients(0.9, 1)[0])
+    assert halves == pytest.approx(average_coefficients(0.9, 1)[0])
 
 
 @pytest.mark.parametrize(("decay", "steps"), [(0.999, 62.5), (0.99, 6.25), (0.5, 1.0)])

@@ -6,7 +6,7 @@ worker with other values notices before it trains.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -109,12 +109,14 @@ def base_tensors(module: nn.Module, buffers: Iterable[str]) -> dict[str, Tensor]
 class BaseGuard:
     """Detects changes of a base during training."""
 
-    def __init__(self, module: nn.Module, buffers: Iterable[str]) -> None:
+    def __init__(
+        self, module: nn.Module, buffers: Iterable[str], apart_from: Container[str] = ()
+    ) -> None:
         # Libraries replace the integers of quantized layers with the same ones in another order.
         self._versions = [
             (name, tensor, tensor._version)
             for name, tensor in base_tensors(module, buffers).items()
-            if tensor.is_floating_point() and not tensor.is_inference()
+            if tensor.is_floating_point() and not tensor.is_inference() and name not in apart_from
         ]
 
     def changed(self) -> Iterator[str]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from vcasgd.errors import CheckpointDamaged, SpecError
@@ -76,22 +77,29 @@ class Layout:
     gradients: bool = False
 
     @classmethod
-    def of(cls, module: nn.Module, base_buffers: Iterable[str] = ()) -> Layout:
+    def of(
+        cls,
+        module: nn.Module,
+        base_buffers: Iterable[str] = (),
+        carried: Mapping[str, bool] = MappingProxyType({}),
+    ) -> Layout:
         """Return the layout of a module's parameters and persistent buffers, tied ones once.
 
-        Frozen parameters and ``base_buffers`` are the base. Non-persistent buffers are left out, as
+        Frozen parameters and ``base_buffers`` are the base, apart from those that are ``carried``:
+        as parameters if True, else as statistics. Non-persistent buffers are left out, as
         in a ``state_dict``: they can be recomputed. Raises :class:`SpecError` for uninitialized
         lazy tensors, and for complex ones outside the base.
         """
         for name, parameter in parameters_of(module).items():
             _check_shape(name, parameter)
-        base = base_tensors(module, base_buffers)
-        state = [part for part in _state(module) if part[0] not in base]
+        named = base_tensors(module, base_buffers).items()
+        base = {name: tensor for name, tensor in named if name not in carried}
+        state = [part for part in _state(module, carried) if part[0] not in base]
         floats = [part for part in state if part[2] is TensorKind.PARAMETER]
         floats += [part for part in state if part[2] is TensorKind.STATISTIC]
         integers = [part for part in state if part[2] is TensorKind.INTEGER]
-        named = (BaseTensor.of(name, tensor) for name, tensor in base.items())
-        return cls((*_placed(floats), *_placed(integers)), tuple(named))
+        fixed = (BaseTensor.of(name, tensor) for name, tensor in base.items())
+        return cls((*_placed(floats), *_placed(integers)), tuple(fixed))
 
     @cached_property
     def parameters(self) -> int:
@@ -166,14 +174,20 @@ class Layout:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
-def _state(module: nn.Module) -> Iterator[tuple[str, Tensor, TensorKind]]:
+def _state(
+    module: nn.Module, carried: Mapping[str, bool]
+) -> Iterator[tuple[str, Tensor, TensorKind]]:
+    def kind(name: str, tensor: Tensor, usual: TensorKind) -> TensorKind:
+        known = {True: TensorKind.PARAMETER, False: TensorKind.STATISTIC}
+        return _kind(name, tensor, known[carried[name]] if name in carried else usual)
+
     for name, parameter in parameters_of(module).items():
-        if parameter.requires_grad:
-            yield name, parameter, _kind(name, parameter, TensorKind.PARAMETER)
+        if parameter.requires_grad or name in carried:
+            yield name, parameter, kind(name, parameter, TensorKind.PARAMETER)
     persistent = persistent_names(module)
     for name, buffer in buffers_of(module).items():
-        if name in persistent:
-            yield name, buffer, _kind(name, buffer, TensorKind.STATISTIC)
+        if name in persistent or name in carried:
+            yield name, buffer, kind(name, buffer, TensorKind.STATISTIC)
 
 
 def _role(entry: TensorEntry | None) -> tuple[Any, ...]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from vcasgd.errors import MachineDiffers, SpecError, VcasgdError
-from vcasgd.learning.base import BaseGuard, parameters_of
+from vcasgd.learning.base import BaseGuard, buffers_of, parameters_of
+from vcasgd.learning.beside import Beside, StateSearch, WholeState
 from vcasgd.learning.layout import Layout, TensorKind
 from vcasgd.learning.training import build
 from vcasgd.learning.vector import (
@@ -32,24 +36,79 @@ class LocalModel:
         self._task, self._seed, self._device = task, seed, device
         module = build(task, seed, device)
         buffers = _base_buffers(task, module)
+        self._buffers = buffers
         # Before the model moves, because libraries quantize weights for the device then.
         self.layout = Layout.of(module, buffers)
         self.module = module.to(device)
         self._guard = BaseGuard(self.module, buffers)
+        #: The model, with the tensors beside it that travel with it.
+        self._whole: nn.Module = self.module
+        #: Names of frozen parameters and tensors beside the model that travel, and True if they are
+        #: trained; and the vectors before any training if there are some.
+        self._carried: dict[str, bool] = {}
+        self._first: tuple[Tensor, Tensor] | None = None
         #: Number of vectors that were loaded.
         self.loads = 0
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
+    def parameters(self) -> list[Tensor]:
         """The trained parameters, in the order of the vector."""
-        named = parameters_of(self.module)
+        named: dict[str, Tensor] = {**parameters_of(self._whole), **buffers_of(self._whole)}
         return [
             named[entry.name] for entry in self.layout.entries if entry.kind is TensorKind.PARAMETER
         ]
 
+    def find_state(self, optimizer: Callable[[], Optimizer], probe: Callable[[], None]) -> None:
+        """Find out which frozen parameters and tensors beside the model have to travel, too.
+
+        ``optimizer()`` makes an optimizer, and ``probe()`` some local steps, whose effect on them
+        and on the model is undone. Both are called only if they are needed.
+        """
+        search = StateSearch(self._task, self.module, self.layout)
+        if not search.options:
+            return
+        self._move(search.beside)
+        carried = search.trained(optimizer())
+        if search.is_unclear(carried):
+            floats, integers = self._vectors()
+            gather(self.module, self.layout, floats, integers)
+            search.note()
+            probe()
+            search.undo()
+            scatter(floats, integers, self.module, self.layout)
+        self._carry(carried | search.moved(carried), search.beside)
+
+    def follow_state(self, first: Layout) -> None:
+        """Let the same tensors travel as in the ``first`` worker's layout."""
+        plain = {entry.name for entry in self.layout.entries} - self._carried.keys()
+        entries = [entry for entry in first.entries if entry.name not in plain]
+        carried = {entry.name: entry.kind is TensorKind.PARAMETER for entry in entries}
+        if carried != self._carried:
+            beside = Beside(self._task.variables(), self.module)
+            self._move(beside)
+            self._carry(carried, beside)
+
+    def _move(self, beside: Beside) -> None:
+        for module in beside.modules:
+            module.to(self._device)
+
+    def _carry(self, carried: dict[str, bool], beside: Beside) -> None:
+        if not carried:
+            return
+        beside.keep(carried)
+        self._carried = carried
+        self._whole = WholeState(self.module, beside) if beside else self.module
+        self.layout = Layout.of(self._whole, self._buffers, carried)
+        self._guard = BaseGuard(self.module, self._buffers, carried)
+        self._first = self._vectors()
+        gather(self._whole, self.layout, *self._first)
+
     def initial(self) -> tuple[Tensor, Tensor]:
         """Return the model before any training: float32 [floats] and int64 [integers]."""
         floats, integers = self._vectors()
+        if self._first is not None:
+            floats[: self.layout.state_floats] = self._first[0]
+            return floats, self._first[1].clone()
         # A new model has a copy of the base in memory, so it is built only if necessary.
         module = self.module if not self.loads else build(self._task, self._seed, self._device)
         gather(module, self.layout, floats, integers)
@@ -58,20 +117,20 @@ class LocalModel:
     def load(self, floats: Tensor, integers: Tensor) -> None:
         """Load the vectors, float32 [floats] and int64 [integers], into the model."""
         self.loads += 1
-        scatter(floats, integers, self.module, self.layout)
+        scatter(floats, integers, self._whole, self.layout)
 
     def shift_part(self, floats: Tensor, start: int) -> None:
         """Add ``floats``, float32 [n], to the model's vector from an element on."""
-        shift_part(floats, start, self.module, self.layout)
+        shift_part(floats, start, self._whole, self.layout)
 
     def read_part(self, out: Tensor, start: int) -> None:
         """Copy the model's vector from an element on into ``out``, float32 [n]."""
-        gather_part(self.module, self.layout, start, out)
+        gather_part(self._whole, self.layout, start, out)
 
     def read_integers(self) -> Tensor:
         """Return the model's counters, int64 [integers]. Raises as :meth:`check_base`."""
         self.check_base()
-        return gather_integers(self.module, self.layout)
+        return gather_integers(self._whole, self.layout)
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Return the model's state in new vectors, float32 [floats] and int64 [integers].
@@ -80,7 +139,7 @@ class LocalModel:
         """
         self.check_base()
         floats, integers = self._vectors()
-        gather(self.module, self.layout, floats, integers)
+        gather(self._whole, self.layout, floats, integers)
         return floats, integers
 
     def read_into(self, out: Tensor, origin: Tensor | None) -> Tensor:
@@ -92,9 +151,9 @@ class LocalModel:
         self.check_base()
         integers = torch.empty(self.layout.integers, dtype=torch.int64)
         if origin is None:
-            gather(self.module, self.layout, out, integers)
+            gather(self._whole, self.layout, out, integers)
         else:
-            gather_difference(self.module, self.layout, origin, out, integers)
+            gather_difference(self._whole, self.layout, origin, out, integers)
         return integers
 
     def statistics(self) -> list[Tensor]:
@@ -116,8 +175,8 @@ class LocalModel:
         for name in self._guard.changed():
             raise SpecError(
                 f"task: {name} of the model is frozen, but training changes it",
-                remedy="make it a buffer, or don't name it in base_buffers, so that updates "
-                "carry it",
+                remedy="let the first steps change it, make it a buffer, or don't name it in "
+                "base_buffers, so that updates carry it",
                 field="task",
             )
 
@@ -126,7 +185,8 @@ class LocalModel:
         for name in unfrozen_parameters(self.module, self.layout):
             raise SpecError(
                 f"task: {name} of the model was frozen when the job began and no longer is",
-                remedy="let Task.model() set requires_grad for good",
+                remedy="pass it to the optimizer from the start, also while it is frozen; it then "
+                "travels with the model",
                 field="task",
             )
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from vcasgd.learning.local_moments import LocalMoments
@@ -99,7 +99,7 @@ class MeanGradients:
     def __init__(
         self,
         optimizer: Optimizer,
-        parameters: Sequence[nn.Parameter],
+        parameters: Sequence[Tensor],
         clip: Callable[[], None],
     ) -> None:
         self._optimizer, self._parameters, self._clip = optimizer, parameters, clip

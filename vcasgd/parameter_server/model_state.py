@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.learning.ema import coefficients
 from vcasgd.learning.encodings.encoder import payload_formats, step_format
 from vcasgd.learning.encodings.payload import PayloadFormat
 from vcasgd.learning.encodings.steps import PIECE_FLOATS, StepFormat, checksum
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.rules import Context, Payload, Rounds, make_rule, merge_integers
-from vcasgd.learning.rules.rounds import MAX_HEAVIER, round_weight
+from vcasgd.learning.rules.rounds import MAX_HEAVIER, average_coefficients, round_weight
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import LARGEST_VALUE
 from vcasgd.parameter_server.round_members import RoundMembers
@@ -333,7 +332,7 @@ class ModelState:
         if self.state is None or self._config.decay is None or not self.batch.samples:
             return
         steps = self.batch.samples / self._config.batch_size
-        kept, share = coefficients(self._config.decay, steps)
+        kept, share = average_coefficients(self._config.decay, steps)
         self.state.lerp_(self.weights, 1 - kept)
         if self._sum is not None and factor:
             self.state.add_(self._sum, alpha=share * factor / self.batch.weight)

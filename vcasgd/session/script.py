@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
 from vcasgd.errors import SpecError, TaskImportError, UserCodeError, VcasgdError
+from vcasgd.learning.beside import variables_of_callers
 from vcasgd.task.task import Task, import_first_from, load_task, user_traceback
 
 log = logging.getLogger(__name__)
@@ -208,6 +209,8 @@ class ScriptTask(LoopTask):
         #: Model and optimizer state when the loop started.
         self._first: nn.Module | None = None
         self._first_state: dict[str, Any] = {}
+        #: Variables of the script, by name.
+        self._variables: dict[str, Callable[[], Any]] = {}
         self._to_script: SimpleQueue[Any] = SimpleQueue()
         self._to_worker: SimpleQueue[Any] = SimpleQueue()
         self._batch: Any = None
@@ -239,6 +242,14 @@ class ScriptTask(LoopTask):
         # The optimizer changes the tensors that it loads.
         self.user_optimizer.load_state_dict(copy.deepcopy(self._first_state))
         return self.user_optimizer
+
+    def source(self) -> str:
+        """Return the code of the script."""
+        return self._path.read_text(errors="replace")
+
+    def variables(self) -> dict[str, Callable[[], Any]]:
+        """Return the variables of the script's loop, and of its evaluation."""
+        return self._variables
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Resume the script from its last step to the next one, and return the loss."""
@@ -323,6 +334,7 @@ class ScriptTask(LoopTask):
         assert self.user_optimizer is not None, "a session has started"
         self._first = _copy(self.network)
         self._first_state = copy.deepcopy(self.user_optimizer.state_dict())
+        self._variables = variables_of_callers(self.evaluation[0])
         self._send(_READY)
         while True:
             yield self._batch

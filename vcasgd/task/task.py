@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import traceback
@@ -125,6 +126,22 @@ class Task:
     def collate(self, samples: list[Any]) -> Any:
         """Combine a list of samples into a batch."""
         return default_collate(samples)
+
+    def source(self) -> str:
+        """Return the code of the task's class, without that of its base classes."""
+        try:
+            return inspect.getsource(type(self))
+        except (OSError, TypeError):
+            return ""
+
+    def variables(self) -> dict[str, Callable[[], Any]]:
+        """Return what may have tensors beside the model, by name: the task's attributes.
+
+        Those of a task that vcasgd makes of another library's objects are the library's.
+        """
+        if type(self).__module__.partition(".")[0] == vcasgd.__name__:
+            return {}
+        return {name: lambda name=name: vars(self)[name] for name in vars(self)}  # type: ignore[misc]
 
     def use_loader_settings(self, loader: DataLoader[Any]) -> None:
         """Load batches with the processes that a ``DataLoader`` would use."""

@@ -20,7 +20,6 @@ from vcasgd.learning.batch_probe import division_of
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.batch_weights import BatchWeights, declared_weight, measure_of
 from vcasgd.learning.divergence import learning_rate_factor
-from vcasgd.learning.ema import longest_interval
 from vcasgd.learning.encodings import Float32
 from vcasgd.learning.encodings.encoder import codec_of
 from vcasgd.learning.encodings.rows import NAME as ROWS
@@ -33,6 +32,7 @@ from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rank_group import RankGroup
 from vcasgd.learning.rates import Rates, clip
 from vcasgd.learning.rules import Payload, interval_start, make_rule
+from vcasgd.learning.rules.rounds import longest_interval
 from vcasgd.learning.sample_content import SampleContent
 from vcasgd.learning.shards import Cut, ShardRange, shards_for
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
@@ -68,6 +68,8 @@ from vcasgd.worker.vectors import await_device
 #: the encoding has kept back. A worker gets one of them even if it is that many times slower than
 #: the others.
 LAST_SUBTASKS = 4
+#: Local steps that show which state of the task training changes.
+PROBED_STEPS = 3
 
 
 class Learner:
@@ -197,6 +199,7 @@ class Learner:
 
     def facts(self, nodes: int) -> ModelFacts:
         """Return the facts of a job that starts on ``nodes`` store nodes."""
+        self._find_state()
         adapter = adapter_of(self._model.module)
         if shards_for(nodes, self.layout.floats) == 1:
             needed = needs_mean_gradients(
@@ -235,12 +238,46 @@ class Learner:
                 field="stop.metric",
             )
 
+    def _find_state(self) -> None:
+        """Find out what travels with the model, before any training."""
+
+        def probe() -> None:
+            skips, size = self.spec.skips_bad_samples, batch_size_of(self.task)
+            interval = SampleRange(0, 0, min(PROBED_STEPS * size, self.plan.size(0)))
+            source = BatchSource(
+                self.task, self._train_set, self.device, self.spec.seed, skips=skips
+            )
+            set_seed(seed_for(self.spec.seed, 0, 0), self.device)
+            train(
+                *(self.task, self._model.module, self._new_optimizer()),
+                source.batches(self.plan, interval, ()),
+                self.device,
+                should_stop=lambda: False,
+                on_step=lambda: None,
+                bad=self._bad,
+            )
+            source.close()
+
+        if self.spec.workers.gpus != 1:
+            return
+        self._model.find_state(self._new_optimizer, probe)
+        # It depends on the size of the model.
+        self._plan = None
+        self._use_layout(gradients=False)
+
+    def _follow_layout(self, first: Layout) -> None:
+        """Use the layout of the first worker, as far as this machine's model has it."""
+        self._model.follow_state(first)
+        self._use_layout(gradients=first.gradients)
+
     def check_against(self, facts: ModelFacts) -> None:
         """Raise :class:`MachineDiffers` if the model or the data differs from the first worker's.
 
         From now on :attr:`plan` is the one that the first worker recorded.
         """
-        check_same(Layout.from_json(facts.layout), self.layout)
+        first = Layout.from_json(facts.layout)
+        self._follow_layout(first)
+        check_same(first, self.layout)
         self._check_length(self._train_set, "train", facts.samples)
         if self.plan.order_digest() != facts.order_digest:
             raise _differs('the order of dataset("train") is another one')
@@ -252,7 +289,8 @@ class Learner:
 
     def follow_facts(self, facts: ModelFacts) -> None:
         """Follow what the first worker found out."""
-        self._use_layout(gradients=Layout.from_json(facts.layout).gradients)
+
+        self._follow_layout(Layout.from_json(facts.layout))
         # The task's batch size may depend on the machine.
         self._plan = self._plan_with(facts.batch_size or 1, facts.subtasks_per_epoch)
         self._recorded_batch = facts.batch_size

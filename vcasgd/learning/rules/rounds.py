@@ -8,9 +8,17 @@ is the next version. It is always between the copies, so the rule itself can't o
 A round without some of the workers moves the model by the part of the job's batch that it has. An
 update that missed its round counts in the next one. If it missed more than one, its weight is
 divided by the number of missed rounds.
+
+The job can also keep an exponential moving average of the parameters. A plain loop averages after
+each step, ``e ← d·e + (1 − d)·w``. A parameter server sees a version ``w'`` only after k steps from
+``w``. On a straight line between both, step i ends at ``w + (i/k)·Δ`` with ``Δ = w' − w``, and the
+k steps of the plain loop add up to ``e ← dᵏ·e + (1 − dᵏ)·w + c·Δ`` with
+``c = 1 − d·(1 − dᵏ) / (k·(1 − d))``.
 """
 
 from __future__ import annotations
+
+import math
 
 from torch import Tensor
 
@@ -19,6 +27,10 @@ from vcasgd.learning.rules.base import Context, Payload, Rule
 #: Times the mean weight of the job's first batch that a sample of an update may have, so that no
 #: worker can make its own updates count for those of all others.
 MAX_HEAVIER = 16.0
+
+#: Versions in the time that the average looks back, ``1 / (1 − d)`` steps, at least. Fewer would
+#: leave more of the steps' noise in it.
+VERSIONS = 16
 
 
 class Rounds(Rule):
@@ -47,3 +59,14 @@ class Rounds(Rule):
 def round_weight(samples: float, missed: float) -> float:
     """Return the weight of an update, in samples, that is ``missed`` rounds late."""
     return samples / max(missed, 1.0)
+
+
+def average_coefficients(decay: float, steps: float) -> tuple[float, float]:
+    """Return ``dᵏ`` and ``c`` for ``steps`` k > 0, which needn't be whole."""
+    kept = decay**steps
+    return kept, 1.0 + decay * math.expm1(steps * math.log(decay)) / (steps * (1.0 - decay))
+
+
+def longest_interval(decay: float) -> float:
+    """Return the most steps between two versions of which an average is made."""
+    return max(1.0, 1.0 / ((1.0 - decay) * VERSIONS))
