@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vcasgd.errors import CheckpointDamaged, SpecError
 from vcasgd.learning.base import BaseTensor, digest_of
-from vcasgd.learning.layout import Layout, TensorKind
+from vcasgd.learning.layout import BESIDE, Layout, TensorKind
 from vcasgd.spec.job import JobSpec
 
 if TYPE_CHECKING:
@@ -64,14 +64,16 @@ class StoredModel:
     @property
     def is_complete(self) -> bool:
         """True if the file is the model's whole state dict."""
-        return self.adapter is None and not self.layout.base
+        has_more = any(entry.name.startswith(BESIDE) for entry in self.layout.entries)
+        return self.adapter is None and not self.layout.base and not has_more
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the trained tensors by their names in the model."""
         from safetensors.torch import load_file
 
         loaded = load_file(self.path)
-        return {name: each for name, each in loaded.items() if not name.startswith(_PREFIX)}
+        own = (_PREFIX, BESIDE)
+        return {name: each for name, each in loaded.items() if not name.startswith(own)}
 
     def averaged(self) -> StoredModel:
         """Return the model with the average of its parameters, in another file beside this one.
@@ -85,7 +87,7 @@ class StoredModel:
             raise CheckpointDamaged(f"{self.path.name} has no average of its parameters")
         tensors = self.tensors()
         for entry in self.layout.entries:
-            if entry.kind is not TensorKind.INTEGER:
+            if entry.name in tensors and entry.kind is not TensorKind.INTEGER:
                 tensors[entry.name] = entry.view(average, average).to(tensors[entry.name]).clone()
         path = self.path.with_name(f"{self.path.stem}-ema{self.path.suffix}")
         save_file(tensors, path, metadata={"format": "pt"})
@@ -113,6 +115,7 @@ def finish(
         file = model.path
     if model is None or model.is_complete:
         return file.replace(target)
+    write_beside(model, target)
     if model.adapter is not None:
         folder = target.with_suffix("") if target.suffix == ".safetensors" else target
         return write_adapter(model, folder)
@@ -146,6 +149,21 @@ def load_module(spec: JobSpec, digest: str, package: bytes, file: Path) -> Modul
         problem = f"{file.name} doesn't fit the model of {spec.task}: {error}"
         raise CheckpointDamaged(problem) from error
     return module.eval()
+
+
+def write_beside(model: StoredModel, target: Path) -> None:
+    """Write what travelled beside the model, such as an average of the task's own, if anything.
+
+    It is a file beside ``target``, with the names in the task or script.
+    """
+    from safetensors.torch import load_file, save_file
+
+    loaded = load_file(model.path)
+    names = {name.removeprefix(BESIDE): name for name in loaded if name.startswith(BESIDE)}
+    if names:
+        with _appearing(target.with_name(f"{target.stem}-beside.safetensors")) as part:
+            tensors = {short: loaded[name] for short, name in names.items()}
+            save_file(tensors, part, metadata={"format": "pt"})
 
 
 def write_adapter(model: StoredModel, folder: Path) -> Path:

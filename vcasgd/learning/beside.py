@@ -1,7 +1,7 @@
 """Tensors that a task or a script keeps beside its model: averages, centres, a loss's parameters.
 
 They are found once, before any training, in the attributes of the task, or in the variables of the
-script and of its evaluation. Each has a name like :data:`PREFIX` and its path, and is looked up
+script and of its evaluation. Each has a name like :data:`BESIDE` and its path, and is looked up
 where it is whenever it is read, because ``average[name] = …`` replaces a tensor.
 
 Before any training, the first worker of a job looks at them, and at frozen parameters. What the
@@ -27,11 +27,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import vcasgd
 from vcasgd.learning.base import parameters_of
-from vcasgd.learning.layout import Layout, TensorKind
+from vcasgd.learning.layout import BESIDE, Layout, TensorKind
 from vcasgd.task.task import Task
 
-#: Start of the names of these tensors.
-PREFIX = "beside:"
 #: Most tensors that are looked at, and levels of containers and objects that they are in.
 MAX_TENSORS, MAX_DEPTH = 10_000, 4
 #: Values that aren't searched: they have a state of their own, or the data.
@@ -54,7 +52,7 @@ class Beside:
         self.modules: list[nn.Module] = []
         self._places: dict[str, Get] = {}
         for name, get in roots.items():
-            self._search(f"{PREFIX}{name}", get, 0)
+            self._search(f"{BESIDE}{name}", get, 0)
 
     def __bool__(self) -> bool:
         return bool(self._places)
@@ -124,7 +122,7 @@ def _is_own(value: Any) -> bool:
 
 
 class WholeState(nn.Module):
-    """A model with the tensors beside it, whose names begin with :data:`PREFIX`, as its buffers."""
+    """A model with the tensors beside it, whose names begin with :data:`BESIDE`, as its buffers."""
 
     def __init__(self, model: nn.Module, beside: Beside) -> None:
         super().__init__()

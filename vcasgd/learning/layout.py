@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+#: Start of the names of tensors that a task keeps beside its model
+#: (:mod:`vcasgd.learning.beside`).
+BESIDE = "beside:"
 #: Version of the stored form of layouts with a base. One without a base has no version.
 FORMAT = 2
 
@@ -123,6 +126,12 @@ class Layout:
 
     def _count(self, *kinds: TensorKind) -> int:
         return sum(entry.size for entry in self.entries if entry.kind in kinds)
+
+    @property
+    def beside(self) -> list[str]:
+        """The names, in the task or script, of what travels beside the model."""
+        names = [each.name.removeprefix(BESIDE) for each in self.entries if BESIDE in each.name]
+        return sorted({name.partition(".")[0] for name in names})
 
     @property
     def has_frozen(self) -> bool:

@@ -27,6 +27,7 @@ from vcasgd.controller.jobs.failures import (
 )
 from vcasgd.errors import Cause, SnapshotMissing, SpecError
 from vcasgd.learning.divergence import learning_rate_factor
+from vcasgd.learning.layout import Layout
 from vcasgd.steady_time import steady_time
 from vcasgd.storage.checkpoints import StoredCheckpoint
 from vcasgd.storage.objects import Storage
@@ -126,6 +127,12 @@ class JobLifecycle:
                 self._fail(job, f"{error.message}; a worker reported this", None)
                 return
             self._jobs.set_plan(job.id, points, job.facts.most_workers(job.spec))
+            if beside := Layout.from_json(job.facts.layout).beside:
+                text = (
+                    f"{', '.join(beside)} beside the model: each version has the mean of the "
+                    "workers' values; ema in the job file is cheaper for an average"
+                )
+                self._jobs.note(job.id, "state-beside", text)
             if why := job.idle:
                 self._jobs.note(job.id, "batch-undivided", why)
             self._jobs.transition(
