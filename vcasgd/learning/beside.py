@@ -152,7 +152,7 @@ _ADAPTERS = re.compile(r"lora|adapter", re.IGNORECASE)
 
 
 class StateSearch:
-    """What may have to travel besides what is in ``layout``."""
+    """State that may have to travel besides the tensors in ``layout``."""
 
     def __init__(self, task: Task, module: nn.Module, layout: Layout) -> None:
         self._task, self._module = task, module
