@@ -89,6 +89,10 @@ class TaskImportError(UserCodeError):
     """The task can't be imported or constructed."""
 
 
+class LoopEnded(VcasgdError):
+    """A loop of the user's code decided to end the training."""
+
+
 class NonFiniteLoss(UserCodeError):
     """The loss was NaN or infinite."""
 

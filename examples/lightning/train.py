@@ -56,7 +56,7 @@ class DigitsData(LightningDataModule):
         return DataLoader(self.val, batch_size=120)
 
 
-task = ModuleTask(LitDigits, DigitsData, max_epochs=10)
+task = ModuleTask(LitDigits, DigitsData)
 
 if __name__ == "__main__":
     Trainer(max_epochs=10).fit(LitDigits(), DigitsData())

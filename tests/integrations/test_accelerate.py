@@ -18,6 +18,7 @@ from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.training import batches, train
 from vcasgd.session.script import ScriptTask, load
+from vcasgd.task.place import Place
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "accelerate"
 
@@ -75,7 +76,7 @@ def trained_interval(task: ScriptTask, batch: int, count: int, epoch_steps: int)
         *(task, model, own, batches(task, task.dataset("train"), indices, batch), "cpu"),
         should_stop=lambda: False,
         on_step=lambda: None,
-        before_step=lambda done: rates.follow((done // batch + 0.5) / (4 * epoch_steps)),
+        before_step=lambda done: rates.follow(Place((done // batch + 0.5) / (4 * epoch_steps))),
     )
     assert (interval.samples, interval.steps) == (count * batch, count)
     return model

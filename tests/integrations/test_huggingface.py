@@ -15,6 +15,7 @@ from torch.utils.data import SequentialSampler
 from vcasgd.errors import SpecError
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.training import batches, train
+from vcasgd.task.place import Place
 from vcasgd.task.task import Task, load_task
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface"
@@ -74,7 +75,9 @@ def test_local_steps_are_those_of_the_trainer(monkeypatch: pytest.MonkeyPatch, s
         *(task, model, optimizer, batches(task, task.dataset("train"), indices), "cpu"),
         should_stop=lambda: False,
         on_step=lambda: None,
-        before_step=lambda done: rates.follow(done / (8 * 16 * steps)),
+        before_step=lambda done: rates.follow(
+            Place(done / (8 * 16 * steps), step=done // (16 * steps), steps=8)
+        ),
     )
 
     # Then the models are the same
@@ -118,7 +121,20 @@ def test_a_schedule_that_follows_metrics_is_refused() -> None:
     task: Any = example()
     task.trainer.args.lr_scheduler_type = "reduce_lr_on_plateau"
     with pytest.raises(SpecError, match="ReduceLROnPlateau: the learning rate must be a function"):
-        task.schedule(0.5)
+        task.optimizer(list(task.model().parameters()))
+
+
+def test_a_training_step_of_its_own_is_refused() -> None:
+    task: Any = example()
+    trainer = task._make_trainer()
+
+    class Own(type(trainer)):  # type: ignore[misc]
+        def training_step(self, *args: Any) -> Any:
+            return super().training_step(*args)
+
+    trainer.__class__ = Own
+    with pytest.raises(SpecError, match="a training_step of its own: the worker makes the steps"):
+        type(task)(lambda: trainer).model()
 
 
 def test_a_repetition_leaves_the_optimizer_of_a_trainer_alone() -> None:
@@ -174,4 +190,4 @@ def test_batches_count_by_their_labels() -> None:
     assert weights == [1, 0, 8], "as the trainer counts them"
     whole = task.loss(model, {"input_ids": words, "labels": labels})
     mean = (task.loss(model, parts[0]) + 8 * task.loss(model, parts[2])) / 9
-    assert float(mean) == pytest.approx(float(whole), rel=1e-5)
+    assert float(mean.detach()) == pytest.approx(float(whole.detach()), rel=1e-5)

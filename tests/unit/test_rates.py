@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import vcasgd
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
 from vcasgd.learning.rates import Rates, clip
+from vcasgd.task.place import Place
 
 
 class Falling(vcasgd.Task):
@@ -35,7 +36,7 @@ def test_the_schedule_scales_each_groups_own_rate() -> None:
     rates = Rates(Falling(), optimizer)
 
     for progress in (0.5, 0.75):
-        rates.follow(progress)
+        rates.follow(Place(progress))
         optimizer.step()
 
     assert (first.item(), second.item()) == (-0.75, -3.0)
@@ -44,7 +45,7 @@ def test_the_schedule_scales_each_groups_own_rate() -> None:
 def test_the_rate_is_constant_without_a_schedule() -> None:
     optimizer = torch.optim.SGD(parameters(1.0), lr=0.1)
 
-    Rates(vcasgd.Task(), optimizer).follow(0.99)
+    Rates(vcasgd.Task(), optimizer).follow(Place(0.99))
 
     assert optimizer.param_groups[0]["lr"] == 0.1
 
@@ -56,7 +57,7 @@ def test_an_invalid_factor_is_an_error_of_the_user(factor: Any) -> None:
             return factor  # type: ignore[no-any-return]
 
     with pytest.raises(UserCodeError, match=r"^schedule "):
-        Rates(Wrong(), torch.optim.SGD(parameters(1.0))).follow(0.25)
+        Rates(Wrong(), torch.optim.SGD(parameters(1.0))).follow(Place(0.25))
 
 
 class Clipped(vcasgd.Task):

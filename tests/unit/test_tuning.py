@@ -25,6 +25,7 @@ from vcasgd.learning.tuning import (
     shares_by_speed,
     smoothed_momentum,
 )
+from vcasgd.task.place import Place
 from vcasgd.task.task import Task
 
 # --- local steps ----------------------------------------------------------------------------
@@ -148,13 +149,13 @@ def test_the_length_of_a_step_stays_constant() -> None:
 
     momenta.follow(0.25)
     for _ in range(2):
-        rates.follow(0.5)
+        rates.follow(Place(0.5))
 
     first, second = optimizer.param_groups
     assert first["lr"] / (1 - first["momentum"]) == pytest.approx(0.1 / (1 - 0.9))
     assert second["lr"] / (1 - second["momentum"]) == pytest.approx(0.1 / (1 - 0.5))
     momenta.follow(0.0)
-    rates.follow(0.5)
+    rates.follow(Place(0.5))
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1]
 
 

@@ -7,18 +7,30 @@ trainer's, through its own methods, so those that a subclass overrides apply her
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset, IterableDataset
-from transformers import EvalPrediction, Trainer
+from transformers import (
+    DefaultFlowCallback,
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 
-from vcasgd.errors import SpecError
+from vcasgd.errors import LoopEnded, SpecError, UserCodeError
+from vcasgd.learning.length import plan_for
+from vcasgd.session.schedules import Options, Replay
+from vcasgd.spec.job import JobSpec
+from vcasgd.task.place import Place
 from vcasgd.task.task import Task
 
 #: Arguments of a trainer that this task can't follow, and why.
@@ -28,6 +40,17 @@ _REFUSED = {
     "torch_compile": "the trainer compiles the model only in its own loop",
     "neftune_noise_alpha": "the trainer adds the noise only in its own loop",
 }
+
+
+#: Methods of a trainer whose work is the job's.
+_NOT_CALLED = (
+    "train",
+    "training_step",
+    "get_batch_samples",
+    "create_optimizer_and_scheduler",
+    "get_train_dataloader",
+    "_inner_training_loop",
+)
 
 
 class TrainerTask(Task):
@@ -54,8 +77,14 @@ class TrainerTask(Task):
         self._make_trainer = make_trainer
         self._made: Trainer | None = None
         self._models: list[nn.Module] = []
-        self._factor: Callable[[int], float] | None = None
+        self._spec: JobSpec | None = None
+        self._callbacks: StepCallbacks | None = None
+        #: Options that the trainer's scheduler sets; None before the first optimizer.
+        self._replay: Replay | None = None
         self._optimizer_state: dict[str, Any] | None = None
+
+    def follow_job(self, spec: JobSpec) -> None:
+        self._spec = spec
 
     def __call__(self, **args: Any) -> TrainerTask:
         """Return the same task with a job's ``args``."""
@@ -70,8 +99,9 @@ class TrainerTask(Task):
             steps = trainer.args.gradient_accumulation_steps
             self.batch_size = trainer.args.train_batch_size * steps
             self.gradient_accumulation_steps = steps
-            # The trainer's own context computes in bf16; fp16 also needs a scaler.
-            self.mixed_precision = "fp16" if trainer.args.fp16 else None
+            self.mixed_precision = (
+                "fp16" if trainer.args.fp16 else "bf16" if trainer.args.bf16 else None
+            )
             self.evaluation_batch_size = trainer.args.eval_batch_size
             self.clip_norm = trainer.args.max_grad_norm or None
             self.loader_workers = trainer.args.dataloader_num_workers
@@ -139,7 +169,14 @@ class TrainerTask(Task):
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """Return a new optimizer of the trainer, with its groups of parameters."""
-        trainer, first = self.trainer, next(iter(parameters))
+        optimizer = self._new_optimizer(next(iter(parameters)))
+        if self._replay is None:
+            self._follow_scheduler(optimizer)
+        self.callbacks.use(optimizer)
+        return optimizer
+
+    def _new_optimizer(self, first: nn.Parameter) -> Optimizer:
+        trainer = self.trainer
         if trainer.optimizer is not None:
             # It was passed to the trainer, which can't make another one.
             given: Optimizer = trainer.optimizer
@@ -152,36 +189,181 @@ class TrainerTask(Task):
         trainer.optimizer = None
         return made
 
-    def schedule(self, progress: float) -> float:
-        """Return the factor of the trainer's scheduler at this share of its steps."""
-        if self._factor is None:
-            self._factor = _factor(self.trainer)
-        return float(self._factor(int(progress * _steps(self.trainer))))
+    def step_options(self, place: Place) -> Options | None:
+        """Call the callbacks around a local step; return the options that the scheduler sets.
+
+        Raises :class:`~vcasgd.errors.LoopEnded` if a callback stops the training.
+        """
+        self.callbacks.begin_step(place)
+        return self._replay.at(place.step) if self._replay else None
+
+    @property
+    def callbacks(self) -> StepCallbacks:
+        """The trainer's callbacks."""
+        if self._callbacks is None:
+            self._callbacks = StepCallbacks(self.trainer, self._length())
+        return self._callbacks
+
+    def _length(self) -> Place:
+        """Return the first place of the job, or without one of the trainer's own training."""
+        samples, spec = len(self.trainer.train_dataset), self._spec
+        if spec is None:
+            return Place(0.0, steps=_steps(self.trainer))
+        return plan_for(spec, samples, self.batch_size).place(0, 0)
+
+    def _follow_scheduler(self, optimizer: Optimizer) -> None:
+        trainer = self.trainer
+        if trainer.lr_scheduler is None:
+            trainer.create_scheduler(self._length().steps, optimizer)
+        scheduler: Any = trainer.lr_scheduler
+        if isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "GreedyLR":
+            raise _refused(
+                f"the scheduler {type(scheduler).__name__}",
+                "the learning rate must be a function of the step, as those of "
+                "transformers.get_scheduler are",
+            )
+        self._replay = Replay([scheduler.optimizer], [scheduler], lambda _: scheduler.step())
 
     # -- evaluation ----------------------------------------------------------------------------
 
-    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Return the loss and the numbers of ``compute_metrics``, times the number of samples.
+    def evaluate_set(self, model: nn.Module, batches: Iterable[Any]) -> Mapping[str, float]:
+        """Return what the trainer's ``evaluate`` returns, without the prefix of its names."""
+        trainer: Any = self.trainer
+        assert model is trainer.model, "a trainer has one model"
+        data = _EvaluationBatches(self.dataset("validation"), self.evaluation_batch_size, batches)
+        trainer.get_eval_dataloader = lambda *_: data
+        try:
+            found = trainer.evaluate(self.dataset("validation"))
+        finally:
+            del trainer.get_eval_dataloader
+        named = {name.removeprefix("eval_"): value for name, value in found.items()}
+        return {name: float(value) for name, value in named.items() if name not in _OF_THE_RUN}
 
-        The job's metrics are therefore means of those of the batches. This is exact for a metric
-        that is itself a mean over samples, such as accuracy.
-        """
-        trainer = self.trainer
-        metrics = trainer.compute_metrics
-        count = _length(batch)
-        loss, logits, labels = trainer.prediction_step(
-            model, batch, prediction_loss_only=metrics is None
-        )
-        values: dict[str, Any] = {} if loss is None else {"loss": loss}
-        if metrics is not None:
-            if trainer.preprocess_logits_for_metrics is not None:
-                logits = trainer.preprocess_logits_for_metrics(logits, labels)
-            values |= metrics(EvalPrediction(_arrays(logits), _arrays(labels)))
-        sums = {name: torch.as_tensor(float(value) * count) for name, value in values.items()}
-        return {**sums, "count": torch.tensor(count)}
+    def end_after(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
+        """Return why an ``EarlyStoppingCallback`` ends the job."""
+        return self.callbacks.stops_after(metrics)
+
+
+#: Names of values in a trainer's evaluation that are no metrics.
+_OF_THE_RUN = (
+    *("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "epoch"),
+)
+
+
+class _EvaluationBatches:
+    """The batches that a worker evaluates, with what a trainer asks of a loader."""
+
+    def __init__(self, dataset: Dataset[Any], batch_size: int, batches: Iterable[Any]) -> None:
+        self.dataset, self.batch_size, self._batches = dataset, batch_size, batches
+
+    def __len__(self) -> int:
+        return -(-len(self.dataset) // self.batch_size)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+
+class StepCallbacks:
+    """Callbacks of a trainer in a job of the length of ``first``, with the counters of its steps.
+
+    What the job has itself is left out: the flow of evaluations and checkpoints, progress bars, and
+    reports. Its evaluations drive early stopping.
+    """
+
+    def __init__(self, trainer: Trainer, first: Place) -> None:
+        self._trainer, self._place = trainer, Place(0.0)
+        handler: Any = trainer.callback_handler
+        self._stopping = [
+            each for each in handler.callbacks if isinstance(each, EarlyStoppingCallback)
+        ]
+        handler.callbacks = [each for each in handler.callbacks if not _is_jobs_own(each)]
+        self._started = self._in_step = False
+        self._hooks: list[Any] = []
+        trainer.state.max_steps = first.steps
+        trainer.state.num_train_epochs = -(-first.steps // first.epoch_steps)
+
+    def use(self, optimizer: Optimizer) -> None:
+        """Call the callbacks around the steps of a new optimizer."""
+        handler: Any = self._trainer.callback_handler
+        handler.optimizer, handler.lr_scheduler = optimizer, self._trainer.lr_scheduler
+        handler.model = self._trainer.model
+        for hook in self._hooks:
+            # A trainer can return the same optimizer again.
+            hook.remove()
+        self._hooks = [
+            optimizer.register_step_pre_hook(lambda *_: self._call("on_pre_optimizer_step")),
+            optimizer.register_step_post_hook(lambda *_: self._call("on_optimizer_step")),
+        ]
+
+    def begin_step(self, place: Place) -> None:
+        """End the step before, and begin that at a place of the job."""
+        before, ends_epoch = self._place, place.epoch > self._place.epoch
+        if self._in_step:
+            self._count(before, before.step + 1, before.batch + 1)
+            self._call("on_step_end")
+            if ends_epoch:
+                self._call("on_epoch_end")
+        self._place, first, self._started = place, not self._started, True
+        self._count(place, place.step, place.batch)
+        if first:
+            self._call("on_train_begin")
+        if first or (self._in_step and ends_epoch):
+            self._call("on_epoch_begin")
+        self._call("on_step_begin")
+        self._in_step = True
+
+    def _count(self, place: Place, step: int, batch: int) -> None:
+        state = self._trainer.state
+        state.global_step, state.epoch = step, place.epoch + batch / place.epoch_steps
+
+    def _call(self, event: str) -> None:
+        trainer = self._trainer
+        handler: Any = trainer.callback_handler
+        control = getattr(handler, event)(trainer.args, trainer.state, trainer.control)
+        if control.should_training_stop:
+            raise LoopEnded(f"a callback stopped the training in epoch {self._place.epoch + 1}")
+        if control.should_epoch_stop:
+            raise UserCodeError(
+                "a callback set should_epoch_stop, but each sample of an epoch counts",
+                remedy="set should_training_stop, or use a smaller data set",
+            )
+        # The job decides about these.
+        control.should_save = control.should_evaluate = control.should_log = False
+
+    def stops_after(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
+        """Return why early stopping ends the training after evaluations with these metrics."""
+        args = self._trainer.args
+        name = (args.metric_for_best_model or "loss").removeprefix("eval_")
+        for each in map(copy.deepcopy, self._stopping):
+            state, control = TrainerState(), TrainerControl()
+            checked = copy.copy(args)
+            checked.metric_for_best_model = name
+            for value in (values[name] for values in metrics if name in values):
+                each.on_evaluate(checked, state, control, {f"eval_{name}": value})
+                better = max if args.greater_is_better else min
+                best = state.best_metric
+                state.best_metric = value if best is None else better(best, value)
+                if control.should_training_stop:
+                    return f"EarlyStoppingCallback: {name} was not improved after {best:.4f}"
+        return None
+
+
+def _is_jobs_own(callback: TrainerCallback) -> bool:
+    own = (DefaultFlowCallback, ProgressCallback, PrinterCallback, EarlyStoppingCallback)
+    return isinstance(callback, own) or type(callback).__module__.startswith(
+        "transformers.integrations"
+    )
 
 
 def _check(trainer: Trainer) -> None:
+    for name in _NOT_CALLED:
+        owner = next(each for each in type(trainer).__mro__ if name in vars(each))
+        if owner.__module__.partition(".")[0] not in ("transformers", "trl"):
+            raise _refused(
+                f"a {name} of its own",
+                "the worker makes the steps, from compute_loss, create_optimizer, and "
+                "create_scheduler",
+            )
     for name, why in _REFUSED.items():
         if getattr(trainer.args, name, None):
             raise _refused(name, why)
@@ -202,30 +384,3 @@ def _steps(trainer: Trainer) -> int:
     updates = max(1, -(-batches // args.gradient_accumulation_steps))
     steps: int = max(1, round(updates * args.num_train_epochs))
     return steps
-
-
-def _factor(trainer: Trainer) -> Callable[[int], float]:
-    if trainer.lr_scheduler is not None:
-        scheduler = trainer.lr_scheduler
-    else:
-        some = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=1.0)
-        scheduler = trainer.create_scheduler(_steps(trainer), some)
-        trainer.lr_scheduler = None
-    if not isinstance(scheduler, LambdaLR):
-        raise _refused(
-            f"the scheduler {type(scheduler).__name__}",
-            "the learning rate must be a function of the step, as those of "
-            "transformers.get_scheduler are",
-        )
-    return scheduler.lr_lambdas[0]
-
-
-def _length(batch: Any) -> int:
-    values = batch.values() if hasattr(batch, "values") else batch
-    return int(next(len(value) for value in values if isinstance(value, Tensor) and value.ndim))
-
-
-def _arrays(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return type(value)(_arrays(item) for item in value)
-    return value.float().cpu().numpy() if value.is_floating_point() else value.cpu().numpy()

@@ -1,194 +1,446 @@
-"""``ModuleTask``: train a ``LightningModule`` on the data of a ``LightningDataModule``."""
+"""``ModuleTask``: train a ``LightningModule`` on the data of a ``LightningDataModule``.
+
+Lightning's own ``fit`` runs in a thread of the worker, over the batches of its leases. So
+hooks, callbacks, and both kinds of optimization are Lightning's. Only what depends on more than one
+worker is the job's: the counters, the schedulers, the evaluations, and the end.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.utilities.warnings import PossibleUserWarning
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from vcasgd.errors import SpecError
-from vcasgd.session.loader import evenly_drawn
-from vcasgd.session.schedules import factors
-from vcasgd.task.task import Task
+from vcasgd.integrations.lightning_callbacks import kept_callbacks, stops_after
+from vcasgd.learning.length import plan_for
+from vcasgd.learning.optimizers import as_optimizer
+from vcasgd.session.loader import BatchLoader, evenly_drawn
+from vcasgd.session.schedules import Replay, check_scheduler
+from vcasgd.session.script import LoopInThread, LoopTask
+from vcasgd.spec.job import JobSpec
+from vcasgd.task.place import Place
+
+#: Batches of an epoch as Lightning sees it. The loader ends an epoch; a known length keeps
+#: Lightning from loading a batch ahead.
+ENDLESS = 10**12
 
 
-class ModuleTask(Task):
+class ModuleTask(LoopInThread):
     """Task made of a module and its data, which have the loaders if ``datamodule`` is None.
 
     For example, with ``task: train:task`` in the job file::
 
-        task = ModuleTask(LitDigits, DigitsData, max_epochs=10)
+        task = ModuleTask(LitDigits, DigitsData, callbacks=[Ramp()])
 
     Both are classes, functions, or objects. The job's ``args`` are the arguments of ``module``.
-    The other arguments are those of Lightning's trainer; ``max_epochs`` and ``max_steps`` are
-    needed only by the module's scheduler. Methods raise
-    :class:`~vcasgd.errors.SpecError` for a module that can't be trained this way.
+    The other arguments are those of Lightning's ``Trainer``. The job file sets the length of the
+    training. Methods raise :class:`~vcasgd.errors.SpecError` for a module that can't be trained
+    this way.
     """
 
-    #: A module counts its batches, and may keep its optimizer.
-    repeatable = False
+    name = "the module"
+    #: Hooks know the job's step.
+    sets_rates = True
 
     def __init__(
         self,
         module: LightningModule | Callable[..., LightningModule],
         datamodule: LightningDataModule | Callable[[], LightningDataModule] | None = None,
         *,
-        max_epochs: int | None = None,
-        max_steps: int | None = None,
+        callbacks: Callback | Sequence[Callback] | None = None,
         gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
         accumulate_grad_batches: int = 1,
         precision: str | int = "32-true",
+        max_epochs: int | None = None,
+        max_steps: int | None = None,
+        **others: Any,
     ) -> None:
+        super().__init__()
+        if others:
+            raise _refused(
+                f"{', '.join(others)} of the Trainer",
+                "ModuleTask takes callbacks, gradient_clip_val, gradient_clip_algorithm, "
+                "accumulate_grad_batches, and precision; the job file sets the rest",
+            )
+        # Lengths were needed by schedules. Now they follow the job's.
+        del max_epochs, max_steps
         self._make, self._data, self._args = module, datamodule, dict[str, Any]()
-        self._lengths = {"epoch": max_epochs, "step": max_steps}
-        self.clip_norm = gradient_clip_val
-        self.gradient_accumulation_steps = accumulate_grad_batches
-        self.mixed_precision = _mixed_precision(precision)
-        self._modules: list[LightningModule] = []
-        self._loaders: dict[str, DataLoader[Any]] = {}
-        self._factors: tuple[float, ...] | None = None
-        self._batches = 0
+        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
+        self._callbacks = given
+        self._accumulate = accumulate_grad_batches
+        self._options: dict[str, Any] = {
+            "gradient_clip_val": gradient_clip_val,
+            "gradient_clip_algorithm": gradient_clip_algorithm,
+            "accumulate_grad_batches": accumulate_grad_batches,
+            "precision": precision,
+        }
+        self._check_options()
+        #: Specification of the job, which the worker sets.
+        self.spec: JobSpec | None = None
+        self._trainer: _JobTrainer | None = None
+        self._evaluated: list[Callback] = []
+        self._validation = _Validation()
+
+    def _check_options(self) -> None:
+        if str(self._options["precision"]) in ("16-true", "transformer-engine"):
+            precision = self._options["precision"]
+            raise _refused(f"precision {precision}", "use 32-true, bf16-mixed, or 16-mixed")
 
     def __call__(self, **args: Any) -> ModuleTask:
         """Return the same task with a job's ``args``."""
-        other = copy.copy(self)
-        other._args, other._modules, other._loaders = args, [], {}
+        made = isinstance(self._make, LightningModule)
+        if made and args:
+            raise _refused("args for a module that is made", "pass its class")
+        other = type(self)(self._make, self._data, callbacks=self._callbacks, **self._options)
+        other._args = args
         return other
 
-    # -- model and data ------------------------------------------------------------------------
+    def follow_job(self, spec: JobSpec) -> None:
+        self.spec = spec
 
-    def model(self) -> nn.Module:
-        """Return the module."""
-        made = self._make
-        # An object is kept as it is, so that each call returns the initial values.
+    # -- the loop ------------------------------------------------------------------------------
+
+    def run_loop(self) -> None:
+        """Run Lightning's ``fit`` over the batches of the job."""
+        made, data = self._make, self._data
         is_made = isinstance(made, LightningModule)
         module: Any = copy.deepcopy(made) if is_made else made(**self._args)
-        if not module.automatic_optimization:
-            raise _refused("manual optimization", "the worker makes the steps")
-        self._modules.append(module)
-        steps = self.gradient_accumulation_steps
-        self.batch_size = _batch_size(self._loader("train")) * steps
-        self.use_loader_settings(self._loader("train"))
-        self.evaluation_batch_size = _batch_size(self._loader("validation"))
-        network: nn.Module = module
-        return network
+        datamodule: Any = data() if callable(data) else copy.deepcopy(data)
+        if not is_overridden("validation_step", module):
+            raise _refused("no validation_step", "a job evaluates its model")
+        callbacks = [*copy.deepcopy(self._callbacks), *_own_callbacks(module)]
+        running, self._evaluated = kept_callbacks(callbacks)
+        _quiet()
+        options = dict(self._options)
+        own = is_overridden("configure_gradient_clipping", module)
+        if not own and options["gradient_clip_algorithm"] in (None, "norm"):
+            # A step of the job clips the gradient of its whole batch, if that is known.
+            self.clip_norm, options["gradient_clip_val"] = options["gradient_clip_val"], None
+        self._trainer = _JobTrainer(self, running, options)
+        source = module if datamodule is None else datamodule
+        self._loaders = _Loaders(source)
+        _replace(source, "train_dataloader", lambda: self._train_batches(module))
+        _replace(source, "val_dataloader", lambda: self._validation)
+        self._trainer.fit(module, datamodule=datamodule)
+
+    def load_data(self) -> None:
+        """Make the loaders, after the data is set up."""
+        if self._dataset is not None:
+            return
+        train, validation = self._loaders.train(), self._loaders.validation()
+        assert train.batch_size is not None, "the loader was checked"
+        assert validation.batch_size is not None, "the loader was checked"
+        self.set_data(train.dataset, train.batch_size, train.collate_fn)
+        self.use_loader_settings(train)
+        self._validation.loader = validation
+        self.evaluation_batch_size = validation.batch_size
+
+    def _train_batches(self, module: LightningModule) -> BatchLoader:
+        self.load_data()
+        trainer = self.trainer
+        self.set_model(module, as_optimizer(trainer.optimizers))
+        for config in trainer.lr_scheduler_configs:
+            check_scheduler(config.scheduler)
+        trainer.batches = _FitBatches(self, trainer, self._accumulate)
+        return trainer.batches
+
+    @property
+    def trainer(self) -> _JobTrainer:
+        """Lightning's trainer."""
+        assert self._trainer is not None, "the loop has started"
+        return self._trainer
+
+    # -- the task ------------------------------------------------------------------------------
 
     def dataset(self, split: str) -> Dataset[Any]:
         """Return the data set of ``train_dataloader`` or ``val_dataloader``."""
-        return self._loader(split).dataset
+        if split == "train":
+            return super().dataset(split)
+        assert self._validation.loader is not None, "the loop has started"
+        return self._validation.loader.dataset
 
-    def collate(self, samples: list[Any]) -> Any:
-        """Combine samples as the loader for training does."""
-        return self._loader("train").collate_fn(samples)
+    def check_evaluation(self) -> None:
+        """Nothing: ``validation_step`` was checked."""
 
-    def _loader(self, split: str) -> DataLoader[Any]:
-        if not self._loaders:
-            data: Any = self._modules[0]
-            if self._data is not None:
-                is_made = isinstance(self._data, LightningDataModule)
-                data = self._data if is_made else self._data()
-            data.prepare_data()
-            data.setup("fit")
-            self._loaders["train"] = _checked(data.train_dataloader(), "train_dataloader")
-            self._loaders["validation"] = _checked(data.val_dataloader(), "val_dataloader")
-        return self._loaders[split]
+    def steps_of_job(self) -> Place:
+        """Return the first place of the job, which has its length."""
+        self.load_data()
+        samples = len(self.dataset("train"))  # type: ignore[arg-type]
+        batch = self.batch_size if self.makes_steps else self.batch_size * self._accumulate
+        # Without a job, one epoch.
+        spec = self.spec or JobSpec.parse({"name": "module", "task": "module:task", "epochs": 1})
+        return plan_for(spec, samples, batch).place(0, 0)
 
-    # -- training ------------------------------------------------------------------------------
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the loss of ``training_step``."""
-        _log_into(model, {})
-        self._batches += 1
-        result = model.training_step(batch, self._batches - 1)  # type: ignore[operator]
-        loss = result["loss"] if isinstance(result, dict) else result
-        if not isinstance(loss, Tensor):
-            raise _refused("a training_step without a loss", "every sample has to be trained")
-        return loss
-
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """Return a new optimizer of ``configure_optimizers``."""
-        first = next(iter(parameters))
-        owner = next(one for one in self._modules if any(first is p for p in one.parameters()))
-        return _configured(owner)[0]
-
-    def schedule(self, progress: float) -> float:
-        """Return the factor of the module's scheduler at this share of the training."""
-        if self._factors is None:
-            self._factors = self._sampled()
-        return self._factors[int(progress * len(self._factors))]
-
-    def _sampled(self) -> tuple[float, ...]:
-        _, scheduler, interval = _configured(self._modules[0])
-        if scheduler is None:
-            return (1.0,)
-        length = self._lengths.get(interval)
-        if length is None:
-            raise SpecError(
-                f"task: the scheduler needs the number of {interval}s",
-                remedy=f"pass max_{interval}s to ModuleTask",
-                field="task",
-            )
-        return factors(scheduler, length)
-
-    # -- evaluation ----------------------------------------------------------------------------
-
-    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """Return what ``validation_step`` logs, times the number of samples.
+    def evaluate_set(self, model: nn.Module, batches: Iterable[Any]) -> Mapping[str, float]:
+        """Return what Lightning's validation loop logs.
 
         ``val_loss`` becomes ``loss``, and ``val_acc`` becomes ``accuracy``.
         """
-        values: dict[str, Any] = {}
-        _log_into(model, values)
-        result = model.validation_step(batch, 0)  # type: ignore[operator]
-        if not values and isinstance(result, Tensor):
-            values["loss"] = result
-        count = _length(batch)
-        sums = {
-            _metric(name): torch.as_tensor(_number(each)) * count for name, each in values.items()
-        }
-        return {**sums, "count": torch.tensor(count)}
+        assert model is self.network, "a loop trains one model"
+        self._validation.batches = batches
+        logged = self.trainer.validated()
+        return {_metric(name): float(value) for name, value in logged.items()}
+
+    def collate(self, samples: list[Any]) -> Any:
+        """Combine samples as the loaders do."""
+        if torch.is_grad_enabled() or self._validation.loader is None:
+            return super().collate(samples)
+        return self._validation.loader.collate_fn(samples)
+
+    def end_after(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
+        """Return why a callback for early stopping ends the job."""
+        return stops_after(self._evaluated, metrics, _metric)
 
 
-def _mixed_precision(precision: str | int) -> str | None:
-    types = {"32-true": None, "32": None, "bf16-mixed": "bf16", "16-mixed": "fp16"}
-    if str(precision) not in types:
-        raise _refused(f"precision {precision}", f"use one of {', '.join(types)}")
-    return types[str(precision)]
+class _Validation:
+    """Iterable over the validation batches that a worker evaluates."""
+
+    def __init__(self) -> None:
+        self.loader: DataLoader[Any] | None = None
+        self.batches: Iterable[Any] = ()
+
+    def __len__(self) -> int:
+        assert self.loader is not None, "the loop has started"
+        return -(-len(self.loader.dataset) // (self.loader.batch_size or 1))  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
 
 
-def _log_into(model: nn.Module, values: dict[str, Any]) -> None:
-    """Record what a module logs, which needs a trainer otherwise."""
+class _Loaders:
+    """The loaders of a module, or of a data module."""
 
-    def log(name: str, value: Any, *_: Any, **__: Any) -> None:
-        values[name] = value
+    def __init__(self, source: Any) -> None:
+        self._train, self._validation = source.train_dataloader, source.val_dataloader
 
+    def train(self) -> DataLoader[Any]:
+        return _checked(self._train(), "train_dataloader")
+
+    def validation(self) -> DataLoader[Any]:
+        return _checked(self._validation(), "val_dataloader")
+
+
+class _FitBatches(BatchLoader):
+    """Loader of the worker's batches, which sets Lightning's counters for each."""
+
+    def __init__(self, task: LoopTask, trainer: _JobTrainer, accumulation: int) -> None:
+        assert isinstance(task, ModuleTask)
+        assert task.user_optimizer is not None, "the model is set"
+        super().__init__(task, task.user_optimizer, None, task, accumulation)
+        self._trainer, self._part = trainer, 0
+        self._manual = not trainer.lightning_module.automatic_optimization
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def wait(self) -> None:
+        super().wait()
+        self._part = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = super().__iter__()
+        self._by_epoch = True
+        return batches
+
+    def begin_epoch(self) -> None:
+        """Wait for the first batch of an epoch, and set the counters of the hooks at its start."""
+        self.wait()
+        assert self._script is not None, "a job"
+        self._trainer.follow(self._script.place, 0)
+
+    def _begin(self, *, ends_step: bool, weight: float = 1.0) -> None:
+        super()._begin(ends_step=ends_step, weight=weight)
+        assert self._script is not None, "a job"
+        self._trainer.follow(self._script.place, self._part)
+        self._part += 1
+
+    def _watch_schedulers(self) -> None:
+        if self._manual:
+            super()._watch_schedulers()
+        elif self._trainer.lr_scheduler_configs:
+            replay = self._trainer.replayed()
+            self._task.scheduled = lambda place: replay.at(place.step)
+
+
+class _JobTrainer(Trainer):  # type: ignore[misc]
+    """Lightning's trainer, with the numbers of the job."""
+
+    def __init__(
+        self, task: ModuleTask, callbacks: list[Callback], options: Mapping[str, Any]
+    ) -> None:
+        super().__init__(
+            accelerator="gpu" if torch.cuda.is_available() else "cpu",
+            devices=1,
+            # Whatever started the worker, it is one process.
+            plugins=LightningEnvironment(),
+            callbacks=callbacks,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            max_epochs=-1,
+            **options,
+        )
+        self._task, self._clip_val = task, options["gradient_clip_val"]
+        self._place = Place(0.0)
+        self.batches: _FitBatches | None = None
+        self.fit_loop = _JobFitLoop(self, min_epochs=0, max_epochs=-1)
+        self.fit_loop.epoch_loop = _JobEpochLoop(self)
+        plugin: Any = self.precision_plugin
+        if getattr(plugin, "scaler", None) is None:
+            plugin.optimizer_step = _gradient_first(plugin)
+
+    def follow(self, place: Place, part: int) -> None:
+        """Set all counters for a micro-batch of the step at a place of the job."""
+        self._place = place
+        fit, epoch, batches = self.fit_loop, self.fit_loop.epoch_loop, self.accumulate_grad_batches
+        for progress in (fit.epoch_progress.current, fit.epoch_progress.total):
+            progress.processed = progress.completed = place.epoch
+            progress.ready = progress.started = place.epoch + 1
+        index = place.batch * batches + part
+        for progress, number in (
+            (epoch.batch_progress.current, index),
+            (epoch.batch_progress.total, place.step * batches + part),
+        ):
+            progress.ready = progress.started = progress.processed = progress.completed = number
+        epoch.automatic_optimization.optim_progress.optimizer.step.total.completed = place.step
+        epoch.manual_optimization.optim_step_progress.total.completed = place.step * len(
+            self.optimizers
+        )
+        epoch._batches_that_stepped = place.step
+        if self._clip_val is not None:
+            self.gradient_clip_val = self._clip_val * self._task.clip_factor
+
+    def replayed(self) -> Replay:
+        """Return the options that the module's schedulers set, as Lightning calls them."""
+        own = self.fit_loop.epoch_loop
+        steps = self._task.steps_of_job().epoch_steps
+
+        def advance(step: int) -> None:
+            before, (epoch, batch) = self._place, divmod(step, steps)
+            last = self.accumulate_grad_batches - 1
+            place = Place(0.0, step + 1, epoch=epoch, batch=batch, epoch_steps=steps)
+            self.follow(place, last)
+            # Lightning counts a batch before it updates the schedulers.
+            own.batch_progress.current.ready += 1
+            own.update("step")
+            if batch == steps - 1:
+                own.update("epoch")
+            self.follow(before, 0)
+
+        schedulers = [each.scheduler for each in self.lr_scheduler_configs]
+        return Replay(self.optimizers, schedulers, advance)
+
+    def validated(self) -> dict[str, Any]:
+        """Run the validation loop between two steps; return what it logs."""
+        loop, connector = self.fit_loop.epoch_loop.val_loop, self._logger_connector
+        first = connector._first_loop_iter
+        self.validating = True
+        try:
+            outputs: list[Mapping[str, Any]] = loop.run()
+        finally:
+            self.training = True
+            connector._first_loop_iter = first
+        return {name: value for each in outputs for name, value in each.items()}
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        return self._task.steps_of_job().steps
+
+    @property
+    def num_training_batches(self) -> int:
+        return self._task.steps_of_job().epoch_steps * int(self.accumulate_grad_batches)
+
+    @property
+    def max_epochs(self) -> int:
+        return (self._task.spec and self._task.spec.epochs) or -1
+
+    @property
+    def max_steps(self) -> int:
+        return (self._task.spec and self._task.spec.max_steps) or -1
+
+
+class _JobFitLoop(_FitLoop):  # type: ignore[misc]
+    """Loop over the epochs of a job, which ends it."""
+
+    @property
+    def done(self) -> bool:
+        return bool(self.trainer.should_stop)
+
+    def on_advance_start(self) -> None:
+        self.setup_data()
+        assert self.trainer.batches is not None, "the loader is made"
+        self.trainer.batches.begin_epoch()
+        super().on_advance_start()
+
+
+class _JobEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]
+    """Loop over the batches of an epoch, which the loader ends."""
+
+    def update(self, interval: str) -> None:
+        """Call the schedulers."""
+        self._update_learning_rates(interval, update_plateau_schedulers=False)
+
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        """Nothing: the options of the job's step are set before it."""
+
+    def _num_ready_batches_reached(self) -> bool:
+        return False
+
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:  # noqa: ARG002 - Lightning's
+        return False
+
+    def _should_accumulate(self) -> bool:
+        return self.trainer.batches is not None and not self.trainer.batches.ends_step
+
+
+def _gradient_first(plugin: Any) -> Callable[..., Any]:
+    """Return an ``optimizer_step`` that computes the gradient before the step, not in it.
+
+    So hooks of the optimizer see it.
+    """
+
+    def optimizer_step(optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:
+        result = plugin._wrap_closure(model, optimizer, closure)
+        optimizer.step(lambda: result, **kwargs)
+        return result
+
+    return optimizer_step
+
+
+def _quiet() -> None:
+    """Leave out Lightning's advice for a computer, and its warnings of its own code."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=PossibleUserWarning)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"lightning\.")
+
+
+def _own_callbacks(module: Any) -> list[Callback]:
+    """Return the callbacks of ``configure_callbacks``, which Lightning then doesn't add itself."""
+    found = module.configure_callbacks()
+    _replace(module, "configure_callbacks", list)
+    return list(found) if isinstance(found, Sequence) else [found]
+
+
+def _replace(owner: Any, name: str, method: Callable[[], Any]) -> None:
     # Not as a submodule or a parameter.
-    object.__setattr__(model, "log", log)
-
-
-def _configured(module: LightningModule) -> tuple[Optimizer, Any, str]:
-    """Return the optimizer, its scheduler or None, and the scheduler's interval."""
-    found: Any = module.configure_optimizers()
-    scheduler: Any = None
-    if isinstance(found, dict):
-        found, scheduler = found["optimizer"], found.get("lr_scheduler")
-    elif isinstance(found, tuple | list) and found and isinstance(found[0], list | tuple):
-        found, scheduler = found[0], found[1]
-    optimizers = list(found) if isinstance(found, tuple | list) else [found]
-    if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
-        raise _refused(f"{len(optimizers)} optimizers", "a step of a job is one optimizer's step")
-    if isinstance(scheduler, tuple | list):
-        scheduler = scheduler[0] if scheduler else None
-    interval = "epoch"
-    if isinstance(scheduler, dict):
-        interval, scheduler = scheduler.get("interval", interval), scheduler["scheduler"]
-    return optimizers[0], scheduler, interval
+    object.__setattr__(owner, name, method)
 
 
 def _checked(loader: Any, name: str) -> DataLoader[Any]:
@@ -202,11 +454,6 @@ def _checked(loader: Any, name: str) -> DataLoader[Any]:
     return evenly_drawn(loader)
 
 
-def _batch_size(loader: DataLoader[Any]) -> int:
-    assert loader.batch_size is not None, "the loader was checked"
-    return loader.batch_size
-
-
 def _refused(what: str, why: str) -> SpecError:
     return SpecError(f"task: the module can't be trained with {what}: {why}", field="task")
 
@@ -214,17 +461,3 @@ def _refused(what: str, why: str) -> SpecError:
 def _metric(name: str) -> str:
     name = name.removeprefix("val_").removeprefix("val/")
     return "accuracy" if name == "acc" else name
-
-
-def _number(value: Any) -> float:
-    # A metric of torchmetrics keeps the value of the last batch.
-    return float(getattr(value, "_forward_cache", value))
-
-
-def _length(batch: Any) -> int:
-    if isinstance(batch, Tensor):
-        return len(batch)
-    values = batch.values() if isinstance(batch, dict) else batch
-    return next(
-        _length(value) for value in values if isinstance(value, Tensor | dict | list | tuple)
-    )

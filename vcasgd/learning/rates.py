@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
+from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError, VcasgdError
+from vcasgd.task.place import Place
 from vcasgd.task.task import Task, calling_user_code
+
+_GroupRate = tuple[dict[str, Any], float]
 
 
 class Rates:
     """Learning rates of an optimizer's groups.
 
     A group's rate is the user's rate times ``factor`` times the factor of the task's ``schedule``
-    times the ``correction`` of the group. Groups without a rate stay as they are.
+    times the ``correction`` of the group. Groups without a rate stay as they are. If the task has
+    schedulers, its ``step_options`` replace the user's rate, and other options of the groups.
     """
 
     def __init__(
@@ -30,18 +34,51 @@ class Rates:
     ) -> None:
         self._task = task
         self._correction = correction
+        self._groups, self._lowered = optimizer.param_groups, factor
+        #: Rates of the last step, and what became of those that the loop has set.
+        self._last: list[float] = []
+        self._set: dict[int, float] = {}
         self._given = [
             (group, group["lr"] * factor) for group in optimizer.param_groups if "lr" in group
         ]
 
-    def follow(self, progress: float) -> None:
-        """Set the rates for a step at ``progress``, a share of the job in [0, 1).
+    def follow(self, place: Place) -> None:
+        """Set the rates for a step at a place of the job. Raises :class:`UserCodeError`."""
+        factor = self._factor(place.progress)
+        rates = [(group, rate * factor * self._correction(group)) for group, rate in self._given]
+        options = self._options(place)
+        if options is not None:
+            rates = []
+            for group, present in zip(self._groups, options, strict=True):
+                others = {name: value for name, value in present.items() if name != "lr"}
+                set_options(group, others)
+                if "lr" in present:
+                    rate = present["lr"] * self._lowered * factor * self._correction(group)
+                    rates.append((group, rate))
+        if self._task.sets_rates:
+            rates = self._unless_set(rates)
+        for group, rate in rates:
+            set_options(group, {"lr": rate})
 
-        Raises :class:`UserCodeError`.
-        """
-        factor = self._factor(progress)
-        for group, rate in self._given:
-            group["lr"] = rate * factor * self._correction(group)
+    def _unless_set(self, rates: list[_GroupRate]) -> list[_GroupRate]:
+        """Return the rates that change now; until then, a loop may set others."""
+        before, self._last = self._last, [rate for _, rate in rates]
+        changed = []
+        for nth, (group, rate) in enumerate(rates):
+            if before[nth : nth + 1] != [rate]:
+                changed.append((group, rate))
+            elif self._lowered != 1 and group["lr"] not in (rate, self._set.get(nth)):
+                changed.append((group, group["lr"] * self._lowered))
+                self._set[nth] = changed[-1][1]
+        return changed
+
+    def _options(self, place: Place) -> Sequence[Mapping[str, Any]] | None:
+        try:
+            return self._task.step_options(place)
+        except VcasgdError:
+            raise
+        except Exception as error:
+            raise calling_user_code("a scheduler", error) from error
 
     def _factor(self, progress: float) -> float:
         try:
@@ -54,6 +91,15 @@ class Rates:
                 remedy="return a factor of the learning rate, a finite number of at least 0",
             )
         return factor
+
+
+def set_options(group: dict[str, Any], options: Mapping[str, Any]) -> None:
+    """Set options of an optimizer's group; one that is a tensor keeps its identity."""
+    for name, value in options.items():
+        if isinstance(present := group.get(name), torch.Tensor):
+            present.fill_(value)
+        else:
+            group[name] = value
 
 
 def clip(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from vcasgd.errors import InvalidUpdate, SpecError
 from vcasgd.learning.permutation import CACHED, permuted, shuffled
+from vcasgd.task.place import Place
 
 #: Positions of an order that machines compare.
 COMPARED_POSITIONS = 1000
@@ -169,6 +170,28 @@ class EpochPlan:
         """
         before = self.epoch_of(subtask) * self.samples + self.bounds(subtask)[0] + position
         return before / self.total_samples
+
+    def place(self, subtask: int, position: int) -> Place:
+        """Return the place of the local step that starts at a subtask's ``position``.
+
+        Raises as :meth:`bounds`.
+        """
+        epoch, batch = self.epoch_of(subtask), self.bounds(subtask)[0] + position
+        batch, steps = batch // self.batch_size, self.epoch_steps(self.samples)
+        return Place(
+            progress=self.progress(subtask, position),
+            step=epoch * steps + min(batch, steps - 1),
+            steps=(self.epochs - 1) * steps + self.epoch_steps(self.last_epoch_samples),
+            epoch=epoch,
+            batch=min(batch, steps - 1),
+            epoch_steps=steps,
+        )
+
+    def epoch_steps(self, samples: int) -> int:
+        """Return the steps of an ordinary loop over so many samples."""
+        full, rest = divmod(samples, self.batch_size)
+        # A single last sample joins the batch before it.
+        return max(1, full + (rest > 1 or rest == self.batch_size == 1))
 
     def indices(self, subtask: int, start: int, stop: int) -> NDArray[np.int64]:
         """Return the data set indices of a subtask's samples ``[start, stop)``.

@@ -244,13 +244,24 @@ def evaluate(
     the data set is empty, and :class:`UserCodeError`.
     """
     sums: defaultdict[str, float] = defaultdict(float)
-    with torch.no_grad(), _evaluation_mode(model), autocast(task, device):
+
+    def batches() -> Iterator[Any]:
         for batch in _evaluation_batches(task, dataset, device):
             if should_stop():
-                return {}
-            for name, value in _metrics(task, model, to_device(batch, device)).items():
-                sums[name] += value
+                raise _Stopped
+            yield to_device(batch, device)
             on_step()
+
+    with torch.no_grad(), _evaluation_mode(model), autocast(task, device):
+        try:
+            whole = _metrics_of_all(task, model, batches(), dataset)
+            if whole is not None:
+                return whole
+            for batch in batches():
+                for name, value in _metrics(task, model, batch).items():
+                    sums[name] += value
+        except _Stopped:
+            return {}
     count = sums.pop("count")
     if not count > 0:
         raise UserCodeError(f'evaluate returned "count": {count:g} over the whole data set')
@@ -266,8 +277,24 @@ def rehearse_evaluation(
     """
     with torch.no_grad(), _evaluation_mode(model), autocast(task, device):
         (group, *_) = _evaluation_groups(task, dataset)
-        (batch,) = _load(task, dataset, [group])
-        return sorted(_metrics(task, model, to_device(batch, device)))
+        (batch,) = (to_device(each, device) for each in _load(task, dataset, [group]))
+        metrics = _metrics_of_all(task, model, iter([batch]), dataset)
+        return sorted(metrics or _metrics(task, model, batch))
+
+
+class _Stopped(BaseException):
+    """Ends an evaluation. ``except Exception`` of the user's code doesn't catch it."""
+
+
+def _metrics_of_all(
+    task: Task, model: nn.Module, batches: Iterator[Any], dataset: Dataset[Any]
+) -> dict[str, float] | None:
+    with user_code("evaluate"):
+        metrics = task.evaluate_set(model, batches)
+        if metrics is None:
+            return None
+        values = {name: float(value) for name, value in metrics.items()}
+    return values | {"count": float(len(dataset))}  # type: ignore[arg-type]
 
 
 def batch_size_of(task: Task, name: str = "batch_size") -> int:
@@ -365,6 +392,7 @@ def make_step(
     ``parts`` are its micro-batches with their shares of its samples.
     """
     optimizer.zero_grad(set_to_none=True)
+    task.clip_factor = clip_factor
     if task.makes_steps:
         (batch, _), *_ = parts
         with user_code("loss"), autocast(task, device):

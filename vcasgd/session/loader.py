@@ -6,6 +6,7 @@ Hooks of the optimizer see the steps, so the loop needs no calls of the session.
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,16 +29,22 @@ from vcasgd.learning.optimizers import OptimizerList
 from vcasgd.learning.precision import MAX_SKIPPED
 from vcasgd.learning.rates import clip
 from vcasgd.learning.training import to_device
-from vcasgd.session.launch import accumulation_steps, check_launch, seen_by_accelerate
-from vcasgd.session.schedules import start_rates
-from vcasgd.session.script import LoopTask, ScriptTask
+from vcasgd.session.launch import (
+    accumulation_steps,
+    check_launch,
+    in_another_loop,
+    seen_by_accelerate,
+)
+from vcasgd.session.schedules import LoopSchedulers
+from vcasgd.session.script import LoopInThread, LoopTask
 
 
 class BatchLoader:
     """Iterable over the batches of a data set, on the model's device.
 
-    On its own, it yields the batches of ``loader``, one epoch for each iteration. In a job, the
-    first iteration yields the batches of the worker's leases until the job ends. It is no
+    On its own, it yields the batches of ``loader``, one epoch for each iteration. In a job, these
+    are batches of the worker's leases. In a loop over epochs, an iteration ends with the worker's
+    last batch of an epoch. The script ends at its present batch, when the job does. It is no
     ``DataLoader``, so ``Accelerator.prepare`` returns it as it is and reads no batch ahead.
 
     With ``accumulation`` above 1, each step of the optimizer has the gradients of so many batches.
@@ -52,8 +59,8 @@ class BatchLoader:
         self,
         task: LoopTask,
         optimizer: Optimizer,
-        loader: DataLoader[Any],
-        script: ScriptTask | None,
+        loader: DataLoader[Any] | None,
+        script: LoopInThread | None,
         accumulation: int = 1,
     ) -> None:
         self._task, self._optimizer, self._loader, self._script = task, optimizer, loader, script
@@ -74,9 +81,16 @@ class BatchLoader:
         self._scaled: tuple[Tensor, Tensor] | None = None
         #: Learning rates of the present step in a job.
         self._rates: list[Any] = []
+        #: True if an iteration in a job is an epoch, which is the last one that was started.
+        self._by_epoch = True
+        self._epoch = -1
+        #: Mean loss of the present step in a job; None without a step.
+        self._mean: float | None = None
+        self._schedulers: LoopSchedulers | None = None
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch on one machine."""
+        assert self._loader is not None, "not of another library"
         return len(self._loader)
 
     @property
@@ -96,6 +110,10 @@ class BatchLoader:
         """
         check_launch()
         self._follow_accelerate()
+        script = self._script
+        if script is not None and not script.started:
+            # Without a loop over epochs, one over batches covers all of them.
+            self._by_epoch = in_another_loop(sys._getframe(1), script.folder)
         return seen_by_accelerate(self, self._watched())
 
     def _watched(self) -> Iterator[Any]:
@@ -122,6 +140,7 @@ class BatchLoader:
 
     def _local(self) -> Iterator[Any]:
         assert self._task.network is not None, "a session has started"
+        assert self._loader is not None, "not of another library"
         device = next(self._task.network.parameters()).device
         for number, batch in enumerate(self._loader, 1):
             last = number % self._accumulation == 0 or number == len(self._loader)
@@ -129,28 +148,62 @@ class BatchLoader:
             yield to_device(batch, device)
             self._check_stepped()
 
-    def _batches_of_job(self, script: ScriptTask) -> Iterator[Any]:
-        scheduled = any("initial_lr" in group for group in self._optimizer.param_groups)
-        if scheduled and self._task.user_schedule is None:
-            raise SpecError(
-                "task: the script's scheduler counts the steps of one worker, not those of the job",
-                remedy="pass it to the session: "
-                "Session(model, optimizer, schedule=scheduler, schedule_steps=…)",
-                field="task",
-            )
-        start_rates(self._optimizer)
-        self._task.makes_steps = True
-        self._task.accumulate(self._accumulation)
-        for step in script.batches():
+    def _batches_of_job(self, script: LoopInThread) -> Iterator[Any]:
+        """Yield the batches of an epoch that this worker trains."""
+        self.wait()
+        self._epoch = max(self._epoch + 1, script.place.epoch)
+        while script.place.epoch <= self._epoch or not self._by_epoch:
+            if self._schedulers is not None:
+                self._schedulers.begin_step()
             self._rates = self._present_rates()
-            mean, parts = 0.0, step if self._accumulation > 1 else [(step, 1.0)]
+            step, self._mean = script.batch, 0.0
+            parts = step if self._accumulation > 1 else [(step, 1.0)]
             for number, (batch, share) in enumerate(parts, 1):
                 # The loop divides each loss by the number of batches; their sizes may differ.
                 self._begin(ends_step=number == len(parts), weight=share * self._accumulation)
                 yield batch
-                self._check_stepped()
-                mean += self._finite_loss()
+                self._end_part()
+            self.wait()
+        if self._schedulers is not None:
+            self._schedulers.end_epoch()
+
+    def _end_part(self) -> None:
+        self._check_stepped()
+        assert self._mean is not None
+        self._mean += self._finite_loss()
+        self._weight = 0.0
+
+    def wait(self) -> None:
+        """Submit the step that a job is waiting for, if any, and wait for the next batch."""
+        script = self._script
+        assert script is not None, "a job"
+        if not script.started:
+            self._start(script)
+        elif self._mean is not None:
+            if self._untouched:
+                # The loop was left before it trained this batch, which comes again.
+                return
+            if self._weight:
+                # The loop was left after its step.
+                self._end_part()
+            mean, self._mean = self._mean, None
             script.submit(torch.tensor(mean, dtype=torch.float64))
+
+    @property
+    def _untouched(self) -> bool:
+        return self._lacks_step and self._loss is None and self._mean == 0 and self._weight > 0
+
+    def _start(self, script: LoopInThread) -> None:
+        task = self._task
+        if task.user_schedule is None and task.scheduled is None:
+            self._watch_schedulers()
+        task.makes_steps = True
+        task.accumulate(self._accumulation)
+        script.start()
+
+    def _watch_schedulers(self) -> None:
+        self._schedulers = LoopSchedulers(self._parts)
+        self._task.scheduled = self._schedulers.options
 
     def _begin(self, *, ends_step: bool, weight: float = 1.0) -> None:
         self._lacks_step = self._ends_step = ends_step
@@ -197,6 +250,11 @@ class BatchLoader:
                 step=self._steps,
             )
         return value
+
+    @property
+    def clip_factor(self) -> float:
+        """Factor of the largest norm of a local batch's gradient."""
+        return self._task.clip_factor
 
     # -- steps of the optimizer ----------------------------------------------------------------
 
@@ -266,10 +324,11 @@ class BatchLoader:
         return [group.get("lr") for group in self._optimizer.param_groups]
 
     def _check_rates(self) -> None:
-        if self._present_rates() != self._rates:
+        if not self._task.sets_rates and self._present_rates() != self._rates:
             raise UserCodeError(
                 "the loop changed the learning rate, which a job sets for each step",
-                remedy="pass schedule=… to the session, a factor for each progress",
+                remedy="pass schedule=… to the session, a factor for each progress, or compute the "
+                "rate from session.global_step",
             )
 
 
@@ -324,6 +383,8 @@ _loader_of_thread: ContextVar[BatchLoader | None] = ContextVar("vcasgd_loader", 
 _backward: Any = torch.autograd.backward
 _scale: Any = torch.amp.GradScaler.scale
 _step: Any = torch.amp.GradScaler.step
+_clipping: Any = torch.nn.utils.clip_grad
+_clip: Any = _clipping._clip_grads_with_norm_
 #: Guards the number of loops that are watched.
 _watch_lock = threading.Lock()
 _loops = 0
@@ -331,8 +392,8 @@ _loops = 0
 
 @contextmanager
 def _watch_steps() -> Iterator[None]:
-    """Watch ``backward`` and scalers of gradients: hooks of an optimizer get no losses, and don't
-    run for a step that a scaler skips.
+    """Watch ``backward``, scalers of gradients, and clipping: hooks of an optimizer get no losses,
+    don't run for a step that a scaler skips, and come after the loop's clipping.
 
     After the last loop, torch is as it was.
     """
@@ -350,6 +411,7 @@ def _count_loops(change: int) -> None:
         (torch.autograd, "backward", _backward, _watched_backward),
         (scaler, "scale", _scale, _watched_scale),
         (scaler, "step", _step, _watched_step),
+        (_clipping, "_clip_grads_with_norm_", _clip, _watched_clip),
     )
     with _watch_lock:
         _loops += change
@@ -388,3 +450,9 @@ def _watched_step(
     result = _step(scaler, optimizer, *args, **kwargs)
     loader.end_scaled_step(overflows=overflows)
     return result
+
+
+def _watched_clip(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> None:
+    loader = _loader_of_thread.get()
+    factor = 1.0 if loader is None else loader.clip_factor
+    _clip(parameters, max_norm * factor, *args, **kwargs)

@@ -1,68 +1,248 @@
-"""Learning rates of torch's schedulers as factors over the progress of a job."""
+"""Schedulers of torch, followed along the steps of a job.
+
+A scheduler changes the options of an optimizer at each of its own steps. In a job, a worker makes
+steps at any place, so the schedulers are replayed: from the first step of the job on, each time
+that the training would have called them, while the optimizer has the options of the replay. What
+they change, be it rates, momenta, or weight decay of any group, is a function of the job's step.
+"""
 
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from vcasgd.errors import SpecError
+from vcasgd.errors import SpecError, UserCodeError
+from vcasgd.learning.rates import set_options
+from vcasgd.task.place import Place
+
+#: Options of one optimizer's groups, or of several optimizers'.
+Options = list[dict[str, Any]]
+#: Last steps whose options a replay keeps. An earlier one starts it again.
+KEPT = 20_000
 
 
-def factors(scheduler: LRScheduler, steps: int) -> tuple[float, ...]:
-    """Return the factor of the first group's learning rate at each of a scheduler's steps.
+class Replay:
+    """Options that ``schedulers`` set, for each step of a job.
 
-    The scheduler and its optimizer stay as they are. Raises :class:`SpecError` for a scheduler that
-    follows a metric.
+    ``advance(step)`` makes the calls that the training makes after its ``step``, counted from 0.
+    ``first`` are the options of the first step, by default the present ones. The optimizers keep
+    their present options. Raises :class:`SpecError` for a scheduler that follows a metric.
     """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[Any],
+        advance: Callable[[int], None],
+        first: Options | None = None,
+    ) -> None:
+        for each in schedulers:
+            check_scheduler(each)
+        self._optimizers = optimizers
+        self._schedulers, self._advance = list(schedulers), advance
+        self._states = [copy.deepcopy(_state(each)) for each in schedulers]
+        self._first = first or options_of(optimizers)
+        #: Names of the options that were changed so far.
+        self._names: set[str] = {"lr"}
+        self.restart()
+
+    def at(self, step: int) -> Options:
+        """Return the options that schedulers have changed, for each group, at a step from 0."""
+        if step < self._made - len(self._kept) + 1:
+            self.restart()
+        while self._made < step:
+            self._make()
+        kept = self._kept[step - self._made - 1]
+        # What was changed only later still had its first value.
+        return [
+            {name: first[name] for name in self._names & first.keys()} | each
+            for first, each in zip(self._first, kept, strict=True)
+        ]
+
+    def restart(self) -> None:
+        """Start again from the first step."""
+        for scheduler, state in zip(self._schedulers, self._states, strict=True):
+            scheduler.load_state_dict(copy.deepcopy(state))
+        self._made, self._present = 0, self._first
+        self._kept = deque([self._changed()], KEPT)
+
+    def _changed(self) -> Options:
+        return [{name: each[name] for name in self._names & each.keys()} for each in self._present]
+
+    def _make(self) -> None:
+        # Loading its state gives an optimizer new groups.
+        groups = [group for each in self._optimizers for group in each.param_groups]
+        before = [_options(group) for group in groups]
+        try:
+            _set(groups, self._present)
+            with warnings.catch_warnings():
+                # torch expects a step of the optimizer first.
+                warnings.simplefilter("ignore")
+                self._advance(self._made)
+            after = [_options(group) for group in groups]
+        finally:
+            _set(groups, before)
+        for old, new in zip(self._present, after, strict=True):
+            self._names |= {name for name in new if old.get(name) != new[name]}
+        self._made, self._present = self._made + 1, after
+        self._kept.append(self._changed())
+
+
+class LoopSchedulers:
+    """Schedulers of ``optimizers`` that a loop steps itself, after each of its steps or epochs.
+
+    In a job, its calls are noted and replayed, because they count the steps of one worker. Raises
+    :class:`SpecError` for a scheduler that follows a metric.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers, self._found = optimizers, schedulers_of(optimizers)
+        self._own_steps = [each.step for each in self._found]
+        #: True for each scheduler that the loop calls after its epochs; None until that is known.
+        self._by_epoch: list[bool | None] = [None] * len(self._found)
+        self._steps, self._between, self._epoch_steps = 0, False, 1
+        self._first = options_of(optimizers)
+        self._replay: Replay | None = None
+        for number, each in enumerate(self._found):
+            check_scheduler(each)
+            each.step = partial(self._note, number)
+
+    def begin_step(self) -> None:
+        """Record that the loop gets the batch of its next step."""
+        if self._steps:
+            # Those that it didn't call after its first step.
+            self._by_epoch = [each is not False for each in self._by_epoch]
+        self._steps, self._between = self._steps + 1, False
+
+    def end_epoch(self) -> None:
+        """Record that the loop over the batches of an epoch ends."""
+        self._between = True
+
+    def options(self, place: Place) -> Options | None:
+        """Return the options of all groups at a place of the job; None without schedulers."""
+        if not self._found:
+            return None
+        self._epoch_steps = place.epoch_steps
+        if self._replay is None:
+            known = None not in self._by_epoch
+            self._replay = self._new_replay([bool(each) for each in self._by_epoch])
+            if not known:
+                # The first step of a new worker; the loop hasn't called its schedulers yet.
+                return self._lower(place.step)
+        return self._replay.at(place.step)
+
+    def _lower(self, step: int) -> Options:
+        """Return the options with the lower rate of calls after each step or each epoch."""
+        assert self._replay is not None
+        replays, self._replay = [self._replay, self._new_replay([True] * len(self._found))], None
+        found = []
+        for each in replays:
+            found.append(each.at(step))
+            each.restart()
+        return min(found, key=lambda options: float(options[0].get("lr", 0.0)))
+
+    def _new_replay(self, by_epoch: list[bool]) -> Replay:
+        def advance(step: int) -> None:
+            ends = (step + 1) % self._epoch_steps == 0
+            for make, at_ends in zip(self._own_steps, by_epoch, strict=True):
+                if ends or not at_ends:
+                    make()
+
+        return Replay(self._optimizers, self._found, advance, self._first)
+
+    def _note(self, number: int, *args: Any, **kwargs: Any) -> None:
+        if args or kwargs:
+            raise _refused("with an argument, which counts steps or epochs of one worker")
+        known = self._by_epoch[number]
+        if known is None:
+            self._by_epoch[number] = self._between
+        elif known != self._between:
+            raise _refused("after some steps only, so that no function of the job's step is known")
+
+
+def schedulers_of(optimizers: Sequence[Optimizer]) -> list[Any]:
+    """Return the schedulers of torch for these optimizers, without those that are parts of others.
+
+    torch keeps no list of them, so they are searched among Python's objects.
+    """
+    owned = {id(each) for each in optimizers}
+    found = [
+        each
+        for each in gc.get_objects()
+        if issubclass(type(each), LRScheduler) and id(getattr(each, "optimizer", None)) in owned
+    ]
+    parts = {id(part) for each in found for part in getattr(each, "_schedulers", ())}
+    return [each for each in found if id(each) not in parts]
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Raise :class:`SpecError` for a scheduler that follows a metric."""
     if isinstance(scheduler, ReduceLROnPlateau):
         raise SpecError(
             "task: ReduceLROnPlateau can't be used: a step must have the same rate on any worker",
             remedy="use a scheduler whose rate depends on the step only",
             field="task",
         )
-    groups = scheduler.optimizer.param_groups
-    options = [
-        {name: value for name, value in group.items() if name != "params"} for group in groups
-    ]
-    state = copy.deepcopy(scheduler.state_dict())
-    rates = []
-    with warnings.catch_warnings():
-        # torch expects a step of the optimizer first.
-        warnings.simplefilter("ignore")
-        for _ in range(steps):
-            rates.append(groups[0]["lr"] / groups[0]["initial_lr"])
-            scheduler.step()
-    scheduler.load_state_dict(state)
-    for group, values in zip(groups, options, strict=True):
-        group.update(values)
-    return tuple(rates)
 
 
 def schedule_of(
-    schedule: Callable[[float], float] | LRScheduler | None, steps: int | None
-) -> Callable[[float], float] | None:
-    """Return the factor of the learning rates as a function of the progress in [0, 1).
+    schedule: Callable[[float], float] | LRScheduler | None, steps: int | None, *, in_job: bool
+) -> Callable[[Place], Options] | None:
+    """Return the options of all groups at a place of the job, for a scheduler of torch.
 
-    Raises :class:`SpecError` for a scheduler without its number of steps.
+    It makes ``steps`` steps in the whole job, whose loop needn't call it. None if it is a function
+    or None. Raises :class:`SpecError` for a scheduler without its number of steps.
     """
     if not isinstance(schedule, LRScheduler):
-        return schedule
+        return None
     if not steps:
         raise SpecError(
             "task: the session needs the number of its scheduler's steps",
             remedy="pass schedule_steps, all steps that the scheduler makes",
             field="task",
         )
-    sampled = factors(schedule, steps)
-    return lambda progress: sampled[int(progress * len(sampled))]
+    step = schedule.step
+    replay = Replay([schedule.optimizer], [schedule], lambda _: step())
+    if in_job:
+        vars(schedule)["step"] = lambda *_, **__: None
+    return lambda place: replay.at(int(place.progress * steps))
 
 
-def start_rates(optimizer: Optimizer) -> None:
-    """Set the learning rates to those before a scheduler changed them."""
-    for group in optimizer.param_groups:
-        if "initial_lr" in group:
-            group["lr"] = group["initial_lr"]
+def _refused(how: str) -> UserCodeError:
+    return UserCodeError(
+        f"the loop calls the step of its scheduler {how}",
+        remedy="call it without an argument after each step, or after each epoch, or pass it to "
+        "the session: Session(model, optimizer, schedule=scheduler, schedule_steps=…)",
+    )
+
+
+def _state(scheduler: Any) -> dict[str, Any]:
+    state: dict[str, Any] = scheduler.state_dict()
+    return {name: value for name, value in state.items() if name != "step"}
+
+
+def options_of(optimizers: Sequence[Optimizer]) -> Options:
+    """Return the present options of all groups, without their parameters."""
+    return [_options(group) for each in optimizers for group in each.param_groups]
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: float(value) if isinstance(value, torch.Tensor) else value
+        for name, value in group.items()
+        if name != "params"
+    }
+
+
+def _set(groups: Iterable[dict[str, Any]], options: Iterable[Mapping[str, Any]]) -> None:
+    for group, present in zip(groups, options, strict=True):
+        set_options(group, present)

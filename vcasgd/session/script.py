@@ -1,8 +1,8 @@
-"""Task that runs a script: the user's own loop, driven batch by batch.
+"""Tasks that run a loop of their own, such as that of a script, driven batch by batch.
 
-The script runs in its own thread, and only while the trainer waits for it: it receives a batch,
-computes, and submits the loss through :class:`vcasgd.Session`. A worker therefore trains it like
-any other task, and this module contains nothing about leases, pushes, or evaluations.
+The loop runs in its own thread, and only while the trainer waits for it: it receives a batch,
+computes, and submits the loss. A worker therefore trains it like any other task, and this module
+contains nothing about leases, pushes, or evaluations.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import logging
 import runpy
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,8 +26,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
-from vcasgd.errors import SpecError, TaskImportError, UserCodeError, VcasgdError
+from vcasgd.errors import LoopEnded, SpecError, TaskImportError, UserCodeError, VcasgdError
 from vcasgd.learning.beside import variables_of_callers
+from vcasgd.task.place import Place
 from vcasgd.task.task import Task, import_first_from, load_task, user_traceback
 
 log = logging.getLogger(__name__)
@@ -81,6 +83,10 @@ class LoopTask(Task):
         self.user_optimizer: Optimizer | None = None
         self.user_schedule: Callable[[float], float] | None = None
         self.user_weight: Callable[[Any], Any] | None = None
+        #: Options that schedulers of torch set at a place of the job, if the loop has any.
+        self.scheduled: Callable[[Place], Sequence[Mapping[str, Any]] | None] | None = None
+        #: Place of the present local step.
+        self.place = Place(0.0)
         self._evaluation: tuple[Evaluate, Dataset[Any]] | None = None
         self._dataset: Dataset[Any] | None = None
         self._collate: Callable[[list[Any]], Any] = default_collate
@@ -125,6 +131,10 @@ class LoopTask(Task):
 
     def schedule(self, progress: float) -> float:
         return 1.0 if self.user_schedule is None else self.user_schedule(progress)
+
+    def step_options(self, place: Place) -> Sequence[Mapping[str, Any]] | None:
+        self.place = place
+        return self.scheduled(place) if self.scheduled else None
 
     def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         return self.evaluation[0](model, batch)
@@ -173,7 +183,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 class JobEnded(BaseException):
-    """Ends a script on a worker inside its loop. ``except Exception`` doesn't catch it."""
+    """Ends a loop on a worker at its present batch. ``except Exception`` doesn't catch it."""
 
 
 @dataclass(frozen=True)
@@ -181,52 +191,58 @@ class _Ended:
     error: BaseException | None
 
 
-#: Message of the script: it is ready for its first batch.
+#: Message of the loop: it is ready for its first batch.
 _READY = object()
-#: Message to the script: the job has no more batches.
+#: Message to the loop: the job has no more batches.
 _END = object()
 
-_running: ContextVar[ScriptTask | None] = ContextVar("vcasgd_script", default=None)
+_running: ContextVar[LoopInThread | None] = ContextVar("vcasgd_script", default=None)
 
 
-def running_script() -> ScriptTask | None:
-    """Return the script that this thread runs for a worker, or None if it runs on its own."""
+def running_script() -> LoopInThread | None:
+    """Return the task whose loop this thread runs for a worker, or None if it runs on its own."""
     return _running.get()
 
 
-class ScriptTask(LoopTask):
-    """Task that runs the script at ``path``. It trains one model, for one learner.
+class LoopInThread(LoopTask):
+    """Task whose loop, :meth:`run_loop`, runs in a thread. It trains one model, for one learner.
 
-    Methods that need the script raise :class:`TaskImportError` if it doesn't reach its first
-    batch, and :class:`UserCodeError` once it has ended.
+    Methods that need the loop raise :class:`TaskImportError` if it doesn't reach its first batch,
+    :class:`UserCodeError` once it has failed, and :class:`LoopEnded` once it has ended.
     """
 
-    def __init__(self, path: Path, args: dict[str, Any]) -> None:
+    #: What the loop is called in messages, and the folder of its code.
+    name, folder = "the loop", Path()
+
+    def __init__(self) -> None:
         super().__init__()
-        self._path = path
-        self._arguments = command_line(args)
         self._thread: threading.Thread | None = None
         #: Model and optimizer state when the loop started.
         self._first: nn.Module | None = None
         self._first_state: dict[str, Any] = {}
         #: Variables of the script, by name.
         self._variables: dict[str, Callable[[], Any]] = {}
-        self._to_script: SimpleQueue[Any] = SimpleQueue()
+        self._to_loop: SimpleQueue[Any] = SimpleQueue()
         self._to_worker: SimpleQueue[Any] = SimpleQueue()
-        self._batch: Any = None
-        self._started = False
+        self._steps = 0
+        #: The batch that the worker gave last.
+        self.batch: Any = None
+
+    @abstractmethod
+    def run_loop(self) -> None:
+        """Run the loop until it ends by itself or the job does."""
 
     # -- the worker's side ---------------------------------------------------------------------
 
     @property
     def ended(self) -> bool:
-        """True if the script was started and has ended, so it must be loaded again."""
+        """True if the loop was started and has ended, so the task must be loaded again."""
         return self._thread is not None and not self._thread.is_alive()
 
     def model(self) -> nn.Module:
-        """Return the script's model.
+        """Return the loop's model.
 
-        The first call runs the script up to its first batch. Later calls return a copy of the
+        The first call runs the loop up to its first batch. Later calls return a copy of the
         model at that time.
         """
         if self._thread is None:
@@ -236,43 +252,41 @@ class ScriptTask(LoopTask):
         assert self._first is not None, "the loop has started"
         return _copy(self._first)
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:  # noqa: ARG002 - The script's optimizer has them.
-        """Return the script's optimizer in its initial state."""
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:  # noqa: ARG002 - The loop's optimizer has them.
+        """Return the loop's optimizer in its initial state."""
         assert self.user_optimizer is not None, "the loop has started"
         # The optimizer changes the tensors that it loads.
         self.user_optimizer.load_state_dict(copy.deepcopy(self._first_state))
         return self.user_optimizer
 
     def source(self) -> str:
-        """Return the code of the script."""
-        return self._path.read_text(errors="replace")
+        """Return the code of the script; empty for a loop of another library."""
+        return ""
 
     def variables(self) -> dict[str, Callable[[], Any]]:
         """Return the variables of the script's loop, and of its evaluation."""
         return self._variables
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Resume the script from its last step to the next one, and return the loss."""
+        """Resume the loop from its last step to the next one, and return the loss."""
         if model is not self.network:
-            raise UserCodeError(f"{self._path.name} trains one model, and this is a different one")
+            raise UserCodeError(f"{self.name} trains one model, and this is a different one")
         if self.ended:
             raise self._end_error(None)
-        self._to_script.put(batch)
+        self._to_loop.put(batch)
         loss: Tensor = self._receive(self._end_error)
         return loss
 
     def close(self) -> None:
-        """End the script at its current batch."""
+        """End the loop at its present batch."""
         if self._thread is None or not self._thread.is_alive():
             return
-        self._to_script.put(_END)
+        self._to_loop.put(_END)
         self._thread.join(EXIT_SECONDS)
         if self._thread.is_alive():
-            log.warning("%s is still running although the job has ended", self._path.name)
+            log.warning("%s is still running although the job has ended", self.name)
 
     def _start(self) -> None:
-        # As Python does for a script.
-        import_first_from(self._path.parent.resolve())
         self._thread = threading.Thread(target=self._run, name="script", daemon=True)
         self._thread.start()
         self._receive(self._start_error)
@@ -291,73 +305,106 @@ class ScriptTask(LoopTask):
     def _start_error(self, error: BaseException | None) -> VcasgdError:
         if error is None:
             return TaskImportError(
-                f"task: {self._path.name} ended without a batch of a vcasgd.Session",
+                f"task: {self.name} ended without a batch of a vcasgd.Session",
                 remedy="train in a loop: for batch in session.batches(dataset), or over "
                 "session.loader(dataset)",
                 field="task",
             )
         return TaskImportError(
-            f"task: {self._path.name} can't be run: {type(error).__name__}: {error}",
+            f"task: {self.name} can't be run: {type(error).__name__}: {error}",
             field="task",
             traceback=user_traceback(error),
         )
 
     def _end_error(self, error: BaseException | None) -> VcasgdError:
-        if error is None:
+        if error is None and not self._steps:
             return UserCodeError(
-                f"{self._path.name} left the loop over its batches before the job ended",
-                remedy="set when to stop in job.yaml",
+                f"{self.name} left the loop over its batches without training one",
+                remedy="make a step for each batch",
+            )
+        if error is None:
+            return LoopEnded(
+                f"{self.name} left the loop over its batches in epoch {self.place.epoch + 1}"
             )
         return UserCodeError(
-            f"{self._path.name} raised {type(error).__name__}: {error}",
+            f"{self.name} raised {type(error).__name__}: {error}",
             traceback=user_traceback(error),
         )
 
-    # -- the script's side ---------------------------------------------------------------------
+    # -- the loop's side -----------------------------------------------------------------------
 
-    def set_model(self, model: nn.Module, optimizer: Optimizer) -> None:
-        if self.network is not None:
-            raise UserCodeError(
-                f"{self._path.name} created a second vcasgd.Session",
-                remedy="a job trains one model: put several networks into one module",
-            )
-        super().set_model(model, optimizer)
+    @property
+    def started(self) -> bool:
+        """True once the loop has asked for its first batch."""
+        return self._first is not None
 
-    def batches(self) -> Iterator[Any]:
-        """Iterate over batches until :class:`JobEnded` is raised."""
-        if self._started:
-            raise self._end_error(None)
-        self._started = True
+    def start(self) -> None:
+        """Wait for the first batch. Raises :class:`JobEnded`."""
         # Checked early: without an evaluation, no epoch of a job can end.
-        _ = self.evaluation
+        self.check_evaluation()
         assert self.network is not None, "a session has started"
         assert self.user_optimizer is not None, "a session has started"
         self._first = _copy(self.network)
         self._first_state = copy.deepcopy(self.user_optimizer.state_dict())
-        self._variables = variables_of_callers(self.evaluation[0])
         self._send(_READY)
-        while True:
-            yield self._batch
+
+    def check_evaluation(self) -> None:
+        """Raise :class:`SpecError` if the loop has no evaluation."""
+        _ = self.evaluation
 
     def submit(self, loss: Tensor) -> None:
-        """Submit the loss, and wait for the step and the next batch."""
+        """Submit the loss of a step, and wait for the next batch. Raises :class:`JobEnded`."""
+        self._steps += 1
         self._send(loss)
 
     def _send(self, message: Any) -> None:
         self._to_worker.put(message)
-        self._batch = self._to_script.get()
-        if self._batch is _END:
+        self.batch = self._to_loop.get()
+        if self.batch is _END:
             raise JobEnded
 
     def _run(self) -> None:
         _running.set(self)
-        # From here on, the process belongs to the script.
-        sys.argv = [str(self._path), *self._arguments]
         error: BaseException | None = None
         try:
-            runpy.run_path(str(self._path), run_name="__main__")
+            self.run_loop()
         except JobEnded:
             return
         except BaseException as raised:  # noqa: BLE001 - User code may raise anything, even SystemExit.
             error = raised
         self._to_worker.put(_Ended(error))
+
+
+class ScriptTask(LoopInThread):
+    """Task that runs the script at ``path``."""
+
+    def __init__(self, path: Path, args: dict[str, Any]) -> None:
+        super().__init__()
+        self._path, self.name, self.folder = path, path.name, path.parent.resolve()
+        self._arguments = command_line(args)
+
+    def set_model(self, model: nn.Module, optimizer: Optimizer) -> None:
+        if self.network is not None:
+            raise UserCodeError(
+                f"{self.name} created a second vcasgd.Session",
+                remedy="a job trains one model: put several networks into one module",
+            )
+        super().set_model(model, optimizer)
+
+    def _start(self) -> None:
+        # As Python does for a script.
+        import_first_from(self._path.parent.resolve())
+        super()._start()
+
+    def source(self) -> str:
+        return self._path.read_text(errors="replace")
+
+    def start(self) -> None:
+        self.check_evaluation()
+        self._variables = variables_of_callers(self.evaluation[0])
+        super().start()
+
+    def run_loop(self) -> None:
+        # From here on, the process belongs to the script.
+        sys.argv = [str(self._path), *self._arguments]
+        runpy.run_path(str(self._path), run_name="__main__")

@@ -20,8 +20,8 @@ from vcasgd.learning.rates import Rates
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import backward, evaluate, parts_of, to_device, update
 from vcasgd.session.loader import BatchLoader, evenly_drawn, loader_over
-from vcasgd.session.schedules import schedule_of, start_rates
-from vcasgd.session.script import Evaluate, LoopTask, running_script
+from vcasgd.session.schedules import schedule_of
+from vcasgd.session.script import Evaluate, LoopInThread, LoopTask, running_script
 from vcasgd.task.logged import collected
 
 
@@ -75,7 +75,9 @@ class Session:
         self._script = running_script()
         self._task = self._script or LoopTask()
         self._task.set_model(model, optimizer)
-        self._task.user_schedule = schedule_of(schedule, schedule_steps)
+        in_job = self._script is not None
+        self._task.scheduled = schedule_of(schedule, schedule_steps, in_job=in_job)
+        self._task.user_schedule = None if isinstance(schedule, LRScheduler) else schedule
         self._task.clip_norm = clip_norm
         self._task.mixed_precision = mixed_precision
         self._task.min_local_batch = min_local_batch
@@ -136,8 +138,7 @@ class Session:
             dataset = data
         self._task.set_data(dataset, batch_size or LoopTask.batch_size, collate or default_collate)
         self._task.gradient_accumulation_steps = gradient_accumulation_steps
-        start_rates(self._optimizer)
-        source = self._script.batches() if self._script else self._local_batches(epochs)
+        source = _of_job(self._script) if self._script else self._local_batches(epochs)
         return self._checked(source)
 
     def loader(
@@ -174,6 +175,20 @@ class Session:
         return BatchLoader(
             *(self._task, self._optimizer, loader, self._script, gradient_accumulation_steps)
         )
+
+    @property
+    def global_step(self) -> int:
+        """Steps of the job before that of the present batch; several workers share a step.
+
+        A loop that reads it may set learning rates itself.
+        """
+        self._task.sets_rates = True
+        return self._task.place.step
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the present batch, from 0."""
+        return self._task.place.epoch
 
     def step(self, loss: Tensor) -> None:
         """Make one optimizer step for a mean loss, a scalar with gradient.
@@ -218,7 +233,8 @@ class Session:
         device = next(self._model.parameters()).device
         # Follows torch.manual_seed, and differs between calls for one epoch each.
         seed = int(torch.randint(2**32, ()))
-        plan = EpochPlan(len(dataset), 1, epochs, seed)  # type: ignore[arg-type]
+        batch = self._task.batch_size
+        plan = EpochPlan(len(dataset), 1, epochs, seed, batch_size=batch)  # type: ignore[arg-type]
         rates = Rates(self._task, self._optimizer)
         source = BatchSource(self._task, dataset, device, seed)
         for epoch in range(epochs):
@@ -226,7 +242,7 @@ class Session:
             following = (SampleRange(later, 0, plan.samples) for later in range(epoch + 1, epochs))
             interval = SampleRange(epoch, 0, plan.samples)
             for batch, count in source.batches(plan, interval, following):
-                rates.follow(plan.progress(epoch, done))
+                rates.follow(plan.place(epoch, done))
                 parts = self._weighted(list(parts_of(batch)))
                 for number, (part, self._share) in enumerate(parts, 1):
                     self._ends_step = number == len(parts)
@@ -261,3 +277,16 @@ class Session:
         means |= {name: total / count for name, (total, count) in logged.items()}
         texts = (f"{name} {mean:.4f}" for name, mean in means.items())
         sys.stdout.write(f"epoch {epoch}: {', '.join(texts)}\n")
+
+
+def _of_job(script: LoopInThread) -> Iterator[Any]:
+    """Yield the batches of a worker's leases."""
+    if script.started:
+        raise UserCodeError(
+            "the script began a second loop over its batches",
+            remedy="the first session.batches covers all epochs of a job; for a loop over epochs, "
+            "use session.loader",
+        )
+    script.start()
+    while True:
+        yield script.batch

@@ -28,7 +28,7 @@ from vcasgd.errors import InvalidUpdate, NonFiniteLoss, SpecError
 from vcasgd.fleet.presence import Life
 from vcasgd.learning.rules import make_rule
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
-from vcasgd.session.script import ScriptTask
+from vcasgd.session.script import LoopInThread
 from vcasgd.simulation.worker import Fetched, SimulatedInterval, SimulatedWorker
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.header import Header
@@ -154,7 +154,7 @@ class Simulation:
             return self._run()
         finally:
             for task in self._tasks:
-                if isinstance(task, ScriptTask):
+                if isinstance(task, LoopInThread):
                     task.close()
 
     def _run(self) -> Outcome:
@@ -190,10 +190,10 @@ class Simulation:
     def _new_learner(self) -> Learner:
         """Return a learner with a task of its own, as each worker has one."""
         task = self._make_task()
-        if self._tasks and not isinstance(task, ScriptTask):
+        if self._tasks and not isinstance(task, LoopInThread):
             # All learners are in this process, and need the data only once.
             vars(task)["dataset"] = vars(self._tasks[0])["dataset"]
-        elif not isinstance(task, ScriptTask):
+        elif not isinstance(task, LoopInThread):
             vars(task)["dataset"] = cache(task.dataset)
         self._tasks.append(task)
         return Learner(self._spec, task, "cpu")

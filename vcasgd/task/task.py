@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 import vcasgd
 from vcasgd.errors import SpecError, TaskImportError, UserCodeError
+from vcasgd.spec.job import JobSpec
+from vcasgd.task.place import Place
 
 
 class Task:
@@ -57,6 +59,12 @@ class Task:
     makes_steps: bool = False
     #: True if the job skips bad samples; ``on_bad_sample`` in the job file sets it.
     skips_bad_samples: bool = False
+    #: True if the loop may set rates itself, as a function of the job's step. They stay until the
+    #: schedule changes.
+    sets_rates: bool = False
+    #: Factor of ``clip_norm`` in the present local step, for a loop that clips itself: the gradient
+    #: of a part of the job's batch has more noise, so it is longer.
+    clip_factor: float = 1.0
     #: True if training depends on nothing but the model, the batches, the optimizer, and torch's
     #: random numbers, so that another worker can repeat a push interval.
     repeatable: bool = True
@@ -115,6 +123,17 @@ class Task:
         """
         return 1.0
 
+    def follow_job(self, spec: JobSpec) -> None:
+        """Read what the task needs to know of its job. Called before :meth:`model`."""
+
+    def step_options(self, place: Place) -> Sequence[Mapping[str, Any]] | None:  # noqa: ARG002 - none by default
+        """Return the options that schedulers set for each group of the optimizer in a local step.
+
+        Called before each local step. A rate among them is multiplied by the factor of
+        :meth:`schedule`. None if no scheduler sets any.
+        """
+        return None
+
     def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         """Return sums over a batch, without gradients, and their divisor ``"count"``.
 
@@ -122,6 +141,24 @@ class Task:
         the number of correct answers.
         """
         raise NotImplementedError
+
+    def evaluate_set(
+        self,
+        model: nn.Module,  # noqa: ARG002 - see evaluate
+        batches: Iterable[Any],  # noqa: ARG002
+    ) -> Mapping[str, float] | None:
+        """Return the metrics of the whole validation split, from its batches on the model's device.
+
+        None, the default, if :meth:`evaluate` returns sums over each batch instead.
+        """
+        return None
+
+    def end_after(self, metrics: Sequence[Mapping[str, float]]) -> str | None:  # noqa: ARG002 - see the job file
+        """Return why the job should end after evaluations with these metrics, in their order.
+
+        None if it should go on.
+        """
+        return None
 
     def collate(self, samples: list[Any]) -> Any:
         """Combine a list of samples into a batch."""

@@ -7,6 +7,7 @@ import time
 
 from vcasgd.errors import (
     Cause,
+    LoopEnded,
     NonFiniteLoss,
     StoreDenied,
     StoreFull,
@@ -105,7 +106,10 @@ class ErrorHandler:
     def _on_failure(self, error: VcasgdError) -> None:
         """Report the failure, return the lease, and pause so that other workers try first."""
         traceback = error.traceback if isinstance(error, UserCodeError) else ""
-        log.error("%s\n%s", error, traceback)
+        if isinstance(error, LoopEnded):
+            log.info("%s", error)
+        else:
+            log.error("%s\n%s", error, traceback)
         self._report(error, traceback)
         self._drop_current()
         if self._status.samples > self._samples_at_failure:
@@ -126,6 +130,7 @@ class ErrorHandler:
             traceback=masked(traceback),
             fault=fault_of(error),
             diverged=isinstance(error, NonFiniteLoss),
+            ended=isinstance(error, LoopEnded),
             rollbacks=self._exchange.rollbacks,
         )
         try:

@@ -29,9 +29,15 @@ class Evaluator:
         self._context = context
         self._status = status
 
-    def evaluate(self, lease: Lease, learner: Learner, may_continue: Callable[[], bool]) -> None:
-        """Evaluate the model on the validation split and report the metrics."""
-        facts = self._context.jobs.get(self._context.job).facts
+    def evaluate(
+        self, lease: Lease, learner: Learner, may_continue: Callable[[], bool]
+    ) -> str | None:
+        """Evaluate the model on the validation split and report the metrics.
+
+        Returns why the task wants the job to end; None if it goes on.
+        """
+        job = self._context.jobs.get(self._context.job)
+        facts = job.facts
         assert facts is not None
         points = facts.points(learner.spec)
         unit = "epoch" if points.at_epochs else "sample"
@@ -52,6 +58,7 @@ class Evaluator:
         )
         if not metrics:
             raise WorkInterrupted
+        samples = min(_samples(points.plan, shard.record) for shard in whole)
         result = Evaluation(
             number=lease.number,
             version=whole[0].meta.version,
@@ -60,13 +67,15 @@ class Evaluator:
             seconds=time.monotonic() - started,
             at=time.time(),
             versions=versions_of(whole),
-            samples=min(_samples(points.plan, shard.record) for shard in whole),
+            samples=samples,
             rollbacks=min(shard.meta.rollbacks for shard in whole),
         )
         # Readers derive its place.
         derived = ("number", "epoch", "step")
         fields = {key: value for key, value in asdict(result).items() if key not in derived}
         self._context.leases.report_evaluation(lease, fields)
+        earlier = [each.metrics for each in job.evaluations if (each.samples or 0) < samples]
+        return learner.end_after([*earlier, metrics])
 
     def _pinned(
         self, snapshots: ShardedSnapshots, name: str, may_continue: Callable[[], bool]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate
@@ -47,6 +47,7 @@ from vcasgd.learning.training import (
     set_seed,
     step_sizes,
     train,
+    user_code,
 )
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import is_sound
@@ -80,6 +81,7 @@ class Learner:
         self.spec, self.task = spec, task
         self.device = device
         task.skips_bad_samples = spec.skips_bad_samples
+        task.follow_job(spec)
         self._model = LocalModel(task, spec.seed, device)
         self._use_layout(gradients=False)
         self._rule = make_rule(spec.update)
@@ -534,7 +536,7 @@ class Learner:
             self.device,
             should_stop=should_stop,
             on_step=on_step,
-            before_step=lambda _: rates.follow(plan.progress(subtask, start + next(done))),
+            before_step=lambda _: rates.follow(plan.place(subtask, start + next(done))),
             clip_factor=clip_factor,
             precision=self._precision,
             bad=self._bad,
@@ -672,6 +674,14 @@ class Learner:
                 )
             )
         return {} if not all(means) else with_average(*means)
+
+    def end_after(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
+        """Return why the job should end after evaluations with these metrics; None if it goes on.
+
+        Raises :class:`~vcasgd.errors.UserCodeError`.
+        """
+        with user_code("end_after"):
+            return self.task.end_after(metrics)
 
 
 def with_average(

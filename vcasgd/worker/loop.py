@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 
 from vcasgd.errors import (
+    LoopEnded,
     SnapshotMissing,
     StoreDenied,
     StoreFull,
@@ -173,10 +174,12 @@ class Worker:
                 self._setup.initialise(lease)
                 self._book.drop(lease)
             case WorkKind.EVALUATE:
-                self._evaluator.evaluate(
+                why = self._evaluator.evaluate(
                     lease, self._learner(), lambda: self._trainer.may_continue(lease)
                 )
                 self._book.drop(lease)
+                if why is not None:
+                    raise LoopEnded(why)
             case WorkKind.TRAIN:
                 self._trainer.train(lease, self._learner())
                 self._book.finish(lease)

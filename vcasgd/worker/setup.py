@@ -16,7 +16,7 @@ from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import vectors_of
 from vcasgd.local_files import default_cache_folder
 from vcasgd.logging import identify
-from vcasgd.session.script import ScriptTask, load
+from vcasgd.session.script import LoopInThread, load
 from vcasgd.spec.sections import StartFrom
 from vcasgd.storage.base_files import prepare_base
 from vcasgd.storage.checkpoints import Checkpoints
@@ -69,7 +69,7 @@ class Setup:
         self._status = status
         self._build = build or self._build_from_package
         self._learner: Learner | None = None
-        self._script: ScriptTask | None = None
+        self._script: LoopInThread | None = None
 
     @property
     def prepared(self) -> bool:
@@ -140,7 +140,7 @@ class Setup:
         prepare_base(job.spec.base, context.settings, on_progress)
         task = load(job.spec.task, job.spec.args, code)
         self._status.flops_per_sample = flops_per_sample_of(task)
-        self._script = task if isinstance(task, ScriptTask) else None
+        self._script = task if isinstance(task, LoopInThread) else None
         self._status.ranks = size = ranks_of(job.spec.workers, self._gpu.count)
         self._gpu = self._gpu.of_several(size)
         if size == 1:

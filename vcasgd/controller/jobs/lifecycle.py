@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 
 from vcasgd.controller.jobs.announcements import Announcements
 from vcasgd.controller.jobs.checkpointing import CheckpointWriter
@@ -146,7 +147,8 @@ class JobLifecycle:
             self._fail_if_hopeless(job, self._failures(job))
 
     def _run(self, job: JobRecord) -> None:
-        failures = self._failures(job)
+        reports = self._failures(job)
+        failures = [each for each in reports if not each.ended]
         if self._fail_if_hopeless(job, failures):
             return
         if (why := too_many_bad(job)) is not None:
@@ -161,7 +163,7 @@ class JobLifecycle:
         if job.totals.get("restorations", 0) < job.tuned.restorations:
             # The shards have not gone back yet; what is evaluated is what they go back from.
             return
-        for evaluation, why in self._endings(job):
+        for evaluation, why in chain(self._endings(job), self._loop_endings(job, reports)):
             if self._checkpoints.has_model(job, evaluation):
                 self._jobs.transition(
                     job.id,
@@ -208,6 +210,17 @@ class JobLifecycle:
         limit = job.spec.stop.max_duration
         if limit and job.started_at and self._clock() - job.started_at > limit.total_seconds():
             yield last, f"max_duration has passed; the last evaluation is of {last.place}"
+
+    def _loop_endings(
+        self, job: JobRecord, reports: Sequence[Failure]
+    ) -> Iterator[tuple[Evaluation, str]]:
+        """Yield the evaluations that can end a job whose loop decided to end, as
+        :meth:`_endings`."""
+        ended = next((each for each in reports if each.ended), None)
+        # What was trained before the decision counts, too.
+        if ended is None or not job.evaluations or self._evaluations.read()[0]:
+            return
+        yield from ((each, ended.message) for each in (job.best, job.evaluations[-1]) if each)
 
     def _finish(self, job: JobRecord) -> None:
         """End the job once the model of its final evaluation is in the storage."""

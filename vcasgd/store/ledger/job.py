@@ -255,7 +255,8 @@ class JobRecord:
 class Failure:
     """An error that ended work on a job, and whose fault it is.
 
-    ``diverged``: a loss or a parameter was not finite. ``rollbacks`` is that of the model from
+    ``diverged``: a loss or a parameter was not finite. ``ended``: it is no error, but a loop of the
+    user's code that decided to end the training. ``rollbacks`` is that of the model from
     which the work started. ``at`` is the ledger's Unix time of the report, and ``version`` the
     model's at that time.
     """
@@ -266,6 +267,7 @@ class Failure:
     traceback: Text
     fault: Cause
     diverged: bool = False
+    ended: bool = False
     rollbacks: int = 0
     at: float = 0.0
     version: int = 0

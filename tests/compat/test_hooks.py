@@ -1,0 +1,214 @@
+"""Loops of their own: schedulers, code between epochs, and the loop's own end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.compat import (
+    Metrics,
+    Points,
+    assert_close,
+    evaluate_plainly,
+    grid,
+    on_workers,
+    orders,
+    script,
+    simulated,
+)
+from support.harness import Harness
+
+from vcasgd.errors import SpecError, UserCodeError
+from vcasgd.store.ledger.job import JobState
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SEEDS, EPOCHS, BATCH = (0, 1), 2, 64
+STEPS = EPOCHS * Points.samples // BATCH
+
+#: A script as people write it: the loop is ordinary but for three lines.
+LOOP = """
+import torch, vcasgd
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from support.compat import Points
+
+points = Points()
+model = points.model()
+optimizer = {optimizer}
+scheduler = {scheduler}
+session = vcasgd.Session(model, optimizer)
+session.evaluation(points.dataset("validation"))(points.evaluate)
+loader = session.loader(DataLoader(points.dataset("train"), batch_size=64, shuffle=True))
+for epoch in range({epochs}):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = points.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        {by_step}
+    {by_epoch}
+"""
+
+SGD = "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)"
+GROUPS = (
+    "torch.optim.SGD([{'params': model[0].parameters()}, "
+    "{'params': model[2].parameters(), 'lr': 0.02}], lr=0.1, momentum=0.9)"
+)
+LR = "torch.optim.lr_scheduler."
+WARMUP = f"{LR}LinearLR(optimizer, 0.01, total_iters=40)"
+COSINE = f"{LR}CosineAnnealingLR(optimizer, {STEPS} - 40)"
+SCHEDULERS = {
+    "OneCycleLR with its momentum": (SGD, f"{LR}OneCycleLR(optimizer, 0.4, total_steps={STEPS})"),
+    "a function for each group": (
+        GROUPS,
+        f"{LR}LambdaLR(optimizer, [lambda n: 1 - n / {STEPS}, lambda n: 0.5 + n / {STEPS}])",
+    ),
+    "warm-up, then a cosine": (
+        SGD,
+        f"{LR}SequentialLR(optimizer, [{WARMUP}, {COSINE}], milestones=[40])",
+    ),
+}
+EACH = pytest.mark.parametrize("name", SCHEDULERS)
+
+
+def loop(
+    folder: Path, optimizer: str, scheduler: str, by_step: str = "pass", by_epoch: str = "pass"
+) -> Any:
+    source = LOOP.format(
+        optimizer=optimizer,
+        scheduler=scheduler,
+        by_step=by_step,
+        by_epoch=by_epoch,
+        epochs=EPOCHS,
+    )
+    return script(source, folder)
+
+
+def plain_loop(seed: int, made: str, scheduled: str, *, by_epoch: bool = False) -> Metrics:
+    """Train as the script does, in one process and without vcasgd."""
+    torch.manual_seed(seed)
+    points = Points()
+    names: dict[str, Any] = {"torch": torch, "model": points.model()}
+    optimizer = names["optimizer"] = eval(made, names)
+    scheduler = eval(scheduled, names)
+    data = points.dataset("train")
+    for step, indices in enumerate(orders(points.samples, EPOCHS, seed, BATCH), 1):
+        optimizer.zero_grad()
+        points.loss(names["model"], points.collate([data[i] for i in indices])).backward()
+        optimizer.step()
+        if not by_epoch or step % (STEPS // EPOCHS) == 0:
+            scheduler.step()
+    return evaluate_plainly(points, names["model"])
+
+
+@EACH
+@grid
+def test_a_scheduler_that_the_loop_steps(workers: int, name: str, tmp_path: Path) -> None:
+    task = loop(tmp_path, *SCHEDULERS[name], by_step="scheduler.step()")
+
+    ends = [simulated(task, workers, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
+
+    assert_close(ends, [plain_loop(seed, *SCHEDULERS[name])["loss"] for seed in SEEDS])
+
+
+@grid
+def test_a_scheduler_that_the_loop_steps_after_each_epoch(workers: int, tmp_path: Path) -> None:
+    scheduled = SGD, f"{LR}StepLR(optimizer, 1, gamma=0.2)"
+    task = loop(tmp_path, *scheduled, by_epoch="scheduler.step()")
+
+    ends = [simulated(task, workers, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
+
+    assert_close(ends, [plain_loop(seed, *scheduled, by_epoch=True)["loss"] for seed in SEEDS])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("scheduler.step(epoch + 0.5)", "with an argument, which counts steps or epochs of one"),
+        ("if torch.rand(()) < 0.3: scheduler.step()", "after some steps only"),
+    ],
+)
+def test_a_scheduler_that_follows_one_worker_is_refused(
+    tmp_path: Path, call: str, message: str
+) -> None:
+    task = loop(tmp_path, *SCHEDULERS["warm-up, then a cosine"], by_step=call)
+
+    with pytest.raises(UserCodeError, match=message):
+        simulated(task, 2, epochs=EPOCHS)
+
+
+def test_a_scheduler_that_follows_a_metric_is_refused(tmp_path: Path) -> None:
+    task = loop(tmp_path, SGD, f"{LR}ReduceLROnPlateau(optimizer)")
+
+    with pytest.raises(SpecError, match="ReduceLROnPlateau"):
+        simulated(task, 2, epochs=EPOCHS)
+
+
+@grid
+def test_code_after_each_epoch_runs_once_for_each(workers: int, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    note = f"import tempfile; tempfile.mkstemp(f'_{{epoch}}', dir={str(tmp_path / 'notes')!r})"
+    task = loop(tmp_path, SGD, "None", by_epoch=note)
+
+    simulated(task, workers, epochs=EPOCHS)
+
+    # Not after the last one, because the job ends there
+    epochs = [int(each.name.rpartition("_")[2]) for each in (tmp_path / "notes").iterdir()]
+    assert sorted(epochs) == sorted([*range(EPOCHS - 1)] * workers)
+
+
+#: A loop that stops when its own validation gets worse.
+OWN_STOP = """
+import sys
+sys.path.insert(0, {support!r})
+import torch, vcasgd
+from torch.utils.data import DataLoader
+from support.compat import Points, evaluate_plainly
+
+points = Points()
+model = points.model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+session = vcasgd.Session(model, optimizer)
+session.evaluation(points.dataset("validation"))(points.evaluate)
+loader = session.loader(DataLoader(points.dataset("train"), batch_size=64, shuffle=True))
+best, worse = float("inf"), 0
+for epoch in range(30):
+    for batch in loader:
+        optimizer.zero_grad()
+        points.loss(model, batch).backward()
+        optimizer.step()
+    loss = evaluate_plainly(points, model)["loss"]
+    model.train()
+    best, worse = min(best, loss), worse + 1 if loss > best else 0
+    if worse == 2:
+        break
+"""
+
+
+def test_a_loop_that_stops_by_its_own_validation_ends_the_job(
+    harness: Harness, tmp_path: Path
+) -> None:
+    source = OWN_STOP.format(support=str(Path(__file__).parents[1]))
+    (tmp_path / "train.py").write_text(source)
+
+    _, job = on_workers(harness, tmp_path, "train.py", 2, epochs=30)
+
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert "train.py left the loop over its batches in epoch" in (job.reason or "")
+    assert job.finished_epochs < 30
+    assert job.best is not None
+    assert job.final_evaluation == job.best.number
+
+
+def test_a_loop_without_one_over_epochs_covers_all_of_them(tmp_path: Path) -> None:
+    source = LOOP.format(
+        optimizer=SGD, scheduler="None", by_step="pass", by_epoch="pass", epochs=EPOCHS
+    )
+    lines = source.replace("        ", "    ").splitlines()
+    flat = [line for line in lines if "for epoch" not in line and line != "    pass"]
+    flat = [line.replace("    for batch", "for batch") for line in flat]
+
+    assert simulated(script("\n".join(flat), tmp_path), 2, epochs=EPOCHS)["loss"] < 2

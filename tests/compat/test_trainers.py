@@ -1,0 +1,170 @@
+"""Trainers of Hugging Face end as with their own loop on one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.compat import Points, assert_close, grid, orders, simulated
+from torch import nn
+from torch.nn import functional as F
+
+from vcasgd.errors import LoopEnded
+from vcasgd.task.task import Task
+
+SEEDS, EPOCHS, BATCH = (0, 1), 2, 64
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let trainers write into a folder of their own."""
+    pytest.importorskip("transformers", reason="needs the extra huggingface")
+    monkeypatch.chdir(tmp_path)
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = Points().model()
+
+    def forward(self, points: Any, labels: Any = None) -> dict[str, Any]:
+        answers = self.layers(points)
+        return {"loss": F.cross_entropy(answers, labels), "logits": answers}
+
+
+def collated(samples: list[Any]) -> dict[str, Any]:
+    points, labels = zip(*samples, strict=True)
+    return {"points": torch.stack(points), "labels": torch.stack(labels)}
+
+
+class Drawn:
+    """The sampler of a job's order, an epoch after the other."""
+
+    def __init__(self, seed: int) -> None:
+        batches = orders(Points.samples, EPOCHS, seed, BATCH)
+        self._order, self._epoch = [index for batch in batches for index in batch], 0
+
+    def __len__(self) -> int:
+        return Points.samples
+
+    def __iter__(self) -> Any:
+        first, self._epoch = self._epoch * len(self), self._epoch + 1
+        return iter(self._order[first : first + len(self)])
+
+
+@cache
+def made() -> Callable[..., Any]:
+    """Return a function that makes a trainer whose callback and loss follow the step."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Noise(TrainerCallback):  # type: ignore[misc]
+        """Noise that decreases with the step, until the middle of the second epoch."""
+
+        noise = 0.0
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.noise = 3 * max(0.0, 1 - state.global_step / 100) if state.epoch < 1.5 else 0.0
+
+    class Noisy(Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any, **more: Any) -> Any:
+            if model.training:
+                (noise,) = (each.noise for each in self.callbacks if isinstance(each, Noise))
+                points = inputs["points"]
+                # The same for each sample, whatever batch it is in.
+                drawn = torch.sin(1e4 * points + self.state.global_step)
+                inputs = {**inputs, "points": points + noise * drawn}
+            return super().compute_loss(model, inputs, **more)
+
+        @property
+        def callbacks(self) -> Any:
+            return self.callback_handler.callbacks
+
+    def make(callbacks: Sequence[Any] = (), **arguments: Any) -> Any:
+        args = TrainingArguments(
+            "out",
+            **{
+                "per_device_train_batch_size": BATCH,
+                "per_device_eval_batch_size": 512,
+                "num_train_epochs": EPOCHS,
+                "learning_rate": 0.1,
+                "optim": "sgd",
+                "lr_scheduler_type": "cosine",
+                "warmup_steps": 20,
+                "max_grad_norm": 0.0,
+                "report_to": "none",
+                "use_cpu": True,
+                "save_strategy": "no",
+                "disable_tqdm": True,
+                "remove_unused_columns": False,
+                "dataloader_pin_memory": False,
+                **arguments,
+            },
+        )
+        points = Points()
+        return Noisy(
+            model=Network(),
+            args=args,
+            data_collator=collated,
+            train_dataset=points.dataset("train"),
+            eval_dataset=points.dataset("validation"),
+            callbacks=[Noise(), *callbacks],
+            compute_metrics=lambda found: {
+                "accuracy": (found.predictions.argmax(1) == found.label_ids).mean()
+            },
+        )
+
+    return make
+
+
+def task_of(**arguments: Any) -> Callable[[], Task]:
+    from vcasgd.integrations.huggingface import TrainerTask
+
+    return lambda: TrainerTask(lambda: made()(**arguments))
+
+
+def by_trainer(seed: int) -> dict[str, float]:
+    torch.manual_seed(seed)
+    trainer = made()()
+    trainer._get_train_sampler = lambda *_: Drawn(seed)
+    trainer.train()
+    found: dict[str, float] = trainer.evaluate()
+    return found
+
+
+@grid
+def test_a_trainer_ends_as_with_its_own_loop(workers: int) -> None:
+    plain = [by_trainer(seed) for seed in SEEDS]
+
+    ends = [simulated(task_of(), workers, seed, epochs=EPOCHS) for seed in SEEDS]
+
+    assert_close([each["loss"] for each in ends], [each["eval_loss"] for each in plain])
+    accuracies = [each["eval_accuracy"] for each in plain]
+    assert_close([each["accuracy"] for each in ends], accuracies, "accuracy")
+
+
+def test_a_callback_can_stop_the_training() -> None:
+    from transformers import TrainerCallback
+
+    class Stop(TrainerCallback):  # type: ignore[misc]
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = True
+
+    with pytest.raises(LoopEnded, match="a callback stopped the training"):
+        simulated(task_of(callbacks=[Stop()]), 2, epochs=EPOCHS)
+
+
+def test_the_evaluations_of_the_job_drive_early_stopping() -> None:
+    from transformers import EarlyStoppingCallback
+
+    task: Any = task_of(callbacks=[EarlyStoppingCallback(2)], metric_for_best_model="accuracy")()
+    accuracies = [{"accuracy": value} for value in (0.3, 0.5, 0.4, 0.45)]
+
+    assert task.end_after(accuracies[:3]) is None
+    assert "accuracy was not improved after 0.5" in (task.end_after(accuracies) or "")
