@@ -156,6 +156,7 @@ class SimulatedWorker:
             layout=learner.layout_digest,
             integers=encode_integers(trained.integers),
             loss_sum=trained.loss_sum,
+            skipped=trained.skipped,
             weight=trained.weight,
             batch=member.batch if member else 0.0,
             step_seconds=member.step_seconds if member else 0.0,
