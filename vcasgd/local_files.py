@@ -16,6 +16,20 @@ from functools import cache
 from pathlib import Path
 from typing import TextIO
 
+#: Free bytes below which a disk is full for what a stack writes: a server's file grows by more.
+FULL_DISK_BYTES = 4 << 20
+
+
+def full_disk(folder: Path) -> str | None:
+    """Return that the disk of a folder is full; None if it isn't, or if that is not known."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return None
+    if free >= FULL_DISK_BYTES:
+        return None
+    return f"the disk of {folder} is full: {free / 1e6:.1f} MB are free"
+
 
 def write_private(path: Path, content: str | bytes) -> None:
     """Replace a file atomically; only its owner can read it."""

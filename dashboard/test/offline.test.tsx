@@ -1,7 +1,7 @@
 import { act, screen } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { setReachable } from "../src/api/reachable";
+import { setReachable, setUnavailable } from "../src/api/reachable";
 import { GuardedButton } from "../src/components/GuardedButton";
 import { useNow } from "../src/lib/useNow";
 import { show } from "./factories";
@@ -11,6 +11,7 @@ beforeEach(() => {
 });
 
 afterEach(() => {
+  vi.advanceTimersByTime(60_000);
   setReachable(true);
   vi.useRealTimers();
 });
@@ -51,4 +52,17 @@ test("buttons can't be pressed while the API can't be reached, and say why", asy
   expect(button.getAttribute("aria-disabled")).toBe("true");
   expect(pressed).not.toHaveBeenCalled();
   expect(await screen.findByText("The API can't be reached.")).toBeTruthy();
+});
+
+test("a stack with a problem is shown with it, and other answers don't hide it", () => {
+  show(<GuardedButton refusal={null}>Pause</GuardedButton>);
+  act(() => setUnavailable("the disk of /srv is full", "free space on it"));
+  act(() => setReachable(true));
+  expect(screen.getByRole("button").getAttribute("aria-disabled")).toBe("true");
+
+  act(() => {
+    vi.advanceTimersByTime(10_000);
+    setReachable(true);
+  });
+  expect(screen.getByRole("button").getAttribute("aria-disabled")).toBeNull();
 });

@@ -25,7 +25,8 @@ def main() -> None:
     model = network(options.channels)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9)
 
-    session = vcasgd.Session(model, optimizer)
+    # Parts of four samples are enough for the statistics of BatchNorm here.
+    session = vcasgd.Session(model, optimizer, min_local_batch=4)
     session.evaluation(images("validation"))(judge)
     for pixels, labels in session.batches(images("train"), batch_size=16, epochs=options.epochs):
         session.step(F.cross_entropy(model(pixels), labels))

@@ -18,6 +18,8 @@ class Digits(vcasgd.Task):
     """A small convolutional network with 1,437 training and 360 validation images."""
 
     batch_size = 16
+    #: Parts of four samples are enough for the statistics of BatchNorm here.
+    min_local_batch = 4
 
     def __init__(self, channels: int = 16, learning_rate: float = 0.025) -> None:
         self.channels = channels

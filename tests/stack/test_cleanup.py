@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import yaml
 from support.provider_backends import aws_backend, gcp_backend, sleeper
 from typer.testing import CliRunner
 
+from vcasgd.chaos.faults import small_disk
 from vcasgd.cli import app
+from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings
 from vcasgd.stack import PartState, StackHome, StackState
@@ -133,3 +136,21 @@ def test_destroy_without_a_controller_keeps_cloud_machines(tmp_path: Path) -> No
         assert destroy(settings, "api") == []
 
         assert aws.alive() == set(granted)
+
+
+def test_up_names_a_full_disk(tmp_path: Path) -> None:
+    try:
+        disk = ExitStack()
+        disk.enter_context(small_disk(home := tmp_path / "home"))
+    except StackError as error:
+        pytest.skip(str(error))
+    with disk:
+        with suppress(OSError), (home / "data").open("wb", buffering=0) as file:
+            while file.write(b"0" * 4096):
+                pass
+
+        result = CliRunner().invoke(app, ["up", "--home", str(home), "--port", "0"])
+
+        assert result.exit_code == 1
+        text = f"{result.exception}{result.output}"
+        assert f"the disk of {home} is full: 0.0 MB are free" in text

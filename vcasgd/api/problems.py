@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from anyio import to_thread
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from vcasgd.errors import ApiError, NotFound, SpecError, VcasgdError
+from vcasgd.errors import ApiError, NotFound, SpecError, StoreUnavailable, VcasgdError
+from vcasgd.local_files import full_disk
 from vcasgd.logging import bound, request_id
 from vcasgd.schemas.service import PROBLEMS, Problem
 
@@ -26,6 +28,7 @@ HEADER = "X-Request-ID"
 NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
 #: Key of the ID in the ASGI scope, for handlers that run after the log's context has ended.
 SCOPE_KEY = "vcasgd.request"
+FREE_SPACE = "free space on it; the stack then continues by itself"
 #: Seconds after which a client should retry after a 429 or a 503.
 RETRY_SECONDS = 1
 
@@ -102,7 +105,12 @@ def install(app: FastAPI) -> None:
     """Add handlers that turn all errors of routes into problem documents."""
 
     @app.exception_handler(VcasgdError)
-    async def ours(_: Request, error: VcasgdError) -> Response:
+    async def ours(request: Request, error: VcasgdError) -> Response:
+        if isinstance(error, StoreUnavailable):
+            # An embedded server ends on a full disk, and says no more than that it is away.
+            home = request.app.state.services.settings.home_path
+            if why := await to_thread.run_sync(full_disk, home):
+                error = StoreUnavailable(f"{why}; {error.message}", remedy=FREE_SPACE)
         return problem_response(error)
 
     @app.exception_handler(RequestValidationError)

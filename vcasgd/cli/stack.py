@@ -15,6 +15,7 @@ from vcasgd import stack
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.output import Columns, Json, ago, err, out, plain, show_json, show_rows
 from vcasgd.doctor import Severity, describe_gpus, findings
+from vcasgd.errors import ApiError
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import StackHome, StackPhase, StackState
 from vcasgd.stack.layout import GATEWAY
@@ -102,12 +103,20 @@ def status(as_json: Json = False, home: Home = None, url: Url = None, token: Tok
     remote = url is not None or "api_url" in settings.model_fields_set
     value: dict[str, Any] = {} if remote else _local_status(settings)
     if remote or value["phase"] == StackPhase.READY:
-        with open_client(url, token, settings) as client:
-            value["platform"] = plain(client.status())
+        try:
+            with open_client(url, token, settings) as client:
+                value["platform"] = plain(client.status())
+        except ApiError as error:
+            if remote:
+                raise
+            # The parts are what to look at when the API has a problem.
+            value["problem"] = str(error)
     if as_json:
         show_json(value)
     else:
         _show_status(value)
+        if "problem" in value:
+            err.print(value["problem"])
     if "platform" not in value:
         raise typer.Exit(1)
 

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from vcasgd.child_process import kill
 from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.machine import is_locked
+from vcasgd.local_files import full_disk
 from vcasgd.settings import Settings
 from vcasgd.stack.child import die_with_parent
 from vcasgd.stack.cleanup import KnownMachines, destroy_machines, kill_remaining
@@ -93,16 +94,29 @@ def up(
     :class:`~vcasgd.errors.PortInUse` if the API's port is taken.
     """
     home = _free_home(settings)
-    process = _spawn(settings, home, ["--detach", "--parts", ",".join(names)])
+    with _on_full_disk(home):
+        process = _spawn(settings, home, ["--detach", "--parts", ",".join(names)])
+        try:
+            status: int | None = process.wait(SPAWN_SECONDS)
+        except subprocess.TimeoutExpired:
+            status = kill(process)
+        if status == ALREADY_RUNNING:
+            raise _already_running(home)
+        if status != 0:
+            raise StackError(f"the stack did not start:\n{home.log_tail('stack')}")
+        return _await_ready(home, progress, lambda: is_running(home.path))
+
+
+@contextlib.contextmanager
+def _on_full_disk(home: StackHome) -> Iterator[None]:
+    """Name a full disk as the reason of an error: logs and states have no room to say so."""
     try:
-        status: int | None = process.wait(SPAWN_SECONDS)
-    except subprocess.TimeoutExpired:
-        status = kill(process)
-    if status == ALREADY_RUNNING:
-        raise _already_running(home)
-    if status != 0:
-        raise StackError(f"the stack did not start:\n{home.log_tail('stack')}")
-    return _await_ready(home, progress, lambda: is_running(home.path))
+        yield
+    except (StackError, OSError) as error:
+        if why := full_disk(home.path):
+            remedy = "free space on it; the stack's data is intact"
+            raise StackError(f"the stack can't run: {why}", remedy=remedy) from error
+        raise
 
 
 class ForegroundStack:

@@ -95,7 +95,7 @@ class ErrorHandler:
         if not isinstance(error, StoreDenied):
             self._denied_at = None
         elif self._denied_at is None:
-            log.warning("%s; the work is postponed", error)
+            log.info("%s; the work is postponed", error)
             self._denied_at = time.monotonic()
         elif time.monotonic() - self._denied_at > patience:
             log.error("%s", error)

@@ -1,5 +1,5 @@
 import createClient, { type Middleware } from "openapi-fetch";
-import { setReachable } from "./reachable";
+import { setReachable, setUnavailable } from "./reachable";
 import type { paths } from "./schema";
 
 /** Error of a request: an RFC 9457 problem, or no answer. */
@@ -28,10 +28,14 @@ const sameOrigin: Middleware = {
     return request;
   },
   async onResponse({ response }) {
-    setReachable(true);
-    if (!response.ok) {
-      throw await problemOf(response);
+    if (response.ok) {
+      setReachable(true);
+      return;
     }
+    const error = await problemOf(response);
+    if (response.status === 503) setUnavailable(error.message, error.remedy);
+    else setReachable(true);
+    throw error;
   },
   onError() {
     setReachable(false);

@@ -1,15 +1,34 @@
 import { useSyncExternalStore } from "react";
 
-/** Time since which the API can't be reached, in Unix seconds; null while it can. */
-let lostAt: number | null = null;
+/** Why the API gives no answers, since when, in Unix seconds, and what helps. */
+export type Outage = { since: number; problem: string | null; remedy: string | null };
+
+/** Time after an answer that the API is unavailable in which others don't end the outage. */
+const LASTS_MS = 8_000;
+
+let outage: Outage | null = null;
+let seenAt = 0;
 const listeners = new Set<() => void>();
 
-/** Records whether the last request got an answer. */
-export function setReachable(reachable: boolean) {
-  const next = reachable ? null : (lostAt ?? Date.now() / 1000);
-  if (next === lostAt) return;
-  lostAt = next;
+function set(next: Outage | null) {
+  outage = next;
   for (const listener of listeners) listener();
+}
+
+/** Records that a request got no answer, or that one got an answer. */
+export function setReachable(reachable: boolean) {
+  if (!reachable) {
+    if (!outage) set({ since: Date.now() / 1000, problem: null, remedy: null });
+  } else if (outage && (outage.problem === null || Date.now() - seenAt > LASTS_MS)) {
+    set(null);
+  }
+}
+
+/** Records that the API answered that what it needs is unavailable. */
+export function setUnavailable(problem: string, remedy: string | null) {
+  seenAt = Date.now();
+  if (outage?.problem === problem) return;
+  set({ since: outage?.since ?? Date.now() / 1000, problem, remedy });
 }
 
 function subscribe(listener: () => void) {
@@ -17,7 +36,7 @@ function subscribe(listener: () => void) {
   return () => listeners.delete(listener);
 }
 
-/** Returns the time since which the API can't be reached, or null: what is shown is that old. */
-export function useLostAt(): number | null {
-  return useSyncExternalStore(subscribe, () => lostAt);
+/** Returns why there are no answers, or null: what is shown is as old. */
+export function useOutage(): Outage | null {
+  return useSyncExternalStore(subscribe, () => outage);
 }

@@ -1,6 +1,6 @@
 import { Button, type ButtonProps, Tooltip } from "@mantine/core";
 import { Link } from "react-router";
-import { useLostAt } from "../api/reachable";
+import { useOutage } from "../api/reachable";
 
 const OFFLINE = "The API can't be reached.";
 
@@ -14,8 +14,8 @@ export function GuardedButton({
   onClick,
   ...look
 }: ButtonProps & { refusal: string | null; to?: string; onClick?: () => void }) {
-  const offline = useLostAt() !== null;
-  const refusal = offline ? OFFLINE : refused;
+  const outage = useOutage();
+  const refusal = outage ? (outage.problem ?? OFFLINE) : refused;
   if (refusal) {
     // Not the attribute `disabled`: such a button gets no focus, so its tooltip could not be read.
     return (

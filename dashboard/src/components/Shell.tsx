@@ -4,7 +4,7 @@ import type { ReactNode } from "react";
 import { Link, useLocation } from "react-router";
 import { useStore } from "../api/cluster";
 import { useLive } from "../api/live";
-import { useLostAt } from "../api/reachable";
+import { useOutage } from "../api/reachable";
 import { useCaller, useSignOut } from "../api/signIn";
 import type { SignedIn } from "../api/types";
 import { clock } from "../lib/format";
@@ -75,11 +75,16 @@ export function Shell({ signedIn, children }: { signedIn: SignedIn; children: Re
 
 /** Notice while the API can't be reached. */
 function Offline() {
-  const lostAt = useLostAt();
-  if (lostAt === null) return null;
+  const outage = useOutage();
+  if (!outage) return null;
+  const { since, problem, remedy } = outage;
+  const title = problem
+    ? `The stack has had a problem since ${clock(since)}: ${problem}`
+    : `Offline: the API has not answered since ${clock(since)}`;
   return (
     <div className={classes.offline}>
-      <Notice tone="bad" title={`Offline: the API has not answered since ${clock(lostAt)}`}>
+      <Notice tone="bad" title={title}>
+        {remedy && `Remedy: ${remedy}. `}
         This page shows what was known then. It reconnects by itself.
       </Notice>
     </div>

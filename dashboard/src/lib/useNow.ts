@@ -1,5 +1,5 @@
 import { useEffect, useState } from "react";
-import { useLostAt } from "../api/reachable";
+import { useOutage } from "../api/reachable";
 
 /**
  * Returns Unix seconds, refreshed every `everyMs` while `active`. The clock stands while the API
@@ -7,7 +7,7 @@ import { useLostAt } from "../api/reachable";
  */
 export function useNow(active = true, everyMs = 1000): number {
   const [now, setNow] = useState(() => Date.now() / 1000);
-  const lostAt = useLostAt();
+  const lostAt = useOutage()?.since ?? null;
   const runs = active && lostAt === null;
   useEffect(() => {
     if (!runs) return;

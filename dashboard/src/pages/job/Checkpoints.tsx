@@ -6,6 +6,7 @@ import { type Column, DataTable } from "../../components/DataTable";
 import { ErrorState } from "../../components/ErrorState";
 import { Panel } from "../../components/Panel";
 import { bytes, clock, count, DASH, metric } from "../../lib/format";
+import classes from "./Checkpoints.module.css";
 import { Downloads } from "./Downloads";
 
 /** Checkpoints of the job, newest first. */
@@ -38,7 +39,7 @@ function Marks({ row }: { row: Checkpoint }) {
   return (
     <>
       {row.best && (
-        <Badge size="sm" color="green" variant="light" tt="none" ml={6}>
+        <Badge size="sm" variant="default" tt="none" ml={6} className={classes.best}>
           best
         </Badge>
       )}
