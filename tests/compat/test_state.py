@@ -285,3 +285,16 @@ def test_what_stays_frozen_does_not_travel() -> None:
     layout = Layout.from_json(learner.facts(1).layout)
 
     assert [entry.name for entry in layout.entries] == ["2.weight", "2.bias"]
+
+
+def test_state_beside_the_model_travels_between_processes(harness: Harness, tmp_path: Path) -> None:
+    source = (HEAD + LOOPS["dict in a function"]).format(tests=str(Path(__file__).parents[1]))
+    script(source, tmp_path)
+
+    metrics, job = on_workers(harness, tmp_path, "train.py", 2, epochs=2)
+
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert metrics["loss"] == pytest.approx(plainly_averaged(0)["loss"], rel=0.02)
+    assert job.facts is not None
+    assert Layout.from_json(job.facts.layout).beside == ["ema"]
+    assert harness.events(job.id, "state-beside")
