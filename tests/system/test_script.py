@@ -175,7 +175,9 @@ def test_the_same_script_trains_without_workers(tmp_path: Path) -> None:
         timeout=120,
     )
 
-    assert done.stdout == ("epoch 1: applied 1.0000\nthe end: {'applied': 1.0, 'count': 20.0}\n")
+    assert done.stdout == (
+        "epoch 1: applied 1.0000, samples 5.0000\nthe end: {'applied': 1.0, 'count': 20.0}\n"
+    )
 
 
 # --- in this process, without a network ------------------------------------------------
@@ -478,7 +480,7 @@ def test_a_script_without_an_evaluation_is_no_task(scripts: Scripts) -> None:
         ("session.step(model(batch).mean()); session.step(0)", "called twice for one batch"),
         ("session.step(model(batch))", r"loss returned shape \[2, 1\]"),
         ("next(session.batches(data))", "began a second loop over its batches"),
-        ("vcasgd.Session(model, None)", "created a second vcasgd.Session"),
+        ("vcasgd.Session(model, session._optimizer)", "created a second vcasgd.Session"),
     ],
 )
 def test_an_error_in_the_loop_is_reported(scripts: Scripts, body: str, message: str) -> None:
