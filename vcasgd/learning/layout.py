@@ -78,6 +78,8 @@ class Layout:
     entries: tuple[TensorEntry, ...]
     base: tuple[BaseTensor, ...] = ()
     gradients: bool = False
+    #: Name of a float64 tensor, which the vector has as float32; empty without one.
+    rounded: str = ""
 
     @classmethod
     def of(
@@ -102,7 +104,9 @@ class Layout:
         floats += [part for part in state if part[2] is TensorKind.STATISTIC]
         integers = [part for part in state if part[2] is TensorKind.INTEGER]
         fixed = (BaseTensor.of(name, tensor) for name, tensor in base.items())
-        return cls((*_placed(floats), *_placed(integers)), tuple(fixed))
+        doubles = [name for name, each, _ in floats if str(each.dtype) == "torch.float64"]
+        rounded = doubles[0] if doubles else ""
+        return cls((*_placed(floats), *_placed(integers)), tuple(fixed), rounded=rounded)
 
     @cached_property
     def parameters(self) -> int:
@@ -156,11 +160,13 @@ class Layout:
     def to_json(self) -> str:
         """Return canonical JSON: equal layouts give equal text."""
         value: Any = [asdict(entry) for entry in self.entries]
-        if self.base or self.gradients:
+        if self.base or self.gradients or self.rounded:
             base = [tensor.to_json() for tensor in self.base]
             value = {"version": FORMAT, "entries": value, "base": base}
         if self.gradients:
             value["gradients"] = True
+        if self.rounded:
+            value["rounded"] = self.rounded
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -174,7 +180,8 @@ class Layout:
                 raise ValueError(f"version {value['version']} of the format is not supported")
             base = tuple(BaseTensor.from_json(tensor) for tensor in value["base"])
             entries = tuple(_entry(entry) for entry in value["entries"])
-            return cls(entries, base, gradients=value.get("gradients") is True)
+            gradients = value.get("gradients") is True
+            return cls(entries, base, gradients, str(value.get("rounded", "")))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"not a layout: {error!r}") from error
 

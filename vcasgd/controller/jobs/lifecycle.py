@@ -136,6 +136,13 @@ class JobLifecycle:
                 self._jobs.note(job.id, "state-beside", text)
             if why := job.idle:
                 self._jobs.note(job.id, "batch-undivided", why)
+            if name := Layout.from_json(job.facts.layout).rounded:
+                self._jobs.note(
+                    job.id,
+                    "float64-rounded",
+                    f"{name} is float64: workers compute in float64, and snapshots, checkpoints, "
+                    "and downloads have the model as float32, with seven digits",
+                )
             self._jobs.transition(
                 job.id,
                 JobState.RUNNING,
