@@ -182,7 +182,7 @@ def run(market: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
 def job_file(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
-    (folder / "train.py").write_text("# nothing\n")
+    (folder / "train.py").write_text("class Digits: ...\n")
     (folder / "job.yaml").write_text(json.dumps(
         {"name": "digits", "task": "train:Digits", "epochs": 2, "subtasks_per_epoch": 5, **EAST}
     ))  # fmt: skip

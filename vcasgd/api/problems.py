@@ -97,6 +97,9 @@ def request_error(error: RequestValidationError) -> SpecError:
     source, *path = (str(part) for part in first["loc"])
     if first["type"] == "json_invalid":
         return SpecError("the body is not JSON", field=source)
+    if source != "body":
+        # The rest names the alternatives of a parameter.
+        del path[1:]
     field = ".".join(path) or source
     return SpecError(f"{field}: {first['msg'].removeprefix('Value error, ')}", field=field)
 

@@ -281,7 +281,7 @@ def find_api(url: str | None, token: str | None, settings: Settings) -> tuple[st
     # The local stack's token is never sent to another host.
     if token is None and _stored_url(home) == url.rstrip("/"):
         token = _text(home / "token")
-    if not token:
+    if token is None:
         raise Unauthorized(f"no token for {url}", remedy="set VCASGD_TOKEN, or use --token")
     return url, token
 
