@@ -37,6 +37,7 @@ from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Servers
 from vcasgd.store.tensors.snapshot import Snapshot
+from vcasgd.store.tensors.snapshot_index import nodes_of
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 
 #: Parts of a stack that exchange updates.
@@ -242,9 +243,10 @@ class Rig:
         """
         facts = Jobs(self._ledger).get(self.job).facts
         assert facts is not None
+        nodes = nodes_of(self._tensors, facts.store_nodes, facts.shards, self.job)
         return [
-            SnapshotStore(self._tensors[shard], TensorKeys(self.job, shard)).read()
-            for shard in range(facts.shards)
+            SnapshotStore(node, TensorKeys(self.job, shard)).read()
+            for shard, node in enumerate(nodes)
         ]
 
     def fetch_seconds(self) -> float:

@@ -197,6 +197,23 @@ def test_a_late_worker_keeps_its_part_of_the_batch() -> None:
     assert during(ALONE, BOTH).facts() == RoundFacts(workers=2, batch=32.0)
 
 
+@pytest.mark.parametrize(("in_turn", "complete"), [(False, True), (True, False)])
+def test_a_worker_that_missed_a_turn_is_expected_in_the_next_one(
+    in_turn: bool, complete: bool
+) -> None:
+    members = RoundMembers(in_turn=in_turn)
+    for present in (BOTH, ALONE):
+        arrive(members, present)
+        members.end()
+
+    arrive(members, ALONE)
+
+    assert members.complete(0.0) is complete
+    assert members.complete(MAX_GRACE)
+    members.lose(["b"])
+    assert members.complete(0.0)
+
+
 def test_its_last_update_counts() -> None:
     assert during({"b": header(batch=16.0)}, BOTH).facts() == RoundFacts(workers=2, batch=24.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 
 import pytest
 from support.harness import RedisServer
@@ -17,6 +18,7 @@ from vcasgd.store.acl import (
     AclUsers,
     User,
     ledger_user,
+    shard_patterns,
     tensors_user,
     worker_key,
 )
@@ -195,3 +197,22 @@ def test_the_url_of_a_user(url: str, expected: str) -> None:
 
     assert shown == expected.format(f"vcasgd-job-a-23abcd%2Fa-23abcd.local-1:{user.password}")
     assert "admin" not in shown
+
+
+@pytest.mark.parametrize(
+    ("shards", "expected"),
+    [
+        (range(1), ["0"]),
+        (range(3, 4), ["3"]),
+        (range(15), ["[0-9]", "1[0-4]"]),
+        (range(8, 21), ["[8-9]", "1[0-9]", "20"]),
+        (range(95, 112), ["9[5-9]", "10[0-9]", "11[0-1]"]),
+    ],
+)
+def test_patterns_match_just_the_shards_of_a_node(shards: range, expected: list[str]) -> None:
+    patterns = shard_patterns(shards)
+
+    assert patterns == expected
+    numbers = [str(number) for number in range(2000)]
+    matched = [each for each in numbers if any(fnmatchcase(each, some) for some in patterns)]
+    assert matched == [str(shard) for shard in shards]

@@ -38,7 +38,7 @@ def test_all_placed_workers_are_admitted_and_not_all_names_that_one_invents(worl
     admission = TensorsAdmission(world.tensors, world.ledger, SECRET, 0.0)
     try:
         # When they are admitted, with bounded work in each call
-        admission.refresh([world.job])
+        admission.refresh({world.job: range(1)})
         calls = 1
         while not admission.admit([]):
             assert len(users(world.tensors)) == calls * USERS_AT_ONCE
@@ -50,7 +50,7 @@ def test_all_placed_workers_are_admitted_and_not_all_names_that_one_invents(worl
         assert len(admitted - set(placed)) == MAX_UNPLACED
         assert calls == -(-(WORKERS + MAX_UNPLACED) // USERS_AT_ONCE)
     finally:
-        admission.refresh([])
+        admission.refresh({})
         admission.admit([])
     assert users(world.tensors) == set()
 

@@ -45,6 +45,7 @@ from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import Servers
 from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.store.tensors.sharded import ShardedSnapshots
+from vcasgd.store.tensors.snapshot_index import nodes_of
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.task.package import digest_of, pack
 
@@ -490,7 +491,10 @@ class Harness:
         return SnapshotStore(self.nodes[shard].connection, TensorKeys(job, shard))
 
     def sharded(self, job: str) -> ShardedSnapshots:
-        return ShardedSnapshots([node.connection for node in self.nodes], job, self.cut(job))
+        facts, cut = self.jobs.get(job).facts, self.cut(job)
+        assert facts is not None
+        nodes = [node.connection for node in self.nodes]
+        return ShardedSnapshots(nodes_of(nodes, facts.store_nodes, cut.shards, job), job, cut)
 
     def cut(self, job: str) -> Cut:
         facts, layout = self.jobs.get(job).facts, self.layout(job)

@@ -45,6 +45,24 @@ def test_parts_cover_the_vector_and_differ_by_at_most_one(
 
 
 @pytest.mark.parametrize(
+    ("nodes", "floats", "in_turn", "expected"),
+    [
+        (1, 31_000_000, False, 1),
+        (1, 4_000_000, True, 1),
+        (1, 5_000_000, True, 2),
+        (1, 31_000_000, True, 15),
+        (1, 1_000_000_000, True, 32),
+        (3, 31_000_000, True, 15),
+        (5, 3, True, 3),
+    ],
+)
+def test_a_long_vector_has_several_shards_on_each_node_if_workers_push_in_turn(
+    nodes: int, floats: int, in_turn: bool, expected: int
+) -> None:
+    assert shards_for(nodes, floats, in_turn=in_turn) == expected
+
+
+@pytest.mark.parametrize(
     ("positions", "expected"),
     [
         ([0, 0, 0], Step(0, 20, (0, 1, 2))),

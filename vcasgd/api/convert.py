@@ -37,7 +37,7 @@ def job_view(job: JobRecord, traffic: Traffic, loss: float | None = None) -> Job
             "loss": finite(loss),
             "best_accuracy": _best_accuracy(job),
             "best": _best(job),
-            "store_nodes": job.facts.shards if job.facts else None,
+            "store_nodes": job.facts.store_nodes if job.facts else None,
         }
     )
 

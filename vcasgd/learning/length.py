@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vcasgd.learning.shards import SMALL_FLOATS
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.spec.job import MAX_SUBTASKS, JobSpec
 from vcasgd.spec.update import RoundsSpec
@@ -15,9 +16,9 @@ MIN_BATCHES = 4
 MAX_BATCHES = 200
 #: Least push intervals of a subtask by default, if each worker has an equal part of the batch.
 MIN_INTERVALS = 4
-#: Vectors up to this many floats have short exchanges; batches of a subtask by default for each
-#: million floats more, so that it has several intervals that are as long as an exchange.
-SMALL_FLOATS, BATCHES_PER_MILLION = 4_000_000, 16
+#: Batches of a subtask by default for each million floats that a vector has more than a small one,
+#: so that it has several intervals that are as long as an exchange.
+BATCHES_PER_MILLION = 16
 #: Subtasks of an epoch that each worker should have, however large the vector is.
 MIN_SUBTASKS_PER_WORKER = 4
 

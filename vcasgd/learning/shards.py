@@ -1,4 +1,4 @@
-"""Shards of a job's vector, one for each store node, and the next interval to train.
+"""Shards of a job's vector, one or more for each store node, and the next interval to train.
 
 Rules act element by element, so a vector can be cut anywhere. Each shard has its own applied
 record. If a worker dies between two pushes, or one shard goes back to a checkpoint, shards are at
@@ -14,6 +14,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+#: Vectors up to this many floats have short exchanges, and one shard on each node.
+SMALL_FLOATS = 4_000_000
+#: Least floats of a shard of a longer vector, and most shards of a job on a node: each costs the
+#: parameter server some milliseconds for each round.
+SHARD_FLOATS, MAX_SHARDS_OF_NODE = 2_000_000, 32
 
 
 @dataclass(frozen=True)
@@ -59,9 +65,15 @@ class Cut:
         return ShardRange(shard, start, stop, min(max(self.parameters - start, 0), stop - start))
 
 
-def shards_for(nodes: int, floats: int) -> int:
-    """Return the number of shards of a new job: one for each node, but no empty shard."""
-    return max(1, min(nodes, floats))
+def shards_for(nodes: int, floats: int, *, in_turn: bool = False) -> int:
+    """Return the number of shards of a new job: one for each node, but no empty shard.
+
+    ``in_turn``: workers exchange shards of a long vector in turn, so each node has several.
+    """
+    nodes = max(1, min(nodes, floats))
+    if not in_turn or floats <= SMALL_FLOATS:
+        return nodes
+    return nodes * max(1, min(MAX_SHARDS_OF_NODE, floats // (nodes * SHARD_FLOATS)))
 
 
 @dataclass(frozen=True)

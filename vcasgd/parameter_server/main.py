@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import chain
 from types import FrameType
 from typing import Any
 
@@ -33,6 +34,7 @@ from vcasgd.errors import (
     StoreUnavailable,
     VcasgdError,
 )
+from vcasgd.learning.shards import MAX_SHARDS_OF_NODE
 from vcasgd.logging import bound, configure_logging, exit_status, isolated
 from vcasgd.parameter_server.model_state import MAX_UPDATES
 from vcasgd.parameter_server.shard import Shard
@@ -128,7 +130,7 @@ class JobsView:
 
 
 class ParameterServer:
-    """Server of all jobs that have a shard on one store node: shard k is on node k."""
+    """Server of all jobs that have shards on one store node."""
 
     def __init__(
         self,
@@ -151,16 +153,17 @@ class ParameterServer:
         self._gauges = NodeGauges(tensors)
         self._secret = settings.job_secret.get_secret_value() if settings.job_secret else None
         self._admission = (
-            TensorsAdmission(tensors, ledger, self._secret, settings.lease_seconds, settings.node)
+            TensorsAdmission(tensors, ledger, self._secret, settings.lease_seconds)
             if self._secret
             else None
         )
         self._memory_quota = MemoryQuota(tensors)
         self._measured_at = float("-inf")
-        self._shards: dict[str, Shard] = {}
-        #: When to try a job again whose turn failed, by :func:`time.monotonic`.
+        #: Shards of each job.
+        self._shards: dict[str, list[Shard]] = {}
+        #: When to try a shard again whose turn failed, by its stream and :func:`time.monotonic`.
         self._retry_at: dict[str, float] = {}
-        #: Unexpected failures of each job in a row.
+        #: Unexpected failures of each shard in a row, by its stream.
         self._failures: Counter[str] = Counter()
         #: Jobs without a model.
         self._starting: set[str] = set()
@@ -216,9 +219,13 @@ class ParameterServer:
         now = time.monotonic()
         return [
             each
-            for job, each in self._shards.items()
-            if self._retry_at.get(job, 0.0) <= now and not each.reading
+            for each in self._all_shards
+            if self._retry_at.get(each.stream, 0.0) <= now and not each.reading
         ]
+
+    @property
+    def _all_shards(self) -> Iterator[Shard]:
+        return chain.from_iterable(self._shards.values())
 
     def _turn(self, shard: Shard, arrivals: Arrivals | None) -> None:
         with bound(job=shard.job, request=shard.request):
@@ -228,7 +235,7 @@ class ParameterServer:
         pause = PAUSE_SECONDS
         try:
             shard.turn(arrivals)
-            self._failures.pop(shard.job, None)
+            self._failures.pop(shard.stream, None)
             return
         except Fenced as error:
             if self._is_superseded(shard):
@@ -248,12 +255,12 @@ class ParameterServer:
         except Exception as error:
             # Data that workers wrote for one job must not stop the others.
             log.exception("%s", shard.job)
-            self._failures[shard.job] += 1
-            if self._failures[shard.job] == FAILURES_BEFORE_EVENT:
+            self._failures[shard.stream] += 1
+            if self._failures[shard.stream] == FAILURES_BEFORE_EVENT:
                 self._report_failing(shard.job, error)
-            pause = backoff(self._failures[shard.job], PAUSE_SECONDS, MAX_PAUSE_SECONDS)
-        # Only this job pauses.
-        self._retry_at[shard.job] = time.monotonic() + pause
+            pause = backoff(self._failures[shard.stream], PAUSE_SECONDS, MAX_PAUSE_SECONDS)
+        # Only this shard pauses.
+        self._retry_at[shard.stream] = time.monotonic() + pause
 
     def _is_superseded(self, shard: Shard) -> bool:
         """Return True if there really is a newer parameter server on this node.
@@ -267,13 +274,14 @@ class ParameterServer:
             return False  # The next turn asks again.
 
     def _reload(self, job: str) -> None:
-        """Drop a shard. It is added again under a token of its own, so no version has two forms."""
+        """Drop a job's shards. They are added again under a token of their own, so no version has
+        two forms."""
         try:
             self._token = Servers(self._prompt).new_token(self._node)
         except StoreError as error:
             log.warning("ledger: %s", error)
             return
-        self._shards.pop(job)
+        self._shards.pop(job, None)
         self._heartbeat_at = 0.0
 
     def _report_invalid(self, job: str, why: str) -> None:
@@ -331,14 +339,15 @@ class ParameterServer:
             return
         self._heartbeat_at = time.monotonic()
         if not self._look.busy:
-            description, known = self._description(), frozenset(self._shards)
+            description = self._description()
+            known = {job: each[0].shards_here for job, each in self._shards.items()}
             self._look.start(lambda: self._read_jobs(description, known))
         self._admit()
 
     @property
     def _rounds_wait(self) -> bool:
         """True if a round has waited for a worker for so long that it may be lost."""
-        return any(each.waiting_seconds > WAITING_SECONDS for each in self._shards.values())
+        return any(each.waiting_seconds > WAITING_SECONDS for each in self._all_shards)
 
     def _look_for_losses(self) -> None:
         """Ask for lost workers more often than with each heartbeat while rounds wait for some."""
@@ -352,9 +361,10 @@ class ParameterServer:
 
     def _lose(self, lost: Mapping[str, frozenset[str]]) -> None:
         for name in lost.keys() & self._shards.keys():
-            self._shards[name].lose(lost[name])
+            for shard in self._shards[name]:
+                shard.lose(lost[name])
 
-    def _read_jobs(self, description: Mapping[str, object], known: Collection[str]) -> JobsView:
+    def _read_jobs(self, description: Mapping[str, object], known: Mapping[str, range]) -> JobsView:
         """Send a heartbeat, and read from the ledger which jobs are active. Runs in a thread."""
         self._servers.beat(self._node, description)
         active, added = self._jobs.active(), []
@@ -363,13 +373,15 @@ class ParameterServer:
                 with isolated(job):
                     added.append(self._jobs.get(job))
         if self._admission is not None:
-            self._admission.refresh(active)
-        return JobsView(tuple(active), tuple(added), self._lost.news(known))
+            # Before a job has facts, its first worker may make any shards that can be here.
+            any_ = range(self._number, (self._number + 1) * MAX_SHARDS_OF_NODE)
+            self._admission.refresh({job: known.get(job, any_) for job in active})
+        return JobsView(tuple(active), tuple(added), self._lost.news(frozenset(known)))
 
     def _admit(self) -> None:
         if self._admission is None:
             return
-        restarting = {job for job, shard in self._shards.items() if shard.awaits_first_snapshot}
+        restarting = {shard.job for shard in self._all_shards if shard.awaits_first_snapshot}
         try:
             self._admits_more = not self._admission.admit(self._starting | restarting)
         except (StoreUnavailable, StoreFull) as error:
@@ -377,14 +389,17 @@ class ParameterServer:
             self._heartbeat_at = 0.0
 
     def _description(self) -> dict[str, object]:
-        streams = {shard.job: shard.stream for shard in self._shards.values()}
-        publications = {shard.job: shard.publications for shard in self._shards.values()}
+        # Updates of a job wait in all of its shards alike.
+        streams = {job: shards[0].stream for job, shards in self._shards.items()}
+        publications = {
+            job: sum(shard.publications for shard in shards) for job, shards in self._shards.items()
+        }
         return {
             "at": steady_time(),
             "pid": os.getpid(),
             "token": self._token,
             "unreplicated": self._unreplicated(),
-            "versions": {shard.job: shard.version for shard in self._shards.values()},
+            "versions": {job: shards[0].version for job, shards in self._shards.items()},
             "publications": publications,
             **self._gauges.read(streams, publications),
         }
@@ -400,24 +415,30 @@ class ParameterServer:
 
     def _use_jobs(self, view: JobsView) -> None:
         for over in self._shards.keys() - set(view.active):
-            self._retry_at.pop(over, None)
-            self._failures.pop(over, None)
-            with isolated(over):
-                self._shards.pop(over).close()
+            for shard in self._shards.pop(over):
+                self._retry_at.pop(shard.stream, None)
+                self._failures.pop(shard.stream, None)
+                with isolated(over):
+                    shard.close()
         for job in view.added:
             if job.id not in self._shards:
                 with isolated(job.id, job.request):
                     self._add(job)
         self._lose(view.lost)
         self._starting = set(view.active) - self._shards.keys()
-        for shard in self._shards.values():
-            shard.memory_share = 1 / len(self._shards)
+        for shards in self._shards.values():
+            for shard in shards:
+                shard.memory_share = 1 / (len(self._shards) * len(shards))
 
     def _add(self, job: JobRecord) -> None:
-        if job.facts is None or self._number >= job.facts.shards:
+        if job.facts is None or self._number >= job.facts.store_nodes:
             return
-        log.info("serving shard %d of %d", self._number, job.facts.shards)
-        self._shards[job.id] = Shard(
+        numbers = job.facts.shards_of(self._number)
+        log.info("serving shards %s of %d", [*numbers], job.facts.shards)
+        self._shards[job.id] = [self._shard(job, number) for number in numbers]
+
+    def _shard(self, job: JobRecord, number: int) -> Shard:
+        return Shard(
             job,
             self._token,
             tensors=self._tensors,
@@ -425,7 +446,7 @@ class ParameterServer:
             prompt=self._prompt,
             checkpoints=ModelCheckpoints(self._storage, job.id),
             job_secret=self._secret,
-            number=self._number,
+            number=number,
             executor=self._reporter,
             readers=self._readers,
         )

@@ -45,6 +45,8 @@ class ShardConfig:
         layout = Layout.from_json(facts.layout)
         self.layout_digest = layout.digest()
         self.part = Cut(layout.floats, layout.parameters, facts.shards).parts[shard]
+        #: True if workers may exchange the shards of a store node in turn.
+        self.in_turn = len(facts.shards_beside(shard)) > 1
         self.plan, self.points = facts.plan(spec), facts.points(spec)
         self.rule = make_rule(spec.update)
         self.formats = payload_formats(spec.update, layout, self.part)
@@ -140,7 +142,7 @@ class ModelState:
         #: Weighted sum of the round's differences, float32 [floats]; None without rounds.
         self._sum = torch.zeros_like(weights) if config.rule.rounds else None
         #: Workers of the round, and of those before.
-        self.members = RoundMembers()
+        self.members = RoundMembers(in_turn=config.in_turn)
         self.integers = snapshot.meta.integer_vector()
         self.record = snapshot.record.applied(config.plan)
         self.batch = Batch(first_open=self.record.first_open)

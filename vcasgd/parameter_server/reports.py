@@ -37,6 +37,10 @@ REPORT_SECONDS, TUNED_SECONDS = 0.2, 0.5
 METRICS_SECONDS, METRICS_AGE_SHARE = 1.0, 1 / 2000
 #: Events kept while the ledger is unavailable.
 EVENTS_KEPT = 1000
+#: Events that concern all shards of a store node alike, so that only its first one adds them.
+OF_NODE = frozenset(
+    {"restored", "restarted", "republished", "rounded", "unreplicated", "replicated"}
+)
 #: Partly applied subtasks in a report; usually there is one per worker.
 MAX_PARTLY = 1000
 #: Reasons that do not count against a worker: another worker was faster, an earlier update of the
@@ -50,6 +54,8 @@ class Reports:
 
     ``prompt`` connects to the ledger for calls that can't wait long. ``executor`` sends reports;
     without one, :meth:`exchange` does. ``created_at``: Unix time of the job's submission.
+    ``is_first``: no earlier shard is on the same store node. ``period``: seconds between two
+    reports that aren't urgent.
 
     Methods that access the ledger raise :class:`~vcasgd.errors.StoreUnavailable`, and
     :class:`~vcasgd.errors.Fenced` after a newer parameter server has reported.
@@ -66,6 +72,8 @@ class Reports:
         prompt: RedisClient | None = None,
         shard: int = 0,
         shards: int = 1,
+        is_first: bool = True,
+        period: float = REPORT_SECONDS,
         executor: Executor | None = None,
     ) -> None:
         self._jobs, self._prompt_jobs = Jobs(ledger), Jobs(prompt or ledger)
@@ -77,9 +85,12 @@ class Reports:
         self._accounts = Accounts(ledger, job, shard, shards)
         self._prompt_accounts = Accounts(prompt or ledger, job, shard, shards)
         self._shard = shard
+        self._is_first = is_first
         self._shard_details = {"shard": shard} if shards > 1 else {}
         self._job = job
         self._token = token
+        #: Seconds between two reports while none is urgent.
+        self._period = period
         self._clock = clock
         self._created_at = created_at
         self._events: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=EVENTS_KEPT)
@@ -107,6 +118,8 @@ class Reports:
 
     def add_event(self, kind: str, text: str, **details: Any) -> None:
         """Add an event to the job's history."""
+        if kind in OF_NODE and not self._is_first:
+            return
         self.urgent = True
         prefix = f"shard {self._shard}: " if self._shard_details else ""
         self._events.append((kind, f"{prefix}{text}", {**details, **self._shard_details}))
@@ -209,7 +222,7 @@ class Reports:
         """
         tuned = self._take()
         now = time.monotonic()
-        due = at_once or self.urgent or now - self._reported_at >= REPORT_SECONDS
+        due = at_once or self.urgent or now - self._reported_at >= self._period
         if due and not self._background.busy:
             self._reported_at = now
             self._background.start(self._report(model, waiting))

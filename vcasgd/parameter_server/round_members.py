@@ -37,9 +37,14 @@ class RoundMembers:
     somewhat longer than its slowest worker so far took to train its update, from the first update
     on: a worker on time arrives before that, and a lost one costs little more than one interval, or
     less if its loss becomes known. It isn't expected again until it pushes.
+
+    ``in_turn``: workers push the shards of a store node in turn, and train on meanwhile. Then one
+    that missed a round is expected in the next one, too: otherwise, each half of the workers would
+    wait at another shard.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_turn: bool = False) -> None:
+        self._most_missed = MAX_MISSED - 1 if in_turn else 0
         #: Workers of the present round.
         self.present: dict[str, Header] = {}
         #: Workers of the last rounds, and how many of these each has missed since its update.
@@ -69,7 +74,9 @@ class RoundMembers:
         deadline = self.deadline
         if deadline is None or now >= deadline:
             return True
-        expected = {worker for worker, (_, missed) in self._recent.items() if not missed}
+        expected = {
+            worker for worker, (_, missed) in self._recent.items() if missed <= self._most_missed
+        }
         return bool(expected) and expected <= self.present.keys()
 
     def lose(self, workers: Collection[str]) -> None:

@@ -21,7 +21,7 @@ from vcasgd.parameter_server.collect import Collector
 from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.parameter_server.publish import Publisher
 from vcasgd.parameter_server.recovery import Recovery
-from vcasgd.parameter_server.reports import Reports
+from vcasgd.parameter_server.reports import REPORT_SECONDS, Reports
 from vcasgd.parameter_server.verification import verification_of
 from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.store.connection import RedisClient
@@ -76,8 +76,13 @@ class Shard:
             raise ValueError(f"{job.id} has no facts yet")
         self.job, self.request = job.id, job.request
         self._token = token
+        #: The job's shards on this store node.
+        self.shards_here = job.facts.shards_beside(number)
         self._config = config = ShardConfig(job.spec, job.facts, number)
-        keys, shards = TensorKeys(job.id, number), job.facts.shards
+        keys, shards, here = TensorKeys(job.id, number), job.facts.shards, len(self.shards_here)
+        #: All of them together look and report as often as one.
+        self._view_seconds = VIEW_SECONDS * here
+        self._upkeep_seconds = UPKEEP_SECONDS * here
         self._tensors = tensors
         self._snapshots = SnapshotStore(tensors, keys)
         self._reader = UpdateReader(tensors, keys)
@@ -91,6 +96,8 @@ class Shard:
             prompt=prompt,
             shard=number,
             shards=shards,
+            is_first=number == self.shards_here.start,
+            period=REPORT_SECONDS * (here if number else 1),
             executor=executor,
         )
         self._publisher = Publisher(config.points, self._snapshots, reports, token)
@@ -210,7 +217,7 @@ class Shard:
     def _keep_up(self) -> None:
         """Set the number of push slots; raise :class:`JobUnreadable` if workers wrote more than
         anyone should read."""
-        if time.monotonic() - self._kept_up_at < UPKEEP_SECONDS:
+        if time.monotonic() - self._kept_up_at < self._upkeep_seconds:
             return
         if why := self._content.enforce():
             raise JobUnreadable(why)
@@ -231,7 +238,7 @@ class Shard:
 
     def _view_is_due(self, model: ModelState, arrivals: Arrivals | None) -> bool:
         last = self._viewed_at if model.batch.pending else self._served_at
-        due = time.monotonic() - last >= VIEW_SECONDS
+        due = time.monotonic() - last >= self._view_seconds
         return due or arrivals is None or model.batch.closed
 
     def _look(self, model: ModelState) -> bool:

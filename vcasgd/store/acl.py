@@ -117,9 +117,14 @@ def ledger_user(secret: str, job: str) -> User:
 
 
 def tensors_user(
-    secret: str, job: str, worker: str, *, shard: int = 0, first_snapshot: bool = False
+    secret: str,
+    job: str,
+    worker: str,
+    *,
+    shards: range = range(1),
+    first_snapshot: bool = False,
 ) -> User:
-    """Return the user of one worker on the store node with a shard of its job.
+    """Return the user of one worker on a store node with some shards of its job.
 
     It can write only its own payloads.
 
@@ -127,16 +132,38 @@ def tensors_user(
     """
 
     def grants() -> tuple[Grant, ...]:
-        keys = TensorKeys(job, shard)
-        more = _for_first_snapshot(keys) if first_snapshot else ()
-        return _on_tensors(keys, worker) + more
+        keys = [TensorKeys(job, pattern) for pattern in shard_patterns(shards)]
+        more = (_for_first_snapshot(each) for each in keys if first_snapshot)
+        return _joined([*(_on_tensors(each, worker) for each in keys), *more])
 
     return User(
         f"vcasgd-job-{job}/{worker}",
-        "first snapshot" if first_snapshot else "tensors",
+        f"{'first snapshot' if first_snapshot else 'tensors'} {shards.start}-{shards.stop}",
         lambda: _derived(secret, "tensors", job, worker),
         grants,
     )
+
+
+def shard_patterns(shards: range) -> list[str]:
+    """Return patterns that match just the numbers of these shards, without gaps.
+
+    There is one for each ten, because a server tries each pattern for each key of a command.
+    """
+    tens = sorted({number // 10 for number in shards})
+    ends = [(max(shards.start, 10 * ten), min(shards.stop, 10 * ten + 10) - 1) for ten in tens]
+    return [
+        str(first) if first == last else f"{first // 10 or ''}[{first % 10}-{last % 10}]"
+        for first, last in ends
+    ]
+
+
+def _joined(all_grants: Iterable[Iterable[Grant]]) -> tuple[Grant, ...]:
+    """Return one grant for each permission, with the keys of all."""
+    keys: dict[tuple[str, str], list[str]] = {}
+    for grants in all_grants:
+        for grant in grants:
+            keys.setdefault((grant.mode, grant.commands), []).extend(grant.keys)
+    return tuple(Grant(*permission, tuple(each)) for permission, each in keys.items())
 
 
 @lru_cache(maxsize=4096)  # A parameter server needs one for each update.

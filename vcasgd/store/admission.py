@@ -6,7 +6,7 @@ not cleared for the job's data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from urllib.parse import urlsplit
 
 from vcasgd.errors import SpecError
@@ -144,25 +144,24 @@ class TensorsAdmission:
         ledger: RedisClient,
         secret: str,
         linger_seconds: float,
-        shard: int = 0,
     ) -> None:
-        """``shard``: number of the shards on this server."""
-        self._shard = shard
         self._users = AclUsers(tensors, TENSORS_SCRIPTS, linger_seconds, TENSORS_USERS)
         self._jobs = Jobs(ledger)
         self._clearances = Clearances(ledger)
         self._secret = secret
+        #: Job → its shards on this server.
+        self._shards: Mapping[str, range] = {}
         #: Job → names of its workers; None before the ledger answers for the first time.
         self._workers: dict[str, list[str]] | None = None
         self._banned: set[str] = set()
 
-    def refresh(self, jobs: Iterable[str]) -> None:
-        """Read from the ledger which workers of ``jobs`` should have access.
+    def refresh(self, jobs: Mapping[str, range]) -> None:
+        """Read from the ledger which workers of ``jobs`` should have access to their shards.
 
         Raises :class:`~vcasgd.errors.StoreUnavailable`; the previous workers then keep access.
         """
         workers: dict[str, list[str]] = {}
-        banned = set()
+        banned, self._shards = set(), jobs
         for job in jobs:
             names = self._jobs.workers.names(job)
             # a model reveals its data, so clearances apply here too
@@ -191,9 +190,8 @@ class TensorsAdmission:
         return self._users.sync(users, self._banned, USERS_AT_ONCE)
 
     def _user(self, job: str, worker: str, *, first_snapshot: bool) -> User:
-        return tensors_user(
-            self._secret, job, worker, shard=self._shard, first_snapshot=first_snapshot
-        )
+        shards = self._shards.get(job, range(1))
+        return tensors_user(self._secret, job, worker, shards=shards, first_snapshot=first_snapshot)
 
 
 def _admissible(workers: Set[str], placed: Set[str]) -> list[str]:

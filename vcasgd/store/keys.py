@@ -204,16 +204,20 @@ class LedgerKeys(_Keys):
     secret_answers = _Key()
 
 
+#: In patterns of keys: any shard of a job.
+ANY_SHARD = "*"
+
+
 @dataclass(frozen=True)
 class TensorKeys(_Keys):
     """Keys of one shard of one job in a tensors server."""
 
     job: str
-    shard: int = 0
+    shard: int | str = 0
 
     @property
     def prefix(self) -> str:
-        """The start of every key of the shard."""
+        """The start of every key of the shard; a pattern if ``shard`` is one."""
         return f"vcasgd:{{{self.job}:{self.shard}}}:"
 
     #: String: the token of the parameter server that may write.

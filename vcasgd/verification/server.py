@@ -134,4 +134,4 @@ class VolunteerVerification(ServerVerification):
         screened = self._screening.version_before(owner) if self._screening else None
         before = min((each for each in (version, screened) if each is not None), default=None)
         self.exclude([owner])
-        self._reports.accuse(owner, Suspect(why=why, shard=self._keys.shard, version=before))
+        self._reports.accuse(owner, Suspect(why=why, shard=int(self._keys.shard), version=before))

@@ -14,7 +14,7 @@ from vcasgd.store.ledger.job import Evaluation
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.sharded import ShardedSnapshots
 from vcasgd.store.tensors.snapshot import Record
-from vcasgd.store.tensors.snapshot_index import ModelSnapshot, versions_of
+from vcasgd.store.tensors.snapshot_index import ModelSnapshot, nodes_of, versions_of
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import IDLE_SECONDS
 from vcasgd.worker.heartbeat import WorkerStatus
@@ -42,9 +42,9 @@ class Evaluator:
         points = facts.points(learner.spec)
         unit = "epoch" if points.at_epochs else "sample"
         self._status.doing = f"evaluating {unit} {lease.number}"
-        snapshots = ShardedSnapshots(
-            self._context.nodes, self._context.job, learner.cut(facts.shards)
-        )
+        job = self._context.job
+        nodes = nodes_of(self._context.nodes, facts.store_nodes, facts.shards, job)
+        snapshots = ShardedSnapshots(nodes, job, learner.cut(facts.shards))
         whole, floats = self._pinned(snapshots, points.pin(lease.number), may_continue)
         started = time.monotonic()
         # A job has an average from its first update on.

@@ -40,7 +40,7 @@ from vcasgd.spec.update import Update
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import Meta, RoundFacts, encode_integers
-from vcasgd.store.tensors.snapshot_index import check_nodes
+from vcasgd.store.tensors.snapshot_index import nodes_of
 from vcasgd.worker.interval import Base, continued
 from vcasgd.worker.own_copy import Difference, OwnCopy, Turn
 from vcasgd.worker.shard_link import LinkState, ShardLink
@@ -81,6 +81,9 @@ class Exchange:
         self._patience = patience
         self._key = key
         self._links: tuple[ShardLink, ...] = ()
+        #: Number of store nodes of the job, and the node of each shard.
+        self.store_nodes = 1
+        self._node_of: tuple[RedisClient, ...] = ()
         self._encoders: list[Encoder] = []
         #: Guards the encoders: the links' threads encode what a worker's copy has learned.
         self._encoding = threading.Lock()
@@ -114,6 +117,7 @@ class Exchange:
         layout: Layout,
         max_unapplied: int = MAX_UNAPPLIED,
         *,
+        nodes: int | None = None,
         adopts: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -121,20 +125,22 @@ class Exchange:
 
         ``update`` and ``layout`` determine the encodings. The worker waits while ``max_unapplied``
         of its updates are unapplied, until :meth:`limit_unapplied`. If it ``adopts`` its own copy,
-        it doesn't fetch a version that has only its own updates. ``device`` is that of the model.
+        it doesn't fetch a version that has only its own updates. ``nodes`` is the number of store
+        nodes, by default that of the shards. ``device`` is that of the model.
 
         Raises :class:`StoreUnavailable` if a shard's store node is missing from the settings.
         """
         if self._links:
             return
-        check_nodes(self._nodes, cut.shards, self._job)
+        self.store_nodes = nodes or cut.shards
+        self._node_of = nodes_of(self._nodes, self.store_nodes, cut.shards, self._job)
         self._adopts = adopts
         self._pool, self._device = VectorPool(cut.floats), torch.device(device)
         self._base = self._pool.take()
         self._encoders = [Encoder(update, layout, part) for part in cut.parts]
         self._links = tuple(
             ShardLink(
-                self._nodes[part.shard],
+                self._node_of[part.shard],
                 self._job,
                 part,
                 self._key,
@@ -291,6 +297,12 @@ class Exchange:
                 raise StoreUnavailable("the parameter server applies no updates")
 
     @property
+    def settled(self) -> int:
+        """Number of shard 0's updates that the base contains, if the slowest shard counts."""
+        behind = max(link.updates.added - link.settled for link in self._links)
+        return self._links[0].updates.added - behind
+
+    @property
     def missing(self) -> bool:
         """True if a shard is known to have no model."""
         return any(isinstance(link.last_error, SnapshotMissing) for link in self._links)
@@ -311,7 +323,7 @@ class Exchange:
         seconds: defaultdict[int, float] = defaultdict(float)
         for shard, link in enumerate(self._links):
             # Shards of one node share its network.
-            seconds[id(self._nodes[shard])] += link.push_seconds
+            seconds[shard * self.store_nodes // len(self._links)] += link.push_seconds
         return max(seconds.values(), default=0.0)
 
     @property
@@ -476,7 +488,7 @@ class Exchange:
         if link.sees_newer:
             link.fetch(*self._memory_of(link))
         elif link.lacks_last:
-            link.watch()
+            link.watch(*self._memory_of(link), adopts=self._adopts)
         elif time.monotonic() - link.asked_at >= LOOK_SECONDS:
             link.poll(newer=True)
         return False
@@ -520,20 +532,18 @@ class Exchange:
         seconds, self._exchanged = self._exchanged, None
         return seconds
 
-    @property
-    def is_ready(self) -> bool:
-        """True if nothing of the copy is under way, so that the next parts can be pushed."""
-        return self._copy is not None and not (
-            self._copy.merging or any(link.lacks_last for link in self._links)
-        )
-
     def next_turn(self, count: int) -> tuple[int, ...]:
-        """Return the ``count`` shards to push next: those that were published the longest ago.
+        """Return the ``count`` shards to push next; none while others are under way.
 
-        So all workers push the same ones, however they began.
+        They are those that were published the longest ago, so all workers push the same ones,
+        however they began.
         """
+        copy = self._copy
+        if copy is None or any(link.lacks_last for link in self._links):
+            return ()
         order = sorted(self._links, key=lambda link: (link.published_at, link.part.shard))
-        return tuple(sorted(link.part.shard for link in order[:count]))
+        turn = sorted(link.part.shard for link in order[:count])
+        return () if any(copy.parts[shard].merging for shard in turn) else tuple(turn)
 
     def take_shifts(self, *, wait: Collection[int] = ()) -> list[tuple[ShardRange, Vector]]:
         """Return what parts of the copy have to move by, which the caller releases.

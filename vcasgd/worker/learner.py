@@ -24,7 +24,7 @@ from vcasgd.learning.encodings import Float32
 from vcasgd.learning.encodings.encoder import codec_of
 from vcasgd.learning.encodings.rows import NAME as ROWS
 from vcasgd.learning.layout import Layout
-from vcasgd.learning.length import SMALL_FLOATS, plan_for
+from vcasgd.learning.length import plan_for
 from vcasgd.learning.local_model import LocalModel, check_same
 from vcasgd.learning.mean_gradients import MeanGradients, needs_mean_gradients
 from vcasgd.learning.optimizers import as_optimizer, check_workers, name_of, set_mode
@@ -34,7 +34,7 @@ from vcasgd.learning.rates import Rates, clip
 from vcasgd.learning.rules import Payload, interval_start, make_rule
 from vcasgd.learning.rules.rounds import longest_interval
 from vcasgd.learning.sample_content import SampleContent
-from vcasgd.learning.shards import Cut, ShardRange, shards_for
+from vcasgd.learning.shards import SMALL_FLOATS, Cut, ShardRange, shards_for
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 from vcasgd.learning.training import (
     Interval,
@@ -199,21 +199,30 @@ class Learner:
         """Return the model before any training: float32 [floats] and int64 [k]."""
         return self._model.initial()
 
-    def facts(self, nodes: int) -> ModelFacts:
-        """Return the facts of a job that starts on ``nodes`` store nodes."""
+    def facts(self, nodes: int, *, verified: bool = False) -> ModelFacts:
+        """Return the facts of a job that starts on ``nodes`` store nodes.
+
+        ``verified``: volunteers work for it, whose updates can be repeated only in one piece.
+        """
         self._find_state()
         adapter = adapter_of(self._model.module)
+        needed = False
         if shards_for(nodes, self.layout.floats) == 1:
             needed = needs_mean_gradients(
                 *(self.spec, self.task, self.layout.state_floats, self._new_optimizer)
             )
             self._use_layout(gradients=needed)
+        # Mean gradients have to be in one piece, too.
+        in_pieces = not verified and not needed
+        floats = self.layout.floats
+        in_turn = self._rule.rounds and self.spec.push_every is None and in_pieces
         return ModelFacts(
             samples=self.plan.samples,
             validation_samples=_length(self._validation_set, "validation"),
             layout=self.layout.to_json(),
             order_digest=self.plan.order_digest(),
-            shards=shards_for(nodes, self.layout.floats),
+            shards=shards_for(nodes, floats, in_turn=in_turn),
+            nodes=shards_for(nodes, floats),
             batch_size=batch_size_of(self.task),
             batch_weight=self._own_weight,
             min_local_batch=self.division.least,

@@ -36,10 +36,10 @@ class MomentsExchange:
         self._rest = SHARING_SECONDS
         self._next_at = 0.0
 
-    def open(self, shards: int) -> None:
+    def open(self, nodes: int) -> None:
         """Use the job's store nodes, once their number is known; later calls do nothing."""
         if self._store is None:
-            self._store = SharedMoments(self._nodes, self._job, shards)
+            self._store = SharedMoments(self._nodes, self._job, nodes)
 
     def close(self) -> None:
         """Start no further write."""

@@ -21,11 +21,12 @@ from vcasgd.spec.sections import StartFrom
 from vcasgd.storage.base_files import prepare_base
 from vcasgd.storage.checkpoints import Checkpoints
 from vcasgd.storage.objects import Storage
+from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.snapshot import Meta, Record, encode_integers
-from vcasgd.store.tensors.snapshot_index import check_nodes
+from vcasgd.store.tensors.snapshot_index import nodes_of
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.task.package import unpack
 from vcasgd.worker.context import WorkerContext
@@ -95,6 +96,7 @@ class Setup:
                 update, layout = job.spec.update, learner.layout
                 self._exchange.open(
                     *(cut, update, layout, learner.max_unapplied),
+                    nodes=job.facts.store_nodes,
                     adopts=learner.adopts_own_copy,
                     device=learner.device,
                 )
@@ -176,16 +178,18 @@ class Setup:
         context, learner = self._context, self.learner()
         self._status.doing = "making the first snapshot"
         reported = context.jobs.get(context.job).facts
-        facts = reported or learner.facts(len(context.nodes))
+        volunteer = context.settings.volunteer
+        facts = reported or learner.facts(len(context.nodes), verified=volunteer)
         if reported is None:
             learner.rehearse()
-        check_nodes(context.nodes, facts.shards, context.job)
+        nodes = nodes_of(context.nodes, facts.store_nodes, facts.shards, context.job)
         # Not the learner's present model, which is already trained if the snapshot was lost.
         floats, integers = self._starting_vectors(learner) or learner.initial()
         for part in learner.cut(facts.shards).parts:
-            self._install(part, floats, integers, first=reported is None)
+            self._install(nodes[part.shard], part, floats, integers, first=reported is None)
         context.leases.report_facts(lease, facts.to_dict())
 
+<<<<<<< HEAD
     def _starting_vectors(self, learner: Learner) -> tuple[Tensor, Tensor] | None:
         source = learner.spec.start_from
         if source is None:
@@ -195,11 +199,20 @@ class Setup:
         return starting_vectors(source, learner.layout, storage, code)
 
     def _install(self, part: ShardRange, floats: Tensor, integers: Tensor, *, first: bool) -> None:
+=======
+    def _install(
+        self,
+        node: RedisClient,
+        part: ShardRange,
+        floats: Tensor,
+        integers: Tensor,
+        *,
+        first: bool,
+    ) -> None:
+>>>>>>> 3e2be730 (Exchange shards of a long vector in turn)
         """Install one shard's first snapshot, unless it has a snapshot."""
         learner = self.learner()
-        snapshots = SnapshotStore(
-            self._context.nodes[part.shard], TensorKeys(self._context.job, part.shard)
-        )
+        snapshots = SnapshotStore(node, TensorKeys(self._context.job, part.shard))
         # Later on, an empty tensors server may just have restarted. Starting over helps only a
         # parameter server that has no model either, and it has taken over then.
         if not first and not snapshots.taken_over():

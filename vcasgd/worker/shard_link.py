@@ -295,9 +295,12 @@ class ShardLink:
         self._hurry.clear()
         return self._request(lambda: self._fetch_in_time(out, base, needed_at))
 
-    def watch(self) -> Future[Any]:
-        """Wait for the next commit, at most :data:`COMMIT_WAIT_SECONDS`, and poll."""
-        return self._request(self._watch)
+    def watch(self, out: Tensor, base: Tensor, *, adopts: bool) -> Future[Any]:
+        """Wait for the next commit, at most :data:`COMMIT_WAIT_SECONDS`, poll, and :meth:`fetch`.
+
+        Unless the caller ``adopts`` what that found; see :meth:`adopt`.
+        """
+        return self._request(lambda: self._watch_and_fetch(out, base, adopts=adopts))
 
     def run(self, call: Callable[[], Any]) -> Future[Any]:
         """Call a function that makes no request, in the thread that makes requests."""
@@ -306,13 +309,19 @@ class ShardLink:
     def adopt(self) -> Meta | None:
         """Take the snapshot that the last poll found without a fetch, if it has only this worker's
         updates more than the newest one here; return its description."""
-        newer = self._newer.meta if self._newer is not None else None
-        own = self.updates.settled - self.settled
-        if newer is None or not self._has_only_own(newer, own):
+        newer = self._own_newer()
+        if newer is None:
             return None
-        self._fetched, self._newer = newer, None
+        meta, own = newer
+        self._fetched, self._newer = meta, None
         self._fetched_settled = self.settled + own
         return self.take()
+
+    def _own_newer(self) -> tuple[Meta, int] | None:
+        """Return what :meth:`adopt` would take, with its number of updates."""
+        newer = self._newer.meta if self._newer is not None else None
+        own = self.updates.settled - self.settled
+        return (newer, own) if newer is not None and self._has_only_own(newer, own) else None
 
     def take(self) -> Meta:
         """Return the description of the fetched snapshot, once; the caller takes its vector."""
@@ -375,6 +384,11 @@ class ShardLink:
         status = self._poll_after_commit()
         self.has_waited = not self.updates.full
         return status
+
+    def _watch_and_fetch(self, out: Tensor, base: Tensor, *, adopts: bool) -> None:
+        self._watch()
+        if not (adopts and self._own_newer()):
+            self._fetch(out, base)
 
     def _watch(self) -> UpdateStatus:
         # Asks afterwards: an update can be pushed meanwhile.

@@ -192,9 +192,9 @@ class Trainer:
         """Adapt to the last round."""
         member.shards = len(work.positions)
         if not self._exchange.keeps_copy:
-            member.measure_exchange(self._exchange[0].settled, time.monotonic())
+            member.measure_exchange(self._exchange.settled, time.monotonic())
         member.follow(self._exchange.base)
-        self._moments.open(len(work.positions))
+        self._moments.open(self._exchange.store_nodes)
         if self._verification.overlaps:
             self._exchange.limit_unapplied(work.learner.max_unapplied)
         if self._verification.adopts:
@@ -306,8 +306,7 @@ class Trainer:
                 return True
             if member is None:
                 return False
-            if member.takes_turns and exchange.is_ready:
-                # The next parts can be pushed.
+            if member.takes_turns and exchange.next_turn(member.shards_of_turn):
                 return True
             planned = (step.stop - step.start) / member.batch
             done, seconds = status.steps - steps_before, time.monotonic() - started
@@ -392,7 +391,7 @@ class Trainer:
         if exchange.went_back:
             shards = ()
         elif member is not None and member.takes_turns and not self._ends(work):
-            shards = exchange.next_turn(member.shards_of_turn) if exchange.is_ready else ()
+            shards = exchange.next_turn(member.shards_of_turn)
         self._follow(work.learner, wait=shards)
         fields = self._fields(work, step, trained) if shards else {}
         starts = zip(work.positions, work.lacking, strict=True)

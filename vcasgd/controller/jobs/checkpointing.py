@@ -21,6 +21,7 @@ from vcasgd.store.tensors.snapshot_index import (
     ModelPins,
     ModelSnapshot,
     PinnedSnapshots,
+    nodes_of,
     versions_of,
 )
 
@@ -156,6 +157,11 @@ class CheckpointWriter:
 
     # -- models -------------------------------------------------------------------------------
 
+    def _nodes_of(self, job: JobRecord) -> Sequence[RedisClient]:
+        """Return the store node of each shard. Raises :class:`StoreUnavailable`."""
+        assert job.facts is not None
+        return nodes_of(self._nodes, job.facts.store_nodes, job.facts.shards, job.id)
+
     def _snapshots(self, job: JobRecord) -> ModelPins:
         """Return the job's snapshots.
 
@@ -164,7 +170,7 @@ class CheckpointWriter:
         if self._model is None:
             assert job.facts is not None
             try:
-                self._model = ModelPins(self._nodes, job.id, job.facts.shards)
+                self._model = ModelPins(self._nodes_of(job), job.id, job.facts.shards)
             except StoreUnavailable as error:
                 if not self._reported_missing_nodes:
                     text = f"{error.message}; {error.remedy}"
@@ -237,7 +243,7 @@ class CheckpointWriter:
         assert job.facts is not None
         layout = Layout.from_json(job.facts.layout)
         cut = Cut(layout.floats, layout.parameters, job.facts.shards)
-        snapshots = ShardedSnapshots(self._nodes, job.id, cut)
+        snapshots = ShardedSnapshots(self._nodes_of(job), job.id, cut)
         whole, floats = snapshots.fetch_pinned(pin)
         checkpoints = ModelCheckpoints(self._storage, job.id)
         stored = checkpoints.find(versions_of(whole))

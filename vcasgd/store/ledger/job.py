@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from vcasgd.errors import Cause, JobUnreadable, NotFound, SpecError
 from vcasgd.learning.evaluation import EvaluationPoints, points_for, without_improvement
 from vcasgd.learning.length import plan_for
+from vcasgd.learning.shards import MAX_SHARDS_OF_NODE
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.whole_batches import most_workers
 from vcasgd.spec.job import CHANGEABLE, MAX_SUBTASKS, JobSpec
@@ -60,8 +61,10 @@ class ModelFacts:
     #: The model's :class:`~vcasgd.learning.layout.Layout` as JSON.
     layout: str
     order_digest: Name
-    #: Number of shards, constant for the job; shard k is on store node k.
+    #: Number of shards, constant for the job.
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
+    #: Number of store nodes, each of which has as many of the shards; 0: one.
+    nodes: Annotated[int, Field(ge=0, le=MAX_SHARDS)] = 0
     #: Samples in a local step of the task, if it is known.
     batch_size: Annotated[Count, Field(ge=1)] | None = None
     #: Mean weight of a sample in the first batch; None if batches count by their samples.
@@ -85,7 +88,24 @@ class ModelFacts:
         except ValidationError as error:
             raise Invalid(reason_of(error)) from error
         check_layout(facts.layout)
+        most = facts.store_nodes * MAX_SHARDS_OF_NODE
+        if facts.shards > most or facts.shards % facts.store_nodes:
+            raise Invalid(f"shards: {facts.shards} on {facts.store_nodes} store nodes")
         return facts
+
+    @property
+    def store_nodes(self) -> int:
+        """Number of store nodes."""
+        return self.nodes or self.shards
+
+    def shards_of(self, node: int) -> range:
+        """Return the shards on a store node."""
+        each = self.shards // self.store_nodes
+        return range(node * each, (node + 1) * each)
+
+    def shards_beside(self, shard: int) -> range:
+        """Return the shards on the store node of a shard."""
+        return self.shards_of(shard * self.store_nodes // self.shards)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as JSON values."""

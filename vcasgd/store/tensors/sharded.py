@@ -26,7 +26,7 @@ class ShardedSnapshots(ModelPins):
     """Reader of a model's shards; raises as :class:`SnapshotStore` does."""
 
     def __init__(self, nodes: Sequence[RedisClient], job: str, cut: Cut) -> None:
-        """Raise as :func:`~vcasgd.store.tensors.snapshot_index.check_nodes` does."""
+        """``nodes`` are those of each shard."""
         super().__init__(nodes, job, cut.shards)
         self._cut = cut
         self.shards = [
@@ -70,10 +70,10 @@ class SharedMoments:
     after its tensors server came back empty. Methods raise as those of the clients do.
     """
 
-    def __init__(self, nodes: Sequence[RedisClient], job: str, shards: int) -> None:
-        self._nodes = list(nodes[:shards])
+    def __init__(self, nodes: Sequence[RedisClient], job: str, used: int) -> None:
+        self._nodes = list(nodes[:used])
         self._transfers = [BulkTransfer(node) for node in self._nodes]
-        self._keys = [TensorKeys(job, shard) for shard in range(shards)]
+        self._keys = [TensorKeys(job, shard) for shard in range(used)]
 
     def take_turn(self, worker: str, seconds: float) -> bool:
         """Return True for one worker in ``seconds`` seconds; it should write its moments."""

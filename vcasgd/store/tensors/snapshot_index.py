@@ -13,7 +13,7 @@ from itertools import islice
 from vcasgd.errors import JobUnreadable, SnapshotMissing, StoreUnavailable
 from vcasgd.limits import MAX_PIN_REQUESTS
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.keys import TensorKeys
+from vcasgd.store.keys import ANY_SHARD, TensorKeys
 from vcasgd.store.tensors.snapshot import (
     Meta,
     Snapshot,
@@ -141,12 +141,14 @@ class SnapshotIndex:
         return present == version
 
     def delete_all(self) -> int:
-        """Delete all keys of this shard, and return their number."""
+        """Delete all keys of this shard, or of any, and return their number."""
         return self._unlink(self._scan(""))
 
     def _scan(self, start: str) -> Iterator[bytes]:
         """Yield all keys of this shard whose names begin with ``start``."""
         pattern = f"{escaped(self._keys.prefix)}{start}*"
+        if self._keys.shard == ANY_SHARD:
+            pattern = pattern.replace(r":\*}:", ":*}:")
         yield from self._tensors.scan_iter(match=pattern, count=SCANNED)
 
     def _unlink(self, keys: Iterable[bytes]) -> int:
@@ -166,20 +168,26 @@ def versions_of(whole: Iterable[Snapshot]) -> tuple[int, ...]:
     return tuple(snapshot.meta.version for snapshot in whole)
 
 
-def check_nodes(nodes: Sequence[RedisClient], shards: int, job: str) -> None:
-    """Raise :class:`StoreUnavailable` if a shard is on a node that is not configured."""
-    if len(nodes) < shards:
+def nodes_of(
+    nodes: Sequence[RedisClient], used: int, shards: int, job: str
+) -> tuple[RedisClient, ...]:
+    """Return the node of each shard of a job, which uses so many of the nodes.
+
+    Raises :class:`StoreUnavailable` if one of these is not configured.
+    """
+    if len(nodes) < used:
         raise StoreUnavailable(
-            f"the model of {job} is on {shards} store nodes, but VCASGD_TENSORS_URL names "
+            f"the model of {job} is on {used} store nodes, but VCASGD_TENSORS_URL names "
             f"{len(nodes)}",
             remedy="name all of them, in the same order as when the job started",
         )
+    return tuple(nodes[shard * used // shards] for shard in range(shards))
 
 
 def delete_job(nodes: Iterable[RedisClient], job: str) -> None:
     """Delete all data of a job on all nodes."""
-    for shard, node in enumerate(nodes):
-        SnapshotIndex(node, TensorKeys(job, shard)).delete_all()
+    for node in nodes:
+        SnapshotIndex(node, TensorKeys(job, ANY_SHARD)).delete_all()
 
 
 def scan_jobs(node: RedisClient, cursor: int) -> tuple[int, set[str]]:
@@ -212,8 +220,7 @@ class ModelPins:
     """
 
     def __init__(self, nodes: Sequence[RedisClient], job: str, shards: int) -> None:
-        """Raise as :func:`check_nodes` does."""
-        check_nodes(nodes, shards, job)
+        """``nodes`` are those of each shard."""
         self._indexes = [
             SnapshotIndex(nodes[shard], TensorKeys(job, shard)) for shard in range(shards)
         ]

@@ -1,4 +1,4 @@
-"""Deaths around a worker that is alone and keeps its own copy of a large model."""
+"""Deaths around workers that keep their own copies of a large model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vcasgd.stack import StackHome, StackState
 from vcasgd.stack.parts import mark
 
 #: Parameters whose exchange takes much longer than a local step.
-PADDING, STEP_SECONDS = 12_000_000, 0.02
+PADDING, STEP_SECONDS = 20_000_000, 0.02
 #: Pushes of a copy between two faults.
 SEVERAL = 3
 Eventually = Callable[..., Any]
@@ -54,6 +54,51 @@ def test_nothing_is_lost_when_parts_die_around_a_copy(
         # Then every sample was applied exactly once in each epoch
         view = job.finish()
         assert view.progress.samples_repeated == 0
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.ci
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_when_parts_die_while_workers_push_in_turn(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=2, heartbeat=0.5)
+    with client_of(settings) as client:
+        # Given two workers that push shards of a model in turn
+        job = CountedJob(
+            client, tmp_path, epochs=20, step_seconds=STEP_SECONDS, padding=PADDING,
+            update={"rule": "rounds"}, push_every=None, subtasks_per_epoch=4,
+            workers={"min": 2, "max": 2},
+        )  # fmt: skip
+
+        # When one's process, the parameter server, and the tensors server die while both push
+        for victim in ("worker", "server", "tensors"):
+            row = eventually(Taking(client, job.id), timeout=90)
+            if victim == "worker":
+                os.kill(row.pid, signal.SIGKILL)
+            else:
+                kill(settings, victim)
+            job.await_updates(1, eventually)
+
+        # Then every sample was applied exactly once in each epoch
+        job.finish()
+
+
+class Taking:
+    """Finds one of two workers which have both pushed several updates of one shard."""
+
+    def __init__(self, client: Client, job: str) -> None:
+        self._client, self._job = client, job
+        self._first: dict[int, int] = {}
+
+    def __call__(self) -> WorkerRow | None:
+        rows = self._client.job(self._job).workers()
+        self._first = {
+            row.pid: min(row.pushes, self._first.get(row.pid, row.pushes)) for row in rows
+        }
+        took = [row for row in rows if row.pushes >= self._first[row.pid] + SEVERAL]
+        return took[0] if len(took) > 1 else None
 
 
 class Copying:
