@@ -42,9 +42,9 @@ class Evaluator:
         points = facts.points(learner.spec)
         unit = "epoch" if points.at_epochs else "sample"
         self._status.doing = f"evaluating {unit} {lease.number}"
-        job = self._context.job
-        nodes = nodes_of(self._context.nodes, facts.store_nodes, facts.shards, job)
-        snapshots = ShardedSnapshots(nodes, job, learner.cut(facts.shards))
+        name = self._context.job
+        nodes = nodes_of(self._context.nodes, facts.store_nodes, facts.shards, name)
+        snapshots = ShardedSnapshots(nodes, name, learner.cut(facts.shards))
         whole, floats = self._pinned(snapshots, points.pin(lease.number), may_continue)
         started = time.monotonic()
         # A job has an average from its first update on.

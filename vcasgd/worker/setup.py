@@ -189,7 +189,6 @@ class Setup:
             self._install(nodes[part.shard], part, floats, integers, first=reported is None)
         context.leases.report_facts(lease, facts.to_dict())
 
-<<<<<<< HEAD
     def _starting_vectors(self, learner: Learner) -> tuple[Tensor, Tensor] | None:
         source = learner.spec.start_from
         if source is None:
@@ -198,8 +197,6 @@ class Setup:
         code = self._code_of(self._context.jobs.get(self._context.job))
         return starting_vectors(source, learner.layout, storage, code)
 
-    def _install(self, part: ShardRange, floats: Tensor, integers: Tensor, *, first: bool) -> None:
-=======
     def _install(
         self,
         node: RedisClient,
@@ -209,7 +206,6 @@ class Setup:
         *,
         first: bool,
     ) -> None:
->>>>>>> 3e2be730 (Exchange shards of a long vector in turn)
         """Install one shard's first snapshot, unless it has a snapshot."""
         learner = self.learner()
         snapshots = SnapshotStore(node, TensorKeys(self._context.job, part.shard))
