@@ -170,6 +170,7 @@ class TestReports:
 
     def test_points_have_the_means_of_what_steps_logged(self, world: World) -> None:
         shard = world.shard()
+        shard.turn()
         for start, logged in enumerate([(("norm", 6.0, 3),), (("norm", 4.0, 1), ("acc", 0.5, 1))]):
             world.push(0, start, start + 1, base=0, logged=logged)
         # A repeated update counts nothing.
@@ -182,6 +183,7 @@ class TestReports:
 
     def test_names_beyond_the_limit_are_left_out(self, world: World) -> None:
         shard = world.shard()
+        shard.turn()
         for start in range(2):
             names = [f"{start}-{number}" for number in range(MAX_LOGGED)]
             world.push(0, start, start + 1, base=0, logged=tuple((each, 1.0, 1) for each in names))

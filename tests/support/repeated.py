@@ -34,6 +34,7 @@ class Noisy(vcasgd.Task):
     """A task with random noise, running statistics, and a schedule."""
 
     batch_size = 8
+    min_local_batch = 2
     clip_norm = 1.0
 
     def __init__(self, make: MakeOptimizer = OPTIMIZERS["momentum"]) -> None:

@@ -393,14 +393,16 @@ def make_step(
     """
     optimizer.zero_grad(set_to_none=True)
     task.clip_factor = clip_factor
-    if task.makes_steps:
-        (batch, _), *_ = parts
-        with user_code("loss"), autocast(task, device):
-            return _scalar(task.loss(model, to_device(batch, device)))
-    total = 1.0
     if weights is not None:
         weights.begin()
         parts = ((batch, share) for batch, _ in parts if (share := weights.share(batch)))
+    if task.makes_steps:
+        batch, _ = next(iter(parts), (None, 0.0))
+        if batch is None:
+            return 0.0
+        with user_code("loss"), autocast(task, device):
+            return _scalar(task.loss(model, to_device(batch, device)))
+    total = 1.0
 
     def evaluate(parts: Iterable[tuple[Any, float]]) -> float:
         mean = 0.0
