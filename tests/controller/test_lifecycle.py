@@ -246,7 +246,8 @@ def test_cancelled_job_releases_everything_at_once(
     # and they stay deleted
     beat = harness.server_heartbeat_at()
     eventually(lambda: harness.server_heartbeat_at() > beat)
-    assert harness.tensors.connection.dbsize() == 0
+    # A call that was under way can write once more, which is deleted, too.
+    eventually(lambda: harness.tensors.connection.dbsize() == 0)
     assert kinds(harness, training.job)[-1] == "job-cancelled"
     assert harness.server.alive
 
