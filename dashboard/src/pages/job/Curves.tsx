@@ -33,7 +33,7 @@ const MANY = 3;
 /** Curves with fewer points mark each of them. */
 const FEW_POINTS = 60;
 /** Largest weight of earlier values. */
-const MOST_SMOOTHING = 0.99;
+const MAX_SMOOTHING = 0.99;
 
 /** The training loss and all metrics. Against time, they share the axis of the machines. */
 export function Curves({
@@ -124,7 +124,7 @@ function Smoothing({ value, onChange }: { value: number; onChange: (value: numbe
         size="xs"
         w={90}
         min={0}
-        max={MOST_SMOOTHING}
+        max={MAX_SMOOTHING}
         step={0.01}
         label={null}
         thumbLabel="Smoothing"
