@@ -75,6 +75,19 @@ def test_ranks_train_what_one_process_trains(ranks: int, optimizer: str) -> None
             torch.testing.assert_close(together.update, alone.update, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("own_steps", [False, True], ids=["session", "loop"])
+def test_scripts_train_as_in_one_process(own_steps: bool) -> None:
+    args = {"own_steps": own_steps}
+    with (
+        learner_of(1, "ranked_loop.py", **args) as one,
+        learner_of(2, "ranked_loop.py", **args) as many,
+    ):
+        for alone, together in zip(trained_by(one), trained_by(many), strict=True):
+            assert together.loss_sum == pytest.approx(alone.loss_sum, rel=1e-5)
+            torch.testing.assert_close(together.update, alone.update, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("fault", ["killed", pytest.param("hangs", marks=pytest.mark.extended)])
 def test_a_lost_rank_costs_the_interval_only(fault: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
