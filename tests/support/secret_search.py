@@ -72,6 +72,6 @@ def _read(http: httpx.Client, path: str) -> tuple[int, bytes]:
     with http.stream("GET", path) as answer, suppress(httpx.ReadTimeout):
         # Its first byte may take long on a busy machine, but an endless stream is cut.
         answer.request.extensions["timeout"]["read"] = STREAM_SECONDS
-        for part in answer.iter_raw():
+        for part in answer.iter_bytes():  # Decompressed: gzip would hide what is searched.
             body += part
     return answer.status_code, body
