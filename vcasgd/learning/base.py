@@ -89,7 +89,8 @@ def persistent_names(module: nn.Module) -> set[str]:
 def base_tensors(module: nn.Module, buffers: Iterable[str]) -> dict[str, Tensor]:
     """Return the tensors of a module that are its base: frozen parameters, and these buffers.
 
-    Tied tensors are in it once. Raises :class:`SpecError` if there is no such persistent buffer.
+    So are persistent buffers with infinite values, such as masks, which are constants. Tied tensors
+    are in it once. Raises :class:`SpecError` if there is no such persistent buffer.
     """
     frozen: dict[str, Tensor] = {
         name: tensor for name, tensor in parameters_of(module).items() if not tensor.requires_grad
@@ -103,7 +104,20 @@ def base_tensors(module: nn.Module, buffers: Iterable[str]) -> dict[str, Tensor]
                 field="task",
             )
         frozen[name] = named[name]
-    return frozen
+    return frozen | {name: named[name] for name in endless_buffers(module)}
+
+
+def endless_buffers(module: nn.Module) -> list[str]:
+    """Return the names of persistent floating-point buffers that have infinite values or NaN."""
+    persistent = persistent_names(module)
+    return [
+        name
+        for name, buffer in buffers_of(module).items()
+        if name in persistent
+        and buffer.is_floating_point()
+        and not buffer.is_meta
+        and not bool(buffer.isfinite().all())
+    ]
 
 
 class BaseGuard:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vcasgd.errors import MachineDiffers, SpecError, VcasgdError
-from vcasgd.learning.base import BaseGuard, buffers_of, parameters_of
+from vcasgd.learning.base import BaseGuard, buffers_of, endless_buffers, parameters_of
 from vcasgd.learning.beside import Beside, StateSearch, WholeState
 from vcasgd.learning.layout import Layout, TensorKind
 from vcasgd.learning.training import build
@@ -40,6 +40,7 @@ class LocalModel:
         # Before the model moves, because libraries quantize weights for the device then.
         self.layout = Layout.of(module, buffers)
         self.module = module.to(device)
+        self._endless = endless_buffers(module)
         self._guard = BaseGuard(self.module, buffers)
         #: The model, with the tensors beside it that travel with it.
         self._whole: nn.Module = self.module
@@ -173,6 +174,13 @@ class LocalModel:
         Raises :class:`SpecError` if the base was changed.
         """
         for name in self._guard.changed():
+            if name in self._endless:
+                raise SpecError(
+                    f"task: {name} of the model starts with values that aren't finite, so it is a "
+                    "constant, but training changes it",
+                    remedy="start it with finite values",
+                    field="task",
+                )
             raise SpecError(
                 f"task: {name} of the model is frozen, but training changes it",
                 remedy="let the first steps change it, make it a buffer, or don't name it in "
