@@ -25,8 +25,10 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 import vcasgd
-from vcasgd.errors import UserCodeError
+from vcasgd.errors import SpecError, UserCodeError
+from vcasgd.learning.batch_probe import probed
 from vcasgd.learning.batch_weights import BatchWeights
+from vcasgd.learning.whole_batches import CountedLabels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -105,6 +107,7 @@ class FewLabels(MeanOverTokens):
         return torch.optim.SGD(parameters, lr=0.5)
 
 
+@pytest.mark.extended
 @grid
 def test_means_over_tokens(workers: int) -> None:
     assert_as_plain(Case(MeanOverTokens), workers)
@@ -116,6 +119,38 @@ def test_parts_without_a_label(workers: int) -> None:
         return accumulated(FewLabels(), 4, seed, parts=1)
 
     assert_as_plain(Case(FewLabels, twin=twin), workers)
+
+
+class Undeclared(MeanOverTokens):
+    def batch_weight(self, batch: Any) -> None:  # type: ignore[override]
+        return None
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        weight = (batch[1] != NONE).sum()
+        return {"loss": self.loss(model, batch) * weight, "count": weight}
+
+
+class UndeclaredLabels(Undeclared, FewLabels):
+    pass
+
+
+@grid
+def test_labels_that_are_found(workers: int) -> None:
+    assert_as_plain(Case(Undeclared), workers)
+
+
+def test_which_labels_are_found() -> None:
+    for task in (Undeclared(), UndeclaredLabels()):
+        division = probed(task, task.model(), task.dataset("train"), range(16), "cpu")
+        assert division.labels is not None
+        assert str(division.labels) == "numbers other than -100 in batch[1]"
+        assert division.labels == CountedLabels.from_json(division.labels.to_json())
+
+
+@pytest.mark.parametrize("text", ["", "[]", '[["a"], "by heart"]', '[[1.5], "added up"]', "{}"])
+def test_labels_that_no_worker_found(text: str) -> None:
+    with pytest.raises(SpecError, match="labels that can't be read"):
+        CountedLabels.from_json(text)
 
 
 class Accumulated(MeanOverTokens):
@@ -141,6 +176,7 @@ def accumulated(task: MeanOverTokens, epochs: int, seed: int, parts: int) -> Met
     return evaluate_plainly(task, model)
 
 
+@pytest.mark.extended
 @grid
 def test_gradients_of_micro_batches(workers: int) -> None:
     def twin(seed: int) -> Metrics:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from support.compat import Case, Points, assert_as_plain, grid, on_workers, script
 from support.harness import Harness
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from vcasgd.learning.batch_probe import division_of
+from vcasgd.learning.batch_probe import division_of, probed
 from vcasgd.learning.local_batch import LocalBatch
 from vcasgd.learning.whole_batches import Division, most_workers
 from vcasgd.store.ledger.job import JobState
@@ -26,7 +28,7 @@ class FewPoints(Points):
 
 class SingleSamples(FewPoints):
     batch_size = 1
-    samples = 512
+    samples = 256
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         return torch.optim.SGD(parameters, lr=0.02)
@@ -55,9 +57,122 @@ def test_small_batches_that_are_normalized(workers: int) -> None:
     assert_as_plain(Case(Normalized), workers)
 
 
+@pytest.mark.extended
 @grid
 def test_large_batches_that_are_normalized(workers: int) -> None:
     assert_as_plain(Case(LargeNormalized), workers)
+
+
+class Contrastive(FewPoints):
+    """A model that recognizes a point among the others of its batch, after small changes."""
+
+    batch_size = 128
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(self.features, 64), nn.ReLU(), nn.Linear(64, 16))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        points, _ = batch
+        changed = torch.stack([points + torch.sin(7 * points), points - torch.cos(9 * points)])
+        first, second = F.normalize(model(changed), dim=-1)
+        return F.cross_entropy(first @ second.T / 0.2, torch.arange(len(points)))
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        count = torch.tensor(len(batch[0]))
+        return {"loss": self.loss(model, batch) * count, "count": count}
+
+
+class Overlap(FewPoints):
+    """A model of one class, with the Dice loss of whole batches."""
+
+    batch_size = 32
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        points, labels = batch
+        found, there = model(points).softmax(1)[:, 3], (labels == 3).float()
+        return 1 - (2 * (found * there).sum() + 1) / (found.sum() + there.sum() + 1)
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        count = torch.tensor(len(batch[0]))
+        return {"loss": self.loss(model, batch) * count, "count": count}
+
+
+@grid
+def test_losses_over_pairs_of_samples(workers: int) -> None:
+    assert_as_plain(Case(Contrastive), workers)
+
+
+@grid
+def test_losses_of_whole_batches(workers: int) -> None:
+    assert_as_plain(Case(Overlap), workers)
+
+
+class Summed(FewPoints):
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) * len(batch[0])
+
+
+class Noisy(FewPoints):
+    """A loss with random numbers: of dropout, as a layer and as a function, and of noise."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(super().model(), nn.Dropout(0.2))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        points, labels = batch
+        answers = model(points + 0.5 * torch.randn_like(points))
+        return F.cross_entropy(F.dropout(answers, 0.2), labels)
+
+
+class WholeOnly(FewPoints):
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) * (torch.ones(64) + batch[1])[0] / (1 + batch[1][0])
+
+
+class Failing(FewPoints):
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        raise RuntimeError("for the training to report")
+
+
+class Zeros(FewPoints):
+    """A layer that starts with zeros, so that all losses are equal at first."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        nn.init.zeros_(model[2].weight)  # type: ignore[index, arg-type]
+        return model
+
+
+@pytest.mark.parametrize(
+    ("task", "least", "why"),
+    [
+        (FewPoints(), 2, ""),
+        (Normalized(), 16, "BatchNorm1d 1 normalizes over the batch"),
+        (Noisy(), 2, ""),
+        (Zeros(), 2, ""),
+        (Failing(), 2, ""),
+        (Contrastive(), 128, "its loss isn't a mean over samples: "),
+        (Overlap(), 32, "its loss isn't a mean over samples: "),
+        (Summed(), 64, "its loss is a sum over samples; divide it by their number"),
+        (WholeOnly(), 64, "its loss needs whole batches: RuntimeError: "),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Points) else "",
+)
+def test_what_a_loss_needs_is_measured(task: Points, least: int, why: str) -> None:
+    torch.manual_seed(0)
+    model, data = task.model(), task.dataset("train")
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    random = torch.get_rng_state()
+
+    division = probed(task, model, data, range(task.batch_size), "cpu")
+
+    assert division.least == least
+    assert division.why.startswith(why)
+    assert bool(division.why) == bool(why)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(each.training for each in model.modules())
+    for name, each in model.state_dict().items():
+        assert torch.equal(each, before[name])
 
 
 class Frozen(Normalized):
@@ -110,6 +225,7 @@ from compat.test_batches import Normalized
 """
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_idle_workers_are_named(harness: Harness, tmp_path: Path) -> None:
     script(TASK.format(support=str(Path(__file__).parents[1])), tmp_path)

@@ -1,17 +1,59 @@
-"""Measurements of a job's batches that its first worker makes before any training."""
+"""Measurements of a job's batches that its first worker makes before any training.
+
+Whether workers can share a batch depends on its loss. The probe compares the loss of the first
+batch with those of its parts: if their mean by samples is the loss, each worker can take a part. If
+their mean by the number of some labels is, parts count by that. Otherwise, such as with contrastive
+losses, only whole batches are trained.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.data import Dataset
 
-from vcasgd.learning.training import batch_size_of
-from vcasgd.learning.whole_batches import MIN_BATCH, MIN_NORMALIZED, Division
+from vcasgd.learning.base import buffers_of, parameters_of
+from vcasgd.learning.batch_weights import declared_weight
+from vcasgd.learning.precision import autocast
+from vcasgd.learning.training import batch_size_of, load_groups, set_seed, to_device
+from vcasgd.learning.whole_batches import (
+    MIN_BATCH,
+    MIN_NORMALIZED,
+    CountedLabels,
+    Division,
+    counted_labels,
+)
 from vcasgd.task.task import Task
+
+log = logging.getLogger(__name__)
+
+#: Parts of the batch, each of at least :data:`MIN_BATCH` samples, and least samples to divide.
+PARTS, MIN_SAMPLES = 8, 4
+#: Relative difference of losses that is rounding; that from which on parts can't stand for their
+#: batch; and the same in 16 bits, and of losses with random numbers.
+ROUNDING, DIFFERENT, DIFFERENT_16, DIFFERENT_RANDOM = 2e-5, 1e-3, 2e-2, 0.03
+#: Standard deviation of what is added to parameters beside their own.
+SHAKE = 0.05
+#: Times that a loss with random numbers is measured, and standard errors that are no difference.
+REPEATS, ERRORS = 6, 4.0
 
 
 def division_of(task: Task, module: nn.Module) -> Division:
-    """Return how small a part of a batch may be: what the task says, or else a guess.
+    """Return how small a part of a batch may be: what the task says, or else what its layers need.
 
     Raises :class:`~vcasgd.errors.SpecError` for an invalid ``min_local_batch``.
     """
@@ -25,6 +67,198 @@ def division_of(task: Task, module: nn.Module) -> Division:
     else:
         least, why = MIN_BATCH, ""
     return Division(min(least, batch_size), why)
+
+
+def probed(
+    task: Task,
+    module: nn.Module,
+    dataset: Dataset[Any],
+    indices: Sequence[int],
+    device: torch.device | str,
+) -> Division:
+    """Return :func:`division_of` after a look at the loss of the samples ``indices``.
+
+    They are the first batch, or micro-batch. The model, random numbers, and the task's attributes
+    stay as they are. A loss that fails is left to the training.
+    """
+    division = division_of(task, module)
+    given = task.min_local_batch is not None
+    # A compiled model would be compiled again for each size.
+    compiled = any("_orig_mod" in name for name, _ in module.named_parameters())
+    if given or compiled or not task.repeatable or len(indices) < MIN_SAMPLES:
+        return division
+    try:
+        finding = _find(copy(task), module, dataset, indices, device)
+    except Exception as error:  # noqa: BLE001 - user code
+        log.debug("the loss of the first batch can't be measured: %r", error)
+        return division
+    if isinstance(finding, str):
+        return Division(batch_size_of(task), finding)
+    return Division(division.least, division.why, finding)
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """Loss of a whole batch and of its parts, each several times."""
+
+    whole: list[float]
+    parts: list[list[float]]
+
+    def difference(self, weights: Sequence[float]) -> float:
+        """Return the relative difference of the whole to the mean of the parts with these weights;
+        0 if it can be random."""
+        total = sum(weights)
+        if not total > 0:
+            return math.inf
+        differences = [
+            whole - sum(w * each for w, each in zip(weights, parts, strict=True) if w) / total
+            for whole, parts in zip(self.whole, self.parts, strict=True)
+        ]
+        difference = abs(fmean(differences))
+        if len(differences) > 1:
+            error = stdev(differences) / math.sqrt(len(differences))
+            difference = 0.0 if difference <= ERRORS * error else difference
+        relative = difference / max(*map(abs, self.whole), 1e-30)
+        return math.inf if math.isnan(relative) else relative
+
+    @property
+    def is_sum(self) -> bool:
+        return all(
+            _same(whole, sum(parts)) for whole, parts in zip(self.whole, self.parts, strict=True)
+        )
+
+    @property
+    def text(self) -> str:
+        means = fmean(fmean(parts) for parts in self.parts)
+        return f"{fmean(self.whole):.4g} for the first batch, {means:.4g} for the mean of its parts"
+
+
+def _find(
+    task: Task,
+    module: nn.Module,
+    dataset: Dataset[Any],
+    indices: Sequence[int],
+    device: torch.device | str,
+) -> str | CountedLabels | None:
+    """Return the reason why a batch can't be divided, or the labels by which parts count."""
+    count = min(PARTS, len(indices) // MIN_BATCH)
+    cuts = [len(indices) * part // count for part in range(count + 1)]
+    groups = [list(indices[start:stop]) for start, stop in pairwise(cuts)]
+
+    def loss(batch: Any, seed: int) -> float:
+        set_seed(seed, device)
+        with autocast(task, device):
+            return float(task.loss(module, to_device(batch, device)).detach())
+
+    with _untouched(module) as restore:
+        set_seed(0, device)
+        _shake(module)
+        whole, *parts = load_groups(task, dataset, [list(indices), *groups])
+        if not math.isfinite(loss(whole, 0)):
+            restore()
+            if not math.isfinite(loss(whole, 0)):
+                return None
+        repeats = range(REPEATS if _is_random(module, lambda seed: loss(whole, seed)) else 1)
+        try:
+            losses = _Losses(
+                [loss(whole, 100 * number) for number in repeats],
+                [[loss(part, 100 * n + at) for at, part in enumerate(parts, 1)] for n in repeats],
+            )
+        except Exception as error:  # noqa: BLE001 - user code
+            return f"its loss needs whole batches: {type(error).__name__}: {error}"
+    return _judged(task, losses, whole, parts, [float(len(group)) for group in groups])
+
+
+def _is_random(module: nn.Module, loss: Callable[[int], float]) -> bool:
+    """Return True if a loss depends on the seed, also in evaluation mode, which remains if not."""
+    if _same(loss(0), loss(1)):
+        return False
+    # Dropout that isn't a layer, for example.
+    module.eval()
+    if _same(loss(0), loss(1)):
+        return False
+    _rest(module.train())
+    return True
+
+
+def _judged(
+    task: Task, losses: _Losses, whole: Any, parts: Sequence[Any], sizes: Sequence[float]
+) -> str | CountedLabels | None:
+    """Do what :func:`_find` does with the losses of parts of these ``sizes``."""
+    declared = [declared_weight(task, part) for part in parts]
+    weights = [weight for weight in declared if weight is not None]
+    difference = losses.difference(weights if len(weights) == len(parts) else sizes)
+    is_random = len(losses.whole) > 1
+    if difference > ROUNDING and not weights and not is_random:
+        found = [
+            (losses.difference([labels.count(part) for part in parts]), number, labels)
+            for number, labels in enumerate(counted_labels(whole))
+        ]
+        if found and min(found)[0] <= ROUNDING:
+            return min(found)[2]
+    most = DIFFERENT if task.mixed_precision is None else DIFFERENT_16
+    if difference <= max(most, DIFFERENT_RANDOM if is_random else 0.0):
+        return None
+    if losses.is_sum:
+        return "its loss is a sum over samples; divide it by their number"
+    return f"its loss isn't a mean over samples: {losses.text}"
+
+
+@contextmanager
+def _untouched(module: nn.Module) -> Iterator[Callable[[], None]]:
+    """Keep a model and all random numbers as they are; layers that would disturb them rest.
+
+    The function gives the model its values again at once.
+    """
+    trained = {name: each for name, each in parameters_of(module).items() if each.requires_grad}
+    kept = {
+        name: (each.detach().clone(), each._version)
+        for name, each in (trained | buffers_of(module)).items()
+        if not each.is_inference()
+    }
+
+    def restore() -> None:
+        with torch.no_grad():
+            for name, each in (trained | buffers_of(module)).items():
+                if name not in kept:
+                    continue
+                value, version = kept[name]
+                # What didn't change keeps its version, by which changes of the base are noticed.
+                if each._version != version and each.shape == value.shape:
+                    each.copy_(value)
+
+    training = [(layer, layer.training) for layer in module.modules()]
+    python, numpy = random.getstate(), np.random.get_state()
+    gpus = {each.device for each in module.parameters() if each.is_cuda}
+    try:
+        with torch.random.fork_rng(devices=list(gpus)):
+            _rest(module)
+            yield restore
+    finally:
+        for layer, before in training:
+            layer.training = before
+        random.setstate(python)
+        np.random.set_state(numpy)
+        restore()
+
+
+@torch.no_grad()
+def _shake(module: nn.Module) -> None:
+    """Give parameters other values, because those of new layers can make all losses equal."""
+    for parameter in module.parameters():
+        if parameter.requires_grad and parameter.is_floating_point() and parameter.numel() > 1:
+            parameter.add_(torch.randn_like(parameter), alpha=float(parameter.std()) + SHAKE)
+
+
+def _rest(module: nn.Module) -> None:
+    """Let layers rest whose result is random, or depends on a batch in a known way."""
+    for layer in module.modules():
+        if isinstance(layer, _DropoutNd | _BatchNorm | nn.MultiheadAttention | nn.RNNBase):
+            layer.training = False
+
+
+def _same(first: float, second: float) -> bool:
+    return abs(first - second) <= ROUNDING * abs(first)
 
 
 def _normalized(module: nn.Module) -> str | None:

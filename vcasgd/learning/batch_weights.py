@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vcasgd.errors import UserCodeError
+from vcasgd.learning.whole_batches import CountedLabels
 from vcasgd.task.task import Task, calling_user_code
 
 #: Function that returns the weight of a batch, at least 0.
@@ -61,8 +62,10 @@ class BatchWeights:
         return self.step / self._first if self._first else 0.0
 
 
-def measure_of(task: Task) -> Measure:
-    """Return the function that weighs the batches of a task that does so."""
+def measure_of(task: Task, labels: CountedLabels | None) -> Measure:
+    """Return the function that weighs the batches of a task that does so, or by labels."""
+    if labels is not None:
+        return labels.count
 
     def measure(batch: Any) -> float:
         weight = declared_weight(task, batch)

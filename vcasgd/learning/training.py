@@ -346,6 +346,11 @@ def _load(
         yield batch
 
 
+def load_groups(task: Task, dataset: Dataset[Any], groups: Sequence[Sequence[int]]) -> list[Any]:
+    """Return a batch for each group of indices. Raises :class:`UserCodeError`."""
+    return list(_load(task, dataset, groups))
+
+
 def _metrics(task: Task, model: nn.Module, batch: Any) -> dict[str, float]:
     with user_code("evaluate"):
         sums = task.evaluate(model, batch)

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError, VcasgdError
 from vcasgd.learning.bad_samples import BadSamples
-from vcasgd.learning.batch_probe import division_of
+from vcasgd.learning.batch_probe import division_of, probed
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.batch_weights import BatchWeights, declared_weight, measure_of
 from vcasgd.learning.divergence import learning_rate_factor
@@ -51,7 +51,7 @@ from vcasgd.learning.training import (
 )
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import is_sound
-from vcasgd.learning.whole_batches import Division, most_workers
+from vcasgd.learning.whole_batches import CountedLabels, Division, most_workers
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.problems import did_you_mean
 from vcasgd.spec.sections import EMA_PREFIX, Tuning
@@ -170,7 +170,13 @@ class Learner:
 
     @cached_property
     def _own_division(self) -> Division:
-        return division_of(self.task, self._model.module)
+        task, module, spec = self.task, self._model.module, self.spec
+        if not self._rule.rounds or spec.batch == "worker" or spec.workers.max == 1:
+            return division_of(task, module)
+        # Accumulated micro-batches have losses of their own.
+        size = -(-batch_size_of(task) // batch_size_of(task, "gradient_accumulation_steps"))
+        indices = self.plan.indices(0, 0, min(self.plan.size(0), size)).tolist()
+        return probed(task, module, self._train_set, indices, self.device)
 
     @property
     def division(self) -> Division:
@@ -181,11 +187,14 @@ class Learner:
     def _own_weight(self) -> float | None:
         """Weight of a sample in the first batch; None if batches count by their samples."""
         # Gradients of a worker's ranks are added by samples.
-        if type(self.task).batch_weight is Task.batch_weight or self.spec.workers.gpus != 1:
+        weighs = self.division.labels or type(self.task).batch_weight is not Task.batch_weight
+        if not weighs or self.spec.workers.gpus != 1:
             return None
         indices = self.plan.indices(0, 0, min(self.plan.size(0), batch_size_of(self.task)))
         batch, count = next(batches(self.task, self._train_set, indices))
-        weights = [declared_weight(self.task, part) for part, _ in parts_of(batch)]
+        labels, parts = self.division.labels, [part for part, _ in parts_of(batch)]
+        weights = [labels.count(each) if labels else declared_weight(self.task, each)
+                   for each in parts]  # fmt: skip
         known = [weight for weight in weights if weight is not None]
         return sum(known) / count or 1.0 if known else None
 
@@ -193,7 +202,9 @@ class Learner:
     def _weights(self) -> BatchWeights | None:
         recorded = self._recorded_batch is not None
         per_sample = self._recorded_weight if recorded else self._own_weight
-        return None if per_sample is None else BatchWeights(measure_of(self.task), per_sample)
+        if per_sample is None:
+            return None
+        return BatchWeights(measure_of(self.task, self.division.labels), per_sample)
 
     def initial(self) -> tuple[Tensor, Tensor]:
         """Return the model before any training: float32 [floats] and int64 [k]."""
@@ -226,6 +237,7 @@ class Learner:
             batch_size=batch_size_of(self.task),
             batch_weight=self._own_weight,
             min_local_batch=self.division.least,
+            batch_labels=labels.to_json() if (labels := self.division.labels) else "",
             min_local_batch_why=self.division.why[:MAX_NAME_LENGTH],
             subtasks_per_epoch=self.plan.subtasks_per_epoch,
             adapter=adapter.to_json() if adapter else "",
@@ -307,7 +319,9 @@ class Learner:
         self._recorded_batch = facts.batch_size
         self._recorded_weight = facts.batch_weight
         if facts.min_local_batch is not None:
-            self._recorded_division = Division(facts.min_local_batch, facts.min_local_batch_why)
+            labels = CountedLabels.from_json(facts.batch_labels) if facts.batch_labels else None
+            least, why = facts.min_local_batch, facts.min_local_batch_why
+            self._recorded_division = Division(least, why, labels)
 
     def _check_length(self, dataset: Dataset[Any], split: str, recorded: int) -> None:
         if (samples := _length(dataset, split)) != recorded:

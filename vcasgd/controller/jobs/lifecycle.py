@@ -29,6 +29,7 @@ from vcasgd.controller.jobs.failures import (
 from vcasgd.errors import Cause, SnapshotMissing, SpecError
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.layout import Layout
+from vcasgd.learning.whole_batches import CountedLabels
 from vcasgd.steady_time import steady_time
 from vcasgd.storage.checkpoints import StoredCheckpoint
 from vcasgd.storage.objects import Storage
@@ -143,6 +144,8 @@ class JobLifecycle:
                     f"{name} is float64: workers compute in float64, and snapshots, checkpoints, "
                     "and downloads have the model as float32, with seven digits",
                 )
+            if (labels := job.facts.batch_labels) and job.spec.workers.max > 1:
+                self._note_labels(job, labels)
             self._jobs.transition(
                 job.id,
                 JobState.RUNNING,
@@ -152,6 +155,19 @@ class JobLifecycle:
             )
         else:
             self._fail_if_hopeless(job, self._failures(job))
+
+    def _note_labels(self, job: JobRecord, labels: str) -> None:
+        """Say how parts of batches count. ``labels`` is JSON that a worker wrote."""
+        try:
+            counted = CountedLabels.from_json(labels)
+        except SpecError as error:
+            self._fail(job, error.message, None)
+            return
+        text = (
+            f"parts of a batch count by the {counted}, because the loss is "
+            "a mean over them; define batch_weight to choose"
+        )
+        self._jobs.note(job.id, "batch-weights", text)
 
     def _run(self, job: JobRecord) -> None:
         reports = self._failures(job)

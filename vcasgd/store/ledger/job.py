@@ -69,6 +69,9 @@ class ModelFacts:
     batch_size: Annotated[Count, Field(ge=1)] | None = None
     #: Mean weight of a sample in the first batch; None if batches count by their samples.
     batch_weight: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] | None = None
+    #: JSON of the :class:`~vcasgd.learning.batch_weights.CountedLabels` by which they count; empty
+    #: if the task says how.
+    batch_labels: Name = ""
     #: Samples that a worker's part of a batch needs, if it is known, and the reason for people.
     min_local_batch: Annotated[Count, Field(ge=1)] | None = None
     min_local_batch_why: Name = ""
