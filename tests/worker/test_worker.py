@@ -199,6 +199,8 @@ def test_an_optimizer_that_is_not_corrected_is_named_in_an_event(user: User) -> 
     job = user.submit(
         """
         class Mine(Audit):
+            min_local_batch = 2
+
             def optimizer(self, parameters):
                 return torch.optim.NAdam(parameters)
         """,
