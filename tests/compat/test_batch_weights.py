@@ -27,8 +27,7 @@ from torch.utils.data import Dataset
 import vcasgd
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.batch_probe import probed
-from vcasgd.learning.batch_weights import BatchWeights
-from vcasgd.learning.whole_batches import CountedLabels
+from vcasgd.learning.batch_weights import BatchWeights, CountedLabels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

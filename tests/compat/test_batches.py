@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from vcasgd.learning.batch_probe import division_of, probed
-from vcasgd.learning.local_batch import LocalBatch
-from vcasgd.learning.whole_batches import Division, most_workers
+from vcasgd.learning.local_batch import Division, LocalBatch, most_workers
 from vcasgd.store.ledger.job import JobState
 
 pytestmark = pytest.mark.usefixtures("one_thread")

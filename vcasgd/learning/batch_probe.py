@@ -27,16 +27,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import Dataset
 
 from vcasgd.learning.base import buffers_of, parameters_of
-from vcasgd.learning.batch_weights import declared_weight
+from vcasgd.learning.batch_weights import CountedLabels, counted_labels, declared_weight
+from vcasgd.learning.local_batch import MIN_BATCH, MIN_NORMALIZED, Division
 from vcasgd.learning.precision import autocast
 from vcasgd.learning.training import batch_size_of, load_groups, set_seed, to_device
-from vcasgd.learning.whole_batches import (
-    MIN_BATCH,
-    MIN_NORMALIZED,
-    CountedLabels,
-    Division,
-    counted_labels,
-)
 from vcasgd.task.task import Task
 
 log = logging.getLogger(__name__)

@@ -3,17 +3,25 @@
 With K workers, a step of all of them together trains one batch of the job, as one process would.
 Each worker decides by itself, from the facts of the last round: all batches are scaled so that
 their sum is the job's batch, and a worker whose local steps last longer than those of the others
-takes fewer samples, so that all push at the same time.
+takes fewer samples, so that all push at the same time. Losses and models say how small a part
+may be.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
-from vcasgd.learning.whole_batches import MIN_BATCH
+if TYPE_CHECKING:
+    from vcasgd.learning.batch_weights import CountedLabels
 
+#: Least samples of a local batch: code that is written for batches may fail with a single sample.
+MIN_BATCH = 2
+#: The same of a model that normalizes over its batch, whose statistics are noisier in smaller ones.
+MIN_NORMALIZED = 16
 #: Intervals that are measured before a batch changes for its speed, and at most.
 MIN_INTERVALS, MAX_INTERVALS = 3, 5
 #: Relative difference between the durations of steps that changes a batch, less is noise; and that
@@ -24,6 +32,23 @@ DIFFERENCE, STEADY_DIFFERENCE = 0.15, 0.05
 CLEAR_DIFFERENCE, CLEAR_INTERVALS = 2.0, 2
 #: Most that a batch changes for its speed at a time.
 MAX_CHANGE = 4.0
+
+
+@dataclass(frozen=True)
+class Division:
+    """Samples that a part of a batch needs at least, and the reason, for people.
+
+    ``labels`` are those by which parts count, None if by samples or by what the task says.
+    """
+
+    least: int
+    why: str = ""
+    labels: CountedLabels | None = None
+
+
+def most_workers(batch_size: int, min_local_batch: int) -> int:
+    """Return how many workers can share a batch of so many samples, at least 1."""
+    return max(1, batch_size // min_local_batch)
 
 
 class LocalBatch:

@@ -18,13 +18,14 @@ from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError, V
 from vcasgd.learning.bad_samples import BadSamples
 from vcasgd.learning.batch_probe import division_of, probed
 from vcasgd.learning.batch_source import BatchSource, SampleRange
-from vcasgd.learning.batch_weights import BatchWeights, declared_weight, measure_of
+from vcasgd.learning.batch_weights import BatchWeights, CountedLabels, declared_weight, measure_of
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings import Float32
 from vcasgd.learning.encodings.encoder import codec_of
 from vcasgd.learning.encodings.rows import NAME as ROWS
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.length import plan_for
+from vcasgd.learning.local_batch import Division, most_workers
 from vcasgd.learning.local_model import LocalModel, check_same
 from vcasgd.learning.mean_gradients import MeanGradients, needs_mean_gradients
 from vcasgd.learning.optimizers import as_optimizer, check_workers, name_of, set_mode
@@ -51,7 +52,6 @@ from vcasgd.learning.training import (
 )
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import is_sound
-from vcasgd.learning.whole_batches import CountedLabels, Division, most_workers
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.problems import did_you_mean
 from vcasgd.spec.sections import EMA_PREFIX, Tuning

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vcasgd.learning import second_moments
-from vcasgd.learning.local_batch import LocalBatch
+from vcasgd.learning.local_batch import MIN_BATCH, LocalBatch
 from vcasgd.learning.local_moments import LocalMoments
 from vcasgd.learning.vector import new_vector
-from vcasgd.learning.whole_batches import MIN_BATCH
 from vcasgd.store.tensors.snapshot import RoundFacts
 from vcasgd.worker.interval import Base
 

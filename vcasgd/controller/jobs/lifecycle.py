@@ -27,9 +27,9 @@ from vcasgd.controller.jobs.failures import (
     too_many_bad,
 )
 from vcasgd.errors import Cause, SnapshotMissing, SpecError
+from vcasgd.learning.batch_weights import CountedLabels
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.layout import Layout
-from vcasgd.learning.whole_batches import CountedLabels
 from vcasgd.steady_time import steady_time
 from vcasgd.storage.checkpoints import StoredCheckpoint
 from vcasgd.storage.objects import Storage

@@ -15,9 +15,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from vcasgd.errors import Cause, JobUnreadable, NotFound, SpecError
 from vcasgd.learning.evaluation import EvaluationPoints, points_for, without_improvement
 from vcasgd.learning.length import plan_for
+from vcasgd.learning.local_batch import most_workers
 from vcasgd.learning.shards import MAX_SHARDS_OF_NODE
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.learning.whole_batches import most_workers
 from vcasgd.spec.job import CHANGEABLE, MAX_SUBTASKS, JobSpec
 from vcasgd.spec.job import JobState as JobState
 from vcasgd.spec.sections import DEFAULT_METRICS, Metric, place_of
