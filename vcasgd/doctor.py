@@ -447,7 +447,7 @@ def _pool(row: PoolRow) -> Findings:
             "quota", f"pool {row.name} reached the account's quota of {quota} machines",
             "raise the quota in the cloud's console; docs/deploy names those that matter",
         )  # fmt: skip
-    elif row.reason:
+    elif row.reason and not row.reason.endswith("machines in use"):
         yield _warning(
             "pool", f"pool {row.name} backs off: {row.reason}",
             "see When a cloud refuses in docs/costs.md",

@@ -15,7 +15,7 @@ from support.waiting import PATIENCE
 
 from vcasgd.api.callers import COOKIE
 from vcasgd.client import Client
-from vcasgd.errors import Conflict, Forbidden, NotFound, Unauthorized
+from vcasgd.errors import Conflict, Forbidden, NotFound, SpecError, Unauthorized
 from vcasgd.spec.access import Scope
 from vcasgd.store import keys
 from vcasgd.store.ledger.api_tokens import MAX_TOKENS, ApiToken, ApiTokens
@@ -325,3 +325,11 @@ def test_a_package_of_another_user_can_be_used_but_not_replaced(api: Api) -> Non
         with api.http(bob._api._http.headers["Authorization"].split()[1]) as http:
             answer = http.put(f"packages/{digest_of(package)}", content=zipped())
     assert answer.status_code == 422
+
+
+def test_a_token_for_an_unknown_pool_is_refused(api: Api, client: Client) -> None:
+    api.control.publish({}, {"attic": {}})
+
+    with pytest.raises(SpecError, match="there is no pool nopool") as caught:
+        client.create_token("ann", "join", pool="nopool")
+    assert caught.value.remedy == "choose from attic"

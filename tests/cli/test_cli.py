@@ -495,6 +495,22 @@ def test_download_says_which_model_was_taken(run: Run, api: Api, tmp_path: Path)
     assert ["best" in listed[1], "last" in listed[2]] == [True, True]
 
 
+def test_several_jobs_are_cancelled_and_deleted(run: Run, api: Api) -> None:
+    first, second, third, over = (api.submit() for _ in range(4))
+    api.finish(over)
+
+    assert stdout_of(run("cancel", first, second)) == (
+        f"{first} is cancelled\n{second} is cancelled\n"
+    )
+    assert stdout_of(run("cancel", "--all", "--state", "starting")) == f"{third} is cancelled\n"
+    assert run("cancel", "--all").stderr == "no jobs\n"
+    for words in ((), ("--all", first), (first, "--state", "running")):
+        assert run("cancel", *words).exit_code == 2
+    assert_refused(run("pause", first), "remedy: it has ended; submit it again")
+    run("delete", "--all", "--state", "cancelled", "--yes")
+    assert [row["id"] for row in parsed(run("jobs", "--json"))] == [over]
+
+
 def test_follow_prints_the_reason_and_traceback_of_a_failed_job(run: Run, api: Api) -> None:
     job = api.submit()
     trace = 'Traceback (most recent call last):\n  File "train.py", line 1\nValueError: [red]'

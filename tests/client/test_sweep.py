@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.api_harness import Api, spec
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, await_truth
 from typer.testing import CliRunner
 
 from vcasgd.cli import app
@@ -216,3 +216,24 @@ def test_the_commands_print_a_table_and_json(
     found = json.loads(run("compare", *names, "--json").stdout)
     assert [row["job"] for row in found] == names
     assert found[0]["differences"] == {"args.lr": 1}
+
+
+def test_a_sweep_with_a_failed_job_says_why_and_exits_with_1(
+    api: Api, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"VCASGD_API_URL": api.url, "VCASGD_TOKEN": api.token}.items():
+        monkeypatch.setenv(name, value)
+    (code / "job.yaml").write_text(JOB_FILE)
+
+    def fail() -> None:
+        await_truth(api.jobs.active)
+        api.finish(*api.jobs.active(), to=JobState.FAILED)
+
+    with ThreadPoolExecutor() as executor:
+        failing = executor.submit(fail)
+        words = ["sweep", str(code / "job.yaml"), "--over", "args.lr=2", "--yes"]
+        result = CliRunner().invoke(app, words)
+        failing.result()
+
+    assert result.exit_code == 1
+    assert result.stderr.endswith(" failed: it failed\n")

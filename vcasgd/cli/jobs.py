@@ -29,7 +29,7 @@ from vcasgd.cli.output import (
     show_traceback,
     size,
 )
-from vcasgd.client import Client
+from vcasgd.client import Client, Job
 from vcasgd.schemas.history import BEST, LAST, CheckpointRow, EventRow, LogRow, chosen
 from vcasgd.schemas.jobs import JobView, TunedView
 from vcasgd.settings import load_settings
@@ -62,6 +62,9 @@ _CHECKPOINTS: Columns = {
     "CHECKPOINT": lambda row: row["name"],
 }
 
+JobNames = Annotated[list[str] | None, typer.Argument(metavar="JOB…", help="Job IDs.")]
+All = Annotated[bool, typer.Option("--all", help="All jobs that the command can change.")]
+OnlyState = Annotated[str | None, typer.Option("--state", help="With --all: only in this state.")]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Job ID.")]
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Stream new entries until the job ends.")
@@ -189,10 +192,14 @@ def logs(
             out.print(log_line(line))
 
 
-def pause(job: JobName, url: Url = None, token: Token = None) -> None:
-    """Pause a job. Its workers stop; its progress is kept."""
+def pause(
+    jobs: JobNames = None, every: All = False, state: OnlyState = None,
+    url: Url = None, token: Token = None,
+) -> None:  # fmt: skip
+    """Pause jobs. Their workers stop; their progress is kept."""
     with open_client(url, token) as client:
-        _show_state(client.job(job).pause())
+        for job in _chosen(client, jobs, every, state or ("running" if every else None)):
+            _show_state(job.pause())
 
 
 def resume(
@@ -223,24 +230,43 @@ def set_(
         out.print(f"{job}: priority {priority_text(spec.priority, spec.weight)}")
 
 
-def cancel(job: JobName, url: Url = None, token: Token = None) -> None:
-    """Cancel a job permanently. Its checkpoints are kept."""
+def cancel(
+    jobs: JobNames = None, every: All = False, state: OnlyState = None,
+    url: Url = None, token: Token = None,
+) -> None:  # fmt: skip
+    """Cancel jobs permanently. Their checkpoints are kept."""
     with open_client(url, token) as client:
-        _show_state(client.job(job).cancel())
+        for job in _chosen(client, jobs, every, state or ("active" if every else None)):
+            _show_state(job.cancel())
 
 
 def delete(
-    job: JobName,
+    jobs: JobNames = None,
+    every: All = False,
+    state: OnlyState = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Delete a job that has ended, with its history, checkpoints, and model."""
+    """Delete jobs that have ended, with their history, checkpoints, and models."""
     with open_client(url, token) as client:
-        if not yes:
-            typer.confirm(f"Delete {job} with its checkpoints and model?", abort=True, err=True)
-        client.job(job).delete()
-        out.print(f"{job} is deleted", highlight=False)
+        found = [job for job in _chosen(client, jobs, every, state) if job.over or not every]
+        if found and not yes:
+            names = ", ".join(job.id for job in found)
+            typer.confirm(f"Delete {names} with checkpoints and models?", abort=True, err=True)
+        for job in found:
+            job.delete()
+            out.print(f"{job.id} is deleted", highlight=False)
+
+
+def _chosen(client: Client, names: list[str] | None, every: bool, state: str | None) -> list[Job]:
+    """Return the jobs of these names, or all in a state; all of them exist."""
+    if bool(names) == every or (names and state):
+        raise typer.BadParameter("name jobs, or use --all, also with --state")
+    found = client.jobs(state) if every else [client.job(name) for name in names or ()]
+    if not found:
+        err.print("no jobs")
+    return found
 
 
 def checkpoints(job: JobName, as_json: Json = False, url: Url = None, token: Token = None) -> None:

@@ -18,6 +18,7 @@ from vcasgd.client import Job
 from vcasgd.client.sweep import Axis, Sweep, SweepOptions, grid, sample
 from vcasgd.client.sweep import compare as compared
 from vcasgd.settings import load_settings
+from vcasgd.spec.job import JobState
 from vcasgd.spec.sections import Metric
 
 MetricName = Annotated[
@@ -85,6 +86,11 @@ def sweep(
             err.print(f"\nthe jobs keep running; continue with: --name {name}")
             raise typer.Exit(INTERRUPTED) from None
         _show(jobs, ranked, as_json=as_json)
+    failed = [job for job in jobs if job.state is JobState.FAILED]
+    for job in failed:
+        err.print(f"error: job {job.id} failed: {job.reason or 'no reason given'}")
+    if failed:
+        raise typer.Exit(1)
 
 
 def compare(

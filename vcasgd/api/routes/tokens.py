@@ -92,6 +92,13 @@ def create_token(
     """Create a token for a user. Only this response contains its secret."""
     if (body.scope is Scope.JOIN) != (body.pool is not None):
         raise SpecError("pool: required with scope join, and only allowed with it", field="pool")
+    pools = services.control.pools()
+    if body.pool is not None and pools and body.pool not in pools:
+        raise SpecError(
+            f"pool: there is no pool {body.pool}",
+            remedy=f"choose from {', '.join(sorted(pools))}",
+            field="pool",
+        )
     lifetime = body.expires.total_seconds() if body.expires else None
     token, text = services.tokens.create(
         body.name,

@@ -362,7 +362,9 @@ class Jobs(EventLog):
             if state is not to:
                 raise Conflict(
                     f"job {job} is {state}",
-                    remedy=f"only possible while it is {' or '.join(allowed)}",
+                    remedy="it has ended; submit it again, or extend it"
+                    if state.over
+                    else f"this is possible while it is {' or '.join(allowed)}",
                 )
         return self.get(job)
 
