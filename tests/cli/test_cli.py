@@ -507,8 +507,15 @@ def test_several_jobs_are_cancelled_and_deleted(run: Run, api: Api) -> None:
     for words in ((), ("--all", first), (first, "--state", "running")):
         assert run("cancel", *words).exit_code == 2
     assert_refused(run("pause", first), "remedy: it has ended; submit it again")
+    running, other = api.submit(), api.submit()
+    api.start_job(running), api.start_job(other)
+    result = run("pause", first, running)
+    assert (result.exit_code, result.stdout) == (1, f"{running} is paused\n"), "the others are"
+    assert stdout_of(run("pause", "--all")) == f"{other} is paused\n"
+    assert len(stdout_of(run("resume", running, other)).splitlines()) == 2
+    api.finish(running), api.finish(other)
     run("delete", "--all", "--state", "cancelled", "--yes")
-    assert [row["id"] for row in parsed(run("jobs", "--json"))] == [over]
+    assert {row["id"] for row in parsed(run("jobs", "--json"))} == {over, running, other}
 
 
 def test_follow_prints_the_reason_and_traceback_of_a_failed_job(run: Run, api: Api) -> None:

@@ -26,6 +26,7 @@ from vcasgd.client.sweep import (
     best_qualities,
     compare,
     grid,
+    member_name,
     sample,
 )
 from vcasgd.errors import SpecError
@@ -76,6 +77,18 @@ class TestTrials:
             grid([Axis.parse("lr=log(0.1,1)")])
         with pytest.raises(SpecError, match="1600 combinations are too many"):
             grid([Axis("a", ("1",) * 40), Axis("b", ("1",) * 40)])
+
+
+class TestNames:
+    def test_names_tell_the_changes_and_fit(self) -> None:
+        assert member_name("digits", ("args.lr=1e-2", "batch=[8, 4]")) == (
+            "digits--lr-1e-2-batch-8-4"
+        )
+        assert member_name("digits", ("name=other",)) == "digits"
+        names = {member_name("a" * 60, (f"args.lr={one}",)) for one in range(9)}
+        assert len(names) == 9, "long names are cut, and stay distinct"
+        for name in names:
+            JobSpec.parse({"name": name, "task": "train:Digits", "epochs": 1})
 
 
 class TestEarlyStopping:

@@ -8,7 +8,18 @@ import typer
 
 import vcasgd
 from vcasgd.chaos import app as chaos
-from vcasgd.cli import demo, fleet, jobs, join, money, simulate, stack, sweep
+from vcasgd.cli import (
+    control,
+    demo,
+    fleet,
+    jobs,
+    join,
+    models,
+    money,
+    simulate,
+    stack,
+    sweep,
+)
 from vcasgd.cli.data import app as data
 from vcasgd.cli.output import Group
 from vcasgd.cli.token import app as token
@@ -25,15 +36,15 @@ COMMANDS = {
         jobs.show,
         jobs.events,
         jobs.logs,
-        jobs.pause,
-        jobs.resume,
-        jobs.cancel,
-        jobs.delete,
-        jobs.checkpoints,
-        jobs.download,
-        jobs.extend,
+        control.pause,
+        control.resume,
+        control.cancel,
+        control.delete,
+        models.checkpoints,
+        models.download,
+        models.extend,
         jobs.track,
-        jobs.set_,
+        control.set_,
         sweep.sweep,
         sweep.compare,
         simulate.simulate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ import typer
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.follow import event_line, log_line, statuses
 from vcasgd.cli.follow import follow as show_progress
-from vcasgd.cli.jobfile import load_job, parse_changes, show_warnings
+from vcasgd.cli.jobfile import load_job, show_warnings
 from vcasgd.cli.money import Changes, confirm
 from vcasgd.cli.output import (
     Columns,
@@ -29,8 +29,8 @@ from vcasgd.cli.output import (
     show_traceback,
     size,
 )
-from vcasgd.client import Client, Job
-from vcasgd.schemas.history import BEST, LAST, CheckpointRow, EventRow, LogRow, chosen
+from vcasgd.client import Client
+from vcasgd.schemas.history import EventRow, LogRow
 from vcasgd.schemas.jobs import JobView, TunedView
 from vcasgd.settings import load_settings
 from vcasgd.spec.sections import TrackerKind, metric_text
@@ -52,19 +52,6 @@ _JOBS: Columns = {
     "SUBMITTED": lambda row: ago(row["created_at"]),
     "WAITING": lambda row: row.get("waiting"),
 }
-_CHECKPOINTS: Columns = {
-    "VERSION": lambda row: row["version"],
-    "EPOCHS": lambda row: row.get("finished_epochs"),
-    "MODEL": lambda row: " ".join(mark for mark in (BEST, LAST) if row[mark]) or None,
-    "METRICS": lambda row: _metrics_text(row["metrics"] or {}),
-    "MB": lambda row: f"{row['size'] / 1e6:.2f}",
-    "WRITTEN": lambda row: ago(row.get("at")),
-    "CHECKPOINT": lambda row: row["name"],
-}
-
-JobNames = Annotated[list[str] | None, typer.Argument(metavar="JOB…", help="Job IDs.")]
-All = Annotated[bool, typer.Option("--all", help="All jobs that the command can change.")]
-OnlyState = Annotated[str | None, typer.Option("--state", help="With --all: only in this state.")]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Job ID.")]
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Stream new entries until the job ends.")
@@ -111,7 +98,7 @@ def submit(
             sizes = [path.stat().st_size for path in packed_files(Path(spec.working_dir))]
             out.print(f"packed {len(sizes)} files ({size(sum(sizes))}) of {spec.working_dir}")
         if following:
-            _follow(client, job.id)
+            follow_job(client, job.id)
         elif not as_json:
             out.print(f"follow it with: vcasgd follow {job.id}")
 
@@ -122,7 +109,7 @@ def follow(job: JobName, url: Url = None, token: Token = None) -> None:
     Exit status: 0 if the job succeeded, 1 if it did not, 130 after Ctrl-C.
     """
     with open_client(url, token) as client:
-        _follow(client, job)
+        follow_job(client, job)
 
 
 def jobs(
@@ -192,179 +179,6 @@ def logs(
             out.print(log_line(line))
 
 
-def pause(
-    jobs: JobNames = None, every: All = False, state: OnlyState = None,
-    url: Url = None, token: Token = None,
-) -> None:  # fmt: skip
-    """Pause jobs. Their workers stop; their progress is kept."""
-    with open_client(url, token) as client:
-        for job in _chosen(client, jobs, every, state or ("running" if every else None)):
-            _show_state(job.pause())
-
-
-def resume(
-    job: JobName,
-    max_cost_usd: Annotated[
-        float | None, typer.Option(min=0, help="New total budget in USD.")
-    ] = None,
-    url: Url = None,
-    token: Token = None,
-) -> None:
-    """Resume a paused job."""
-    with open_client(url, token) as client:
-        _show_state(client.job(job).resume(max_cost_usd))
-
-
-def set_(
-    job: JobName,
-    changes: Annotated[
-        list[str], typer.Argument(metavar="FIELD=VALUE…", help="priority=… or weight=…")
-    ],
-    url: Url = None,
-    token: Token = None,
-) -> None:
-    """Change the priority or the weight of a job that has not ended."""
-    fields = parse_changes(changes)
-    with open_client(url, token) as client:
-        spec = client.job(job).change(**fields).spec
-        out.print(f"{job}: priority {priority_text(spec.priority, spec.weight)}")
-
-
-def cancel(
-    jobs: JobNames = None, every: All = False, state: OnlyState = None,
-    url: Url = None, token: Token = None,
-) -> None:  # fmt: skip
-    """Cancel jobs permanently. Their checkpoints are kept."""
-    with open_client(url, token) as client:
-        for job in _chosen(client, jobs, every, state or ("active" if every else None)):
-            _show_state(job.cancel())
-
-
-def delete(
-    jobs: JobNames = None,
-    every: All = False,
-    state: OnlyState = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
-    url: Url = None,
-    token: Token = None,
-) -> None:
-    """Delete jobs that have ended, with their history, checkpoints, and models."""
-    with open_client(url, token) as client:
-        found = [job for job in _chosen(client, jobs, every, state) if job.over or not every]
-        if found and not yes:
-            names = ", ".join(job.id for job in found)
-            typer.confirm(f"Delete {names} with checkpoints and models?", abort=True, err=True)
-        for job in found:
-            job.delete()
-            out.print(f"{job.id} is deleted", highlight=False)
-
-
-def _chosen(client: Client, names: list[str] | None, every: bool, state: str | None) -> list[Job]:
-    """Return the jobs of these names, or all in a state; all of them exist."""
-    if bool(names) == every or (names and state):
-        raise typer.BadParameter("name jobs, or use --all, also with --state")
-    found = client.jobs(state) if every else [client.job(name) for name in names or ()]
-    if not found:
-        err.print("no jobs")
-    return found
-
-
-def checkpoints(job: JobName, as_json: Json = False, url: Url = None, token: Token = None) -> None:
-    """List the checkpoints of a job."""
-    with open_client(url, token) as client:
-        show_rows(client.job(job).checkpoints(), _CHECKPOINTS, as_json=as_json)
-
-
-def download(
-    job: JobName,
-    to: Annotated[Path, typer.Option(help="Output file or folder.")] = Path(),
-    checkpoint: Annotated[str | None, typer.Option(help="Name of a checkpoint.")] = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="The best model (default, if a metric ranks models).")
-    ] = False,
-    last: Annotated[
-        bool, typer.Option("--last", help="The last model, also of a job that runs.")
-    ] = False,
-    trained_only: Annotated[
-        bool,
-        typer.Option("--trained-only", help="Download only the trained tensors, without the base."),
-    ] = False,
-    ema: Annotated[
-        bool, typer.Option("--ema", help="The moving average of the parameters.")
-    ] = False,
-    working_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the job's code, which is run to build the base.",
-            exists=True,
-            file_okay=False,
-        ),
-    ] = None,
-    url: Url = None,
-    token: Token = None,
-) -> None:
-    """Download the trained model or a checkpoint: a safetensors file, or a PEFT adapter.
-
-    The error output says which model it is.
-    """
-    if sum((best, last, checkpoint is not None)) > 1:
-        raise typer.BadParameter("choose one of --best, --last, and --checkpoint")
-    if ema and trained_only:
-        raise typer.BadParameter("choose one of --ema and --trained-only")
-    name = BEST if best else LAST if last else checkpoint
-    with open_client(url, token) as client:
-        found = client.job(job)
-        rows = found.checkpoints() if found.model or name else []
-        row = chosen(rows, name)
-        path = found.download(
-            *(to, row.name if row else name),
-            trained_only=trained_only,
-            ema=ema,
-            working_dir=working_dir,
-        )
-        out.print(str(path))
-        if row:
-            err.print(_taken(row, rows))
-
-
-def extend(
-    job: JobName,
-    epochs: Annotated[
-        str, typer.Option(metavar="+N", help="More epochs: +5, or their total number: 25.")
-    ],
-    following: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow the new job until it ends.")
-    ] = False,
-    url: Url = None,
-    token: Token = None,
-) -> None:
-    """Train the last model of an ended job for more epochs, as a new job.
-
-    The schedule of the learning rate runs over the new epochs from its start, and the optimizer is
-    new.
-    """
-    with open_client(url, token) as client:
-        old = client.job(job)
-        more = old.extend(_more_epochs(epochs, old))
-        out.print(f"submitted {more.id}: {more.spec.epochs} epochs from the last model of {old.id}")
-        if following:
-            _follow(client, more.id)
-
-
-def _more_epochs(text: str, job: JobView) -> int:
-    done = 0 if text.startswith("+") else job.progress.finished_epochs
-    try:
-        more = int(text) - done
-    except ValueError:
-        more = 0
-    if more < 1:
-        raise typer.BadParameter(
-            f"must be more than the {done} of {job.id}" if done else "must be a number such as +5",
-            param_hint="--epochs",
-        )
-    return more
-
-
 def track(
     job: JobName,
     to: Annotated[TrackerKind, typer.Option(help="Tracker to export to.")],
@@ -385,7 +199,7 @@ def track(
         out.print(place)
 
 
-def _follow(client: Client, job: str) -> None:
+def follow_job(client: Client, job: str) -> None:
     with _interruptible(job):
         view = show_progress(statuses(client, job), out)
     out.print(_conclusion(view))
@@ -396,22 +210,7 @@ def _follow(client: Client, job: str) -> None:
         raise typer.Exit(1)
 
 
-def _taken(row: CheckpointRow, rows: Sequence[CheckpointRow]) -> str:
-    """Return which model was downloaded, and which other one may be wanted."""
-    text = f"this is {_described(row)}"
-    last = chosen(rows, LAST)
-    if row.best and last and not row.last:
-        text += f"; --last takes {_described(last)}"
-    return text
-
-
-def _described(row: CheckpointRow) -> str:
-    kind = "the best model" if row.best else "the last model" if row.last else "a checkpoint"
-    metrics = f": {_metrics_text(row.metrics)}" if row.metrics else ""
-    return f"{kind}, of {row.place or f'version {row.version}'}{metrics}"
-
-
-def _metrics_text(metrics: Mapping[str, float | None]) -> str:
+def metrics_text(metrics: Mapping[str, float | None]) -> str:
     return ", ".join(metric_text(*metric) for metric in metrics.items())
 
 
@@ -442,10 +241,6 @@ def best_text(best: Mapping[str, Any] | None) -> str | None:
 def priority_text(priority: str, weight: float) -> str:
     """Return the priority of a job, with its weight unless that is 1."""
     return priority if weight == 1 else f"{priority}, weight {weight:g}"
-
-
-def _show_state(view: JobView) -> None:
-    out.print(f"{view.id} is {view.state}")
 
 
 def _show_stream(rows: Iterator[EventRow] | Iterator[LogRow], following: bool) -> None:
@@ -487,7 +282,7 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("epoch", f"{view.epoch} of {progress.epochs_text} ({progress.fraction:.0%})"),
         ("evaluated", view.evaluations[-1].place if view.evaluations else None),
         ("train loss", None if view.loss is None else f"{view.loss:.4g}"),
-        ("metrics", _metrics_text(view.newest_metrics)),
+        ("metrics", metrics_text(view.newest_metrics)),
         ("best", view.best),
         ("updates", totals.updates),
         ("staleness", f"mean {totals.staleness_mean:.2f}, max {totals.staleness_max}"),

@@ -19,7 +19,7 @@ from vcasgd.client.job import Job
 from vcasgd.client.tracking.base import parameters
 from vcasgd.errors import Conflict, SpecError
 from vcasgd.schemas.jobs import JobView
-from vcasgd.spec.job import JobSpec
+from vcasgd.spec.job import MAX_NAME, MEMBER, JobSpec
 from vcasgd.spec.sections import DEFAULT_METRICS, Metric
 
 #: Seconds between two looks at the jobs.
@@ -123,6 +123,20 @@ def sample(axes: Sequence[Axis], count: int, seed: int) -> list[Trial]:
     generator = random.Random(seed)
     drawn = (tuple(axis.sample(generator) for axis in axes) for _ in range(20 * count))
     return list(itertools.islice(dict.fromkeys(drawn), count))
+
+
+def member_name(name: str, trial: Trial) -> str:
+    """Return the name of a job of a sweep, such as ``digits--lr-0-1``; a long one is cut."""
+    changes = [change.partition("=") for change in trial]
+    if any(field == "name" for field, _, _ in changes):
+        return name
+    words = [f"{field.rpartition('.')[2]}-{value}".lower() for field, _, value in changes]
+    text = re.sub("[^a-z0-9]+", "-", "-".join(words)).strip("-")
+    whole = f"{name}{MEMBER}{text}"
+    if len(whole) <= MAX_NAME:
+        return whole
+    mark = hashlib.sha256(whole.encode()).hexdigest()[:4]
+    return f"{whole[: MAX_NAME - 5].rstrip('-')}-{mark}"
 
 
 # -- early stopping -----------------------------------------------------------------------------
@@ -230,6 +244,7 @@ class Sweep:
         del self._waiting[changes]
         digest = hashlib.sha256(json.dumps(changes).encode()).hexdigest()[:16]
         key = f"sweep/{self._options.name}/{digest}"
+        spec = spec.model_copy(update={"name": member_name(spec.name, changes)})
         job = self._client.submit_directory(spec, self._options.limit_mb, key)
         self._jobs[job.id], self._changes[job.id] = job, changes
         how = f"had {job.state} already" if job.over else "runs"
@@ -281,7 +296,7 @@ def compare(jobs: Sequence[Job], metric: Metric | None = None) -> list[dict[str,
     ``differences`` are the fields of the job files that not all of them share.
     """
     fields = [parameters(job) for job in jobs]
-    names = sorted({name for row in fields for name in row})
+    names = sorted({name for row in fields for name in row} - {"name"})
     different = [name for name in names if len({repr(row.get(name)) for row in fields}) > 1]
     rows: list[tuple[float, dict[str, Any]]] = []
     for job, own in zip(jobs, fields, strict=True):

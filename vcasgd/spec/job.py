@@ -42,6 +42,8 @@ MaxBadSamples = Annotated[int | float, BeforeValidator(_max_bad_samples)]
 
 #: Most subtasks per epoch, samples of a job, and steps of a job.
 MAX_SUBTASKS, MAX_SAMPLES, MAX_STEPS = 1_000_000, 10**15, 10**9
+#: Letters of a job's name, and what separates that of a sweep's job from the rest.
+MAX_NAME, MEMBER = 63, "--"
 #: Fields for the length of a job, one of which it sets.
 LENGTHS = ("epochs", "max_samples", "max_steps")
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vcasgd.spec.job import MEMBER
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
@@ -176,4 +177,5 @@ class Workloads:
 
 
 def _workload(name: str, task: str) -> str:
-    return f"{name}|{task}"
+    # The jobs of a sweep are measured as one kind.
+    return f"{name.partition(MEMBER)[0]}|{task}"
