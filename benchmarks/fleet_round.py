@@ -28,7 +28,7 @@ from vcasgd.settings import load_settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import ForegroundStack, StackHome
 from vcasgd.store.connection import connect
-from vcasgd.store.embedded.server import ServerFiles
+from vcasgd.store.embedded import ServerFiles
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
 from vcasgd.store.ledger.workers import WorkerBeats

@@ -27,7 +27,7 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect, script_source
-from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
+from vcasgd.store.embedded import ServerFiles, server_command, write_configuration
 from vcasgd.store.keys import LedgerKeys, TensorKeys
 from vcasgd.store.ledger.job import JobState, ModelFacts
 from vcasgd.store.ledger.jobs import Jobs

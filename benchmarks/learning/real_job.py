@@ -17,7 +17,7 @@ from vcasgd.settings import Settings
 from vcasgd.stack import StackHome, running
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect
-from vcasgd.store.embedded.server import ServerFiles
+from vcasgd.store.embedded import ServerFiles
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs

@@ -31,7 +31,7 @@ from vcasgd.stack import ForegroundStack, StackHome
 from vcasgd.stack.child import die_with_parent
 from vcasgd.store.admission import LedgerAdmission, worker_environment
 from vcasgd.store.connection import RedisClient, connect
-from vcasgd.store.embedded.server import ServerFiles
+from vcasgd.store.embedded import ServerFiles
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs

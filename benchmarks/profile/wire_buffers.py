@@ -24,7 +24,7 @@ import psutil
 from vcasgd.errors import StoreError
 from vcasgd.store import bulk_transfer
 from vcasgd.store.connection import connect
-from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
+from vcasgd.store.embedded import ServerFiles, server_command, write_configuration
 from vcasgd.store.tensors.chunks import CHUNK_BYTES
 
 MEGABYTES = 64

@@ -14,10 +14,9 @@ from rich.console import Console
 from support.waiting import PATIENCE
 
 from vcasgd.agent.agent import NOTICE_SECONDS, Agent, LeaveSignals, Visit
-from vcasgd.agent.availability import Availability, StackSilence, Terms
+from vcasgd.agent.availability import Availability, StackSilence, Terms, ThisMachine
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
 from vcasgd.agent.display import Display
-from vcasgd.agent.machine import ThisMachine
 from vcasgd.errors import ApiError
 from vcasgd.schemas.machines import JoinView, ReportBody
 

@@ -58,7 +58,9 @@ def second(settings: Settings, tmp_path: Path) -> Iterator[Process]:
     first = StackState.read(settings.home_path).parts["controller"].pid
     words = Path(f"/proc/{first}/environ").read_text().rstrip("\0").split("\0")
     env = dict(word.split("=", 1) for word in words) | {MARKER: "second"}
-    process = Process([sys.executable, "-m", "vcasgd.controller"], tmp_path / "second.log", env)
+    process = Process(
+        [sys.executable, "-m", "vcasgd.controller.main"], tmp_path / "second.log", env
+    )
     yield process
     process.end()
     sys.stdout.write((tmp_path / "second.log").read_text()[-4000:])

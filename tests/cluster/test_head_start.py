@@ -18,7 +18,7 @@ from vcasgd.cluster.head import head_command
 from vcasgd.cluster.ray_node import CONTROL_SERVICE_DIED
 from vcasgd.settings import Settings
 from vcasgd.store.connection import connect
-from vcasgd.store.embedded.server import replication_lines
+from vcasgd.store.embedded import replication_lines
 
 Eventually = Callable[..., Any]
 

@@ -171,7 +171,7 @@ def test_a_suspended_controller_that_was_replaced_leaves(
         "VCASGD_STORAGE_URL": f"file://{tmp_path / 'storage'}",
         "VCASGD_HEARTBEAT": "0.2",
     }
-    argv = [sys.executable, "-m", "vcasgd.controller"]
+    argv = [sys.executable, "-m", "vcasgd.controller.main"]
     control = Control(server.connection)
     processes: list[Process] = []
 

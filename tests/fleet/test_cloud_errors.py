@@ -26,9 +26,9 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.aws import calls as aws_calls
-from vcasgd.fleet.providers.errors import refusal_of
 from vcasgd.fleet.providers.gcp import provider as compute
 from vcasgd.fleet.providers.gcp.provider import GcpProvider
+from vcasgd.fleet.providers.pooled import refusal_of
 
 #: Codes in EC2's reference for these calls, and Spot's codes for a failed fleet.
 EC2_CODES = {

@@ -22,11 +22,15 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.pools import KubernetesPoolSpec, parse_pools
+from vcasgd.fleet.providers import kubernetes as provider_module
 from vcasgd.fleet.providers.base import MACHINE_ID, Boot, Machine, MachineState
 from vcasgd.fleet.providers.joining import NothingJoined, ordered_name
-from vcasgd.fleet.providers.kubernetes import provider as provider_module
-from vcasgd.fleet.providers.kubernetes.pods import launch_name, manifest
-from vcasgd.fleet.providers.kubernetes.provider import KubernetesProvider, error_of
+from vcasgd.fleet.providers.kubernetes import (
+    KubernetesProvider,
+    error_of,
+    launch_name,
+    manifest,
+)
 from vcasgd.fleet.providers.pooled import LaunchOrder
 
 Eventually = Callable[..., Any]
@@ -183,7 +187,7 @@ def test_pods_of_others_are_no_machines(api: KubernetesApi, provider: Kubernetes
 def test_long_list_is_read_to_its_end(
     provider: KubernetesProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vcasgd.fleet.providers.kubernetes.provider._PAGE", 2)
+    monkeypatch.setattr("vcasgd.fleet.providers.kubernetes._PAGE", 2)
     machines = provider.launch("gpu", 5, BOOT, "token-6")
     assert sorted(one.id for one in provider.machines()) == machines
 

@@ -14,7 +14,7 @@ from vcasgd.errors import CloudUnavailable, InvalidRequest, NoCapacity
 from vcasgd.fleet.pools import SlurmPoolSpec
 from vcasgd.fleet.providers.base import MACHINE_ID, Boot, MachineState
 from vcasgd.fleet.providers.joining import NothingJoined
-from vcasgd.fleet.providers.slurm.provider import SlurmProvider
+from vcasgd.fleet.providers.slurm import SlurmProvider
 
 Eventually = Callable[..., Any]
 

@@ -19,8 +19,14 @@ from vcasgd.errors import (
 from vcasgd.fleet.pools import SlurmPoolSpec, parse_pools
 from vcasgd.fleet.providers.base import MACHINE_ID, MachineState
 from vcasgd.fleet.providers.joining import OrderedMachine, pool_of_ordered
-from vcasgd.fleet.providers.slurm.jobs import job_name, job_of, parse_queue, script, submission
-from vcasgd.fleet.providers.slurm.provider import error_of
+from vcasgd.fleet.providers.slurm import (
+    error_of,
+    job_name,
+    job_of,
+    parse_queue,
+    script,
+    submission,
+)
 
 TOKEN = "0f0e0d0c-0b0a-4908-8706-050403020100"
 POOL: dict[str, Any] = {

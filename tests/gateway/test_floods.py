@@ -22,7 +22,7 @@ from support.api_harness import running
 from support.gateways import RunningGateway, gateway_of
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.agent.machine import ThisMachine
+from vcasgd.agent.availability import ThisMachine
 from vcasgd.gateway.crowd import Crowd, address_key
 from vcasgd.gateway.relay import ACCEPTED
 from vcasgd.limits import (

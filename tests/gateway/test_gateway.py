@@ -18,8 +18,8 @@ from support.gateways import RunningGateway, gateway_of
 from support.waiting import PATIENCE, await_truth
 
 import vcasgd
+from vcasgd.agent.availability import ThisMachine
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
-from vcasgd.agent.machine import ThisMachine
 from vcasgd.encryption import self_signed
 from vcasgd.errors import (
     ApiError,

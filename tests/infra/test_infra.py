@@ -21,7 +21,7 @@ from vcasgd.errors import StoreDenied, StoreUnavailable
 from vcasgd.gateway.certificate import pin_of
 from vcasgd.limits import MAX_CLIENTS_PERCENT
 from vcasgd.store.connection import RedisClient, check_server, connect
-from vcasgd.store.embedded.server import LIMITS
+from vcasgd.store.embedded import LIMITS
 
 INFRA = Path(__file__).parents[2] / "infra"
 SCRIPTS = sorted(

@@ -22,8 +22,8 @@ from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import StoreUnavailable
 from vcasgd.store.connection import RedisClient, check_server, connect, patiently
-from vcasgd.store.embedded.role_at_start import primary_at_start
-from vcasgd.store.embedded.server import replication_lines
+from vcasgd.store.embedded import replication_lines
+from vcasgd.store.role_at_start import primary_at_start
 from vcasgd.store.sentinel import named_primary
 
 CONTROL, STORE, REPLICA = "127.0.0.10", "127.0.0.20", "127.0.0.100"

@@ -31,7 +31,7 @@ from vcasgd.store.connection import (
     patiently,
     without_secret,
 )
-from vcasgd.store.replies import mapped_errors
+from vcasgd.store.pipeline import mapped_errors
 
 pytestmark = pytest.mark.both_servers
 

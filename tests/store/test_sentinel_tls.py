@@ -19,7 +19,7 @@ from support.waiting import await_truth
 from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
 from vcasgd.local_files import write_private
 from vcasgd.store.connection import connect, patiently
-from vcasgd.store.embedded.server import (
+from vcasgd.store.embedded import (
     SENTINELS,
     ServerFiles,
     replication_lines,

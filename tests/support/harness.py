@@ -37,7 +37,7 @@ from vcasgd.storage.model_checkpoints import ModelCheckpoints
 from vcasgd.storage.objects import ObjectStream, Storage
 from vcasgd.store.admission import worker_environment
 from vcasgd.store.connection import RedisClient, connect
-from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
+from vcasgd.store.embedded import ServerFiles, server_command, write_configuration
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.job import JobState

@@ -31,10 +31,9 @@ from vcasgd.fleet.providers.aws.provider import AwsProvider
 from vcasgd.fleet.providers.base import Boot, Provider
 from vcasgd.fleet.providers.gcp.provider import GcpProvider
 from vcasgd.fleet.providers.joining import NothingJoined
-from vcasgd.fleet.providers.kubernetes.pods import CLUSTER_LABEL, POOL_LABEL
-from vcasgd.fleet.providers.kubernetes.provider import KubernetesProvider
+from vcasgd.fleet.providers.kubernetes import CLUSTER_LABEL, POOL_LABEL, KubernetesProvider
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
-from vcasgd.fleet.providers.slurm.provider import SlurmProvider
+from vcasgd.fleet.providers.slurm import SlurmProvider
 
 #: Checks each request to EC2 by the cloud's rules, which the emulator doesn't.
 RULES = ("before-parameter-build.ec2", check_aws_request)

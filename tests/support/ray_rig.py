@@ -29,7 +29,7 @@ from vcasgd.errors import ClusterError
 from vcasgd.fleet.notices import Notice
 from vcasgd.settings import Settings
 from vcasgd.store.connection import connect
-from vcasgd.store.embedded.server import ServerFiles, server_command, write_configuration
+from vcasgd.store.embedded import ServerFiles, server_command, write_configuration
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Lease, Leases
 from vcasgd.store.ledger.untrusted import Heartbeat

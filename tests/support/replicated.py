@@ -16,7 +16,7 @@ from support.servers import require_binary
 from support.waiting import await_truth
 from vcasgd.errors import StoreError
 from vcasgd.store.connection import RedisClient, connect
-from vcasgd.store.embedded.server import (
+from vcasgd.store.embedded import (
     SENTINELS,
     ServerFiles,
     Service,

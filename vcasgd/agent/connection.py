@@ -14,7 +14,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 import vcasgd
-from vcasgd.agent.machine import ThisMachine
+from vcasgd.agent.availability import ThisMachine
 from vcasgd.client.transport import FILE_SECONDS, Transport, path_of, trusted
 from vcasgd.errors import ApiError, SpecError, Unauthorized
 from vcasgd.gateway.relay import PROTOCOL

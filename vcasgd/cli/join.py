@@ -19,12 +19,13 @@ from vcasgd.agent.availability import (
     OwnerInput,
     StackSilence,
     Terms,
+    measure,
     parse_until,
+    usable_processors,
 )
 from vcasgd.agent.connection import GatewayAddress, JoinToken
 from vcasgd.agent.display import Display
 from vcasgd.agent.installation import install, restart, update_to
-from vcasgd.agent.machine import measure, usable_processors
 from vcasgd.agent.sandbox import Sandbox, SandboxMode, choose, make_sandbox
 from vcasgd.child_process import hide_process, visible
 from vcasgd.cli.output import err

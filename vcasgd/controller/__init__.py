@@ -1,4 +1,4 @@
-"""The controller: observes machines and jobs, decides, and acts. ``python -m vcasgd.controller``.
+"""The controller: observes machines and jobs, decides, and acts.
 
 ``main``        the process: a fleet loop and a job loop
 ``leadership``  the lease that decides which of several controllers acts

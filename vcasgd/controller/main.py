@@ -173,3 +173,7 @@ def main() -> NoReturn:
     logging.shutdown()
     # Ray's own shutdown would wait for a dead head.
     os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

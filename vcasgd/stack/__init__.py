@@ -19,7 +19,6 @@ while, so they survive a quick restart of the stack.
 ``home``             files of a stack, and ``stack.json``, the published state
 ``layout``           names of parts, ports, URLs and secrets
 ``parts``            commands, dependencies and readiness of the parts
-``replica_restart``  restarts of replicated servers
 ``child``            the process of a part
 ``cleanup``          removal of machines and remaining processes
 ``supervisor``       the main loop

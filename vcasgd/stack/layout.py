@@ -18,8 +18,8 @@ from vcasgd.errors import PortInUse, StackError
 from vcasgd.gateway.certificate import ensure_certificate
 from vcasgd.settings import Settings
 from vcasgd.stack.home import StackHome, StackState
-from vcasgd.stack.replica_restart import last_primary
-from vcasgd.store.embedded.server import SENTINELS, ServerFiles, Service
+from vcasgd.store.embedded import SENTINELS, ServerFiles, Service
+from vcasgd.store.role_at_start import last_primary
 
 #: Kinds of parts of which each store node has its own.
 PER_NODE = ("tensors", "server")

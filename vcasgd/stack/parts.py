@@ -28,9 +28,8 @@ from vcasgd.stack.layout import (
     part_names,
     service_of,
 )
-from vcasgd.stack.replica_restart import ReplicatedServer
 from vcasgd.store.connection import RedisClient, check_server, connect
-from vcasgd.store.embedded.server import (
+from vcasgd.store.embedded import (
     sentinel_command,
     server_command,
     watches,
@@ -39,6 +38,7 @@ from vcasgd.store.embedded.server import (
 )
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.servers import Servers, node_name
+from vcasgd.store.role_at_start import ReplicatedServer
 
 #: Kinds that must be ready before each start of a part, in order of start, which is the opposite of
 #: that of shutdown. A parameter server needs only the tensors server of its own store node.
@@ -217,7 +217,7 @@ def _controller(layout: StackLayout, _name: str) -> tuple[Start, Probe]:
     control = Control(_connect(layout.urls["ledger"]))
     # It has its lease, and has published its pools.
     ready = _available(lambda at: control.last_round_at() >= at)
-    return _module(layout, "vcasgd.controller", env), ready
+    return _module(layout, "vcasgd.controller.main", env), ready
 
 
 def _gateway(layout: StackLayout, name: str) -> tuple[Start, Probe]:

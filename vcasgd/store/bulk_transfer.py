@@ -20,7 +20,7 @@ import redis
 
 from vcasgd.errors import StoreUnavailable
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.replies import error_of_reply, mapped_errors
+from vcasgd.store.pipeline import error_of_reply, mapped_errors
 
 #: Strings requested and not yet received: enough to keep the server busy, and the most that it
 #: has to buffer for a slow reader.

@@ -24,9 +24,8 @@ from vcasgd import limits
 from vcasgd.backoff import backoff, jittered
 from vcasgd.errors import StoreError, StoreFull, StoreUnavailable, StoreUnsupported
 from vcasgd.store import sentinel
-from vcasgd.store.pipeline import READS, StorePipeline, may_exceed
+from vcasgd.store.pipeline import READS, StorePipeline, mapped_errors, may_exceed
 from vcasgd.store.replication import REPLICA_SECONDS, Replication
-from vcasgd.store.replies import mapped_errors
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelManagedConnection
 
 from vcasgd.errors import StoreError
-from vcasgd.store.replies import mapped_errors
+from vcasgd.store.pipeline import mapped_errors
 
 SCHEMES = ("redis+sentinel", "rediss+sentinel")
 SERVER_PORT, SENTINEL_PORT = 6379, 26379

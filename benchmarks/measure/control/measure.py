@@ -28,7 +28,7 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.stack import ForegroundStack, StackHome
 from vcasgd.stack.child import die_with_parent
 from vcasgd.store.connection import RedisClient, connect
-from vcasgd.store.embedded.server import ServerFiles
+from vcasgd.store.embedded import ServerFiles
 from vcasgd.store.ledger.jobs import Jobs
 
 #: Parts of the stack; the controller is started here, on a simulated cloud.

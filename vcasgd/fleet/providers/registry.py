@@ -24,7 +24,7 @@ from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import AccountAnswer, Provider
 from vcasgd.fleet.providers.joining import JoinedFleet, JoinProvider, NothingJoined
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
-from vcasgd.fleet.providers.slurm.provider import SlurmProvider
+from vcasgd.fleet.providers.slurm import SlurmProvider
 from vcasgd.gpus import visible_gpus
 from vcasgd.settings import Settings
 
@@ -104,7 +104,7 @@ def ask_account(settings: Settings, pool: PoolSpec) -> AccountAnswer:
             table = PriceTable.load(pool.provider, settings.prices)
             cpus[kind] = table.price(pool.region, kind).cpus
     if isinstance(pool, AwsPoolSpec):
-        from vcasgd.fleet.providers.aws.account import ask_aws
+        from vcasgd.fleet.providers.aws.calls import ask_aws
 
         return ask_aws(pool, settings.cluster, cpus)
     from vcasgd.fleet.providers.gcp.account import ask_google
@@ -173,7 +173,7 @@ def _make(settings: Settings, pools: Sequence[Any], joined: JoinedFleet) -> Prov
                 table = PriceTable.load(kind, settings.prices)
                 return GcpProvider(cluster, pools, table, url=settings.compute_url)
             case "kubernetes":
-                from vcasgd.fleet.providers.kubernetes.provider import KubernetesProvider
+                from vcasgd.fleet.providers.kubernetes import KubernetesProvider
 
                 return KubernetesProvider(cluster, pools, joined)
             case "slurm":

@@ -13,7 +13,7 @@ from vcasgd.logging import isolated
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import CLEARANCES, LedgerKeys
 from vcasgd.store.ledger.job import as_count
-from vcasgd.store.replies import mapped_errors
+from vcasgd.store.pipeline import mapped_errors
 
 #: Subtasks that an idle worker has trained since another one leased the subtask that it takes over.
 OVERTAKING = 2

@@ -49,8 +49,7 @@ from vcasgd.fleet.providers.base import (
     Offer,
     one_line,
 )
-from vcasgd.fleet.providers.errors import refusal_of
-from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider
+from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider, refusal_of
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,6 @@ from vcasgd.errors import (
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import Boot, Machine, Offer, one_line
-from vcasgd.fleet.providers.errors import refusal_of
 from vcasgd.fleet.providers.gcp.compute import (
     BOOT_ERROR_ATTRIBUTE,
     CLUSTER_LABEL,
@@ -48,7 +47,7 @@ from vcasgd.fleet.providers.gcp.compute import (
     request_id,
     template_path,
 )
-from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider
+from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider, refusal_of
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 
 T = TypeVar("T")

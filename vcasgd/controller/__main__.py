@@ -1,3 +1,0 @@
-from vcasgd.controller.main import main
-
-main()

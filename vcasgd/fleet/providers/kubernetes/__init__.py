@@ -1,1 +1,0 @@
-"""Machines that are pods of a Kubernetes cluster."""

@@ -1,1 +1,0 @@
-"""Machines that are jobs of a Slurm cluster."""

@@ -1,1 +1,0 @@
-"""Command lines and configuration files for Redis or Valkey servers that vcasgd starts itself."""
