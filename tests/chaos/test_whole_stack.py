@@ -321,15 +321,23 @@ def test_job_continues_after_down_and_up(stack: Stack, job: str, eventually: Eve
 
     # When everything is stopped
     applied = stack.client.job(job).progress.samples_applied
-    assert down(stack.settings)
+    said: list[str] = []
+    assert down(stack.settings, said.append)
     assert stack.provider.machines() == []
+    assert said[0].startswith("workers push what they have")
 
     # Then it resumes at the same position after the next start
     up(stack.settings)
     assert stack.client.job(job).state == "running"
     stack.await_updates(job)
     assert stack.client.job(job).progress.samples_applied >= applied, "a last checkpoint"
-    assert "restored" in {event.kind for event in stack.client.job(job).events()}
+    (event,) = [each for each in stack.client.job(job).events() if each.kind == "restored"]
+    assert "with all updates" in event.text
+    # And lists and counts have no machines and workers of before
+    machines = set(stack.training_workers(job))
+    assert {row.machine for row in stack.client.job(job).workers()} == machines
+    assert {one.id for one in stack.provider.machines()} == machines
+    assert {row.id for row in stack.client.machines()} == machines
 
 
 @pytest.mark.extended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,15 @@ from typing import Any
 import pytest
 from support.harness import Harness
 from support.training import BATCH, Training
+from support.waiting import await_truth
 
+from vcasgd.controller.fleet.workers import hand_in, hand_in_seconds
 from vcasgd.fleet.notices import NoticeKind
+from vcasgd.settings import Settings
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.ledger.leases import LostWorkers
+from vcasgd.store.ledger.leases import Leases, LostWorkers
+from vcasgd.store.ledger.untrusted import Heartbeat
+from vcasgd.store.ledger.workers import WorkerBeats
 
 Eventually = Callable[..., Any]
 #: Long enough for a notice to be seen, and some steps.
@@ -47,6 +53,57 @@ def test_a_worker_that_is_asked_to_leave_loses_nothing(
     assert training.steps_of(successor)[0] == expected.tolist()
     assert training.repeated_samples() == 0
     assert "expired" not in harness.jobs.work(training.job)
+
+
+def test_a_stack_that_is_stopped_as_planned_loses_nothing(harness: Harness) -> None:
+    # Given workers in the middle of subtasks that they push only at their end, and a dead one
+    training = Training(harness, samples=900, epochs=1, subtasks=3, push_every="subtask")
+    *names, dead = training.start(3)
+    for name in (*names, dead):
+        training.await_steps(name, 5)
+    training.worker(dead).kill()
+
+    # When the controller stops with the whole stack
+    hand_in(harness.jobs, WorkerBeats(harness.ledger.connection), harness.settings)
+
+    # Then they have left, everything they trained is applied, and the job has no event of a loss
+    assert [training.worker(name).wait() for name in names] == [0, 0]
+    trained = BATCH * sum(len(training.steps_of(name)) for name in names)
+    assert harness.applied(training.job) == trained
+    assert 2 * BATCH * 5 <= trained < training.total
+    assert harness.events(training.job, "not-handed-in") == []
+
+
+def test_a_worker_that_does_not_hand_in_is_named_after_a_bounded_time(harness: Harness) -> None:
+    # Given a worker whose heartbeats go on, and that never leaves
+    training, settings = Training(harness), Settings(heartbeat=0.3)
+    leases = Leases(harness.ledger.connection, training.job, "stubborn", 60.0)
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(settings.heartbeat / 10):
+            leases.renew({"at": time.time(), "doing": "training"}, [])
+
+    beats = threading.Thread(target=beat)
+    beats.start()
+    await_truth(lambda: harness.jobs.workers.count(training.job) == 1)
+
+    hand_in(harness.jobs, WorkerBeats(harness.ledger.connection), settings)
+
+    over.set()
+    beats.join()
+    (event,) = harness.events(training.job, "not-handed-in")
+    assert event["details"]["workers"] == ["stubborn"]
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "expected"), [(None, 10.0), (0.5, 11.0), (20.0, 50.0), (600.0, 60.0)]
+)
+def test_the_time_to_hand_in_grows_with_a_local_step(
+    step_seconds: float | None, expected: float
+) -> None:
+    beats = [Heartbeat(), Heartbeat(step_seconds=step_seconds)]
+    assert hand_in_seconds(beats, Settings(heartbeat=1.0)) == expected
 
 
 def test_a_worker_evicted_with_notice_loses_nothing(

@@ -10,3 +10,13 @@ finds its machines by their tag, its workers through Ray, and its jobs in the le
 ends when Ray's head is lost, as :class:`~vcasgd.cluster.Cluster` requires, and its supervisor
 restarts it. Jobs continue meanwhile.
 """
+
+from __future__ import annotations
+
+import signal
+
+#: Signal that ends a controller because its whole stack stops. Workers first hand in what they
+#: have; after SIGTERM they train on, because another controller follows.
+STACK_STOPS = signal.SIGUSR1
+#: Most seconds that workers have to hand in.
+MAX_HAND_IN_SECONDS = 60.0

@@ -9,8 +9,10 @@ import threading
 from typing import NoReturn
 
 from vcasgd.cluster import Cluster
+from vcasgd.controller import STACK_STOPS
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry, PresentMachines
+from vcasgd.controller.fleet.workers import hand_in
 from vcasgd.controller.fleet.workplaces import connect_ray
 from vcasgd.controller.jobs.loop import JobLoop
 from vcasgd.controller.leadership import Leadership
@@ -20,6 +22,7 @@ from vcasgd.errors import (
     ClusterError,
     Fenced,
     StoreDenied,
+    StoreError,
     StoreFull,
     StoreUnavailable,
     VcasgdError,
@@ -30,6 +33,7 @@ from vcasgd.storage.life_sign import SIGNS, LifeSign
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect, patiently
 from vcasgd.store.ledger.control import Control
+from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.machines import JoinedMachines
 from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.store.quotas import Watchdog
@@ -59,10 +63,15 @@ class Controller:
             Storage(settings.required("storage_url")), settings.orphan_seconds / SIGNS
         )
         self._stop = threading.Event()
+        self._stack_stops = False
         self._reported = False
 
-    def stop(self) -> None:
-        """Make :meth:`run` return after the present round."""
+    def stop(self, *, stack: bool = False) -> None:
+        """Make :meth:`run` return after the present round.
+
+        With ``stack``, everything stops, so workers hand in what they have first.
+        """
+        self._stack_stops = self._stack_stops or stack
         self._stop.set()
 
     def run(self) -> None:
@@ -94,6 +103,8 @@ class Controller:
         finally:
             for thread in others:
                 thread.stop()
+            if self._stack_stops:
+                self._hand_in()
             jobs.stop(checkpoint=self._stop.is_set())
             self._leadership.stop()
 
@@ -149,6 +160,12 @@ class Controller:
                         raise
             self._stop.wait(fleet.pause)
 
+    def _hand_in(self) -> None:
+        try:
+            hand_in(Jobs(self._ledger), self._beats, self._settings)
+        except StoreError as error:
+            log.warning("workers can't hand in: %s", error)
+
     def _report_first_round(self) -> None:
         """Report the first round in the ledger; ``vcasgd up`` waits for it."""
         if not self._reported:
@@ -157,13 +174,14 @@ class Controller:
 
 
 def main() -> NoReturn:
-    """Run the process. It exits with status 0 after SIGTERM and 1 after an error."""
+    """Run the process. It exits with status 0 after a signal to stop and 1 after an error."""
     configure_logging("controller")
     status = 0
     try:
         controller = Controller(load_settings())
         signal.signal(signal.SIGTERM, lambda _number, _frame: controller.stop())
         signal.signal(signal.SIGINT, lambda _number, _frame: controller.stop())
+        signal.signal(STACK_STOPS, lambda _number, _frame: controller.stop(stack=True))
         controller.run()
     except VcasgdError as error:
         status = exit_status(error)

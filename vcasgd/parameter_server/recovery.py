@@ -151,15 +151,18 @@ class Recovery:
         return self._checkpoints.newest(self._report_damaged, self._shards)
 
     def _from_checkpoint(self, part: _Part) -> ModelState:
-        """Return to the newest checkpoint, because both servers have lost the model."""
+        """Return to the newest checkpoint, because no server has the model: both were lost, or
+        the stack was stopped."""
         # A checkpoint has only the exact model.
         meta = replace(part.stored.meta, token=self._token, stepped=False)
         snapshot = Snapshot(meta, part.stored.record)
         self._snapshots.install(self._token, meta, snapshot.record, part.weights, part.state)
+        lost = max(0, self._reports.reported_version() - meta.version)
+        after = f"; {lost} later updates are trained again" if lost else ", with all updates"
         self._reports.add_event(
             "restored",
-            f"the tensors server and its parameter server were both lost; the model is back at "
-            f"version {meta.version} from checkpoint {part.checkpoint}",
+            f"no server had the model in memory; it is back at version {meta.version} from "
+            f"checkpoint {part.checkpoint}{after}",
             version=meta.version,
         )
         return ModelState(self._config, snapshot, part.weights, part.state)

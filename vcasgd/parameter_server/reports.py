@@ -185,6 +185,10 @@ class Reports:
         newest = self._prompt_accounts.newest_token()
         return newest if newest > self._token else None
 
+    def reported_version(self) -> int:
+        """Return the version that the shard's parameter servers have reported last."""
+        return self._prompt_accounts.reported_version()
+
     def job_is_over(self) -> bool:
         """Return True if the job is known to be over."""
         try:

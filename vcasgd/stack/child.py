@@ -89,14 +89,14 @@ class Child:
         return self.state != before
 
     def stop(self, seconds: float) -> int | None:
-        """Terminate the process, and kill it and its helpers after ``seconds``.
+        """Ask the process to end, and kill it and its helpers after ``seconds``.
 
         Returns its exit status, or None if it doesn't run.
         """
         process = self._process
         if process is None:
             return None
-        process.terminate()
+        process.send_signal(self.part.stop_signal)
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
         self._reap()

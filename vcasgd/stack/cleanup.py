@@ -228,9 +228,11 @@ def remove_machines(
         removed = _remove(Control(ledger), pools, left)
         jobs = Jobs(ledger)
         active = {job: removed[job] for job in removed.keys() & set(jobs.active())}
+        # The view may not know yet, or no longer, which job a machine works for.
+        gone = {machine for machines in removed.values() for machine in machines}
         workers = {
-            job: {name for name in names if machine_of(name) in active[job]}
-            for job, names in jobs.workers.names_of(active).items()
+            job: {name for name in names if machine_of(name) in gone}
+            for job, names in jobs.workers.names_of(jobs.active()).items()
         }
         jobs.workers.remove_all(workers)
         TimelineRecorder(ledger).end(active, "the stack was stopped", steady_time())

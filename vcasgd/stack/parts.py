@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ import httpx
 
 from vcasgd.cluster import Command
 from vcasgd.cluster.head import head_command
+from vcasgd.controller import MAX_HAND_IN_SECONDS, STACK_STOPS
 from vcasgd.errors import SpecError, StoreUnavailable
 from vcasgd.fleet.pools import JOINING_PROVIDERS, ORDERED_PROVIDERS
 from vcasgd.fleet.providers.local.processes import MARKER
@@ -53,10 +55,13 @@ NEEDS = {
     "controller": ("ledger", "tensors", "sentinel", "head"),
 }
 PARTS = tuple(NEEDS)
-#: Seconds for an orderly shutdown of a part. The controller writes a checkpoint of each running job
-#: first. The head is killed: its state is in the ledger, and its own shutdown waits for lost nodes.
+#: Seconds for an orderly shutdown of a part. The controller first waits for what workers hand in,
+#: and writes a checkpoint of each running job. The head is killed: its state is in the ledger, and
+#: its own shutdown waits for lost nodes.
 USUAL_STOP_SECONDS = 8.0
-STOP_SECONDS = {"controller": 20.0, "head": 0.0}
+STOP_SECONDS = {"controller": MAX_HAND_IN_SECONDS + 20.0, "head": 0.0}
+#: Signal that stops a part, where it isn't SIGTERM.
+STOP_SIGNALS = {"controller": STACK_STOPS}
 
 #: Seconds for an answer. The supervisor does nothing else meanwhile, but a busy machine easily
 #: takes more than one second.
@@ -78,6 +83,7 @@ class StackPart:
     ready: Probe
     needs: tuple[str, ...] = ()
     stop_seconds: float = USUAL_STOP_SECONDS
+    stop_signal: signal.Signals = signal.SIGTERM
 
 
 def mark(home: StackHome, name: str) -> str:
@@ -134,6 +140,7 @@ def _part(layout: StackLayout, name: str, present: Sequence[str]) -> StackPart:
         ready=ready,
         needs=tuple(other for other in present if _needs(layout, name, other)),
         stop_seconds=STOP_SECONDS.get(kind_of(name), USUAL_STOP_SECONDS),
+        stop_signal=STOP_SIGNALS.get(kind_of(name), signal.SIGTERM),
     )
 
 

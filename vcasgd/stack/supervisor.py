@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FrameType
 
+from vcasgd.controller import MAX_HAND_IN_SECONDS
 from vcasgd.errors import StackError, VcasgdError
 from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.stack.child import Child
@@ -34,6 +35,10 @@ START_DEATHS = 3
 #: Order of shutdown: what needs another part stops before it. Sentinels stop before the servers, so
 #: that they promote no replica.
 STOP_ORDER = tuple(reversed(PARTS))
+#: What the shutdown does first.
+HANDING_IN = (
+    f"workers push what they have, and jobs are stored: at most {MAX_HAND_IN_SECONDS:.0f} s"
+)
 #: Machines stop before this part, and after the controller, which would replace them.
 BELOW_MACHINES = "head"
 
@@ -162,6 +167,8 @@ class Supervisor:
         if started:
             self._change(phase=StackPhase.STOPPING)
         for kind in STOP_ORDER:
+            if kind == "controller" and started:
+                self._report(HANDING_IN)
             if kind == BELOW_MACHINES:
                 self._stop_machines(in_ledger=started)
             for name in self._children:

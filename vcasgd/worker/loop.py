@@ -19,7 +19,7 @@ from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.leases import Lease, Renewal, Wait, WorkKind
-from vcasgd.store.ledger.untrusted import Heartbeat
+from vcasgd.store.ledger.untrusted import LEFT, Heartbeat
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import GONE, Departure
 from vcasgd.worker.error_handler import ErrorHandler
@@ -131,7 +131,7 @@ class Worker:
         self.exchange.close()
         self._moments.close()
         self._setup.close()
-        self._status.doing = f"left: {self._departure.reason}"
+        self._status.doing = f"{LEFT}{self._departure.reason}"
         self._heartbeat.stop()
 
     def _hand_over(self) -> None:

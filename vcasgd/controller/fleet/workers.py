@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from vcasgd.controller import MAX_HAND_IN_SECONDS
 from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.pools import is_joined
 from vcasgd.errors import SpecError
@@ -15,12 +17,19 @@ from vcasgd.logging import bound
 from vcasgd.settings import Settings
 from vcasgd.store.admission import joined_environment, worker_environment
 from vcasgd.store.ledger.events import NewEvent
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.untrusted import Heartbeat
+from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.worker_names import job_of, machine_of, worker_name
 
 log = logging.getLogger(__name__)
 
 #: Lease times after which a worker that was asked to leave is killed.
 DRAIN_LEASES = 2.0
+#: Heartbeats that a worker misses until a stack that stops no longer waits for it.
+SILENT_HEARTBEATS = 4.0
+#: Seconds between two looks at workers that hand in.
+LOOK_SECONDS = 0.1
 
 
 def drain_seconds(settings: Settings) -> float:
@@ -115,3 +124,48 @@ def preemption_events(stop: StopWorker) -> list[NewEvent]:
         NewEvent(donor, "machine-given", given, details),
         NewEvent(successor, "machine-received", received, details),
     ]
+
+
+def hand_in(jobs: Jobs, beats: WorkerBeats, settings: Settings) -> None:
+    """Ask all workers to push what they have and leave, and wait until they have.
+
+    Call it while no worker is started. The wait is bounded (:func:`hand_in_seconds`), and ends
+    earlier for workers that fall silent. A job whose workers did not hand in gets an event.
+    """
+    asked: set[tuple[str, str]] = set()
+    #: When each worker's last heartbeat arrived here, by :func:`time.monotonic`.
+    heard: dict[tuple[str, str], tuple[Heartbeat, float]] = {}
+    started, late = time.monotonic(), list[tuple[str, str]]()
+    while True:
+        found = {
+            (job, name): beat
+            for job, workers in beats.of_many(jobs.active()).items()
+            for name, beat in workers.items()
+        }
+        now = time.monotonic()
+        heard = {
+            key: heard[key] if key in heard and heard[key][0] == beat else (beat, now)
+            for key, beat in found.items()
+        }
+        jobs.workers.drain(found.keys() - asked)
+        asked |= found.keys()
+        silent = now - SILENT_HEARTBEATS * settings.heartbeat
+        late = [key for key, (beat, at) in heard.items() if at > silent and not beat.has_left]
+        if not late or now - started > hand_in_seconds(found.values(), settings):
+            break
+        time.sleep(LOOK_SECONDS)
+    log.info("%d of %d workers have handed in", len(asked) - len(late), len(asked))
+    for job in {job for job, _ in late}:
+        names = sorted(name for of, name in late if of == job)
+        text = f"{', '.join(names)} had no time to hand in; the last steps are trained again"
+        jobs.event(job, "not-handed-in", text, workers=names)
+
+
+def hand_in_seconds(beats: Iterable[Heartbeat], settings: Settings) -> float:
+    """Return the seconds until all of these workers have heard that they have to leave, ended their
+    local step, and pushed; at most :data:`~vcasgd.controller.MAX_HAND_IN_SECONDS`."""
+    slowest = max(
+        (2 * (each.step_seconds or 0) + (each.push_seconds or 0) for each in beats), default=0.0
+    )
+    usual = 2 * settings.heartbeat + settings.lease_seconds
+    return min(usual + slowest, MAX_HAND_IN_SECONDS)

@@ -77,6 +77,10 @@ class Accounts:
         """Return the newest token of a parameter server that has reported; 0 before the first."""
         return int(self._ledger.hget(self._reports, f"{self._shard}:token") or 0)
 
+    def reported_version(self) -> int:
+        """Return the version of the last report; 0 before the first."""
+        return int(self._ledger.hget(self._reports, f"{self._shard}:version") or 0)
+
     def account(
         self,
         token: int,

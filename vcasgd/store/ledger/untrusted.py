@@ -183,6 +183,10 @@ _Counters = Annotated[
 _Notes = Annotated[Annotated[dict[Name, _Status], Field(max_length=MAX_COUNTERS)] | None, _Optional]
 
 
+#: Start of what a worker does in its last heartbeat; the reason follows.
+LEFT = "left: "
+
+
 class Heartbeat(BaseModel):
     """Status that a worker reports with each heartbeat.
 
@@ -253,6 +257,11 @@ class Heartbeat(BaseModel):
     notice_at: _Number = None
     #: Why the worker leaves; None while it stays.
     leaving: _Text = None
+
+    @property
+    def has_left(self) -> bool:
+        """True if this is the last heartbeat of a worker that left in good order."""
+        return (self.doing or "").startswith(LEFT)
 
     @classmethod
     def parse(cls, text: bytes) -> Self | None:
