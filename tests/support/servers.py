@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -135,10 +136,21 @@ class Fault:
         return True
 
 
+@dataclass(frozen=True)
+class SlowLink:
+    """Fault that relays so many bytes of commands per second on each connection."""
+
+    rate: float
+
+    def triggers(self, moment: Moment, command: bytes) -> bool:
+        time.sleep(len(command) / self.rate if moment == "before" else 0.0)
+        return False
+
+
 class FaultyProxy:
     """Proxy that relays commands one by one between clients and a server."""
 
-    def __init__(self, server: RedisServer, fault: Fault) -> None:
+    def __init__(self, server: RedisServer, fault: Fault | SlowLink) -> None:
         self._target = ("127.0.0.1", server.files.port)
         self._fault = fault
         self._listener = socket.create_server(("127.0.0.1", 0))

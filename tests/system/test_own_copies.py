@@ -59,17 +59,18 @@ def test_nothing_is_lost_when_parts_die_around_a_copy(
 
 @pytest.mark.slow
 @pytest.mark.extended
-@pytest.mark.ci
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("codec", [pytest.param("auto", marks=pytest.mark.ci), "int2"])
 def test_nothing_is_lost_when_parts_die_while_workers_push_in_turn(
-    tmp_path: Path, eventually: Eventually
+    tmp_path: Path, eventually: Eventually, codec: str
 ) -> None:
     settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=2, heartbeat=0.5)
     with client_of(settings) as client:
         # Given two workers that push shards of a model in turn
         job = CountedJob(
             client, tmp_path, epochs=20, step_seconds=STEP_SECONDS, padding=PADDING,
-            update={"rule": "rounds"}, push_every=None, subtasks_per_epoch=4,
+            update={"rule": "rounds", "codec": codec}, push_every=None,
+            subtasks_per_epoch=4,
             workers={"min": 2, "max": 2}, evaluate={"every": "1h"},
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from support.world import layout_of, spec_of
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate, JobUnreadable
-from vcasgd.learning.encodings.encoder import step_format
+from vcasgd.learning.encodings.encoder import codec_for, step_format
 from vcasgd.learning.encodings.steps import StepFormat, checksum
 from vcasgd.learning.shards import Cut
 from vcasgd.store.tensors.published_steps import extended, path
@@ -176,3 +176,11 @@ def test_a_description_with_too_many_steps_can_not_be_read() -> None:
     for bad in (too_many, negative):
         with pytest.raises(JobUnreadable):
             Meta.from_json(bad.to_json().encode())
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "codec"),
+    [(1000, "float32"), (125, "float32"), (124, "int8"), (50, "int8"), (49, "int2"), (0, "int2")],
+)
+def test_the_encoding_follows_the_rate_of_the_link(megabytes: float, codec: str) -> None:
+    assert codec_for(megabytes * 1e6) == codec

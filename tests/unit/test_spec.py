@@ -51,7 +51,7 @@ def shared(depth: int) -> list[Any]:
 def test_defaults() -> None:
     job = spec()
 
-    assert job.update == RoundsSpec(codec="float32")
+    assert job.update == RoundsSpec(codec="auto")
     assert (job.push_interval, job.keeps_optimizer) == (2, True)
     assert (job.push_every, job.seed, job.max_epoch_lead, job.working_dir) == (None, 0, 1, ".")
     assert (job.workers.min, job.workers.max, job.workers.pools) == (1, 4, None)

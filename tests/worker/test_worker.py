@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import Harness
+from support.harness import Harness, RedisServer
+from support.servers import FaultyProxy, SlowLink, url_of
 from support.training import BATCH, Training
 
 from vcasgd.controller.jobs.failures import ATTEMPTS
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.job import JobRecord, JobState
 
+#: Parameters of a model whose shards travel in turn.
+LARGE = 5_000_000
 Eventually = Callable[..., Any]
 
 
@@ -217,6 +221,44 @@ def test_an_optimizer_that_is_not_corrected_is_named_in_an_event(user: User) -> 
     user.eventually(optimizers)
     assert optimizers() == ["NAdam"]
     user.harness.jobs.cancel(job)
+
+
+@pytest.mark.parametrize(
+    ("rate", "padding", "chosen", "codec"),
+    [
+        (20e6, LARGE, None, "int2"),
+        (20e6, LARGE, "float32", "float32"),
+        (20e6, 0, None, "float32"),
+    ],
+    ids=["slow", "the user's", "small"],
+)
+def test_updates_are_encoded_as_the_first_workers_link_needs_it(
+    user: User, rate: float, padding: int, chosen: str | None, codec: str
+) -> None:
+    # Given a worker with a slow link to the store
+    server = user.harness.tensors
+    assert isinstance(server, RedisServer)
+    with closing(FaultyProxy(server, SlowLink(rate))) as link:
+        job = user.submit(
+            "class Mine(Audit): pass",
+            update={"rule": "rounds", **({"codec": chosen} if chosen else {})},
+            args={"padding": padding},
+            push_every=None,
+            epochs=3,
+            workers=0,
+        )
+
+        # When it trains a job
+        store = {"VCASGD_TENSORS_URL": url_of(server, 0, link.port)}
+        user.harness.start_worker(job, env=store)
+
+        # Then all samples count once, in updates of the codec that fits
+        done = user.await_state(job, JobState.SUCCEEDED)
+    assert done.facts is not None
+    assert done.facts.update(done.spec).codec == codec
+    assert done.totals["samples"] == 300
+    events = user.harness.jobs.events(job)
+    assert [each["kind"] for each in events].count("codec-chosen") == (codec == "int2")
 
 
 def test_a_failing_evaluation_fails_the_job(user: User) -> None:

@@ -64,7 +64,9 @@ def needs_mean_gradients(
     instead (:mod:`vcasgd.learning.local_moments`), which costs nothing.
     """
     update = spec.update
-    if not isinstance(update, RoundsSpec) or update.codec != "float32" or spec.workers.max == 1:
+    if not isinstance(update, RoundsSpec) or spec.workers.max == 1:
+        return False
+    if update.codec not in ("auto", "float32"):
         return False
     if spec.push_every not in (None, 1) or not spec.keeps_optimizer or spec.tuning != Tuning():
         return False

@@ -46,14 +46,15 @@ class ShardConfig:
         self.layout_digest = layout.digest()
         self.part = Cut(layout.floats, layout.parameters, facts.shards).parts[shard]
         #: True if workers may exchange the shards of a store node in turn.
-        self.in_turn = len(facts.shards_beside(shard)) > 1
+        self.in_turn = facts.takes_turns
         self.plan, self.points = facts.plan(spec), facts.points(spec)
-        self.rule = make_rule(spec.update)
-        self.formats = payload_formats(spec.update, layout, self.part)
+        update = facts.update(spec)
+        self.rule = make_rule(update)
+        self.formats = payload_formats(update, layout, self.part)
         #: Largest size of a payload in bytes.
         self.payload_size = max(each.size for each in self.formats.values())
         #: Format of steps of the published model; None if workers fetch the exact one.
-        self.steps = step_format(spec.update, layout, self.part)
+        self.steps = step_format(update, layout, self.part)
         #: Decay of the model's average in each step, which is kept as the state; None without one.
         self.decay = None if spec.ema is None else spec.ema.decay
         self.batch_size = facts.batch_size or 1

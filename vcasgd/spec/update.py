@@ -70,11 +70,12 @@ class RoundsSpec(StrictModel):
     """``W ← W + Σ nᵢΔᵢ / Σ nᵢ`` over the updates of a round, n in samples (the default).
 
     Workers train a part of the job's batch each, and wait for each other for a moment after each
-    push, so that all train from the same model.
+    push, so that all train from the same model. ``codec: auto`` is ``float32``, or what the first
+    worker's link to the store needs for a large model.
     """
 
     rule: Literal["rounds"] = "rounds"
-    codec: Literal["float32", "bfloat16", "int8", "int2", "topk", "rows"] = "float32"
+    codec: Literal["auto", "float32", "bfloat16", "int8", "int2", "topk", "rows"] = "auto"
 
 
 class SmaSpec(StrictModel):

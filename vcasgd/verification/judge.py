@@ -36,7 +36,7 @@ def why_not_repeatable(spec: JobSpec) -> str | None:
     rule = make_rule(spec.update)
     if rule.payload is not Payload.DELTA or rule.pull < 1:
         return f"updates of the rule {spec.update.rule} are not differences from their base"
-    if spec.update.codec not in STATELESS:
+    if spec.update.codec not in ("auto", *STATELESS):
         return f"updates in {spec.update.codec} depend on earlier ones"
     if spec.tuning.momentum:
         return "the momentum of optimizers is tuned"

@@ -90,6 +90,7 @@ class Learner:
         self._plan: EpochPlan | None = None
         self._recorded_batch: int | None = None
         self._recorded_division: Division | None = None
+        self._codec: str = spec.update.codec
         self._recorded_weight: float | None = None
         self._validation_samples: int | None = None
         #: The local optimizer; None before the first subtask.
@@ -312,7 +313,7 @@ class Learner:
 
     def follow_facts(self, facts: ModelFacts) -> None:
         """Follow what the first worker found out."""
-
+        self._codec = facts.update(self.spec).codec
         self._follow_layout(Layout.from_json(facts.layout))
         # The task's batch size may depend on the machine.
         self._plan = self._plan_with(facts.batch_size or 1, facts.subtasks_per_epoch)
@@ -438,7 +439,7 @@ class Learner:
     @property
     def adopts_own_copy(self) -> bool:
         """True if the mean of a round with no other worker is this worker's copy."""
-        exact = self.spec.update.codec in (Float32.name, ROWS)
+        exact = self._codec in (Float32.name, ROWS)
         return exact and self._rule.rounds and not self.spec.tuning.mixing
 
     def shift(self, shifts: Iterable[tuple[ShardRange, Tensor]]) -> None:

@@ -1474,7 +1474,7 @@ export interface components {
              * Update
              * @default {
              *       "rule": "rounds",
-             *       "codec": "float32"
+             *       "codec": "auto"
              *     }
              */
             update: components["schemas"]["RoundsSpec"] | components["schemas"]["VcAsgdSpec"] | components["schemas"]["SmaSpec"] | components["schemas"]["AsyncLocalSgdSpec"];
@@ -1663,7 +1663,7 @@ export interface components {
              * Update
              * @default {
              *       "rule": "rounds",
-             *       "codec": "float32"
+             *       "codec": "auto"
              *     }
              */
             update: components["schemas"]["RoundsSpec"] | components["schemas"]["VcAsgdSpec"] | components["schemas"]["SmaSpec"] | components["schemas"]["AsyncLocalSgdSpec"];
@@ -2605,7 +2605,8 @@ export interface components {
          * @description ``W ← W + Σ nᵢΔᵢ / Σ nᵢ`` over the updates of a round, n in samples (the default).
          *
          *     Workers train a part of the job's batch each, and wait for each other for a moment after each
-         *     push, so that all train from the same model.
+         *     push, so that all train from the same model. ``codec: auto`` is ``float32``, or what the first
+         *     worker's link to the store needs for a large model.
          */
         RoundsSpec: {
             /**
@@ -2615,10 +2616,10 @@ export interface components {
             rule: "rounds";
             /**
              * Codec
-             * @default float32
+             * @default auto
              * @enum {string}
              */
-            codec: "float32" | "bfloat16" | "int8" | "int2" | "topk" | "rows";
+            codec: "auto" | "float32" | "bfloat16" | "int8" | "int2" | "topk" | "rows";
         };
         /**
          * Scope

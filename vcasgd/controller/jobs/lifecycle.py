@@ -137,6 +137,12 @@ class JobLifecycle:
                 self._jobs.note(job.id, "state-beside", text)
             if why := job.idle:
                 self._jobs.note(job.id, "batch-undivided", why)
+            if (codec := job.facts.codec) != "float32" and job.spec.update.codec == "auto":
+                text = (
+                    f"updates and models travel as {codec}, because the first worker's link to "
+                    "the store is slow; set update.codec to choose"
+                )
+                self._jobs.note(job.id, "codec-chosen", text)
             if name := Layout.from_json(job.facts.layout).rounded:
                 self._jobs.note(
                     job.id,

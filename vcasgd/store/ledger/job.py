@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -21,7 +21,7 @@ from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.spec.job import CHANGEABLE, MAX_SUBTASKS, JobSpec
 from vcasgd.spec.job import JobState as JobState
 from vcasgd.spec.sections import DEFAULT_METRICS, Metric, place_of
-from vcasgd.spec.update import RoundsSpec
+from vcasgd.spec.update import RoundsSpec, Update
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.tuning import Tuned
 from vcasgd.store.ledger.untrusted import (
@@ -81,6 +81,8 @@ class ModelFacts:
     adapter: str = ""
     #: The training set's :class:`~vcasgd.learning.sample_content.SampleContent` as JSON.
     content: str = ""
+    #: The encoding under ``codec: auto``.
+    codec: Literal["float32", "int8", "int2"] = "float32"
 
     @classmethod
     def from_json(cls, text: bytes) -> ModelFacts:
@@ -100,6 +102,11 @@ class ModelFacts:
     def store_nodes(self) -> int:
         """Number of store nodes."""
         return self.nodes or self.shards
+
+    @property
+    def takes_turns(self) -> bool:
+        """True if workers may exchange the shards of a store node in turn."""
+        return self.shards > self.store_nodes
 
     def shards_of(self, node: int) -> range:
         """Return the shards on a store node."""
@@ -121,6 +128,12 @@ class ModelFacts:
         """
         batch_size = self.batch_size or 1
         return plan_for(spec, self.samples, batch_size, subtasks=self.subtasks_per_epoch)
+
+    def update(self, spec: JobSpec) -> Update:
+        """Return the section ``update`` of a job with the encoding in use."""
+        if spec.update.codec != "auto":
+            return spec.update
+        return spec.update.model_copy(update={"codec": self.codec})
 
     def most_workers(self, spec: JobSpec) -> int | None:
         """Return how many workers can train together at most; None if that isn't limited."""
