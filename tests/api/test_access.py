@@ -22,6 +22,9 @@ from vcasgd.store.ledger.api_tokens import name_in
 OPEN = {
     ("GET", "/api/v1/openapi.json"),
     ("HEAD", "/api/v1/openapi.json"),
+    *((method, path) for method in ("GET", "HEAD") for path in ("/api/docs", "/docs", "/redoc")),
+    ("GET", "/wheel"),
+    ("GET", "/wheel/{name}"),
     ("GET", "/healthz"),
     ("GET", "/readyz"),
     ("GET", "/metrics"),

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
-from support.ports import free_port
-from support.waiting import await_truth
+from support.api_harness import serving
 
-from vcasgd.api.app import create_app
 from vcasgd.api.pages import HEADERS
-from vcasgd.settings import Settings
-from vcasgd.storage.objects import Storage
-from vcasgd.store.connection import connect
 
 SCRIPT = "console.log(1);" * 1000
 
@@ -31,25 +24,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (static / "assets" / "index-1a2b.js").write_text(SCRIPT)
     (static.parent / "secret.txt").write_text("secret")
     return static
-
-
-@contextmanager
-def serving(static: Path) -> Iterator[httpx.Client]:
-    storage = Storage(static.as_uri())
-    settings = Settings(token="x" * 16)
-    app = create_app(settings, connect("redis://127.0.0.1:1/0"), storage, static)
-    port = free_port()
-    config = uvicorn.Config(app, port=port, log_config=None, lifespan="off")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        await_truth(lambda: server.started)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
-            yield http
-    finally:
-        server.should_exit = True
-        thread.join(10)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +66,27 @@ def test_other_files_are_not_found(pages: httpx.Client, path: str) -> None:
 def test_pages_are_read_only(pages: httpx.Client) -> None:
     assert pages.post("/").status_code == 405
     assert pages.head("/").status_code == 200
+
+
+def test_the_api_is_described_without_scripts_and_other_files(pages: httpx.Client) -> None:
+    answer = pages.get("/api/docs")
+
+    assert answer.status_code == 200
+    assert answer.headers["Content-Security-Policy"] == HEADERS["Content-Security-Policy"]
+    loaded = r"<(script|link|img|iframe)|(src|href)=.https?:|@import|url\("
+    assert not re.search(loaded, answer.text)
+    document = pages.get("/api/v1/openapi.json").json()
+    for path in document["paths"]:
+        assert f"<code>{path}</code>" in answer.text
+    targets = set(re.findall(r'href="#([^"]+)"', answer.text))
+    assert targets <= set(re.findall(r'id="([^"]+)"', answer.text))
+    assert {f"schema-{name}" for name in ("JobView", "Problem")} <= targets
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc"])
+def test_usual_addresses_lead_to_the_description(pages: httpx.Client, path: str) -> None:
+    answer = pages.get(path)
+    assert (answer.status_code, answer.headers["Location"]) == (307, "/api/docs")
 
 
 def test_page_explains_how_to_build_the_dashboard(tmp_path: Path) -> None:

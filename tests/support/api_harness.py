@@ -8,6 +8,7 @@ import json
 import secrets
 import socket
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Iterator
@@ -18,15 +19,19 @@ from typing import Any
 
 import httpx
 import torch
+import uvicorn
 from httpx_sse import EventSource, ServerSentEvent
 from safetensors.torch import save
 
 from support.harness import Child, ForkedProcess, Process, RedisServer
 from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
+from vcasgd.api.app import create_app
 from vcasgd.client import Client
+from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.storage.objects import Storage
+from vcasgd.store.connection import connect
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
@@ -221,3 +226,23 @@ def zipped(**files: str) -> bytes:
         for name, text in (files or {"train.py": secrets.token_hex(8)}).items():
             archive.writestr(name, text)
     return buffer.getvalue()
+
+
+@contextmanager
+def serving(static: Path) -> Iterator[httpx.Client]:
+    """Serve the API without a ledger, in this process, with the pages of a folder."""
+    storage = Storage(static.as_uri())
+    settings = Settings(token="x" * 16)
+    app = create_app(settings, connect("redis://127.0.0.1:1/0"), storage, static)
+    port = free_port()
+    config = uvicorn.Config(app, port=port, log_config=None, lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        await_truth(lambda: server.started)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            yield http
+    finally:
+        server.should_exit = True
+        thread.join(10)

@@ -11,14 +11,15 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 import vcasgd
-from vcasgd.api import STATIC, problems
+from vcasgd.api import STATIC, problems, reference, wheel
 from vcasgd.api.access import METRICS, Authentication, scope_of
 from vcasgd.api.middleware import BodyLimit, Concurrency, RequestIds
-from vcasgd.api.pages import GZIP_BYTES, Pages
+from vcasgd.api.pages import GZIP_BYTES, HEADERS, Pages
 from vcasgd.api.routes import (
     costs,
     files,
@@ -43,9 +44,11 @@ GZIP_LEVEL = 4
 OPENAPI = f"{PREFIX}/openapi.json"
 SIGN_IN = f"{PREFIX}/sign-in"
 #: Methods and paths that need no token.
-PUBLIC = frozenset({("GET", OPENAPI), ("HEAD", OPENAPI), ("POST", SIGN_IN)})
+PUBLIC = frozenset(
+    {("POST", SIGN_IN), *((m, p) for m in ("GET", "HEAD") for p in (OPENAPI, reference.PATH))}
+)
 #: Prefixes of paths that are not pages of the dashboard.
-OWN_PATHS = ("/api/", "/healthz", "/readyz", METRICS)
+OWN_PATHS = ("/api/", "/healthz", "/readyz", METRICS, wheel.PATH, *reference.USUAL)
 
 
 def create_app(
@@ -60,7 +63,7 @@ def create_app(
         title="vcasgd",
         version=vcasgd.__version__,
         openapi_url=None,  # _document serves it
-        # these pages would load scripts from third parties
+        # these pages would load scripts from third parties; _reference serves another one
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -68,6 +71,7 @@ def create_app(
     )
     services = app.state.services = Services.of(settings, ledger, storage, _token(settings))
     app.include_router(monitoring.router)
+    app.include_router(wheel.router)
     app.include_router(tokens.entrance, prefix=PREFIX)
     app.include_router(_guarded())
     problems.install(app)
@@ -83,7 +87,10 @@ def create_app(
     app.add_middleware(Pages, static=static, others=OWN_PATHS)
     app.add_middleware(RequestIds)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    app.add_route(OPENAPI, _document(app), methods=["GET", "HEAD"], include_in_schema=False)
+    routes = {OPENAPI: _document(app), reference.PATH: _reference(app)}
+    routes |= dict.fromkeys(reference.USUAL, _to_reference)
+    for path, route in routes.items():
+        app.add_route(path, route, methods=["GET", "HEAD"], include_in_schema=False)
     return app
 
 
@@ -139,6 +146,23 @@ def _document(app: FastAPI) -> Callable[[Request], Awaitable[Response]]:
         return Response(body, headers=headers, media_type="application/json")
 
     return openapi
+
+
+def _reference(app: FastAPI) -> Callable[[Request], Awaitable[Response]]:
+    """Return the route of the page that shows the OpenAPI document."""
+
+    @cache
+    def made() -> str:
+        return reference.page(app.openapi())
+
+    async def show(_request: Request) -> Response:
+        return HTMLResponse(made(), headers=HEADERS)
+
+    return show
+
+
+async def _to_reference(_request: Request) -> Response:
+    return RedirectResponse(reference.PATH)
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

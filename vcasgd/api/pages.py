@@ -40,7 +40,7 @@ _NOT_BUILT = """<!doctype html>
 <p>Build it in the source folder, and then reload this page:</p>
 <pre>make dashboard</pre>
 <p>The API works without it. Its description is at
-<a href="/api/v1/openapi.json">/api/v1/openapi.json</a>.</p>
+<a href="/api/docs">/api/docs</a>.</p>
 </html>
 """
 

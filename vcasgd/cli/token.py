@@ -75,6 +75,10 @@ def create(
     out.print(created.token)
     if created.join_url:
         command = f"VCASGD_TOKEN=… vcasgd join {created.join_url}"
+        if created.install:
+            err.print(f"on each machine, first: {created.install}")
+        elif created.not_installable:
+            err.print(f"on each machine, install vcasgd first; {created.not_installable}")
         err.print(f"on each machine, with this token: {command}")
 
 

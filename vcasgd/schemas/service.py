@@ -130,6 +130,14 @@ class NewToken(TokenView):
     join_url: str | None = Field(
         default=None, description="Address that machines join, if it is known."
     )
+    install: str | None = Field(
+        default=None,
+        description="Command that installs the stack's version of vcasgd on them. It names the "
+        "digest of what it downloads.",
+    )
+    not_installable: str | None = Field(
+        default=None, description="Why the stack can't offer its package."
+    )
 
 
 class TokenRequest(RequestBody):

@@ -12,7 +12,8 @@ from vcasgd.api.access import ADMIN, READ, CallerDep, cross_site, refusal
 from vcasgd.api.callers import COOKIE, SIGN_IN_SECONDS
 from vcasgd.api.problems import documented
 from vcasgd.api.services import ServicesDep
-from vcasgd.errors import SpecError, Unauthorized
+from vcasgd.api.wheel import install_command
+from vcasgd.errors import NotFound, SpecError, Unauthorized
 from vcasgd.schemas.service import (
     CallerView,
     NewToken,
@@ -114,7 +115,18 @@ def create_token(
     log.info("%s created the token %s with scope %s", caller.name, token.name, token.scope)
     response.headers["Cache-Control"] = "no-store"
     url = services.settings.join_url if joins else None
-    return NewToken.model_validate({**token.model_dump(), "token": text, "join_url": url})
+    fields = {"token": text, "join_url": url, **_installation(url, services.settings.join_pin)}
+    return NewToken.model_validate({**token.model_dump(), **fields})
+
+
+def _installation(url: str | None, pin: str | None) -> dict[str, str]:
+    """Return the fields of a new token about the installation of the machines that use it."""
+    if url is None:
+        return {}
+    try:
+        return {"install": install_command(url, own_certificate=pin is not None)}
+    except NotFound as error:
+        return {"not_installable": str(error)}
 
 
 @router.get("/tokens", dependencies=ADMIN, tags=["tokens"])
