@@ -14,7 +14,7 @@ import torch
 from support.compat import Metrics, Points, assert_close, grid, on_workers, orders, simulated
 from support.harness import Harness
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from vcasgd.store.ledger.job import JobState
 from vcasgd.task.task import Task
@@ -167,8 +167,27 @@ def modules() -> dict[str, type[Any]]:  # noqa: C901 - The library is imported l
             self.log("val_loss", torch.stack(self.losses).mean())
             self.losses.clear()
 
-    own = (Counters, WarmUp, OneCycle, Several, Manual, Two, AtTheEnd)
+    class Streams(Several):
+        """Data that can only be iterated over, for training and validation."""
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(Lines(Points().dataset("train")), batch_size=BATCH)
+
+        def val_dataloader(self) -> Any:
+            return DataLoader(Lines(Points().dataset("validation")), batch_size=512)
+
+    own = (Counters, WarmUp, OneCycle, Several, Manual, Two, AtTheEnd, Streams)
     return {each.__name__: each for each in own}
+
+
+class Lines(IterableDataset[Any]):
+    """Yields the samples of a data set."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.data[index] for index in range(len(self.data)))
 
 
 class Batches:
@@ -192,7 +211,9 @@ def by_lightning(make: Callable[[], Any], seed: int, folder: Path) -> Metrics:
 
     torch.manual_seed(seed)
     module = make()
-    loader = DataLoader(Points().dataset("train"), batch_sampler=Batches(seed))
+    loader = module.train_dataloader()
+    if not isinstance(loader.dataset, Lines):
+        loader = DataLoader(loader.dataset, batch_sampler=Batches(seed))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = Trainer(
@@ -218,13 +239,17 @@ def task_of(make: Callable[[], Any], **options: Any) -> Callable[[], Task]:
 
 
 #: Modules whose test takes a few seconds more, and holds nothing that those of others don't.
-FURTHER = ("Counters", "WarmUp", "Several", "Two", "AtTheEnd")
+FURTHER = ("Counters", "WarmUp", "Several", "Two", "AtTheEnd", "Streams")
 
 
 @grid
 @pytest.mark.parametrize(
     "name",
-    ["OneCycle", "Manual", *(pytest.param(name, marks=pytest.mark.extended) for name in FURTHER)],
+    [
+        "OneCycle",
+        "Manual",
+        *(pytest.param(name, marks=pytest.mark.extended) for name in FURTHER),
+    ],
 )
 def test_a_module_ends_as_with_lightning(workers: int, name: str, tmp_path: Path) -> None:
     make = modules()[name]

@@ -12,6 +12,7 @@ import torch
 from support.compat import Points, assert_close, grid, orders, simulated
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import default_collate
 
 from vcasgd.errors import LoopEnded
 from vcasgd.task.task import Task
@@ -40,8 +41,19 @@ class Network(nn.Module):
 
 
 def collated(samples: list[Any]) -> dict[str, Any]:
+    if isinstance(samples[0], dict):
+        return dict(default_collate(samples))
     points, labels = zip(*samples, strict=True)
     return {"points": torch.stack(points), "labels": torch.stack(labels)}
+
+
+def streamed() -> Any:
+    """Return a stream of Hugging Face with several shards."""
+    from datasets import Dataset
+
+    points, labels = (each.numpy() for each in Points().dataset("train").tensors)
+    table = Dataset.from_dict({"points": list(points), "labels": labels}).with_format("torch")
+    return table.to_iterable_dataset(num_shards=8)
 
 
 class Drawn:
@@ -86,7 +98,7 @@ def made() -> Callable[..., Any]:
         def callbacks(self) -> Any:
             return self.callback_handler.callbacks
 
-    def make(callbacks: Sequence[Any] = (), **arguments: Any) -> Any:
+    def make(callbacks: Sequence[Any] = (), train_dataset: Any = None, **arguments: Any) -> Any:
         args = TrainingArguments(
             "out",
             **{
@@ -112,7 +124,7 @@ def made() -> Callable[..., Any]:
             model=Network(),
             args=args,
             data_collator=collated,
-            train_dataset=points.dataset("train"),
+            train_dataset=train_dataset or points.dataset("train"),
             eval_dataset=points.dataset("validation"),
             callbacks=[Noise(), *callbacks],
             compute_metrics=lambda found: {
@@ -129,9 +141,9 @@ def task_of(**arguments: Any) -> Callable[[], Task]:
     return lambda: TrainerTask(lambda: made()(**arguments))
 
 
-def by_trainer(seed: int) -> dict[str, float]:
+def by_trainer(seed: int, **arguments: Any) -> dict[str, float]:
     torch.manual_seed(seed)
-    trainer = made()()
+    trainer = made()(**arguments)
     trainer._get_train_sampler = lambda *_: Drawn(seed)
     trainer.train()
     found: dict[str, float] = trainer.evaluate()
@@ -147,6 +159,19 @@ def test_a_trainer_ends_as_with_its_own_loop(workers: int) -> None:
     assert_close([each["loss"] for each in ends], [each["eval_loss"] for each in plain])
     accuracies = [each["eval_accuracy"] for each in plain]
     assert_close([each["accuracy"] for each in ends], accuracies, "accuracy")
+
+
+@pytest.mark.extended
+@grid
+def test_a_trainer_streams_its_data(workers: int) -> None:
+    # Given a stream, whose length the trainer has to be told
+    arguments = {"train_dataset": streamed(), "max_steps": EPOCHS * Points.samples // BATCH}
+    plain = [by_trainer(seed, **arguments)["eval_loss"] for seed in SEEDS]
+
+    # Then a job counts its samples itself
+    ends = [simulated(task_of(**arguments), workers, seed, epochs=EPOCHS) for seed in SEEDS]
+
+    assert_close([each["loss"] for each in ends], plain)
 
 
 def test_a_callback_can_stop_the_training() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import default_collate
 
 import vcasgd
 from vcasgd.errors import SpecError, UserCodeError
@@ -231,12 +231,3 @@ def test_a_launch_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SpecError, match=r"a launch of 2 processes: .*run the script with python"):
         iter(session().loader([torch.ones(1)]))
-
-
-def test_iterable_data_is_refused() -> None:
-    class Endless(IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            return iter([])
-
-    with pytest.raises(SpecError, match="each sample needs an index, so that it counts exactly"):
-        session().loader(Endless())

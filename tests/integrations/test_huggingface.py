@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,17 +103,6 @@ def test_settings_that_cannot_work_are_refused(name: str, value: object, reason:
 
     with pytest.raises(SpecError, match=reason):
         type(task)(make).model()
-
-
-def test_data_without_an_index_is_refused() -> None:
-    class Stream(torch.utils.data.IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            return iter([])
-
-    task: Any = example()
-    task.trainer.train_dataset = Stream()
-    with pytest.raises(SpecError, match="train_dataset is iterable: each sample needs an index"):
-        task.dataset("train")
 
 
 def test_a_schedule_that_follows_metrics_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -145,17 +144,3 @@ def test_a_scheduler_that_follows_a_metric_is_refused(one_weight: Any) -> None:
 
     with pytest.raises(SpecError, match="ReduceLROnPlateau"):
         task_of(Scheduled).model()
-
-
-def test_data_without_an_index_is_refused(one_weight: Any) -> None:
-    class Stream(torch.utils.data.IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            return iter([])
-
-    class Streaming(one_weight):  # type: ignore[misc]
-        def train_dataloader(self) -> Any:
-            return DataLoader(Stream(), batch_size=2)
-
-    task: Any = example()
-    with pytest.raises(SpecError, match="train_dataloader of an IterableDataset"):
-        type(task)(Streaming).model()

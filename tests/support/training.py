@@ -18,7 +18,7 @@ from support.exact import counts_after
 from support.harness import Child, Harness
 from support.waiting import PATIENCE, await_truth
 from vcasgd.learning.length import default_subtasks
-from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.learning.subtasks import EpochPlan, SampleOrder
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker.update_queue import MAX_UNAPPLIED
@@ -32,8 +32,8 @@ class Training:
     """A job with ``samples`` per epoch in ``subtasks``, and a push after ``push_every`` steps.
 
     The job has ``epochs``, or ends after ``max_samples``. ``subtasks`` is None for the default.
-    With ``push_every`` None, the workers choose it. Each step takes ``step_seconds`` until
-    :meth:`release`.
+    With ``push_every`` None, the workers choose it. ``order`` is that of the task's sampler. Each
+    step takes ``step_seconds`` until :meth:`release`.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Training:
         push_every: int | str | None = 4,
         step_seconds: float = 0.05,
         task: str = "traced:Traced",
+        order: SampleOrder | None = None,
         **fields: Any,
     ) -> None:
         self.harness = harness
@@ -54,7 +55,7 @@ class Training:
         total = samples * epochs if max_samples is None else max_samples
         epochs = -(-total // samples)
         self.plan = EpochPlan(
-            samples, per_epoch, epochs, seed=0, total_samples=total, batch_size=BATCH
+            *(samples, per_epoch, epochs, 0, None, order), total_samples=total, batch_size=BATCH
         )
         self.total = total
         self.interval = samples if push_every == "subtask" else int(push_every or 1) * BATCH
@@ -195,7 +196,7 @@ class Training:
     def repeated_samples(self) -> int:
         """Return how many samples were trained but not applied. Call this only after the end."""
         trained = Counter(sample for _, samples in self.steps() for sample in samples)
-        assert len(trained) == self.plan.samples
+        assert self.plan.order is not None or len(trained) == self.plan.samples
         return trained.total() - self.total
 
     def most_repeated_samples(self, killed: int = 1) -> int:

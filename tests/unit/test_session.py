@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import vcasgd
-from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
+from vcasgd.errors import NonFiniteLoss, UserCodeError
 
 DATA = TensorDataset(torch.arange(10.0).view(10, 1))
+
+
+class Lines(IterableDataset[tuple[Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor]]:
+        return iter(DATA)
+
+
+class Huge(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([float(index)])
 
 
 def line(weight: float = 0.0) -> nn.Module:
@@ -80,19 +102,62 @@ def test_loader_keeps_batch_size_and_collate_function() -> None:
 
 
 @pytest.mark.parametrize(
-    "loader",
+    ("loader", "epoch"),
     [
-        DataLoader(DATA, batch_size=2, sampler=WeightedRandomSampler([1.0] * 10, 10)),
-        DataLoader(DATA, batch_sampler=[[0, 1]]),
-        DataLoader(DATA, batch_size=None),
+        (DataLoader(DATA, batch_size=4), [range(4), range(4, 8), range(8, 10)]),
+        (DataLoader(DATA, batch_size=3, sampler=[5, 5, 1, 7]), [[5, 5, 1], [7]]),
+        (DataLoader(DATA, batch_sampler=[[0, 1], [2], [9, 8, 7]]), [[0, 1], [2], [9, 8, 7]]),
+        (DataLoader(DATA, batch_sampler=BatchSampler([3, 2, 1], 2, False)), [[3, 2], [1]]),
+        (DataLoader(Lines(), batch_size=4), [range(4), range(4, 8), range(8, 10)]),
     ],
-    ids=["weighted", "batch sampler", "no batches"],
+    ids=["unshuffled", "sampler", "batch sampler", "torch's batches", "iterable"],
 )
-def test_loader_with_its_own_sampler_is_refused(loader: DataLoader[object]) -> None:
-    with pytest.raises(
-        SpecError, match="can't keep the order of a DataLoader with its own sampler"
-    ):
-        session_of(line()).batches(loader)
+def test_a_loader_keeps_its_order(loader: DataLoader[object], epoch: list[list[int]]) -> None:
+    model = line()
+
+    batches = run_loop(session_of(model), model, loader, epochs=2)
+
+    wanted = [[float(each) for each in batch] for batch in epoch]
+    if isinstance(loader.sampler, list):
+        # A single last sample joins the batch before it.
+        wanted = [[5.0, 5.0, 1.0, 7.0]]
+    elif len(wanted[-1]) == 1:
+        wanted = [[3.0, 2.0, 1.0]]
+    assert [batch.flatten().tolist() for batch in batches] == wanted * 2
+
+
+def test_a_weighted_sampler_draws_anew_in_each_epoch() -> None:
+    weights = [0.0] * 5 + [1.0] * 5
+    sampler = WeightedRandomSampler(weights, 40)
+    model = line()
+
+    batches = run_loop(session_of(model), model, DataLoader(DATA, 4, sampler=sampler), epochs=2)
+
+    drawn = torch.cat(batches).flatten()
+    assert len(drawn) == 80
+    assert set(drawn.tolist()) <= {5.0, 6.0, 7.0, 8.0, 9.0}
+    assert not torch.equal(drawn[:40], drawn[40:])
+
+
+def test_an_order_of_a_billion_samples_takes_no_memory() -> None:
+    model, first = line(), []
+
+    for batch in session_of(model).batches(Huge(), 4):
+        first.append(batch)
+        break
+
+    assert first[0].shape == (4, 1)
+
+
+def test_a_loop_knows_where_a_sequence_starts() -> None:
+    model = line()
+    session, starts = session_of(model), []
+
+    for (batch,) in session.batches(DataLoader(DATA, batch_size=4), epochs=2):
+        starts.append(session.starts_sequence)
+        session.step(model(batch).mean())
+
+    assert starts == [True, False, False] * 2
 
 
 def test_model_is_evaluated_after_each_epoch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from vcasgd.errors import LoopEnded, SpecError, UserCodeError
-from vcasgd.learning.length import plan_for
+from vcasgd.learning.training_set import first_place
 from vcasgd.session.schedules import Options, Replay
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
@@ -136,13 +136,14 @@ class TrainerTask(Task):
         data = getattr(self.trainer, name)
         if data is None or isinstance(data, dict):
             raise _refused(f"{name} is {type(data).__name__}", "a job needs one data set")
-        if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
-            raise _refused(
-                f"{name} is iterable", "each sample needs an index, so that it counts exactly once"
-            )
-        if hasattr(data, "column_names"):
+        # The collator drops the columns of a stream.
+        if hasattr(data, "column_names") and not isinstance(data, IterableDataset):
             data = self.trainer._remove_unused_columns(data)
         return cast("Dataset[Any]", data)
+
+    def sampler(self, dataset: Dataset[Any]) -> Any:
+        """Return the trainer's own sampler, such as one by length."""
+        return self.trainer._get_train_sampler(dataset)
 
     def collate(self, samples: list[Any]) -> Any:
         """Combine samples with the trainer's collator, without columns that the model lacks."""
@@ -206,10 +207,9 @@ class TrainerTask(Task):
 
     def _length(self) -> Place:
         """Return the first place of the job, or without one of the trainer's own training."""
-        samples, spec = len(self.trainer.train_dataset), self._spec
-        if spec is None:
+        if self._spec is None:
             return Place(0.0, steps=_steps(self.trainer))
-        return plan_for(spec, samples, self.batch_size).place(0, 0)
+        return first_place(self, self._spec, self.batch_size)
 
     def _follow_scheduler(self, optimizer: Optimizer) -> None:
         trainer = self.trainer

@@ -22,13 +22,13 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from vcasgd.errors import SpecError
 from vcasgd.integrations.lightning_callbacks import kept_callbacks, stops_after
-from vcasgd.learning.length import plan_for
 from vcasgd.learning.optimizers import as_optimizer
-from vcasgd.session.loader import BatchLoader, evenly_drawn
+from vcasgd.learning.training_set import LoaderData, data_of, first_place
+from vcasgd.session.loader import BatchLoader
 from vcasgd.session.schedules import Replay, check_scheduler
 from vcasgd.session.script import LoopInThread, LoopTask
 from vcasgd.spec.job import JobSpec
@@ -142,12 +142,11 @@ class ModuleTask(LoopInThread):
         """Make the loaders, after the data is set up."""
         if self._dataset is not None:
             return
-        train, validation = self._loaders.train(), self._loaders.validation()
-        assert train.batch_size is not None, "the loader was checked"
-        assert validation.batch_size is not None, "the loader was checked"
-        self.set_data(train.dataset, train.batch_size, train.collate_fn)
-        self.use_loader_settings(train)
-        self._validation.loader = validation
+        loader = self._loaders.train()
+        train, validation = data_of(loader), data_of(self._loaders.validation())
+        self.set_data(train.dataset, train.batch_size, train.collate, train.sampler)
+        self.use_loader_settings(loader)
+        self._validation.data = validation
         self.evaluation_batch_size = validation.batch_size
 
     def _train_batches(self, module: LightningModule) -> BatchLoader:
@@ -171,8 +170,8 @@ class ModuleTask(LoopInThread):
         """Return the data set of ``train_dataloader`` or ``val_dataloader``."""
         if split == "train":
             return super().dataset(split)
-        assert self._validation.loader is not None, "the loop has started"
-        return self._validation.loader.dataset
+        assert self._validation.data is not None, "the loop has started"
+        return self._validation.data.dataset
 
     def check_evaluation(self) -> None:
         """Nothing: ``validation_step`` was checked."""
@@ -180,11 +179,10 @@ class ModuleTask(LoopInThread):
     def steps_of_job(self) -> Place:
         """Return the first place of the job, which has its length."""
         self.load_data()
-        samples = len(self.dataset("train"))  # type: ignore[arg-type]
         batch = self.batch_size if self.makes_steps else self.batch_size * self._accumulate
         # Without a job, one epoch.
         spec = self.spec or JobSpec.parse({"name": "module", "task": "module:task", "epochs": 1})
-        return plan_for(spec, samples, batch).place(0, 0)
+        return first_place(self, spec, batch)
 
     def evaluate_set(self, model: nn.Module, batches: Iterable[Any]) -> Mapping[str, float]:
         """Return what Lightning's validation loop logs.
@@ -198,9 +196,9 @@ class ModuleTask(LoopInThread):
 
     def collate(self, samples: list[Any]) -> Any:
         """Combine samples as the loaders do."""
-        if torch.is_grad_enabled() or self._validation.loader is None:
+        if torch.is_grad_enabled() or self._validation.data is None:
             return super().collate(samples)
-        return self._validation.loader.collate_fn(samples)
+        return self._validation.data.collate(samples)
 
     def end_after(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
         """Return why a callback for early stopping ends the job."""
@@ -211,12 +209,14 @@ class _Validation:
     """Iterable over the validation batches that a worker evaluates."""
 
     def __init__(self) -> None:
-        self.loader: DataLoader[Any] | None = None
+        self.data: LoaderData | None = None
         self.batches: Iterable[Any] = ()
 
     def __len__(self) -> int:
-        assert self.loader is not None, "the loop has started"
-        return -(-len(self.loader.dataset) // (self.loader.batch_size or 1))  # type: ignore[arg-type]
+        assert self.data is not None, "the loop has started"
+        if not hasattr(self.data.dataset, "__len__"):
+            return ENDLESS
+        return -(-len(self.data.dataset) // self.data.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.batches)
@@ -330,9 +330,9 @@ class _JobTrainer(Trainer):  # type: ignore[misc]
     def replayed(self) -> Replay:
         """Return the options that the module's schedulers set, as Lightning calls them."""
         own = self.fit_loop.epoch_loop
-        steps = self._task.steps_of_job().epoch_steps
 
         def advance(step: int) -> None:
+            steps = self._task.place.epoch_steps
             before, (epoch, batch) = self._place, divmod(step, steps)
             last = self.accumulate_grad_batches - 1
             place = Place(0.0, step + 1, epoch=epoch, batch=batch, epoch_steps=steps)
@@ -446,12 +446,7 @@ def _replace(owner: Any, name: str, method: Callable[[], Any]) -> None:
 def _checked(loader: Any, name: str) -> DataLoader[Any]:
     if not isinstance(loader, DataLoader):
         raise _refused(f"{name} that returns a {type(loader).__name__}", "it must be a DataLoader")
-    if isinstance(loader.dataset, IterableDataset):
-        raise _refused(
-            f"{name} of an IterableDataset",
-            "each sample needs an index, so that it counts exactly once",
-        )
-    return evenly_drawn(loader)
+    return loader
 
 
 def _refused(what: str, why: str) -> SpecError:

@@ -11,16 +11,19 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from vcasgd.errors import UserCodeError
+from vcasgd.learning.draws import set_epoch
 from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import (
     batch_size_of,
-    batches,
+    batches_of,
     gathered,
     micro_batches,
     prefetched,
     seed_for,
     step_groups,
+    user_code,
 )
 from vcasgd.task.task import Task
 
@@ -58,6 +61,8 @@ class BatchSource:
         #: Returns the samples of a local step that this process trains; None for all.
         self.part: Callable[[list[int]], list[int]] | None = None
         self._processes: LoaderProcesses | None = None
+        #: The epoch that the data set was told.
+        self._epoch: int | None = None
         #: The last two subtasks that were started.
         self._started: deque[int] = deque(maxlen=2)
 
@@ -99,11 +104,11 @@ class BatchSource:
 
         Loader processes then continue with those of the ``following`` intervals.
         """
+        self._follow_epoch(plan, interval)
         if not workers_of(self._task):
-            indices = plan.indices(interval.subtask, interval.start, interval.stop)
-            size = self._step_size(len(indices))
-            part = self.part or (lambda group: group)
-            return batches(self._task, self._dataset, indices, size, part=part, skips=self._skips)
+            groups = self._groups(plan, interval)
+            used = list(map(self.part, groups)) if self.part else groups
+            return batches_of(self._task, self._dataset, used, skips=self._skips)
         if self._processes is None:
             self._processes = LoaderProcesses(
                 self._task, self._dataset, self._device, skips=self._skips
@@ -117,15 +122,44 @@ class BatchSource:
 
     def _requests(self, plan: EpochPlan, interval: SampleRange) -> Iterator[list[Request]]:
         """Yield the micro-batches of each local step."""
-        indices = plan.indices(interval.subtask, interval.start, interval.stop)
-        start = interval.start
-        for group in step_groups(indices, self._step_size(len(indices))):
+        start, epoch = interval.start, plan.epoch_of(interval.subtask)
+        for group in self._groups(plan, interval):
             step = []
             for part in micro_batches(self._task, self.part(group) if self.part else group):
                 # A worker that repeats a batch after an eviction draws the same augmentations.
-                step.append(Request(part, seed_for(self._seed, interval.subtask, start)))
+                seed = seed_for(self._seed, interval.subtask, start)
+                step.append(Request(part, seed, epoch))
                 start += len(part)
             yield step
+
+    def step_sizes(self, plan: EpochPlan, interval: SampleRange) -> list[int]:
+        """Return the number of samples in each local step of an interval, of all processes."""
+        return list(map(len, self._groups(plan, interval)))
+
+    def _groups(self, plan: EpochPlan, interval: SampleRange) -> list[list[int]]:
+        """Return the indices of each local step."""
+        subtask, start, stop = interval.subtask, interval.start, interval.stop
+        ends = plan.ends(subtask, start, stop)
+        if ends is not None:
+            # The last one of each local step.
+            last = self._task.batches_per_step - 1
+            ends = [end - start for end in (*ends[last : -1 : last + 1], stop)]
+        size = self._step_size(stop - start)
+        return step_groups(
+            plan.indices(subtask, start, stop), size, ends, batch_size_of(self._task)
+        )
+
+    def _follow_epoch(self, plan: EpochPlan, interval: SampleRange) -> None:
+        if (epoch := plan.epoch_of(interval.subtask)) != self._epoch:
+            with user_code("set_epoch"):
+                told = set_epoch(self._dataset, epoch)
+                length = len(self._dataset) if told else 0  # type: ignore[arg-type]
+            if told and plan.order is None and length != plan.samples:
+                raise UserCodeError(
+                    f"set_epoch changed the number of samples from {plan.samples} to {length}",
+                    remedy="keep it, and let set_epoch choose which samples the indices name",
+                )
+            self._epoch = epoch
 
     def close(self) -> None:
         """End the loader processes; the next batch starts new ones."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vcasgd.learning.shards import SMALL_FLOATS
-from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
+from vcasgd.learning.subtasks import EpochPlan, SampleBlocks, SampleOrder
 from vcasgd.spec.job import MAX_SUBTASKS, JobSpec
 from vcasgd.spec.update import RoundsSpec
 
@@ -67,6 +67,7 @@ def plan_for(
     *,
     subtasks: int | None = None,
     blocks: SampleBlocks | None = None,
+    order: SampleOrder | None = None,
     floats: int = 0,
 ) -> EpochPlan:
     """Return the plan of a job with ``samples`` in its training set.
@@ -84,7 +85,9 @@ def plan_for(
     # An empty data set is the plan's error.
     epochs = spec.epochs or -(-total // max(samples, 1))
     return EpochPlan(
-        samples, per_epoch, epochs, spec.seed, blocks, total_samples=total, batch_size=batch_size
+        *(samples, per_epoch, epochs, spec.seed, blocks, order),
+        total_samples=total,
+        batch_size=batch_size,
     )
 
 

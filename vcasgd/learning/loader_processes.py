@@ -7,25 +7,30 @@ can't change which samples are trained.
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
-import random
 import signal
+import socket
+import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import DataLoader, Dataset
 
 from vcasgd.errors import SpecError
 from vcasgd.fork_server import die_with
+from vcasgd.learning.draws import set_epoch, set_random_state
 from vcasgd.learning.tolerant_loading import FetchedSamples, fetched, samples_of, tolerant
 from vcasgd.task.task import Task
 
@@ -37,10 +42,12 @@ _CONTEXT = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True)
 class Request:
-    """Indices of a batch, and the seed in [0, 2⁶³) of the random numbers that loading it draws."""
+    """Indices of a batch, the seed in [0, 2⁶³) of the random numbers that loading it draws, and the
+    epoch that the data set is told, if it has ``set_epoch``."""
 
     indices: Sequence[int]
     seed: int = 0
+    epoch: int | None = None
 
 
 def workers_of(task: Task) -> int:
@@ -80,13 +87,16 @@ class LoaderProcesses:
     def _new_loader(self) -> DataLoader[Any]:
         task = self._task
         self._ended = _CONTEXT.RawValue("b", 0)
-        start = partial(_start_process, os.getpid(), self._ended, task.worker_init_fn)
+        stream = bool(getattr(self._dataset, "is_stream", False))
+        # A stream calls the function for each shard, and one process reads it.
+        init = None if stream else task.worker_init_fn
+        start = partial(_start_process, os.getpid(), self._ended, init)
         collate: Any = tolerant(task.collate) if self._skips else task.collate
         return DataLoader(
             _SeededDataset(self._dataset, skips=self._skips),
             batch_sampler=self._requests,  # type: ignore[arg-type]  # no lists, but requests
             collate_fn=collate,
-            num_workers=workers_of(task),
+            num_workers=min(workers_of(task), 1) if stream else workers_of(task),
             prefetch_factor=task.prefetch_factor,
             persistent_workers=True,
             pin_memory=task.pin_memory and self._on_gpu,
@@ -168,12 +178,16 @@ class _SeededDataset(Dataset[Any]):
     """Loads the samples of a request in a loader process."""
 
     def __init__(self, dataset: Dataset[Any], *, skips: bool) -> None:
-        self._dataset, self._skips = dataset, skips
+        self.inner, self._skips = dataset, skips
+        self._epoch: int | None = None
 
     def __getitems__(self, sent: tuple[Request, Any]) -> list[Any] | FetchedSamples:
         request, samples = sent
+        if request.epoch is not None and request.epoch != self._epoch:
+            set_epoch(self.inner, request.epoch)
+            self._epoch = request.epoch
         set_random_state(request.seed)
-        dataset: Any = self._dataset
+        dataset: Any = self.inner
 
         def load(positions: Sequence[int]) -> list[Any]:
             if samples is not None:
@@ -192,13 +206,6 @@ def _reads_itself(dataset: Dataset[Any]) -> bool:
     return callable(getattr(dataset, "read", None)) and callable(getattr(dataset, "convert", None))
 
 
-def set_random_state(seed: int) -> None:
-    """Seed the random numbers that data sets draw: those of torch, NumPy, and Python."""
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-
-
 def _start_process(
     parent: int, ended: Any, init: Callable[[int], None] | None, number: int
 ) -> None:
@@ -208,6 +215,10 @@ def _start_process(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with(parent)
     threading.Thread(target=_end_with, args=(ended,), daemon=True).start()
+    separate_files()
+    info: Any = torch_worker._worker_info
+    # Functions expect the data set of the user.
+    torch_worker._worker_info = replace(info, dataset=info.dataset.inner)
     if init is not None:
         init(number)
 
@@ -218,3 +229,52 @@ def _end_with(ended: Any) -> None:
         time.sleep(END_SECONDS / 4)
     time.sleep(END_SECONDS)
     os._exit(0)
+
+
+# -- files that a data set opened before the fork -------------------------------------------------
+
+#: Files below are those of the standard streams.
+_FIRST = 3
+
+
+def separate_files() -> None:
+    """Give this process, which was just forked, files with positions of its own.
+
+    Files that are read are opened again under the same number and at the same position. Connections
+    to other machines and processes are replaced by closed ones, so a client that can connect
+    again does, and any other one fails. Pipes, listening sockets, and files that are only written
+    stay.
+    """
+    for number in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
+        # The descriptor of the listing itself is closed already, and others may be special.
+        with suppress(OSError):
+            if number >= _FIRST:
+                _separate(number)
+
+
+def _separate(number: int) -> None:
+    mode = os.fstat(number).st_mode
+    if stat.S_ISREG(mode):
+        flags = fcntl.fcntl(number, fcntl.F_GETFL)
+        if flags & os.O_ACCMODE == os.O_WRONLY or flags & os.O_APPEND:
+            return
+        position = os.lseek(number, 0, os.SEEK_CUR)
+        _replace(number, os.open(f"/proc/self/fd/{number}", flags & ~os.O_CREAT & ~os.O_EXCL))
+        os.lseek(number, position, os.SEEK_SET)
+    elif stat.S_ISSOCK(mode) and _is_connected_stream(number):
+        mine, other = socket.socketpair()
+        other.close()
+        _replace(number, mine.detach())
+
+
+def _is_connected_stream(number: int) -> bool:
+    with closing(socket.socket(fileno=os.dup(number))) as inherited:
+        if inherited.type != socket.SOCK_STREAM:
+            return False
+        inherited.getpeername()
+        return inherited.family in (socket.AF_INET, socket.AF_INET6)
+
+
+def _replace(number: int, opened: int) -> None:
+    os.dup2(opened, number, inheritable=os.get_inheritable(number))
+    os.close(opened)

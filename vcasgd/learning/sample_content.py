@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,13 +24,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from vcasgd.errors import Cause, VcasgdError, fault_of
-from vcasgd.learning.loader_processes import LoaderProcesses, Request, set_random_state, workers_of
+from vcasgd.learning.draws import random_state, restore_random_state, set_random_state
+from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
 from vcasgd.task.task import Task
 
 #: Samples that are compared, evenly spread, the first and the last one among them. Of two classes
@@ -71,7 +70,7 @@ class SampleContent:
         samples = {}
         with _reader(task, dataset) as read:
             until = time.monotonic() + SECONDS
-            for index in _spread(length):
+            for index in getattr(dataset, "compared", None) or _spread(length):
                 if time.monotonic() > until:
                     break
                 try:
@@ -112,6 +111,25 @@ class SampleContent:
         if len(wrong) <= MAX_DIFFERING * len(both):
             return None
         return f"{len(wrong)} of {len(both)} compared samples differ, for example sample {wrong[0]}"
+
+
+def repeats(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Return True if two readings of samples in order are of the same ones.
+
+    Augmentation may change parts of them. Then a part that isn't the same in all samples, such as a
+    label, has to agree.
+    """
+    mine, its = [parts_of(each) for each in first], [parts_of(each) for each in second]
+    if [each.keys() for each in mine] != [each.keys() for each in its]:
+        return False
+    places = {place for parts in mine for place in parts}
+    stable = {
+        place
+        for place in places
+        if all(_same(a[place], b[place]) for a, b in zip(mine, its, strict=True) if place in a)
+    }
+    varied = {place for place in stable if len({str(parts.get(place)) for parts in mine}) > 1}
+    return stable == places or bool(varied)
 
 
 def parts_of(sample: Any) -> Parts:
@@ -219,7 +237,7 @@ def _reader(task: Task, dataset: Dataset[Any]) -> Iterator[Any]:
             processes.close()
         return
     data: Any = dataset
-    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    state = random_state()
 
     def read(index: int, seed: int) -> Any:
         set_random_state(seed)
@@ -228,9 +246,7 @@ def _reader(task: Task, dataset: Dataset[Any]) -> Iterator[Any]:
     try:
         yield read
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
+        restore_random_state(state)
 
 
 def _only(samples: list[Any]) -> Any:

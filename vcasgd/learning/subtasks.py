@@ -23,6 +23,26 @@ from vcasgd.task.place import Place
 COMPARED_POSITIONS = 1000
 
 
+class SampleOrder:
+    """Order of the samples of each epoch, if it isn't the permutation of the job's seed.
+
+    An epoch may have some samples several times.
+    """
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in an epoch."""
+        raise NotImplementedError
+
+    def indices(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the data set indices of the samples ``[start, stop)`` of an epoch."""
+        raise NotImplementedError
+
+    def ends(self, epoch: int) -> NDArray[np.int64] | None:  # noqa: ARG002 - none by default
+        """Return where the batches of an epoch end, int64 [batches], if the order has batches."""
+        return None
+
+
 @dataclass(frozen=True)
 class SampleBlocks:
     """Blocks of samples that are cheap to read together, such as the files of a data set.
@@ -59,6 +79,8 @@ class EpochPlan:
     seed: int
     #: Blocks of the data set, if any. Only workers need them.
     blocks: SampleBlocks | None = field(default=None, compare=False)
+    #: Order of the samples, if it isn't a permutation. Only workers need it.
+    order: SampleOrder | None = field(default=None, compare=False)
     #: Samples of the whole job, which end in its last epoch; by default, all of every epoch.
     total_samples: int = field(default=0, kw_only=True)
     batch_size: int = field(default=1, kw_only=True)
@@ -89,7 +111,7 @@ class EpochPlan:
                 f"{self.samples} samples each",
                 field="max_samples",
             )
-        if self.blocks is not None and sum(self.blocks.sizes) != self.samples:
+        if self.order is None and self.blocks and sum(self.blocks.sizes) != self.samples:
             raise SpecError(
                 f"task: the training set has {self.samples} samples, but its blocks have "
                 f"{sum(self.blocks.sizes)}",
@@ -217,7 +239,27 @@ class EpochPlan:
         digest.update(order.astype("<i8", copy=False).tobytes())
         return digest.hexdigest()
 
+    def ends(self, subtask: int, start: int, stop: int) -> list[int] | None:
+        """Return where batches of the order end in ``(start, stop)`` of a subtask, and ``stop``.
+
+        None if the order has no batches of its own.
+        """
+        ends = self.order.ends(self.epoch_of(subtask)) if self.order is not None else None
+        if ends is None:
+            return None
+        first = self.bounds(subtask)[0]
+        inside = ends[(ends > first + start) & (ends < first + stop)] - first
+        return [*inside.tolist(), stop]
+
+    def whole_batches(self, subtask: int, stop: int) -> int:
+        """Return where the batch of the order ends that has the sample before ``stop``."""
+        size = self.size(subtask)
+        ends = self.ends(subtask, min(stop, size) - 1, size)
+        return stop if ends is None else ends[0]
+
     def _order(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        if self.order is not None:
+            return self.order.indices(epoch, start, stop)
         if self.blocks is None:
             return permuted((self.seed, epoch), self.samples, start, stop)
         return _block_order(self.seed, epoch, self.blocks, start, stop)

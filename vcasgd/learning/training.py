@@ -79,12 +79,25 @@ def set_seed(seed: int, device: torch.device | str) -> None:
         torch.manual_seed(seed)
 
 
-def step_groups(indices: NDArray[np.int64], size: int) -> list[list[int]]:
+def step_groups(
+    indices: NDArray[np.int64],
+    size: int,
+    ends: Sequence[int] | None = None,
+    batch_size: int = 0,
+) -> list[list[int]]:
     """Return the indices of each local step of ``size`` samples, in the order of ``indices``.
 
     A single last sample joins the previous step, because BatchNorm can't train on one sample and
-    no sample may be skipped.
+    no sample may be skipped. If the sampler has batches of its own, which end at ``ends``, each is
+    cut into as many equal parts as ``size`` is contained in ``batch_size``.
     """
+    if ends is not None:
+        parts = max(1, round(batch_size / size))
+        return [
+            part
+            for start, stop in pairwise([0, *ends])
+            for part in _parts(indices[start:stop].tolist(), min(parts, (stop - start) // 2))
+        ]
     stops = list(accumulate(step_sizes(len(indices), size), initial=0))
     return [indices[start:stop].tolist() for start, stop in pairwise(stops)]
 
@@ -119,7 +132,12 @@ def micro_batches(task: Task, group: list[int]) -> list[list[int]]:
     steps = batch_size_of(task, "gradient_accumulation_steps")
     largest = -(-batch_size_of(task) // steps)
     count = max(1, min(-(-len(group) // largest), len(group) // 2)) if steps > 1 else 1
-    cuts = [len(group) * part // count for part in range(count + 1)]
+    return _parts(group, count)
+
+
+def _parts(group: list[int], count: int) -> list[list[int]]:
+    """Cut a group into ``count`` about equal parts, at least 1."""
+    cuts = [len(group) * part // max(count, 1) for part in range(max(count, 1) + 1)]
     return [group[start:stop] for start, stop in pairwise(cuts)]
 
 
@@ -155,6 +173,13 @@ def batches(
     Raises :class:`UserCodeError`.
     """
     groups = map(part, step_groups(indices, size or batch_size_of(task)))
+    return batches_of(task, dataset, list(groups), skips=skips)
+
+
+def batches_of(
+    task: Task, dataset: Dataset[Any], groups: Sequence[list[int]], *, skips: bool = False
+) -> Iterator[tuple[Any, int]]:
+    """Yield a batch for the indices of each local step; see :func:`batches`."""
     steps = [micro_batches(task, group) for group in groups]
     loaded = _load(task, dataset, [part for parts in steps for part in parts], skips=skips)
     return gathered(loaded, [list(map(len, parts)) for parts in steps])

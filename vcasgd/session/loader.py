@@ -16,19 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
 from vcasgd.learning.optimizers import OptimizerList
 from vcasgd.learning.precision import MAX_SKIPPED
 from vcasgd.learning.rates import clip
+from vcasgd.learning.streams import is_stream
 from vcasgd.learning.training import to_device
+from vcasgd.learning.training_set import check_indexed
 from vcasgd.session.launch import (
     accumulation_steps,
     check_launch,
@@ -142,9 +138,11 @@ class BatchLoader:
         assert self._task.network is not None, "a session has started"
         assert self._loader is not None, "not of another library"
         device = next(self._task.network.parameters()).device
+        batches = len(self._loader) if self._accumulation > 1 else 0
         for number, batch in enumerate(self._loader, 1):
-            last = number % self._accumulation == 0 or number == len(self._loader)
+            last = number % self._accumulation == 0 or number == batches
             self._begin(ends_step=last)
+            self._task.starts_sequence = number == 1
             yield to_device(batch, device)
             self._check_stepped()
 
@@ -335,46 +333,25 @@ class BatchLoader:
 def loader_over(data: Dataset[Any] | DataLoader[Any], batch_size: int | None) -> DataLoader[Any]:
     """Return a shuffled loader over a data set, or a given one, with ``batch_size`` if not None.
 
-    Raises :class:`SpecError` for data without an index, and a loader with its own sampler.
+    Raises :class:`SpecError` for data whose samples have no numbers.
     """
-    dataset = data.dataset if isinstance(data, DataLoader) else data
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise SpecError(
-            "task: iterable data can't be used: each sample needs an index, so that it counts "
-            "exactly once",
-            remedy="use a map-style data set, with __len__ and __getitem__",
-            field="task",
-        )
     if not isinstance(data, DataLoader):
-        return DataLoader(dataset, batch_size or LoopTask.batch_size, shuffle=True)
-    loader = evenly_drawn(data)
-    if batch_size in (None, loader.batch_size):
-        return loader
+        shuffle = not is_stream(data)
+        if shuffle:
+            check_indexed(data)
+        return DataLoader(data, batch_size or LoopTask.batch_size, shuffle=shuffle)
+    if batch_size in (None, data.batch_size):
+        return data
     return DataLoader(
-        dataset,
+        data.dataset,
         batch_size,
-        shuffle=True,
-        collate_fn=loader.collate_fn,
-        num_workers=loader.num_workers,
-        prefetch_factor=loader.prefetch_factor,
-        pin_memory=loader.pin_memory,
-        worker_init_fn=loader.worker_init_fn,
+        sampler=None if is_stream(data.dataset) else data.sampler,
+        collate_fn=data.collate_fn,
+        num_workers=data.num_workers,
+        prefetch_factor=data.prefetch_factor,
+        pin_memory=data.pin_memory,
+        worker_init_fn=data.worker_init_fn,
     )
-
-
-def evenly_drawn(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return the loader if a seeded permutation can replace its order, or raise SpecError."""
-    sampler = loader.sampler
-    even = isinstance(sampler, SequentialSampler) or (
-        isinstance(sampler, RandomSampler) and not sampler.replacement
-    )
-    if loader.batch_size is None or not even:
-        raise SpecError(
-            "task: a session can't keep the order of a DataLoader with its own sampler",
-            remedy="pass the data set; each epoch then contains every sample once",
-            field="task",
-        )
-    return loader
 
 
 #: Loader whose batches this thread trains.

@@ -89,6 +89,9 @@ class LoopTask(Task):
         self.place = Place(0.0)
         self._evaluation: tuple[Evaluate, Dataset[Any]] | None = None
         self._dataset: Dataset[Any] | None = None
+        self._sampler: Any = None
+        #: True if the present batch doesn't follow the previous one in the order of an epoch.
+        self.starts_sequence = True
         self._collate: Callable[[list[Any]], Any] = default_collate
         #: Most samples of a micro-batch, and the most micro-batches of a step; None if each step
         #: has one batch.
@@ -100,10 +103,14 @@ class LoopTask(Task):
         self.user_optimizer = optimizer
 
     def set_data(
-        self, dataset: Dataset[Any], batch_size: int, collate: Callable[[list[Any]], Any]
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        collate: Callable[[list[Any]], Any],
+        sampler: Any = None,
     ) -> None:
-        """Set the training data."""
-        self._dataset = dataset
+        """Set the training data, and the sampler of a loader."""
+        self._dataset, self._sampler = dataset, sampler
         self.batch_size = batch_size
         self._collate = collate
 
@@ -112,6 +119,7 @@ class LoopTask(Task):
         if steps > 1:
             self._accumulation = self.batch_size, steps
             self.batch_size *= steps
+            self.batches_per_step = steps
 
     def set_evaluation(self, function: Evaluate, dataset: Dataset[Any], batch_size: int) -> None:
         """Set the evaluation and its data."""
@@ -128,6 +136,12 @@ class LoopTask(Task):
             assert self._dataset is not None, "the loop has started"
             return self._dataset
         return self.evaluation[1]
+
+    def sampler(self, dataset: Dataset[Any]) -> Any:  # noqa: ARG002 - It was given with its sampler.
+        return self._sampler
+
+    def start_sequence(self, model: nn.Module) -> None:  # noqa: ARG002 - The loop resets it.
+        self.starts_sequence = True
 
     def schedule(self, progress: float) -> float:
         return 1.0 if self.user_schedule is None else self.user_schedule(progress)
@@ -355,6 +369,7 @@ class LoopInThread(LoopTask):
     def submit(self, loss: Tensor) -> None:
         """Submit the loss of a step, and wait for the next batch. Raises :class:`JobEnded`."""
         self._steps += 1
+        self.starts_sequence = False
         self._send(loss)
 
     def _send(self, message: Any) -> None:

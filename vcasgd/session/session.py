@@ -18,11 +18,22 @@ from vcasgd.learning.optimizers import Closure, as_optimizer, takes_closure
 from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.learning.training import backward, evaluate, parts_of, to_device, update
-from vcasgd.session.loader import BatchLoader, evenly_drawn, loader_over
+from vcasgd.learning.training import (
+    backward,
+    batch_size_of,
+    evaluate,
+    parts_of,
+    to_device,
+    update,
+)
+from vcasgd.learning.training_set import LoaderData, TrainingSet, data_of
+from vcasgd.session.loader import BatchLoader, loader_over
 from vcasgd.session.schedules import schedule_of
 from vcasgd.session.script import Evaluate, LoopInThread, LoopTask, running_script
 from vcasgd.task.logged import collected
+
+#: Batches of a script on its own whose order is computed at once.
+BATCHES_AT_ONCE = 1000
 
 
 class Session:
@@ -119,24 +130,25 @@ class Session:
     ) -> Iterator[Any]:
         """Iterate over batches on the model's device. Call :meth:`step` once for each.
 
-        From a loader, the data set, batch size, collate function, and the settings of its worker
-        processes are used: the session draws its own order and drops no sample. ``batch_size``
+        From a loader, everything but ``drop_last`` is used: a shuffled one gets a new order, and
+        one with a sampler, or without ``shuffle``, keeps its own. ``batch_size``
         defaults to 64. ``epochs`` is the number of passes over the data if the script runs on its
         own. A job takes the number from ``job.yaml``, and its first call covers all epochs. With
         ``gradient_accumulation_steps``, each ``batch_size`` samples come as so many batches, whose
         gradients :meth:`step` accumulates.
 
-        Raises :class:`SpecError` for a loader that doesn't draw evenly from a map-style data set,
+        Raises :class:`SpecError` for data whose samples have no numbers,
         and :class:`UserCodeError` if a step is missing.
         """
         if isinstance(data, DataLoader):
-            dataset = evenly_drawn(data).dataset
+            given = data_of(data)
             self._task.use_loader_settings(data)
-            batch_size = batch_size or data.batch_size
-            collate = collate or data.collate_fn
         else:
-            dataset = data
-        self._task.set_data(dataset, batch_size or LoopTask.batch_size, collate or default_collate)
+            given = LoaderData(data, LoopTask.batch_size, default_collate, None)
+        self._task.set_data(
+            *(given.dataset, batch_size or given.batch_size),
+            *(collate or given.collate, given.sampler),
+        )
         self._task.gradient_accumulation_steps = gradient_accumulation_steps
         source = _of_job(self._script) if self._script else self._local_batches(epochs)
         return self._checked(source)
@@ -169,8 +181,8 @@ class Session:
                 field="task",
             )
         loader = loader_over(data, batch_size)
-        assert loader.batch_size is not None, "the loader was checked"
-        self._task.set_data(loader.dataset, loader.batch_size, loader.collate_fn)
+        given = data_of(loader)
+        self._task.set_data(given.dataset, given.batch_size, given.collate, given.sampler)
         self._task.use_loader_settings(loader)
         return BatchLoader(
             *(self._task, self._optimizer, loader, self._script, gradient_accumulation_steps)
@@ -189,6 +201,14 @@ class Session:
     def epoch(self) -> int:
         """Epoch of the present batch, from 0."""
         return self._task.place.epoch
+
+    @property
+    def starts_sequence(self) -> bool:
+        """True if the present batch doesn't follow the previous one in the order of an epoch.
+
+        A loop that carries a state from batch to batch resets it then.
+        """
+        return self._task.starts_sequence
 
     def step(self, loss: Tensor) -> None:
         """Make one optimizer step for a mean loss, a scalar with gradient.
@@ -229,27 +249,35 @@ class Session:
     # -- training in this process --------------------------------------------------------------
 
     def _local_batches(self, epochs: int) -> Iterator[Any]:
-        dataset = self._task.dataset("train")
         device = next(self._model.parameters()).device
         # Follows torch.manual_seed, and differs between calls for one epoch each.
         seed = int(torch.randint(2**32, ()))
-        batch = self._task.batch_size
-        plan = EpochPlan(len(dataset), 1, epochs, seed, batch_size=batch)  # type: ignore[arg-type]
+        data = TrainingSet.of(self._task, seed)
+        size = batch_size_of(self._task)
+        # An order of many samples is computed in parts.
+        count = 1 if data.order else -(-data.samples // (size * BATCHES_AT_ONCE))
+        plan = EpochPlan(
+            *(data.samples, max(count, 1), epochs, seed, data.blocks, data.order), batch_size=size
+        )
         rates = Rates(self._task, self._optimizer)
-        source = BatchSource(self._task, dataset, device, seed)
-        for epoch in range(epochs):
+        source = BatchSource(self._task, data.dataset, device, seed)
+        for subtask in range(plan.total_subtasks):
             done = 0
-            following = (SampleRange(later, 0, plan.samples) for later in range(epoch + 1, epochs))
-            interval = SampleRange(epoch, 0, plan.samples)
+            self._task.starts_sequence = subtask % plan.subtasks_per_epoch == 0
+            interval, *following = (
+                SampleRange(each, 0, plan.size(each))
+                for each in range(subtask, min(subtask + 2, plan.total_subtasks))
+            )
             for batch, count in source.batches(plan, interval, following):
-                rates.follow(plan.place(epoch, done))
+                rates.follow(plan.place(subtask, done))
                 parts = self._weighted(list(parts_of(batch)))
                 for number, (part, self._share) in enumerate(parts, 1):
                     self._ends_step = number == len(parts)
                     yield to_device(part, device)
+                    self._task.starts_sequence = False
                 done += count
-            if self._task.has_evaluation:
-                self._evaluate(epoch + 1, device)
+            if self._task.has_evaluation and (subtask + 1) % plan.subtasks_per_epoch == 0:
+                self._evaluate(plan.epoch_of(subtask) + 1, device)
         source.close()
 
     def _weighted(self, parts: list[tuple[Any, float]]) -> list[tuple[Any, float]]:

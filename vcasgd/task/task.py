@@ -55,6 +55,8 @@ class Task:
     #: Floating-point operations of the model for one training sample, forward and backward, from
     #: which workers report how much of a GPU's peak they use. They don't affect training.
     flops_per_sample: float | None = None
+    #: Batches of a batch sampler in a local step.
+    batches_per_step: int = 1
     #: True if :meth:`loss` also makes the optimizer's step, as the loop of a script can do.
     makes_steps: bool = False
     #: True if the job skips bad samples; ``on_bad_sample`` in the job file sets it.
@@ -90,11 +92,29 @@ class Task:
         return ()
 
     def dataset(self, split: str) -> Dataset[Any]:
-        """Return the map-style data set of the split ``"train"`` or ``"validation"``.
+        """Return the data set of the split ``"train"`` or ``"validation"``.
 
-        Its order must be the same on every machine, because an index identifies a sample.
+        Its order must be the same on every machine, because an index identifies a sample. Of data
+        that can only be iterated over, a sample is an offset in a shard. ``set_epoch`` of the data
+        set, if it has one, is called with the epoch, counted from 0, of the next samples.
         """
         raise NotImplementedError
+
+    def sampler(self, dataset: Dataset[Any]) -> Iterable[Any] | None:  # noqa: ARG002 - shuffled by default
+        """Return a sampler of the training set, as for a ``DataLoader``; None shuffles all samples.
+
+        It yields indices, or lists of them as a batch sampler does. An epoch is one pass over it,
+        drawn under a seed of the job and the epoch, so all machines have the same draws.
+        ``range(len(dataset))`` keeps the order of the data set.
+        """
+        return None
+
+    def start_sequence(self, model: nn.Module) -> None:
+        """Reset what the model carries from batch to batch, such as a hidden state.
+
+        It is called before each batch that doesn't follow the previous one in the order of an
+        epoch: usually the first one of a subtask.
+        """
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss of a batch or micro-batch, a scalar with gradient."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError, VcasgdError
+from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError
 from vcasgd.learning.bad_samples import BadSamples
 from vcasgd.learning.batch_probe import division_of, probed
 from vcasgd.learning.batch_source import BatchSource, SampleRange
@@ -36,7 +36,8 @@ from vcasgd.learning.rules import Payload, interval_start, make_rule
 from vcasgd.learning.rules.rounds import longest_interval
 from vcasgd.learning.sample_content import SampleContent
 from vcasgd.learning.shards import SMALL_FLOATS, Cut, ShardRange, shards_for
-from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
+from vcasgd.learning.streams import Stream
+from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import (
     Interval,
     batch_size_of,
@@ -46,10 +47,10 @@ from vcasgd.learning.training import (
     rehearse_evaluation,
     seed_for,
     set_seed,
-    step_sizes,
     train,
     user_code,
 )
+from vcasgd.learning.training_set import TrainingSet, dataset_of, length_of
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import is_sound
 from vcasgd.spec.job import JobSpec
@@ -111,6 +112,8 @@ class Learner:
         self._loads = -1
         #: Processes that train every batch together with this one.
         self._group: RankGroup | None = None
+        #: Where the last interval ended in the order of an epoch; None if that is unknown.
+        self._place: tuple[int, int] | None = None
 
     def _use_layout(self, *, gradients: bool) -> None:
         self.layout = self._model.layout = replace(self._model.layout, gradients=gradients)
@@ -128,16 +131,26 @@ class Learner:
     # -- facts from the user's code ------------------------------------------------------------
 
     @cached_property
-    def _train_set(self) -> Dataset[Any]:
-        return self._dataset("train")
+    def _data(self) -> TrainingSet:
+        return TrainingSet.of_job(self.task, self.spec, batch_size_of(self.task))
 
     @cached_property
     def _validation_set(self) -> Dataset[Any]:
-        return self._dataset("validation")
+        return dataset_of(self.task, "validation", self.spec.seed)
 
     @cached_property
     def _content(self) -> SampleContent:
-        return SampleContent.of(self.task, self._train_set, _length(self._train_set, "train"))
+        dataset = self._data.dataset
+        return SampleContent.of(self.task, dataset, length_of(dataset, "train"))
+
+    def count_samples(self, on_progress: Callable[[], None]) -> None:
+        """Count the samples of data that can only be iterated over.
+
+        Calls ``on_progress`` now and then. Raises errors of the user's code.
+        """
+        stream = self._data.dataset
+        if isinstance(stream, Stream):
+            stream.count(on_progress)
 
     @property
     def plan(self) -> EpochPlan:
@@ -146,18 +159,19 @@ class Learner:
         Raises :class:`DataError` if the data set is empty or has too few samples.
         """
         if self._plan is None:
-            self._plan = self._plan_with(batch_size_of(self.task), None)
+            samples = self._data.samples  # A sampler may choose the batch size.
+            self._plan = self._plan_with(samples, batch_size_of(self.task), None)
         return self._plan
 
-    def _plan_with(self, batch_size: int, subtasks: int | None) -> EpochPlan:
-        blocks = getattr(self._train_set, "blocks", None)
+    def _plan_with(self, samples: int, batch_size: int, subtasks: int | None) -> EpochPlan:
         try:
             return plan_for(
                 self.spec,
-                _length(self._train_set, "train"),
+                samples,
                 batch_size,
                 subtasks=subtasks,
-                blocks=blocks if isinstance(blocks, SampleBlocks) else None,
+                blocks=self._data.blocks,
+                order=self._data.order,
                 floats=self.layout.state_floats,
             )
         except SpecError as error:
@@ -177,7 +191,7 @@ class Learner:
         # Accumulated micro-batches have losses of their own.
         size = -(-batch_size_of(task) // batch_size_of(task, "gradient_accumulation_steps"))
         indices = self.plan.indices(0, 0, min(self.plan.size(0), size)).tolist()
-        return probed(task, module, self._train_set, indices, self.device)
+        return probed(task, module, self._data.dataset, indices, self.device)
 
     @property
     def division(self) -> Division:
@@ -192,7 +206,7 @@ class Learner:
         if not weighs or self.spec.workers.gpus != 1:
             return None
         indices = self.plan.indices(0, 0, min(self.plan.size(0), batch_size_of(self.task)))
-        batch, count = next(batches(self.task, self._train_set, indices))
+        batch, count = next(batches(self.task, self._data.dataset, indices))
         labels, parts = self.division.labels, [part for part, _ in parts_of(batch)]
         weights = [labels.count(each) if labels else declared_weight(self.task, each)
                    for each in parts]  # fmt: skip
@@ -230,7 +244,7 @@ class Learner:
         in_turn = self._rule.rounds and self.spec.push_every is None and in_pieces
         return ModelFacts(
             samples=self.plan.samples,
-            validation_samples=_length(self._validation_set, "validation"),
+            validation_samples=length_of(self._validation_set, "validation"),
             layout=self.layout.to_json(),
             order_digest=self.plan.order_digest(),
             shards=shards_for(nodes, floats, in_turn=in_turn),
@@ -243,6 +257,7 @@ class Learner:
             subtasks_per_epoch=self.plan.subtasks_per_epoch,
             adapter=adapter.to_json() if adapter else "",
             content=self._content.to_json(),
+            shard_lengths=self._shard_lengths(),
         )
 
     def rehearse(self) -> None:
@@ -269,7 +284,7 @@ class Learner:
             skips, size = self.spec.skips_bad_samples, batch_size_of(self.task)
             interval = SampleRange(0, 0, min(PROBED_STEPS * size, self.plan.size(0)))
             source = BatchSource(
-                self.task, self._train_set, self.device, self.spec.seed, skips=skips
+                self.task, self._data.dataset, self.device, self.spec.seed, skips=skips
             )
             set_seed(seed_for(self.spec.seed, 0, 0), self.device)
             train(
@@ -302,7 +317,8 @@ class Learner:
         first = Layout.from_json(facts.layout)
         self._follow_layout(first)
         check_same(first, self.layout)
-        self._check_length(self._train_set, "train", facts.samples)
+        self._use_shards(facts)
+        self._check_length(self._data.samples, "train", facts.samples)
         if self.plan.order_digest() != facts.order_digest:
             raise _differs('the order of dataset("train") is another one')
         difference = self._content.difference(SampleContent.from_json(facts.content))
@@ -315,8 +331,10 @@ class Learner:
         """Follow what the first worker found out."""
         self._codec = facts.update(self.spec).codec
         self._follow_layout(Layout.from_json(facts.layout))
+        self._use_shards(facts)
         # The task's batch size may depend on the machine.
-        self._plan = self._plan_with(facts.batch_size or 1, facts.subtasks_per_epoch)
+        batch_size, subtasks = facts.batch_size or 1, facts.subtasks_per_epoch
+        self._plan = self._plan_with(facts.samples, batch_size, subtasks)
         self._recorded_batch = facts.batch_size
         self._recorded_weight = facts.batch_weight
         if facts.min_local_batch is not None:
@@ -324,17 +342,21 @@ class Learner:
             least, why = facts.min_local_batch, facts.min_local_batch_why
             self._recorded_division = Division(least, why, labels)
 
-    def _check_length(self, dataset: Dataset[Any], split: str, recorded: int) -> None:
-        if (samples := _length(dataset, split)) != recorded:
+    def _check_length(self, samples: int, split: str, recorded: int) -> None:
+        if samples != recorded:
             raise _differs(f'dataset("{split}") has {samples} samples instead of {recorded}')
 
-    def _dataset(self, split: str) -> Dataset[Any]:
-        try:
-            return self.task.dataset(split)
-        except VcasgdError:
-            raise
-        except Exception as error:
-            raise calling_user_code(f"dataset({split!r})", error) from error
+    def _use_shards(self, facts: ModelFacts) -> None:
+        stream = self._data.dataset
+        if isinstance(stream, Stream):
+            if stream.shards != len(facts.shard_lengths):
+                there = len(facts.shard_lengths)
+                raise _differs(f'dataset("train") has {stream.shards} shards instead of {there}')
+            stream.use(facts.shard_lengths)
+
+    def _shard_lengths(self) -> tuple[int, ...]:
+        stream = self._data.dataset
+        return stream.lengths if isinstance(stream, Stream) else ()
 
     # -- training and evaluation ---------------------------------------------------------------
 
@@ -394,11 +416,13 @@ class Learner:
         self._share = share
         size, batch = self.plan.size(subtask), int(self.task.batch_size)
         if self.member is not None:
-            return self.member.interval_stop(position, size)
+            stop = self.member.interval_stop(position, size)
+            return self.plan.whole_batches(subtask, stop)
         whole = self.spec.push_interval
         if whole == "subtask":
             whole = -(-size // batch)
-        return min(size, position + local_steps(whole, share) * batch)
+        stop = min(size, position + local_steps(whole, share) * batch)
+        return self.plan.whole_batches(subtask, stop)
 
     @property
     def member(self) -> Member | None:
@@ -506,6 +530,7 @@ class Learner:
             update, integers = torch.empty(0), self._model.read_integers()
         self._loads = self._model.loads
         stop = start + trained.samples
+        self._place = self._place_of(subtask, stop)
         return Trained(
             *(stop, trained.steps, trained.loss_sum, update, integers, momentum),
             skipped=trained.skipped,
@@ -546,8 +571,8 @@ class Learner:
             clip_factor = member.share**-0.5
             if self._mean_gradients is not None:
                 self._mean_gradients.captures = member.share < 1
-        samples = interval.stop - start
-        sizes = step_sizes(samples, self._step_size(samples))
+        self._start_sequence(subtask, start)
+        sizes = self._source.step_sizes(plan, interval)
         batches = self._source.batches(plan, interval, following)
         if group is not None:
             batches = group.batches(self._model.module, batches, sizes)
@@ -591,18 +616,29 @@ class Learner:
             for parameter, exact in zip(self._model.parameters, parameters or (), strict=False):
                 parameter.copy_(exact)
 
+    def _place_of(self, subtask: int, position: int) -> tuple[int, int]:
+        """Return the epoch of a sample, and its number in the order of that epoch."""
+        return self.plan.epoch_of(subtask), self.plan.bounds(subtask)[0] + position
+
+    def _start_sequence(self, subtask: int, start: int) -> None:
+        """Tell the task if the next batch doesn't follow the last one that was trained."""
+        if self._place != self._place_of(subtask, start):
+            with user_code("start_sequence"):
+                self.task.start_sequence(self._model.module)
+        self._place = None
+
     @cached_property
     def _source(self) -> BatchSource:
         spec, device, skips = self.spec, self.device, self.spec.skips_bad_samples
         return BatchSource(
-            self.task, self._train_set, device, spec.seed, self._step_size, skips=skips
+            self.task, self._data.dataset, device, spec.seed, self._step_size, skips=skips
         )
 
     @cached_property
     def _bad(self) -> BadSamples | None:
         """The bad samples of this worker; None if a bad sample is a failure."""
         skips = self.spec.skips_bad_samples
-        return BadSamples(self.task, self._train_set, self.device) if skips else None
+        return BadSamples(self.task, self._data.dataset, self.device) if skips else None
 
     @property
     def bad_samples(self) -> dict[str, str]:
@@ -680,7 +716,10 @@ class Learner:
         besides what :func:`~vcasgd.learning.training.evaluate` raises.
         """
         if self._validation_samples is not None:
-            self._check_length(self._validation_set, "validation", self._validation_samples)
+            samples = length_of(self._validation_set, "validation")
+            self._check_length(samples, "validation", self._validation_samples)
+        # What the model carries from batch to batch is the evaluation's.
+        self._place = None
         vectors, ema = [floats], self.spec.ema
         if ema is not None and average is not None:
             vectors = [average] if ema.evaluate == "instead" else [floats, average]
@@ -723,14 +762,3 @@ def _differs(what: str) -> MachineDiffers:
         remedy="make Task.dataset independent of the machine, for example by sorting file names",
         field="task",
     )
-
-
-def _length(dataset: Dataset[Any], split: str) -> int:
-    try:
-        return len(dataset)  # type: ignore[arg-type]  # map-style data sets have a length
-    except TypeError as error:
-        raise SpecError(
-            f"task: dataset({split!r}) has no length",
-            remedy="return a map-style data set with __len__ and __getitem__",
-            field="task",
-        ) from error

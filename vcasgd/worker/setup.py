@@ -180,6 +180,8 @@ class Setup:
         context, learner = self._context, self.learner()
         self._status.doing = "making the first snapshot"
         reported = context.jobs.get(context.job).facts
+        if reported is None:
+            learner.count_samples(self._progress)
         volunteer = context.settings.volunteer
         facts = reported or learner.facts(len(context.nodes), verified=volunteer)
         if reported is None:

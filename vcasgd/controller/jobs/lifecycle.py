@@ -152,6 +152,13 @@ class JobLifecycle:
                 )
             if (labels := job.facts.batch_labels) and job.spec.workers.max > 1:
                 self._note_labels(job, labels)
+            samples, batch_size = job.facts.samples, job.facts.batch_size or 1
+            if batch_size > samples:
+                why = (
+                    f"batch_size is {batch_size}, but the training set has {samples} samples, so "
+                    "an epoch is a single step; a smaller batch_size makes more steps"
+                )
+                self._jobs.note(job.id, "batch-exceeds-data", why)
             self._jobs.transition(
                 job.id,
                 JobState.RUNNING,

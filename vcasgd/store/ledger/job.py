@@ -83,6 +83,8 @@ class ModelFacts:
     content: str = ""
     #: The encoding under ``codec: auto``.
     codec: Literal["float32", "int8", "int2"] = "float32"
+    #: Samples in each shard of data that can only be iterated over; empty for other data.
+    shard_lengths: Annotated[tuple[Count, ...], Field(max_length=1024)] = ()
 
     @classmethod
     def from_json(cls, text: bytes) -> ModelFacts:

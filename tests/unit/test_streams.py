@@ -1,0 +1,269 @@
+"""Streams: a sample is its shard and its offset, on every machine."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset as Table
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from vcasgd.errors import SpecError, UserCodeError
+from vcasgd.learning.streams import Run, Stream, StreamLayout, is_stream
+
+TABLE = Table.from_dict({"number": list(range(100))})
+
+
+class Numbers(IterableDataset[int]):
+    def __init__(self, length: int = 50) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.length))
+
+
+class Split(Numbers):
+    """Reads a part in each loader process, as torch's documentation shows it."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        return iter(range(first, self.length, step))
+
+
+class Buffered(Split):
+    """Shuffles with a buffer and the global random numbers."""
+
+    def __iter__(self) -> Iterator[int]:
+        buffer: list[int] = []
+        for number in super().__iter__():
+            buffer.append(number)
+            if len(buffer) > 8:
+                yield buffer.pop(random.randrange(len(buffer)))
+        np.random.shuffle(buffer)
+        yield from buffer
+
+
+class Shards(Numbers):
+    num_shards = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        part = [range(5), range(5, 6), range(6, 16)][info.id] if info else range(16)
+        return iter([each + 100 * self.epoch for each in part])
+
+
+class Restless(Numbers):
+    def __iter__(self) -> Iterator[int]:
+        numbers = list(range(self.length))
+        random.Random(os.urandom(8)).shuffle(numbers)
+        return iter(numbers)
+
+
+class Sized(Numbers):
+    def __init__(self, says: int) -> None:
+        super().__init__(50)
+        self.says = says
+
+    def __len__(self) -> int:
+        return self.says
+
+
+def read(stream: Stream, *indices: int) -> list[Any]:
+    return list(stream.__getitems__(indices))
+
+
+SOURCES: dict[str, Any] = {
+    "plain": (Numbers, 1),
+    "parts": (Split, 4),
+    "buffer": (Buffered, 4),
+    "shards": (Shards, 1),
+    "hugging face": (lambda: TABLE.to_iterable_dataset(num_shards=7), 1),
+    "hugging face, shuffled": (
+        lambda: TABLE.to_iterable_dataset(num_shards=7).shuffle(seed=1, buffer_size=9),
+        1,
+    ),
+    "hugging face, loader": (lambda: TABLE.to_iterable_dataset(num_shards=7), 2),
+}
+
+
+@pytest.mark.parametrize(("make", "readers"), SOURCES.values(), ids=SOURCES)
+def test_a_number_is_the_same_sample_on_every_machine(make: Any, readers: int) -> None:
+    def stream() -> Stream:
+        return Stream(make(), seed=3, readers=readers, chunk=4)
+
+    first, second = stream(), stream()
+    whole = read(first, *range(len(first)))
+    second.use(first.lengths)
+
+    plain = sorted(str(each) for each in make())
+    assert sorted(map(str, whole)) == plain
+    # Read forward, back, over borders of shards, and with other random numbers in between.
+    for start in (7, 30, 2, 12):
+        torch.rand(3), random.random(), np.random.rand()  # type: ignore[func-returns-value]
+        stop = min(start + 9, len(whole))
+        assert read(second, *range(start, stop)) == whole[start:stop]
+    assert read(second, 3, 11, 5) == [whole[3], whole[11], whole[5]]
+
+
+def test_an_epoch_gets_its_number() -> None:
+    stream = Stream(Shards(), seed=0)
+
+    stream.set_epoch(2)
+    assert read(stream, 4, 5, 6) == [204, 205, 206]
+    stream.set_epoch(0)
+    assert read(stream, 4, 5, 6) == [4, 5, 6]
+
+
+def test_shuffling_of_hugging_face_follows_the_epoch() -> None:
+    source = TABLE.to_iterable_dataset(num_shards=4).shuffle(seed=1, buffer_size=30)
+    stream = Stream(source, seed=0)
+
+    epochs = []
+    for epoch in (0, 1, 0):
+        stream.set_epoch(epoch)
+        epochs.append([each["number"] for each in read(stream, *range(100))])
+
+    assert epochs[0] == epochs[2] != epochs[1]
+    assert sorted(epochs[1]) == list(range(100))
+
+
+def test_random_numbers_of_training_stay() -> None:
+    stream = Stream(Buffered(), seed=0)
+    state = random.getstate()
+
+    read(stream, *range(20))
+
+    assert random.getstate() == state
+
+
+def test_loader_processes_that_read_all_are_one_shard(caplog: pytest.LogCaptureFixture) -> None:
+    stream = Stream(Numbers(), seed=0, readers=4, chunk=4)
+
+    assert read(stream, *range(50)) == list(range(50))
+    assert "doesn't look at get_worker_info" in caplog.text
+
+
+def test_batches_alternate_between_parts_as_in_a_loader() -> None:
+    stream = Stream(Split(16), seed=0, readers=2, chunk=3)
+    loader = torch.utils.data.DataLoader(Split(16), batch_size=3, num_workers=2)
+
+    assert read(stream, *range(16)) == torch.cat(list(loader)).tolist()
+
+
+def test_a_job_of_some_samples_counts_no_more() -> None:
+    class Endless(Split):
+        def __iter__(self) -> Iterator[int]:
+            info = get_worker_info()
+            number = info.id if info else 0
+            while True:
+                yield number
+
+    stream = Stream(Endless(), seed=0, readers=2, chunk=2, most=7)
+
+    assert stream.lengths == (4, 3)
+    assert read(stream, *range(7)) == [0, 0, 1, 1, 0, 0, 1]
+
+
+def test_a_stream_that_knows_its_length_is_not_counted() -> None:
+    class Watched(Sized):
+        read = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for number in range(50):
+                Watched.read += 1
+                yield number
+
+    stream = Stream(Watched(50), seed=0)
+
+    assert len(stream) == 50
+    assert Watched.read <= 32
+    assert read(stream, 49) == [49]
+
+
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [(51, "has 50 samples instead of 51"), (49, "has more samples instead of 49")],
+)
+def test_a_wrong_length_is_an_error(says: int, message: str) -> None:
+    stream = Stream(Sized(says), seed=0)
+
+    with pytest.raises(UserCodeError, match=message):
+        read(stream, *range(says))
+
+
+def test_a_stream_in_another_order_each_time_is_refused() -> None:
+    with pytest.raises(SpecError, match="two passes over the iterable data set"):
+        len(Stream(Restless(), seed=0))
+
+
+def test_a_stream_that_can_be_read_only_once_is_refused() -> None:
+    class Once(IterableDataset[int]):
+        def __init__(self) -> None:
+            self.numbers = iter(range(50))
+
+        def __iter__(self) -> Iterator[int]:
+            return self.numbers
+
+    with pytest.raises(SpecError, match="two passes over the iterable data set"):
+        len(Stream(Once(), seed=0))
+
+
+def test_what_has_indices_is_no_stream() -> None:
+    class Both(Numbers):
+        def __len__(self) -> int:
+            return 50
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    assert is_stream(Numbers())
+    assert is_stream(Sized(3))
+    assert is_stream(TABLE.to_iterable_dataset())
+    assert not is_stream(Both())
+    assert not is_stream(TABLE)
+    assert not is_stream(torch.utils.data.TensorDataset(torch.ones(3)))
+    assert not is_stream([1, 2])
+    assert not is_stream(Dataset())
+
+
+def positions(layout: StreamLayout, start: int, stop: int) -> list[tuple[int, int]]:
+    return [
+        (run.shard, run.offset + each)
+        for run in layout.runs(start, stop)
+        for each in range(run.count)
+    ]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+@pytest.mark.parametrize("chunk", [1, 3, 4])
+def test_every_sample_of_every_shard_has_one_number(width: int, chunk: int) -> None:
+    lengths = (5, 0, 9, 2, 4, 7, 1)
+    layout = StreamLayout(lengths, width, chunk)
+
+    whole = positions(layout, 0, layout.samples)
+
+    assert sorted(whole) == [
+        (shard, offset) for shard, length in enumerate(lengths) for offset in range(length)
+    ]
+    for start in range(layout.samples):
+        assert positions(layout, start, min(start + 6, layout.samples)) == whole[start : start + 6]
+    for shard, length in enumerate(lengths):
+        if length:
+            assert whole[layout.first_of(shard)] == (shard, 0)
+
+
+def test_runs_are_long() -> None:
+    assert list(StreamLayout((5, 3, 4)).runs(2, 9)) == [Run(0, 2, 3), Run(1, 0, 3), Run(2, 0, 1)]

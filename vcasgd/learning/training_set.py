@@ -1,0 +1,167 @@
+"""A task's training set: samples with numbers, and their order in each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, Dataset
+
+from vcasgd.errors import SpecError, VcasgdError
+from vcasgd.learning.draws import Draws, order_of
+from vcasgd.learning.length import plan_for, total_samples
+from vcasgd.learning.loader_processes import workers_of
+from vcasgd.learning.streams import Stream, is_stream
+from vcasgd.learning.subtasks import SampleBlocks, SampleOrder
+from vcasgd.learning.training import batch_size_of, user_code
+from vcasgd.spec.job import JobSpec
+from vcasgd.task.place import Place
+from vcasgd.task.task import Task, calling_user_code
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """The data set with indices, and its order, which is None for a seeded permutation."""
+
+    dataset: Dataset[Any]
+    order: SampleOrder | None
+
+    @classmethod
+    def of(cls, task: Task, seed: int, most: int | None = None) -> TrainingSet:
+        """Return the training set of a task; a batch sampler also determines its batch size.
+
+        A stream is counted, up to ``most``, when its number of samples is first needed. Raises
+        errors of the user's code, and :class:`SpecError` for data whose samples have no numbers.
+        """
+        dataset = dataset_of(task, "train", seed, most)
+        if isinstance(dataset, Stream):
+            return cls(dataset, dataset)
+        length_of(dataset, "train")
+        with user_code("sampler"):
+            order = order_of(task.sampler(dataset), dataset, seed)
+        if isinstance(order, Draws) and order.batch_size is not None:
+            task.batch_size = order.batch_size * task.batches_per_step
+        return cls(dataset, order)
+
+    @classmethod
+    def of_job(cls, task: Task, spec: JobSpec, batch_size: int) -> TrainingSet:
+        """Return that of a job, whose step is a batch of ``batch_size``: one for each task.
+
+        Raises as :meth:`of`.
+        """
+        known: dict[str, Any] = vars(task)
+        if "_training_set" not in known:
+            # A job may end before the stream does.
+            most = total_samples(spec, 0, batch_size) or None
+            known["_training_set"] = cls.of(task, spec.seed, most)
+        found: TrainingSet = known["_training_set"]
+        return found
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in an epoch."""
+        return self.order.samples if self.order is not None else length_of(self.dataset, "train")
+
+    @property
+    def blocks(self) -> SampleBlocks | None:
+        """Blocks of the data set that the permutation follows, if it has any."""
+        blocks = getattr(self.dataset, "blocks", None)
+        return blocks if isinstance(blocks, SampleBlocks) else None
+
+
+def dataset_of(task: Task, split: str, seed: int, most: int | None = None) -> Dataset[Any]:
+    """Return the data set of a split; one that can only be iterated over as a :class:`Stream`, of
+    which at most ``most`` samples are counted.
+
+    Raises errors of the user's code.
+    """
+    try:
+        dataset = task.dataset(split)
+    except VcasgdError:
+        raise
+    except Exception as error:
+        raise calling_user_code(f"dataset({split!r})", error) from error
+    if not is_stream(dataset):
+        return dataset
+    if split != "train":
+        return Stream(dataset, seed=seed)
+    return Stream(
+        dataset,
+        seed=seed,
+        readers=workers_of(task),
+        chunk=batch_size_of(task),
+        init=task.worker_init_fn,
+        most=most,
+    )
+
+
+def first_place(task: Task, spec: JobSpec, batch_size: int) -> Place:
+    """Return the first place of a job, which has its length. Raises as :meth:`TrainingSet.of`."""
+    samples = TrainingSet.of_job(task, spec, batch_size).samples
+    return plan_for(spec, samples, batch_size).place(0, 0)
+
+
+def length_of(dataset: Dataset[Any], split: str) -> int:
+    """Return the number of samples in a data set. Raises :class:`SpecError` if it has none."""
+    try:
+        return len(dataset)  # type: ignore[arg-type]  # those with indices have a length
+    except TypeError as error:
+        raise SpecError(
+            f"task: dataset({split!r}) has no length",
+            remedy="return a data set with __len__ and __getitem__, or with __iter__",
+            field="task",
+        ) from error
+
+
+# -- loaders of scripts ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoaderData:
+    """Data of a loader: ``sampler`` yields indices, or batches of them; None for data that has no
+    indices. ``batch_size`` is the mean number of samples in a batch."""
+
+    dataset: Dataset[Any]
+    batch_size: int
+    collate: Callable[[list[Any]], Any]
+    sampler: Any
+
+
+def data_of(loader: DataLoader[Any]) -> LoaderData:
+    """Return what a loader loads. Raises :class:`SpecError` if it can't be numbered."""
+    dataset, collate = loader.dataset, loader.collate_fn
+    if is_stream(dataset):
+        if loader.batch_size is None:
+            return LoaderData(dataset, 1, _single(collate), None)
+        return LoaderData(dataset, loader.batch_size, collate, None)
+    check_indexed(dataset)
+    batches = loader.batch_sampler
+    if batches is None:
+        # Each index is a batch.
+        return LoaderData(dataset, 1, _single(collate), loader.sampler)
+    if type(batches) is BatchSampler:
+        return LoaderData(dataset, batches.batch_size, collate, batches.sampler)
+    size = Draws(batches, dataset, seed=0).batch_size
+    if size is None:
+        raise SpecError(
+            f"task: the batch sampler {type(batches).__name__} yields no lists of indices",
+            remedy="pass it as sampler of the DataLoader if it yields single indices",
+            field="task",
+        )
+    return LoaderData(dataset, size, collate, batches)
+
+
+def check_indexed(dataset: Any) -> None:
+    """Raise :class:`SpecError` if a data set's samples have no numbers."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise SpecError(
+            f"task: the samples of a {type(dataset).__name__} have no numbers",
+            remedy="pass a data set with __len__ and __getitem__, or with __iter__",
+            field="task",
+        )
+
+
+def _single(convert: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
+    """Return a function that makes a batch of a list with one batch."""
+    return lambda samples: convert(samples[0])
