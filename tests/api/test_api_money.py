@@ -160,6 +160,14 @@ class TestLabels:
             client.submit(spec(**EAST, labels=["eu-only", "secret"]), zipped())
         assert caught.value.field == "labels"
 
+    def test_job_without_a_pool_for_its_resources_is_refused(
+        self, market: Api, client: Client
+    ) -> None:
+        with pytest.raises(SpecError, match="pool east has 4 CPUs, no GPU") as caught:
+            client.submit(spec(**EAST, resources={"gpus": 1, "gpu_memory": "24GB"}), zipped())
+        assert caught.value.field == "resources.gpus"
+        assert client.submit(spec(**EAST, resources={"cpus": 4}), zipped()).state == "starting"
+
 
 # -- the command line ---------------------------------------------------------------------------
 

@@ -128,6 +128,6 @@ def test_a_job_without_pools_uses_the_spot_pools_that_may_see_it(
 ) -> None:
     fields = {"name": "job", "task": "t:T", "epochs": 1, "data": {"labels": labels}}
 
-    assert pools_of_job(JobSpec.parse(fields), pools) == chosen
+    assert pools_of_job(JobSpec.parse(fields), pools, {}) == chosen
     named = JobSpec.parse({**fields, "workers": {"pools": ["other"]}})
-    assert pools_of_job(named, pools) == ("other",)
+    assert pools_of_job(named, pools, {}) == ("other",)

@@ -244,7 +244,9 @@ TORCH_SECONDS = 300.0
 _PROGRAM = """
 import json, torch
 count = torch.cuda.device_count()
-print(json.dumps([count, torch.cuda.get_device_name(0) if count else ""]))
+name = torch.cuda.get_device_name(0) if count else ""
+memory = [torch.cuda.get_device_properties(each).total_memory for each in range(count)]
+print(json.dumps([count, name, min(memory, default=0)]))
 """
 
 
@@ -260,6 +262,7 @@ class ThisMachine:
     memory_mb: int
     gpus: int
     gpu: str
+    gpu_memory_mb: int = 0
     machine: str | None = None
 
     def __str__(self) -> str:
@@ -278,18 +281,19 @@ def measure(usable: Sequence[int]) -> ThisMachine:
 
     Raises :class:`StackError` if torch can't be used.
     """
-    gpus, gpu = _gpus()
+    gpus, gpu, gpu_memory = _gpus()
     return ThisMachine(
         host=socket.gethostname(),
         cpus=min(float(len(usable)), processors()),
         memory_mb=int(memory_bytes() / 1e6),
         gpus=gpus,
         gpu=gpu[:100],
+        gpu_memory_mb=int(gpu_memory / 1e6),
     )
 
 
-def _gpus() -> tuple[int, str]:
-    """Return the number of GPUs and the name of the first one.
+def _gpus() -> tuple[int, str, int]:
+    """Return the number of GPUs, the name of the first one, and the smallest memory in bytes.
 
     Another process finds out, because torch would stay in the memory of this one.
     """
@@ -307,5 +311,5 @@ def _gpus() -> tuple[int, str]:
     if done.returncode:
         why = done.stderr.strip().splitlines()[-1:] or ["it ended at once"]
         raise StackError(f"torch can't be used on this machine: {why[0]}")
-    count, name = json.loads(done.stdout.splitlines()[-1])
-    return int(count), str(name)
+    count, name, memory = json.loads(done.stdout.splitlines()[-1])
+    return int(count), str(name), int(memory)

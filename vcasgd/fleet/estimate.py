@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vcasgd.fleet.hardware import kinds_text, shortfalls, suits
 from vcasgd.fleet.observed import (
     JobDemand,
     ObservationTimes,
@@ -69,7 +70,8 @@ def estimate(
     ``pools`` are all pools with their remaining room, and ``vacant`` the same pools without any
     machine in use.
     """
-    named = pools_of_job(spec, pools)
+    kinds = {pool.name: pool.kinds for pool in pools}
+    named = pools_of_job(spec, pools, kinds)
     demand = _demand(spec, named, pools, workload)
     bought, waits = _bought(demand, pools, now), False
     if not bought and (later := _bought(demand, vacant, now)):
@@ -144,6 +146,7 @@ def _demand(
         on_demand_minimum=workers.on_demand_min,
         max_price=workers.max_price_per_hour,
         rates=workload.rates or {},
+        resources=spec.resources,
     )
 
 
@@ -217,6 +220,11 @@ def _excluded(
         return "its pool is excluded"
     if price > limit:
         return f"costs more than the maximum of {limit:g} USD/h"
+    wanted = demand.resources
+    if wanted is not None and (fields := shortfalls(wanted, offer.hardware)):
+        given = wanted.given()
+        asked = " and ".join(f"resources.{each}: {given[each]}" for each in fields)
+        return f"it has {offer.hardware}, and the job asks for {asked}"
     if market.blocked_until > now:
         return market.reason or "it refused recently"
     return None
@@ -238,6 +246,8 @@ def _verdict(
         reasons.append(pool.reason or "it refused recently")
     if pool.capacity is not None and pool.capacity <= 0:
         reasons.append("all of its machines are in use")
+    if pool.joined and not suits(demand.resources, pool.kinds):
+        reasons.append(f"its machines have {kinds_text(pool.kinds)}")
     if pool.offers is None:
         reasons.append(pool.reason or "its prices are unknown")
     elif offers := [_excluded(pool, each, demand, price_of(each, spot=each.spot), now,

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from vcasgd.fleet.hardware import Hardware
 from vcasgd.fleet.pools import JOIN
 from vcasgd.fleet.providers.base import Machine, MachineState, Offer
+from vcasgd.spec.sections import Resources
 
 #: Measured samples per second of one machine, by pool and machine type.
 Rates = Mapping[tuple[str, str], float]
@@ -66,6 +68,8 @@ class JobDemand:
     """Why it may have fewer machines than it could use; see :mod:`vcasgd.fleet.plan.shares`."""
     withheld: int = 0
     """Number of machines that it could use beyond those."""
+    resources: Resources | None = None
+    """What each of its machines must have."""
 
     @property
     def desired(self) -> int:
@@ -125,6 +129,10 @@ class PoolStatus:
     """USD per hour of one machine."""
     launching_on_demand: int = 0
     """The part of :attr:`launching` that is not spot."""
+    launching_kinds: Mapping[tuple[bool, Hardware], int] = field(default_factory=dict)
+    """The part of :attr:`launching` whose hardware is known, by spot and hardware."""
+    hardware: tuple[Hardware, ...] = ()
+    """Hardware of its machines that reported it."""
     provider: str = ""
     labels: frozenset[str] = frozenset()
     """Labels of data that it is cleared for."""
@@ -132,6 +140,12 @@ class PoolStatus:
     machines: int = 0
     idle: int = 0
     """The part of :attr:`machines` that a following job finds warm."""
+
+    @property
+    def kinds(self) -> tuple[Hardware, ...]:
+        """Hardware that it sells or has; empty if nothing is known about it."""
+        sold = (each.hardware for each in self.offers or ())
+        return tuple(dict.fromkeys((*sold, *self.hardware)))
 
     @property
     def joined(self) -> bool:
@@ -182,6 +196,7 @@ class PoolStatus:
                 {"zone": zone, "spot": spot, **asdict(market)}
                 for (zone, spot), market in sorted(self.markets.items())
             ],
+            "hardware": [asdict(kind) for kind in self.hardware],
             "quotas": {"spot" if spot else "on-demand": most for spot, most in self.quotas.items()},
         }
 
@@ -210,6 +225,7 @@ class PoolStatus:
             max_price=row.get("max_price_per_hour"),
             provider=str(row.get("provider") or ""),
             labels=frozenset(row.get("labels") or ()),
+            hardware=tuple(Hardware(**kind) for kind in row.get("hardware") or ()),
             machines=int(row.get("machines") or 0),
             idle=int(row.get("idle") or 0),
         )

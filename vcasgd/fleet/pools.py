@@ -16,17 +16,18 @@ fields are refused::
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vcasgd.errors import SpecError
+from vcasgd.fleet.hardware import Hardware, suits
 from vcasgd.spec.access import POOL_PATTERN
 from vcasgd.spec.job import JobSpec, Label
 from vcasgd.spec.problems import spec_error
-from vcasgd.spec.values import Duration, StrictModel
+from vcasgd.spec.values import Duration, Size, StrictModel, parse_size
 from vcasgd.spec.yaml import load_mapping
 
 #: Name of the pool that exists without a file.
@@ -112,6 +113,12 @@ class SlurmTemplate(StrictModel):
     output: Name = Field(default="/dev/null", description="file for the output; %A, %a: the job")
     price_per_hour: float = Field(default=0.0, ge=0, description="USD of one machine")
 
+    @property
+    def memory_gb(self) -> float | None:
+        """Memory in GB; Slurm's units are powers of 1024. None if it isn't set."""
+        known = self.memory is not None and not self.memory.endswith("K")
+        return parse_size(f"{self.memory}i") if known else None
+
 
 class KubernetesTemplate(StrictModel):
     """The pod of each machine, and where it runs.
@@ -130,6 +137,11 @@ class KubernetesTemplate(StrictModel):
     pod: dict[str, Any] = Field(default_factory=dict)
     container: dict[str, Any] = Field(default_factory=dict)
     price_per_hour: float = Field(default=0.0, ge=0, description="USD of one machine")
+
+    @property
+    def memory_gb(self) -> float | None:
+        """Memory in GB; None if it isn't set."""
+        return None if self.memory is None else parse_size(self.memory)
 
     @field_validator("pod")
     @classmethod
@@ -177,6 +189,9 @@ class PoolSpec(StrictModel):
         default=None, gt=0, description="of each machine; default: by its type"
     )
     gpus: int | None = Field(default=None, ge=0, strict=True)
+    memory: Size | None = None
+    gpu: str | None = Field(default=None, min_length=1, max_length=100, description="its name")
+    gpu_memory: Size | None = None
 
     @field_validator("zones", "machine_types")
     @classmethod
@@ -316,19 +331,25 @@ class Choice(Protocol):
     def labels(self) -> frozenset[str]: ...
 
 
-def pools_of_job(spec: JobSpec, pools: Iterable[Choice]) -> tuple[str, ...]:
+def pools_of_job(
+    spec: JobSpec,
+    pools: Iterable[Choice],
+    kinds: Mapping[str, Collection[Hardware]],
+) -> tuple[str, ...]:
     """Return the names of a job's pools, in order of preference; they may not exist.
 
-    Without ``workers.pools`` these are the spot pools that may see the job. If there are none,
-    they are its on-demand pools, then pools of machines that join, and if no pool may see it, all
-    pools, which say why not.
+    Without ``workers.pools`` these are the spot pools that may see the job, and whose machines
+    suit its ``resources``. If there are none, they are its on-demand pools. Only if no other pool
+    may see it, they are pools of machines that join; and if none may, all pools, which say why not.
+    ``kinds``: the machines of each pool, as far as they are known.
     """
     if spec.workers.pools is not None:
         return spec.workers.pools
     every = tuple(pools)
     cleared = [pool for pool in every if pool.labels.issuperset(spec.required_labels)]
     usual = [pool for pool in cleared if pool.provider != JOIN]
-    chosen = [pool for pool in usual if pool.spot] or usual or cleared or every
+    suited = [pool for pool in usual if suits(spec.resources, kinds.get(pool.name, ()))]
+    chosen = [pool for pool in suited if pool.spot] or suited or usual or cleared or every
     return tuple(pool.name for pool in chosen)
 
 

@@ -7,7 +7,7 @@ of the same form, by cloud::
     aws:
       as_of: 2026-11-20
       source: our contract
-      types: {p5.48xlarge: {cpus: 192, gpus: 8}}
+      types: {p5.48xlarge: {cpus: 192, gpus: 8, memory: 2TiB, gpu: H100, gpu_memory: 80GB}}
       on_demand: {us-east-1: {p5.48xlarge: 41.5}}
 
 All prices are USD per hour. Spot prices of AWS are fetched from EC2 and are never in a table.
@@ -28,7 +28,7 @@ from vcasgd.errors import SpecError
 from vcasgd.fleet.pools import PoolSpec
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.spec.problems import spec_error
-from vcasgd.spec.values import StrictModel
+from vcasgd.spec.values import Size, StrictModel
 from vcasgd.spec.yaml import load_mapping
 
 
@@ -43,6 +43,9 @@ class ListPrice:
     as_of: float
     """Unix seconds."""
     source: str
+    memory_gb: float | None = None
+    gpu: str = ""
+    gpu_memory_gb: float | None = None
 
     def offer(self, spec: PoolSpec, zone: str, kind: str, price_per_hour: float) -> Offer:
         """Return an offer of a pool at a price of this list."""
@@ -57,12 +60,18 @@ class ListPrice:
             gpus=self.gpus if spec.gpus is None else spec.gpus,
             as_of=self.as_of,
             source=self.source,
+            memory_gb=spec.memory or self.memory_gb,
+            gpu=spec.gpu or self.gpu,
+            gpu_memory_gb=spec.gpu_memory or self.gpu_memory_gb,
         )
 
 
 class _MachineType(StrictModel):
     cpus: float = Field(gt=0)
     gpus: int = Field(default=0, ge=0)
+    memory: Size | None = None
+    gpu: str = ""
+    gpu_memory: Size | None = None
 
 
 class _Table(StrictModel):
@@ -120,6 +129,9 @@ class PriceTable:
             gpus=kind.gpus,
             as_of=datetime.combine(table.as_of, time(), UTC).timestamp(),
             source=f"{table.source} ({table.as_of})",
+            memory_gb=kind.memory,
+            gpu=kind.gpu,
+            gpu_memory_gb=kind.gpu_memory,
         )
 
     def price_or_highest(self, region: str, machine_type: str) -> float:

@@ -67,6 +67,9 @@ class PoolOffer(Schema):
     on_demand_price_per_hour: float
     as_of: float = Field(description="Time of the price.")
     source: str
+    memory_gb: float | None = None
+    gpu: str = Field(default="", description="Name of its GPUs.")
+    gpu_memory_gb: float | None = Field(default=None, description="Of one GPU.")
 
 
 class OfferView(PoolOffer):

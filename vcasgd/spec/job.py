@@ -17,7 +17,16 @@ from pydantic_core import PydanticCustomError
 from vcasgd.errors import SpecError
 from vcasgd.spec.environment import Commands, Environment, RequirementsFile, Secrets
 from vcasgd.spec.problems import spec_error
-from vcasgd.spec.sections import BaseSpec, EmaOrDecay, Evaluate, StartFrom, Stop, Tracks, Tuning
+from vcasgd.spec.sections import (
+    BaseSpec,
+    EmaOrDecay,
+    Evaluate,
+    Resources,
+    StartFrom,
+    Stop,
+    Tracks,
+    Tuning,
+)
 from vcasgd.spec.update import RoundsSpec, SmaSpec, Update
 from vcasgd.spec.values import Duration, StrictModel, check_plain
 from vcasgd.spec.yaml import load_mapping
@@ -245,6 +254,10 @@ class JobSpec(StrictModel, metaclass=_Constructor):
     update: Update = RoundsSpec()
     tuning: Tuning = Tuning()
     workers: Workers = Workers()
+    resources: Resources | None = Field(
+        default=None,
+        description="what each machine has at least; it chooses pools and machine types",
+    )
     priority: Priority = Field(
         default="normal", description="jobs of a higher priority get machines first"
     )
@@ -302,6 +315,16 @@ class JobSpec(StrictModel, metaclass=_Constructor):
     def _skips_alone(self) -> JobSpec:
         if self.skips_bad_samples and self.workers.gpus != 1:
             raise ValueError("on_bad_sample: skip can't be combined with workers.gpus; set it to 1")
+        return self
+
+    @model_validator(mode="after")
+    def _enough_gpus(self) -> JobSpec:
+        together, asked = self.workers.gpus, self.resources and self.resources.gpus
+        if together != "all" and asked and asked < together:
+            raise ValueError(
+                f"workers.gpus: {together} GPUs train as one worker, and resources.gpus asks for "
+                f"machines with {asked}; raise resources.gpus"
+            )
         return self
 
     @field_validator("args")

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from vcasgd.spec.values import Duration, StrictModel, parse_duration
+from vcasgd.spec.values import Duration, Size, StrictModel, parse_duration
 
 #: Name of a list of files, as ``sha256sum`` writes it. It makes the base the folder of these files.
 LIST_NAME = "SHA256SUMS"
@@ -266,6 +266,48 @@ def _ema(value: object) -> object:
 
 
 EmaOrDecay = Annotated[Ema | None, BeforeValidator(_ema)]
+
+
+#: Name of a GPU, or a part of it.
+GpuType = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,49}$")]
+
+
+class Resources(StrictModel):
+    """Least hardware of each machine of a job. ``gpu_memory`` is that of one GPU.
+
+    ``gpu_types``: the GPU's name has all words of one of these.
+    """
+
+    gpus: int | None = Field(default=None, ge=0, le=64, strict=True)
+    gpu_memory: Size | None = None
+    cpus: float | None = Field(default=None, gt=0, le=100_000)
+    memory: Size | None = None
+    gpu_types: tuple[GpuType, ...] | None = Field(default=None, min_length=1, max_length=50)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Resources:
+        if self.gpus == 0 and self.least_gpus:
+            raise ValueError("gpus: 0 can't be combined with gpu_memory and gpu_types")
+        return self
+
+    @property
+    def least_gpus(self) -> int:
+        """Least number of GPUs; a field about the GPU asks for one."""
+        needs_one = self.gpu_memory is not None or self.gpu_types is not None
+        return max(self.gpus or 0, int(needs_one))
+
+    def given(self) -> dict[str, str]:
+        """Return the fields that are set, as text."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        return {
+            name: " or ".join(value)
+            if isinstance(value, list)
+            else f"{value:g}"
+            if isinstance(value, float)
+            else str(value)
+            for name, value in values.items()
+        }
+
 
 #: Name of the project in trackers.
 PROJECT = "vcasgd"

@@ -70,6 +70,34 @@ Duration = Annotated[
 ]
 
 
+_GB = {
+    "M": 1e-3, "G": 1.0, "T": 1e3, "Mi": 2**20 / 1e9, "Gi": 2**30 / 1e9, "Ti": 2**40 / 1e9,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([MGT]i?)B?\s*", re.IGNORECASE)
+
+
+def parse_size(value: object) -> float:
+    """Parse a size of memory such as ``16GB`` or ``512MiB``, in GB (10⁹ bytes).
+
+    Raises :class:`ValueError`.
+    """
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not (size := round(float(match[1]) * _GB[match[2].capitalize()], 3)):
+        raise ValueError(f"must be a size with its unit, for example 16GB or 512MB; not {value!r}")
+    return size
+
+
+#: Memory in GB (10⁹ bytes), written with its unit.
+Size = Annotated[
+    float,
+    BeforeValidator(parse_size),
+    PlainSerializer(lambda value: f"{value:.12g}GB", return_type=str),
+    WithJsonSchema(
+        {"type": "string", "pattern": r"^\d+(\.\d+)? ?[MGT]i?B?$", "examples": ["16GB"]},
+        mode="validation",
+    ),
+]
+
 _TOO_LARGE = 10**MAX_DIGITS
 
 

@@ -1538,6 +1538,8 @@ export interface components {
              *     }
              */
             workers: components["schemas"]["Workers-Input"];
+            /** @description what each machine has at least; it chooses pools and machine types */
+            resources?: components["schemas"]["Resources-Input"] | null;
             /**
              * Priority
              * @description jobs of a higher priority get machines first
@@ -1727,6 +1729,8 @@ export interface components {
              *     }
              */
             workers: components["schemas"]["Workers-Output"];
+            /** @description what each machine has at least; it chooses pools and machine types */
+            resources?: components["schemas"]["Resources-Output"] | null;
             /**
              * Priority
              * @description jobs of a higher priority get machines first
@@ -1927,6 +1931,12 @@ export interface components {
              * @default
              */
             gpu: string;
+            /**
+             * Gpu Memory Mb
+             * @description Memory of one GPU, in MB; 0 if unknown.
+             * @default 0
+             */
+            gpu_memory_mb: number;
             /**
              * Machine
              * @description Name of the machine, if the stack ordered it.
@@ -2301,6 +2311,19 @@ export interface components {
             as_of: number;
             /** Source */
             source: string;
+            /** Memory Gb */
+            memory_gb: number | null;
+            /**
+             * Gpu
+             * @description Name of its GPUs.
+             * @default
+             */
+            gpu: string;
+            /**
+             * Gpu Memory Gb
+             * @description Of one GPU.
+             */
+            gpu_memory_gb: number | null;
             /** Pool */
             pool: string;
             /** Samples Per Second */
@@ -2480,6 +2503,19 @@ export interface components {
             as_of: number;
             /** Source */
             source: string;
+            /** Memory Gb */
+            memory_gb: number | null;
+            /**
+             * Gpu
+             * @description Name of its GPUs.
+             * @default
+             */
+            gpu: string;
+            /**
+             * Gpu Memory Gb
+             * @description Of one GPU.
+             */
+            gpu_memory_gb: number | null;
         };
         /**
          * PoolRow
@@ -2638,6 +2674,42 @@ export interface components {
              * @default
              */
             version: string;
+        };
+        /**
+         * Resources
+         * @description Least hardware of each machine of a job. ``gpu_memory`` is that of one GPU.
+         *
+         *     ``gpu_types``: the GPU's name has all words of one of these.
+         */
+        "Resources-Input": {
+            /** Gpus */
+            gpus?: number | null;
+            /** Gpu Memory */
+            gpu_memory?: string | null;
+            /** Cpus */
+            cpus?: number | null;
+            /** Memory */
+            memory?: string | null;
+            /** Gpu Types */
+            gpu_types?: string[] | null;
+        };
+        /**
+         * Resources
+         * @description Least hardware of each machine of a job. ``gpu_memory`` is that of one GPU.
+         *
+         *     ``gpu_types``: the GPU's name has all words of one of these.
+         */
+        "Resources-Output": {
+            /** Gpus */
+            gpus?: number | null;
+            /** Gpu Memory */
+            gpu_memory?: string | null;
+            /** Cpus */
+            cpus?: number | null;
+            /** Memory */
+            memory?: string | null;
+            /** Gpu Types */
+            gpu_types?: string[] | null;
         };
         /**
          * ResumeRequest

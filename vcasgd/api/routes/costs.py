@@ -61,7 +61,7 @@ def plan_job(services: ServicesDep, body: PlanRequest) -> PlanView:
         vacant=[pool.with_room(vacant=True) for pool in offered],
         store_zone=services.settings.store_zone,
     )
-    named = pools_of_job(body.spec, offered)
+    named = pools_of_job(body.spec, offered, {pool.name: pool.kinds for pool in offered})
     costs_money = any(_costs_money(pools.get(name)) for name in named)
     return plan.model_copy(update={"costs_money": costs_money})
 

@@ -17,6 +17,7 @@ from vcasgd.api.routes.files import object_name, stored_checkpoints
 from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.encryption import StorageCipher
 from vcasgd.errors import NotFound, SpecError
+from vcasgd.fleet.hardware import check_resources
 from vcasgd.fleet.observed import pools_in
 from vcasgd.fleet.pools import pools_of_job
 from vcasgd.logging import isolated
@@ -164,7 +165,9 @@ def _with_start(services: Services, spec: JobSpec) -> JobSpec:
 def _check_pools(control: Control, spec: JobSpec) -> None:
     """Check the job's pools and labels, once a controller has reported its pools."""
     pools = control.pools()
-    names = pools_of_job(spec, pools_in(pools))
+    offered = pools_in(pools)
+    kinds = {pool.name: pool.kinds for pool in offered}
+    names = pools_of_job(spec, offered, kinds)
     unknown = [name for name in names if name not in pools]
     if pools and unknown:
         raise SpecError(
@@ -181,6 +184,8 @@ def _check_pools(control: Control, spec: JobSpec) -> None:
             remedy="choose a pool with these labels; vcasgd plan shows why each one is excluded",
             field="labels",
         )
+    if pools:
+        check_resources(spec.resources, names, kinds)
 
 
 @router.get("/jobs", dependencies=READ, responses=documented(404))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from vcasgd.controller.fleet.costs import CostLedger, Speeds
 from vcasgd.errors import JobUnreadable, NotFound
 from vcasgd.fleet.costs import affordable, commitment, pause_reason
+from vcasgd.fleet.hardware import Hardware, shortfalls
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan.market import price_of
 from vcasgd.fleet.pools import PoolSpec, pools_of_job
@@ -40,6 +41,8 @@ class ClearancePolicy:
         self._owners = Owners(ledger)
         self._published: dict[str, frozenset[str]] | None = None
         self._pools: dict[str, PoolSpec] = {}
+        #: What the machines of each pool have, as far as it is known.
+        self.kinds: Mapping[str, Collection[Hardware]] = {}
 
     def set_pools(self, pools: dict[str, PoolSpec]) -> None:
         """Set the present pools, and publish their labels to the ledger before anything else."""
@@ -64,7 +67,7 @@ class ClearancePolicy:
 
     def wanted(self, job: JobRecord) -> tuple[str, ...]:
         """Return the pools that the job names, or the default ones."""
-        return pools_of_job(job.spec, self._pools.values())
+        return pools_of_job(job.spec, self._pools.values(), self.kinds)
 
     def is_volunteer(self, pool: str) -> bool:
         """Return True if the machines of a pool belong to people who aren't well known."""
@@ -133,7 +136,14 @@ class Demands:
         workers = job.spec.workers
         most = (job.facts.most_workers(job.spec) if job.facts else None) or workers.max
         pools, barred = self._clearance.divide(job)
-        left, why = self._budget(job, own, limits, _least_cost(limits, pools, offers), now)
+        wanted = job.spec.resources
+        offered = [
+            each
+            for pool in pools
+            for each in offers.get(pool, ())
+            if wanted is None or not shortfalls(wanted, each.hardware)
+        ]
+        left, why = self._budget(job, own, limits, _least_cost(limits, offered), now)
         has_machines = job.state in WITH_MACHINES
         if has_machines and why:
             self._jobs.transition(job.id, JobState.PAUSED, WITH_MACHINES, why=why)
@@ -155,6 +165,7 @@ class Demands:
             priority=PRIORITIES[job.spec.priority],
             weight=job.spec.weight,
             owner=job.owner,
+            resources=job.spec.resources,
         )
 
     def unpaid(self, jobs: Sequence[JobRecord]) -> dict[str, str]:
@@ -231,10 +242,8 @@ def _no_pool(job: JobRecord, wanted: Collection[str], pools: Collection[str]) ->
     return f"workers.pools: there is no pool {names}; known: {', '.join(pools)}"
 
 
-def _least_cost(
-    limits: Limits, pools: Sequence[str], offers: Mapping[str, Sequence[Offer]]
-) -> float:
+def _least_cost(limits: Limits, offers: Iterable[Offer]) -> float:
     """Return the USD that the cheapest machine costs at least."""
-    prices = [price_of(each, spot=each.spot) for pool in pools for each in offers.get(pool, ())]
+    prices = [price_of(each, spot=each.spot) for each in offers]
     seconds = max(limits.billing_seconds, limits.exit_seconds)
     return min(prices, default=0.0) * seconds / 3600

@@ -98,6 +98,8 @@ class MachineActuator:
                 spot=action.spot,
                 zone=action.zone,
                 on_demand_price_per_hour=on_demand,
+                # Until it is listed with its type, any of those that were requested.
+                hardware=offers[0].hardware if offers else None,
             )
             for name in names
         ]

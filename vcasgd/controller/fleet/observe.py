@@ -9,6 +9,7 @@ from dataclasses import replace
 from vcasgd.controller.fleet.demands import Demands, owner_limits
 from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.workers import drain_seconds
+from vcasgd.fleet.hardware import Hardware
 from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.fleet.observed import (
     JobDemand,
@@ -98,7 +99,11 @@ class Observer:
         self._launches.load()
         self._launches.joined(one for one in machines if one.id in self._workplaces.nodes)
         in_use = Counter(one.pool for one in machines if one.state in STAYING)
-        views = tuple(self._pool(name, in_use[name], now) for name in self._pools.specs)
+        reported = _reported(machines)
+        views = tuple(
+            self._pool(name, in_use[name], reported[name], now) for name in self._pools.specs
+        )
+        self._fleet.clearance.kinds = {view.name: view.kinds for view in views}
         offers: dict[str, Sequence[Offer]] = {view.name: view.offers or () for view in views}
         payers = self._fleet.costs.payers
         paid: defaultdict[str, list[Machine]] = defaultdict(list)
@@ -198,7 +203,7 @@ class Observer:
 
     # -- pools ---------------------------------------------------------------------------------
 
-    def _pool(self, name: str, in_use: int, now: float) -> PoolStatus:
+    def _pool(self, name: str, in_use: int, hardware: Iterable[Hardware], now: float) -> PoolStatus:
         spec, stored = self._pools.specs[name], self._launches.pool(name)
         offers, problem = self._cloud.offers(name)
         capacity = self._capacity(name)
@@ -228,6 +233,8 @@ class Observer:
             boot_seconds=spec.boot_seconds,
             max_price=spec.max_price_per_hour,
             launching_on_demand=sum(not one.spot for one in unlisted),
+            launching_kinds=Counter((one.spot, one.hardware) for one in unlisted if one.hardware),
+            hardware=tuple(hardware),
             provider=spec.provider,
             labels=spec.labels,
             trust=spec.trust,
@@ -247,6 +254,15 @@ def _with_notice(one: Machine, notice: Notice | None, now: float) -> Machine:
     if notice.kind is NoticeKind.REBALANCE and one.advised_at is None:
         return replace(one, advised_at=notice.at or now)
     return one
+
+
+def _reported(machines: Iterable[Machine]) -> defaultdict[str, dict[Hardware, None]]:
+    """Return, by pool, what machines reported of themselves; each kind is there once."""
+    kinds: defaultdict[str, dict[Hardware, None]] = defaultdict(dict)
+    for one in machines:
+        if one.hardware is not None and one.state in STAYING:
+            kinds[one.pool][one.hardware] = None
+    return kinds
 
 
 def _gpus(beats: Mapping[str, Mapping[str, Heartbeat]]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from vcasgd.errors import CloudUnavailable, FleetError, SpecError, StoreError
+from vcasgd.fleet.hardware import Hardware
 from vcasgd.fleet.pools import JOIN, JOINING_PROVIDERS, ORDERED_PROVIDERS, PoolSpec, pool_row
 from vcasgd.fleet.providers.base import Machine, MachineState, Provider
 from vcasgd.fleet.providers.joining import JoinedFleet
@@ -226,7 +227,14 @@ def _machine(machine: JoinedMachine, report: MachineReport, end: MachineEnd | No
         spot=True,
         zone="anywhere",
         machine_type=machine_type(machine),
+        hardware=_hardware(machine),
     )
+
+
+def _hardware(machine: JoinedMachine) -> Hardware:
+    # Rounded, so that a pool has few kinds.
+    memory, of_gpu = round(machine.memory_mb / 1e3) or None, round(machine.gpu_memory_mb / 1e3)
+    return Hardware(machine.cpus, memory, machine.gpus, machine.gpu, of_gpu or None)
 
 
 def machine_type(machine: JoinedMachine) -> str:

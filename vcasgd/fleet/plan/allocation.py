@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from vcasgd.fleet.hardware import Hardware, shortfalls
 from vcasgd.fleet.observed import JobDemand, Observed, WorkerView, highest_price
 from vcasgd.fleet.plan.actions import Blame, Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.market import Markets
@@ -21,6 +22,9 @@ from vcasgd.fleet.plan.staff import (
 )
 from vcasgd.fleet.providers.base import Machine
 
+#: Ids of machines by pool, spot, and hardware.
+Coming = defaultdict[tuple[str, bool], defaultdict[Hardware | None, deque[str]]]
+
 
 class Allocation:
     """Allocation of one round. ``failed`` has the machines that end in it, with reasons."""
@@ -34,19 +38,23 @@ class Allocation:
         self._pools = {pool.name: pool for pool in state.pools}
         self._markets = Markets(state, [(b.pool, b.zone, b.spot) for b in blames], now)
         self._sells_spot: dict[str, bool] = {}
+        self._hardware = hardware_by_type(state)
         self._staff: dict[str, Staff]
         self._staff, spare = divide(state, self._machines, self._replaceable, now)
         self._spare = {worker.name: worker for worker in spare}
-        self._spare_stock = Stock((self._machines[one.machine_id], one.name) for one in spare)
+        self._spare_stock = Stock(
+            ((self._machines[one.machine_id], one.name) for one in spare), self._kind
+        )
         self._idle = {one.id: one for one in self._idle_machines()}
-        self._idle_stock = Stock((one, one.id) for one in self._idle.values())
-        self._vacated_stock = Stock(
+        self._idle_stock = Stock(((one, one.id) for one in self._idle.values()), self._kind)
+        vacated = (
             (self._machines[worker.machine_id], worker.machine_id)
             for worker in state.workers
             if worker.alive
             and worker.name in state.draining
             and worker.machine_id in self._machines
         )
+        self._vacated_stock = Stock(vacated, self._kind)
         self._coming = self._coming_machines()
         self._shares = Shares(state.jobs)
         self._rooms = OwnerRooms(state, self._machines)
@@ -84,7 +92,7 @@ class Allocation:
         and only those that have been held for a while.
         """
         by_name = {each.worker.name: each for each in self._donations}
-        donors = Donors(by_name.values(), self._shares, self._highest_price, _any)
+        donors = Donors(by_name.values(), self._shares, self._highest_price, _any, self._kind)
         stops = preempt_for_minimum(self._minimum_claims, donors)
         waiting = [claim for claim in self._share_claims if self._has_waited(claim.job)]
         if self._state.nodes is None or not waiting:
@@ -92,7 +100,8 @@ class Allocation:
         for stop in stops:
             del by_name[stop.name]
         held = [each for each in by_name.values() if self._is_held(each.worker)]
-        donors = Donors(held, self._shares, self._highest_price, self._does_not_return)
+        allowed = self._does_not_return
+        donors = Donors(held, self._shares, self._highest_price, allowed, self._kind)
         return stops + preempt_for_share(waiting, donors, self._shares)
 
     def missing(self) -> Counter[str]:
@@ -226,16 +235,30 @@ class Allocation:
     def _await(self, job: JobDemand, on_demand: bool) -> bool:
         for pool in job.pools:
             for spot in (False,) if on_demand else (True, False):
-                if self._coming[pool, spot]:
-                    self._coming[pool, spot].popleft()
-                    return True
+                for kind, coming in self._coming[pool, spot].items():
+                    if coming and self._suits(job, kind):
+                        coming.popleft()
+                        return True
         return False
 
-    def _limit(self, job: JobDemand) -> Callable[[str], float]:
-        return lambda pool: self._highest_price(job, pool)
+    def _limit(self, job: JobDemand) -> Callable[[str, Hardware | None], float]:
+        return lambda pool, kind: self._highest_price(job, pool, kind)
 
-    def _highest_price(self, job: JobDemand, pool: str) -> float:
-        return highest_price(self._pools.get(pool), job)
+    def _highest_price(self, job: JobDemand, pool: str, kind: Hardware | None) -> float:
+        """Return minus infinity if machines of the kind don't suit the job."""
+        suits = self._suits(job, kind)
+        return highest_price(self._pools.get(pool), job) if suits else float("-inf")
+
+    def _suits(self, job: JobDemand, kind: Hardware | None) -> bool:
+        if job.resources is None:
+            return True
+        return kind is not None and not shortfalls(job.resources, kind)
+
+    def _kind(self, one: Machine) -> Hardware | None:
+        """Return a machine's hardware; None for all machines if no job asks for any."""
+        if self._hardware is None:
+            return None
+        return one.hardware or self._hardware.get((one.pool, one.machine_type))
 
     # -- preemption ----------------------------------------------------------------------------
 
@@ -278,25 +301,41 @@ class Allocation:
         free = nodes - self._busy()
         return [one for one in self._machines.values() if one.id in free]
 
-    def _coming_machines(self) -> defaultdict[tuple[str, bool], deque[str]]:
-        """Return, by pool and kind, the ids of machines that will soon be idle.
+    def _coming_machines(self) -> Coming:
+        """Return the ids of machines that will soon be idle.
 
         The id is empty for machines that are not listed yet.
         """
         joined = self._busy() | (self._state.nodes or frozenset())
-        coming: defaultdict[tuple[str, bool], deque[str]] = defaultdict(deque)
+        coming: Coming = defaultdict(lambda: defaultdict(deque))
         for one in self._machines.values():
             if one.id not in joined:
-                coming[one.pool, one.spot].append(one.id)
-        self._coming_ids = {id_ for ids in coming.values() for id_ in ids}
+                coming[one.pool, one.spot][self._kind(one)].append(one.id)
+        self._coming_ids = {id_ for ids in _queues(coming) for id_ in ids}
         for pool in self._state.pools:
+            known = pool.launching_kinds if self._hardware is not None else {}
+            for (spot, kind), count in known.items():
+                coming[pool.name, spot][kind] += [""] * count
             for spot in (True, False):
-                coming[pool.name, spot] += [""] * pool.launching_of(spot=spot)
+                of_kind = sum(count for (each, _), count in known.items() if each is spot)
+                coming[pool.name, spot][None] += [""] * (pool.launching_of(spot=spot) - of_kind)
         return coming
 
     def _unneeded_booting(self) -> list[Machine]:
-        left = {id_ for ids in self._coming.values() for id_ in ids}
+        left = {id_ for ids in _queues(self._coming) for id_ in ids}
         return [one for one in self._machines.values() if one.id in left]
+
+
+def hardware_by_type(state: Observed) -> dict[tuple[str, str], Hardware] | None:
+    """Return the hardware of each pool's types for sale; None if no job asks for any."""
+    if all(job.resources is None for job in state.jobs):
+        return None
+    offers = (offer for pool in state.pools for offer in pool.offers or ())
+    return {(offer.pool, offer.machine_type): offer.hardware for offer in offers}
+
+
+def _queues(coming: Coming) -> Iterator[deque[str]]:
+    return (queue for kinds in coming.values() for queue in kinds.values())
 
 
 def _any(_donation: Donation, _job: JobDemand) -> bool:

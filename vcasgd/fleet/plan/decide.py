@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vcasgd.fleet.hardware import suits
 from vcasgd.fleet.observed import JobDemand, Observed
 from vcasgd.fleet.plan.actions import Action, Blame, StopWorker, Terminate
 from vcasgd.fleet.plan.allocation import Allocation
@@ -154,5 +155,9 @@ def _causes(
         "of lower priority": sum(each < 0 for each in others),
     }
     causes = [f"{count} job{'s'[: count > 1]} {kind}" for kind, count in groups.items() if count]
-    pools = (pool for pool in state.pools if pool.name in job.pools)
-    return causes + [f"{pool.name}: {pool.reason}" for pool in pools if pool.reason]
+    for pool in state.pools:
+        if pool.name in job.pools and not suits(job.resources, pool.kinds):
+            causes.append(f"{pool.name}: no machine has the resources")
+        elif pool.name in job.pools and pool.reason:
+            causes.append(f"{pool.name}: {pool.reason}")
+    return causes

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from vcasgd.fleet.hardware import shortfalls
 from vcasgd.fleet.observed import JobDemand, Observed, PoolStatus, Rates, highest_price
 from vcasgd.fleet.plan.actions import Launch, launch_token, market_name
 from vcasgd.fleet.providers.base import Offer
@@ -130,8 +131,13 @@ class Markets:
         return self._zones_of[key]
 
     def _affordable_offers(self, pool: PoolStatus, job: JobDemand, spot: bool) -> list[Offer]:
-        limit = highest_price(pool, job)
-        return [each for each in pool.offers or () if price_of(each, spot=spot) <= limit]
+        limit, wanted = highest_price(pool, job), job.resources
+        return [
+            each
+            for each in pool.offers or ()
+            if price_of(each, spot=spot) <= limit
+            and (wanted is None or not shortfalls(wanted, each.hardware))
+        ]
 
     def _open(self, pool: PoolStatus, zone: str, spot: bool) -> bool:
         if (pool.name, zone, spot) in self._blamed:

@@ -7,14 +7,19 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
+from operator import itemgetter
 from typing import Generic, TypeVar
 
+from vcasgd.fleet.hardware import Hardware
 from vcasgd.fleet.observed import JobDemand, Observed, WorkerView
 from vcasgd.fleet.plan.actions import StopWorker
 from vcasgd.fleet.plan.shares import Shares
 from vcasgd.fleet.providers.base import Machine
 
 Item = TypeVar("Item")
+
+#: Returns what a machine has; None for all machines if no job asks for anything.
+KindOf = Callable[[Machine], Hardware | None]
 
 
 @dataclass
@@ -108,35 +113,41 @@ def worth(machine: Machine) -> tuple[float, float, str]:
 
 
 class Stock(Generic[Item]):
-    """Items on machines. Taking one costs the same however many there are.
+    """Items on machines. Taking one costs the same however many of a kind there are.
 
     Machines that the cloud recommends leaving are not in stock.
     """
 
-    def __init__(self, items: Iterable[tuple[Machine, Item]]) -> None:
+    def __init__(self, items: Iterable[tuple[Machine, Item]], kind_of: KindOf) -> None:
         """Sort the items by the worth of their machines; equal ones keep their order."""
-        self._queues: defaultdict[tuple[str, bool], deque[tuple[Machine, Item]]]
-        self._queues = defaultdict(deque)
+        self._queues: defaultdict[
+            tuple[str, bool], defaultdict[Hardware | None, deque[tuple[Machine, Item]]]
+        ]
+        self._queues = defaultdict(lambda: defaultdict(deque))
         for one, item in sorted(items, key=lambda each: worth(each[0])):
             if one.advised_at is None:
-                self._queues[one.pool, one.spot].append((one, item))
+                self._queues[one.pool, one.spot][kind_of(one)].append((one, item))
 
     def take(
-        self, pools: Sequence[str], limit: Callable[[str], float], *, on_demand: bool
+        self,
+        pools: Sequence[str],
+        limit: Callable[[str, Hardware | None], float],
+        *,
+        on_demand: bool,
     ) -> Item | None:
         """Remove and return the item on the best machine of several pools, or None.
 
-        ``limit`` returns a pool's maximum price in USD per hour. ``on_demand`` excludes spot
-        machines.
+        ``limit`` returns the maximum price of a pool's machines of a kind, in USD per hour.
+        ``on_demand`` excludes spot machines.
         """
-        kinds = (False,) if on_demand else (True, False)
         # The head of a queue is its cheapest machine, so no other one can be below the limit.
         heads = [
             queue
             for pool in pools
-            for spot in kinds
-            if (queue := self._queues.get((pool, spot)))
-            and queue[0][0].price_per_hour <= limit(pool)
+            for spot in ((False,) if on_demand else (True, False))
+            if (pool, spot) in self._queues
+            for kind, queue in self._queues[pool, spot].items()
+            if queue and queue[0][0].price_per_hour <= limit(pool, kind)
         ]
         if not heads:
             return None
@@ -164,8 +175,8 @@ class Donation:
 
 #: Returns True if a machine may be taken for a job.
 Allowed = Callable[[Donation, JobDemand], bool]
-#: Returns a job's maximum price in a pool, in USD per hour.
-PriceLimit = Callable[[JobDemand, str], float]
+#: Returns a job's maximum price for machines of a kind in a pool, in USD per hour.
+PriceLimit = Callable[[JobDemand, str, Hardware | None], float]
 
 
 class Donors:
@@ -180,16 +191,20 @@ class Donors:
         shares: Shares,
         limit: PriceLimit,
         allowed: Allowed,
+        kind_of: KindOf,
     ) -> None:
         self._shares, self._limit, self._allowed = shares, limit, allowed
-        self._machines: dict[str, defaultdict[tuple[str, bool], list[Donation]]] = {}
+        self._machines: dict[
+            str, defaultdict[tuple[str, bool], dict[Hardware | None, list[Donation]]]
+        ] = {}
         jobs: dict[str, JobDemand] = {}
         for each in sorted(donations, key=lambda each: worth(each.machine)):
             if each.machine.advised_at is not None:
                 continue
             jobs[each.job.job] = each.job
-            groups = self._machines.setdefault(each.job.job, defaultdict(list))
-            groups[each.machine.pool, each.machine.spot].append(each)
+            groups = self._machines.setdefault(each.job.job, defaultdict(dict))
+            kinds = groups[each.machine.pool, each.machine.spot]
+            kinds.setdefault(kind_of(each.machine), []).append(each)
         self._queue = [(shares.next_to_give(job), job) for job in jobs.values()]
         heapify(self._queue)
 
@@ -212,18 +227,18 @@ class Donors:
         return taken
 
     def _take_from(self, donor: str, claim: Claim) -> Donation | None:
-        groups, best = self._machines[donor], None
+        groups = self._machines[donor]
+        best: tuple[tuple[float, float, str], list[Donation], int] | None = None
         for pool in claim.job.pools:
             for spot in (False,) if claim.on_demand else (True, False):
-                group = groups.get((pool, spot))
-                index = self._dearest(group, claim.job, pool) if group else None
-                if group and index is not None:
-                    key = worth(group[index].machine)
-                    best = max(best, (key, group, index)) if best else (key, group, index)
+                for kind, group in groups.get((pool, spot), {}).items():
+                    index = self._dearest(group, self._limit(claim.job, pool, kind), claim.job)
+                    if index is not None:
+                        found = worth(group[index].machine), group, index
+                        best = max(best, found, key=itemgetter(0)) if best else found
         return best[1].pop(best[2]) if best else None
 
-    def _dearest(self, group: list[Donation], job: JobDemand, pool: str) -> int | None:
-        limit = self._limit(job, pool)
+    def _dearest(self, group: list[Donation], limit: float, job: JobDemand) -> int | None:
         affordable = bisect_right(group, limit, key=lambda each: each.machine.price_per_hour)
         indices = (at for at in reversed(range(affordable)) if self._allowed(group[at], job))
         return next(indices, None)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from vcasgd.fleet.hardware import Hardware
 from vcasgd.printable import printable
 
 #: Placeholder for the machine's id in a :class:`Boot`; the id is unknown before the launch.
@@ -58,6 +59,8 @@ class Machine:
     """On-demand price of this type in this zone."""
     advised_at: float | None = None
     """Since when the cloud has recommended leaving it; it may still run for long."""
+    hardware: Hardware | None = None
+    """What it reported of itself; None if it is that of the offers of its type."""
     joined: bool = False
     """True if it is part of the cluster; ``was_up``: if it ever was."""
     was_up: bool = False
@@ -69,12 +72,14 @@ class Machine:
 
     def to_row(self) -> dict[str, Any]:
         """Return the machine as JSON data."""
-        return {**vars(self), "state": self.state.value}
+        hardware = None if self.hardware is None else vars(self.hardware)
+        return {**vars(self), "state": self.state.value, "hardware": hardware}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Machine:
         """Return the machine that :meth:`to_row` described."""
-        return cls(**{**row, "state": MachineState(row["state"])})
+        hardware = Hardware(**row["hardware"]) if row.get("hardware") else None
+        return cls(**{**row, "state": MachineState(row["state"]), "hardware": hardware})
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,15 @@ class Offer:
     """Time of the price (Unix seconds)."""
     source: str
     """Source of the price, as text for people."""
+    memory_gb: float | None = None
+    gpu: str = ""
+    gpu_memory_gb: float | None = None
+    """The last three are as those of :class:`~vcasgd.fleet.hardware.Hardware`."""
+
+    @property
+    def hardware(self) -> Hardware:
+        """Hardware of a machine of this type."""
+        return Hardware(self.cpus, self.memory_gb, self.gpus, self.gpu, self.gpu_memory_gb)
 
 
 @dataclass(frozen=True)

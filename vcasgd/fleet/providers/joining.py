@@ -199,6 +199,9 @@ class OrderedProvider(PooledProvider[Ordered]):
             gpus=spec.gpus or 0,
             as_of=time.time(),
             source="the pools file",
+            memory_gb=spec.memory or spec.template.memory_gb,
+            gpu=spec.gpu or "",
+            gpu_memory_gb=spec.gpu_memory,
         )
 
     def _machine(self, one: OrderedMachine, left_at: float | None) -> Machine:

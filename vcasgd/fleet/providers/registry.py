@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from vcasgd.container_limits import processors
+from vcasgd.container_limits import memory_bytes, processors
 from vcasgd.errors import SpecError, VcasgdError
 from vcasgd.fleet.pools import (
     LOCAL_POOL,
@@ -115,13 +115,15 @@ def ask_account(settings: Settings, pool: PoolSpec) -> AccountAnswer:
 def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:
     """Return a local pool, with the settings as defaults."""
     template = spec.template
+    capacity = settings.local_capacity if spec.max_machines is None else spec.max_machines
+    gpus = visible_gpus()[: settings.local_gpus] if spec.gpus else []
 
     def default_to(value: float | None, otherwise: float) -> float:
         return otherwise if value is None else value
 
     return LocalPool(
         spec.name,
-        settings.local_capacity if spec.max_machines is None else spec.max_machines,
+        capacity,
         price_per_hour=default_to(template.price_per_hour, settings.local_price_per_hour),
         on_demand_price_per_hour=default_to(
             template.on_demand_price_per_hour, settings.local_on_demand_price_per_hour
@@ -133,7 +135,12 @@ def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:
         machine_types=spec.machine_types,
         cpus=spec.cpus or 1.0,
         gpus=spec.gpus or 0,
-        devices=tuple(_local_gpus(settings)) if spec.gpus else (),
+        # The machines share the memory of this computer.
+        memory_gb=spec.memory or round(memory_bytes() / 1e9 / max(1, capacity), 1),
+        gpu=spec.gpu or next((gpu.name for gpu in gpus), ""),
+        gpu_memory_gb=spec.gpu_memory
+        or min((round(gpu.memory_bytes / 1e9, 1) for gpu in gpus), default=None),
+        devices=tuple(gpu.uuid for gpu in gpus),
     )
 
 

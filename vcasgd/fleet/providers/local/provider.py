@@ -60,6 +60,9 @@ class LocalPool:
     machine_types: tuple[str, ...] = ("process",)
     cpus: float = 1.0
     gpus: int = 0
+    memory_gb: float | None = None
+    gpu: str = ""
+    gpu_memory_gb: float | None = None
     #: GPUs of this computer that the machines take turns over, as in ``CUDA_VISIBLE_DEVICES``.
     #: Without any, each machine sees all.
     devices: tuple[str, ...] = ()
@@ -130,6 +133,9 @@ class LocalProvider(PooledProvider[LocalPool]):
             gpus=spec.gpus,
             as_of=time.time(),
             source="settings of the pool",
+            memory_gb=spec.memory_gb,
+            gpu=spec.gpu,
+            gpu_memory_gb=spec.gpu_memory_gb,
         )
 
     def _launch(self, order: LaunchOrder[LocalPool]) -> list[str]:
