@@ -32,9 +32,10 @@ LONG = ("browser", "cluster", "terraform", "agent", "stack", "system", "infra", 
 
 # The time that an example takes depends on the load of the machine.
 settings.register_profile(
-    "patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "thorough", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("patient")
+#: Most examples of a property in ``make test``; ``--extended`` tries a hundred.
+settings.register_profile("short", settings.get_profile("thorough"), max_examples=30)
 
 # A shell starts background commands with SIGINT ignored, and their children inherit that.
 if threading.current_thread() is threading.main_thread() and (
@@ -66,6 +67,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="also run long tests, and every store test on Redis as well as on Valkey",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("thorough" if config.getoption("--extended") else "short")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -20,7 +20,7 @@ from support.api_harness import running
 from support.gateways import RunningGateway, gateway_of
 from support.harness import Process
 from support.waiting import await_truth
-from support.wheels import build_own_wheel
+from support.wheels import build_own_wheel, write_wheel
 
 import vcasgd
 from vcasgd.spec.access import Scope
@@ -67,8 +67,10 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with wheels, which stands for the package index of a machine's owner."""
     folder = tmp_path_factory.mktemp("wheels")
     index = folder / "index"
-    for version in (OLD, NEW, PREVIEW, PRIVATE):
+    for version in (OLD, NEW):
         build_own_wheel(folder / version, version, index)
+    for version in (PREVIEW, PRIVATE):  # which nobody installs
+        write_wheel(index, "vcasgd", version, "")
     return index
 
 
@@ -133,6 +135,12 @@ def installation(index: Path, tmp_path: Path) -> Installation:
 
 
 @pytest.fixture(scope="module")
+def unchanged(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """An installation for tests that leave it as it is."""
+    return old_version(index, tmp_path_factory.mktemp("unchanged") / "environment")
+
+
+@pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
     home = tmp_path_factory.mktemp("gateway")
     with running(home) as api, gateway_of(home, api) as gateway:
@@ -158,15 +166,15 @@ def joining(
 
 
 def test_without_the_option_a_machine_says_what_to_install(
-    gateway: RunningGateway, installation: Installation
+    gateway: RunningGateway, unchanged: Installation
 ) -> None:
-    with joining(gateway, installation, "ann") as (process, log):
+    with joining(gateway, unchanged, "ann") as (process, log):
         assert process.wait(60) == 1
-    command = shlex.join([installation.python, "-m", "pip", "install", f"vcasgd=={NEW}"])
+    command = shlex.join([unchanged.python, "-m", "pip", "install", f"vcasgd=={NEW}"])
     said = log.read_text()
     assert f"error: the stack has vcasgd {NEW}, and this machine {OLD}\n" in said
     assert f"remedy: {command}, or join with --update" in said
-    assert installation.version == OLD
+    assert unchanged.version == OLD
 
 
 @pytest.mark.slow
@@ -223,13 +231,13 @@ def test_machine_leaves_and_updates_when_the_stack_gets_another_version(
         assert process.terminate() == 0
 
 
-def test_versions_that_are_not_installed_have_reasons(installation: Installation) -> None:
-    said = installation.update(*REFUSED)
+def test_versions_that_are_not_installed_have_reasons(unchanged: Installation) -> None:
+    said = unchanged.update(*REFUSED)
 
     assert len(said) == len(REFUSED)
     for (version, reason), words in zip(REFUSED.items(), said, strict=True):
         assert reason in words, version
-    assert installation.version == OLD
+    assert unchanged.version == OLD
 
 
 def test_an_update_that_changes_nothing_is_not_repeated(

@@ -35,7 +35,7 @@ from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
-#: Scenarios that take less than a minute.
+#: Scenarios that continuous integration runs, because they take less than a minute.
 QUICK = ("no-capacity",)
 WORKERS = 3
 FREEZE = {"what": "freeze", "where": "ledger", "when": 3, "for": 5}
@@ -360,7 +360,11 @@ def test_full_disk_has_no_space_until_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else pytest.mark.extended)
+        pytest.param(
+            path,
+            id=path.stem,
+            marks=pytest.mark.ci if path.stem in QUICK else pytest.mark.extended,
+        )
         for path in sorted(SCENARIOS.glob("*.yaml"))
     ],
 )

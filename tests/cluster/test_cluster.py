@@ -106,6 +106,23 @@ def rig() -> Iterator[Rig]:
         rig.close()
 
 
+@pytest.fixture(scope="module")
+def driver(rig: Rig) -> Iterator[Driver]:
+    """A driver for tests that leave the head alive."""
+    driver = Driver(rig)
+    yield driver
+    driver.end()
+
+
+@pytest.fixture(scope="module")
+def machine(rig: Rig) -> Iterator[str]:
+    """The id of a machine for tests that leave it alive."""
+    name = f"i-{next(MACHINES)}"
+    rig.start_node(name)
+    yield name
+    rig.kill(name)
+
+
 @pytest.fixture
 def connect(rig: Rig) -> Iterator[Callable[[], Driver]]:
     """Create drivers, one per process of the head."""
@@ -145,10 +162,7 @@ def listening(leader: int) -> list[tuple[str, int]]:
 
 
 @pytest.mark.slow
-def test_worker_starts_once_and_stops(
-    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
-) -> None:
-    driver, machine = connect(), start_node()
+def test_worker_starts_once_and_stops(rig: Rig, driver: Driver, machine: str) -> None:
     pid = start_worker(rig, driver, machine)
 
     # A second request has no effect
@@ -176,9 +190,8 @@ def test_worker_starts_once_and_stops(
 
 @pytest.mark.slow
 def test_workers_that_end_are_reported_and_start_again(
-    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
+    rig: Rig, driver: Driver, machine: str
 ) -> None:
-    driver, machine = connect(), start_node()
     pid = start_worker(rig, driver, machine)
 
     # When its process is killed
@@ -205,10 +218,11 @@ def runner(rig: Rig, machine: str) -> int:
 
 @pytest.mark.slow
 def test_a_machine_without_a_worker_reports_its_notices(
-    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
+    rig: Rig, driver: Driver, machine: str
 ) -> None:
-    driver, machine = connect(), start_node()
     await_truth(lambda: driver.has(machine))
+    driver.stop(machine)
+    await_truth(lambda: driver.state(machine) is None)
     assert driver.see().notices == {}
 
     write_notice(rig.notice_file(machine), NoticeKind.REBALANCE, None)
@@ -221,8 +235,8 @@ def test_a_machine_without_a_worker_reports_its_notices(
 
 
 @pytest.mark.slow
-def test_no_secret_on_any_command_line(rig: Rig, connect: Callable[[], Driver]) -> None:
-    connect().see()
+def test_no_secret_on_any_command_line(rig: Rig, driver: Driver) -> None:
+    driver.see()
     for process in session(rig.processes["head"].pid):
         line = " ".join(process.cmdline())
         assert PASSWORD not in line
@@ -230,8 +244,8 @@ def test_no_secret_on_any_command_line(rig: Rig, connect: Callable[[], Driver]) 
 
 
 @pytest.mark.slow
-def test_client_without_the_token_is_rejected(rig: Rig, connect: Callable[[], Driver]) -> None:
-    connect().see()
+def test_client_without_the_token_is_rejected(rig: Rig, driver: Driver) -> None:
+    driver.see()
     stranger = f"""
 from vcasgd.cluster import Cluster
 Cluster.connect("{rig.address}", "{NAMESPACE}", timeout=5)
@@ -240,6 +254,14 @@ Cluster.connect("{rig.address}", "{NAMESPACE}", timeout=5)
         [sys.executable, "-c", stranger], capture_output=True, text=True, timeout=PATIENCE
     )
     assert "ClusterError" in done.stderr
+
+
+@pytest.mark.slow
+def test_files_of_ray_stay_in_its_folder(rig: Rig, driver: Driver) -> None:
+    driver.see()
+    head = session(rig.processes["head"].pid)
+    used = {Path(file.path) for process in head for file in process.open_files()}
+    assert not {path for path in used if not path.is_relative_to(rig.folder)}
 
 
 @pytest.mark.ci
@@ -324,11 +346,3 @@ def test_only_the_head_ends_with_its_ledger(
     assert driver.has(node)
     assert driver.state(node)
     assert_works(rig, node, pid)
-
-
-@pytest.mark.slow
-def test_files_of_ray_stay_in_its_folder(rig: Rig, connect: Callable[[], Driver]) -> None:
-    connect().see()
-    head = session(rig.processes["head"].pid)
-    used = {Path(file.path) for process in head for file in process.open_files()}
-    assert not {path for path in used if not path.is_relative_to(rig.folder)}

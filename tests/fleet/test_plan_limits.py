@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.fleets import NOW, carried_out, job, machine, observed, on
 
@@ -93,7 +93,6 @@ demands = st.lists(
 ).map(lambda found: [replace(one, job="ABCDEF"[at]) for at, one in enumerate(found)])
 
 
-@settings(max_examples=50)
 @given(demands, demands, st.integers(1, 8), st.integers(0, 12))
 def test_a_user_never_gets_more_machines_than_the_limit(
     first: list[JobDemand], second: list[JobDemand], limit: int, capacity: int

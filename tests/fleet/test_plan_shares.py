@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.fleets import LIMITS, NOW, carried_out, job, machine, observed, on, selling
 
@@ -213,7 +213,6 @@ demands = st.lists(
 losses = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=20)
 
 
-@settings(max_examples=50)
 @given(st.integers(0, 14), demands, losses, st.integers(0, 14))
 def test_every_job_gets_what_the_policy_entitles_it_to(
     before: int, jobs: list[JobDemand], lost: list[tuple[int, int]], after: int
@@ -259,7 +258,6 @@ def _assert_no_machine_goes_to_and_fro(one: Fleet) -> None:
         last[taking.machine] = taking
 
 
-@settings(max_examples=50)
 @given(st.integers(0, 40), st.integers(2, 6), st.lists(st.integers(0, 400), max_size=12))
 def test_equal_jobs_differ_by_at_most_one_machine(
     capacity: int, count: int, lost: list[int]
@@ -275,7 +273,6 @@ def test_equal_jobs_differ_by_at_most_one_machine(
     assert max(counts) - min(counts) <= 1
 
 
-@settings(max_examples=50)
 @given(demands, st.integers(1, 14))
 def test_no_machine_of_a_minimum_is_taken(jobs: list[JobDemand], capacity: int) -> None:
     one = fleet(capacity, *jobs)

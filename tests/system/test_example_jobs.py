@@ -46,7 +46,13 @@ def trained(name: str, *, epochs: int, update: Update | None = None, **args: Any
     return Simulation(job, make_task, conditions, evaluate_every=epochs).run()
 
 
-@pytest.mark.parametrize("update", [RoundsSpec(), VcAsgdSpec()], ids=lambda each: each.rule)
+@pytest.mark.parametrize(
+    "update",
+    [
+        pytest.param(RoundsSpec(), id="rounds"),
+        pytest.param(VcAsgdSpec(), id="vc-asgd", marks=pytest.mark.extended),
+    ],
+)
 def test_a_network_learns_digits(update: Update) -> None:
     (point,) = trained("digits", epochs=6, update=update).points
 

@@ -93,8 +93,19 @@ def test_a_round_does_not_wait_until_a_slow_worker_ends_its_interval(
     assert harness.jobs.get(job).totals["repeated"] == 0
 
 
-@pytest.mark.parametrize("killed", ["worker", "parameter-server"])
-@pytest.mark.parametrize("push_every", [4, None], ids=["waiting", "overlapping"])
+@pytest.mark.parametrize(
+    ("push_every", "killed"),
+    [
+        pytest.param(4, "parameter-server", id="waiting, parameter server"),
+        pytest.param(None, "worker", id="overlapping, worker"),
+        pytest.param(4, "worker", id="waiting, worker", marks=pytest.mark.extended),
+        pytest.param(
+            *(None, "parameter-server"),
+            id="overlapping, parameter server",
+            marks=pytest.mark.extended,
+        ),
+    ],
+)
 def test_a_kill_loses_nothing(
     harness: Harness, eventually: Eventually, killed: str, push_every: int | None
 ) -> None:

@@ -75,6 +75,7 @@ def shut_out(training: Training, node: int) -> None:
     pytest.fail("the fault did not fire: all pushes went everywhere")
 
 
+@pytest.mark.extended
 def test_a_model_on_three_nodes(sharded: Harness) -> None:
     training = Training(sharded)
     sharded.start_job_loop()
@@ -109,7 +110,9 @@ def test_evaluations_between_epochs_combine_all_nodes(sharded: Harness) -> None:
     assert job.reason == "all 700 samples are done"
 
 
-@pytest.mark.parametrize("rule", ["vc-asgd", "async-local-sgd"])
+@pytest.mark.parametrize(
+    "rule", ["async-local-sgd", pytest.param("vc-asgd", marks=pytest.mark.extended)]
+)
 def test_frozen_parameters_are_on_no_node(sharded: Harness, rule: str) -> None:
     # Given a model with twice as many frozen parameters as trained ones
     job = sharded.submit_audit(
@@ -137,7 +140,7 @@ def test_frozen_parameters_are_on_no_node(sharded: Harness, rule: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [pytest.param(0, marks=pytest.mark.extended), 1])
 def test_a_tensors_server_killed_in_the_middle_of_a_push(
     sharded: Harness, eventually: Eventually, node: int
 ) -> None:
@@ -156,7 +159,7 @@ def test_a_tensors_server_killed_in_the_middle_of_a_push(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("node", [0, 2])
+@pytest.mark.parametrize("node", [pytest.param(0, marks=pytest.mark.extended), 2])
 def test_a_parameter_server_killed(sharded: Harness, node: int) -> None:
     training = Training(sharded)
     training.start(workers=2)

@@ -45,6 +45,7 @@ def test_hcl_is_formatted() -> None:
     Terraform(REPOSITORY, ".")("fmt", "-check", "-recursive", "-diff")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("root", ["aws", "gcp"])
 def test_root_fits_the_schema_of_its_provider(root: str, tmp_path: Path) -> None:
     terraform = _with_provider(root, tmp_path)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -66,7 +66,6 @@ def test_a_block_of_int8_by_hand() -> None:
     assert payload == struct.pack("<f4b", 2.0, 127, -64, 1, 0) + bytes(248)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32), max_size=600))
 def test_int8_is_within_half_a_step_of_its_block(values: list[float]) -> None:
     vector = torch.tensor(values)
@@ -91,7 +90,6 @@ def test_statistics_are_exact_although_parameters_are_rounded() -> None:
     assert fmt.size == 256 + 2 * 4
 
 
-@settings(deadline=None)
 @given(dense, st.integers(0, 5), st.sampled_from([256, 512, 4096]))
 def test_size_and_pieces_match_the_whole(fmt: BlockFormat, seed: int, chunk: int) -> None:
     vector = random(fmt.floats, seed)
@@ -103,7 +101,6 @@ def test_size_and_pieces_match_the_whole(fmt: BlockFormat, seed: int, chunk: int
     torch.testing.assert_close(decoded(fmt, payload), vector, rtol=0.01, atol=0.02)
 
 
-@settings(deadline=None)
 @given(formats, st.integers(0, 5))
 def test_no_number_exceeds_the_maximum_magnitude(fmt: BlockFormat, seed: int) -> None:
     payload = encoded(fmt, random(fmt.floats, seed))
@@ -115,7 +112,6 @@ def test_no_number_exceeds_the_maximum_magnitude(fmt: BlockFormat, seed: int) ->
 
 
 # not partition, which sends only a part of the numbers
-@settings(deadline=None)
 @given(
     formats_of("float32", "bfloat16", "int8", "int2", "topk"),
     st.data(),
@@ -132,7 +128,6 @@ def test_a_number_that_is_not_finite_is_detected_at_any_position(
     assert not all(each <= 1e30 for each in magnitudes(fmt, encoded(fmt, vector)))
 
 
-@settings(deadline=None)
 @given(formats, st.data())
 def test_garbage_decodes_within_its_magnitude_or_is_detected(
     fmt: BlockFormat, data: st.DataObject
@@ -159,7 +154,6 @@ def test_int8_of_the_wrong_length_is_rejected_before_any_write(length: int) -> N
     assert out.eq(7.0).all()
 
 
-@settings(deadline=None)
 @given(formats, st.integers(1, 6))
 def test_sent_updates_and_the_residual_add_up_to_all_updates(
     fmt: BlockFormat, updates: int
@@ -179,7 +173,6 @@ def test_sent_updates_and_the_residual_add_up_to_all_updates(
     torch.testing.assert_close(sent + residual, produced, rtol=1e-5, atol=1e-5)
 
 
-@settings(deadline=None)
 @given(lossy, st.integers(1, 5), st.sampled_from([1, 700, 1 << 18]))
 def test_an_update_is_encoded_with_the_residual(fmt: BlockFormat, updates: int, most: int) -> None:
     feedback = ErrorFeedback(fmt)
@@ -232,7 +225,6 @@ def test_a_lossless_codec_has_no_residual() -> None:
     assert not feedback.has_residual
 
 
-@settings(deadline=None)
 @given(lossy, st.integers(0, 6))
 def test_the_last_update_carries_the_whole_residual(fmt: BlockFormat, updates: int) -> None:
     feedback, whole = ErrorFeedback(fmt), replace(fmt, codec=make_codec("float32"))

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -26,13 +26,11 @@ def decoded(codec: Codec, payload: bytes | memoryview, length: int) -> Tensor:
     return out
 
 
-@settings(deadline=None)
 @given(vectors)
 def test_float32_loses_nothing(vector: Tensor) -> None:
     assert torch.equal(decoded(Float32(), Float32().encode(vector), len(vector)), vector)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-(2.0**126), 2.0**126, width=32), min_size=1, max_size=40))
 def test_bfloat16_has_a_relative_error_of_at_most_one_in_256(values: list[float]) -> None:
     vector = torch.tensor(values, dtype=torch.float32)
@@ -62,7 +60,6 @@ def test_the_bytes_are_little_endian() -> None:
     assert bytes(BFloat16().encode(vector)) == bytes.fromhex("803f20c0")
 
 
-@settings(deadline=None)
 @given(codecs, vectors, st.data())
 def test_decoding_by_chunk_equals_decoding_the_whole(
     codec: Codec, vector: Tensor, data: st.DataObject

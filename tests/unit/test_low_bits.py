@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -59,7 +59,6 @@ def test_a_single_number_in_a_block_is_kept() -> None:
     assert relative_error(vector) <= 2**-8
 
 
-@settings(deadline=None)
 @given(vectors)
 def test_an_update_never_grows_by_its_encoding(vector: Tensor) -> None:
     result = decoded(CODEC.encode(vector))[: len(vector)]

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -36,7 +36,6 @@ def reason_of(payload: bytes | bytearray) -> str | None:
     return None
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 3000),
     st.floats(0, 1),
@@ -56,7 +55,6 @@ def test_packing_loses_nothing(floats: int, share: float, seed: int, chunk: int)
     assert bytes(fmt.unpack(memoryview(packed))) == plain
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40_000))
 def test_bytes_that_cannot_be_packed_fit(plain: bytes) -> None:
     """The largest payload has room for the worst bytes."""
@@ -88,7 +86,6 @@ def test_numbers_that_are_none_are_found(bad: float, place: int) -> None:
     assert reason_of(payload_of(FORMAT, vector)) == "non-finite"
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_changed_payload_is_refused_or_decodes(data: st.DataObject) -> None:
     vector = torch.randn(5000, generator=torch.Generator().manual_seed(0))

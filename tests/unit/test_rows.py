@@ -80,7 +80,6 @@ def test_a_payload_by_hand() -> None:
     assert SMALL.size == 4 * (2 + 6 + 14)
 
 
-@settings(deadline=None)
 @given(formats(), st.integers(0, 9), st.floats(0, 1), st.integers(1, 300))
 def test_only_changed_rows_are_sent_without_loss(
     fmt: RowsFormat, seed: int, share: float, most: int
@@ -96,7 +95,6 @@ def test_only_changed_rows_are_sent_without_loss(
     assert len(payload) == 4 * (len(fmt.tables) + fmt.dense + sent)
 
 
-@settings(deadline=None)
 @given(formats(), st.data(), st.sampled_from([math.nan, math.inf, -math.inf]))
 def test_numbers_that_are_not_finite_are_sent_and_detected(
     fmt: RowsFormat, data: st.DataObject, bad: float
@@ -112,7 +110,6 @@ def test_numbers_that_are_not_finite_are_sent_and_detected(
     assert not all(bound <= 1e30 for bound in bounds)
 
 
-@settings(deadline=None)
 @given(formats(), st.integers(0, 9), st.data())
 def test_garbage_is_rejected_or_decodes_to_a_vector(
     fmt: RowsFormat, seed: int, data: st.DataObject

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -227,7 +227,6 @@ def columns(values: list[tuple[float, float]]) -> tuple[Tensor, Tensor]:
     return first.contiguous(), second.contiguous()
 
 
-@settings(deadline=None)
 @given(rules, pairs, st.data())
 def test_blending_by_shard_equals_blending_the_whole(
     rule: Rule, values: list[tuple[float, float]], data: st.DataObject
@@ -255,7 +254,6 @@ def test_blending_by_shard_equals_blending_the_whole(
     assert bool(weights.isfinite().all())
 
 
-@settings(deadline=None)
 @given(averaging, pairs, st.integers(0, 50))
 def test_averaging_stays_between_the_old_and_the_new_weights(
     rule: Rule, values: list[tuple[float, float]], staleness: int

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vcasgd.errors import SpecError
@@ -258,7 +258,6 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.sampled_from([*JobSpec.model_fields, "other"]), json_values))
 def test_any_nonsense_is_a_spec_error(fields: dict[str, Any]) -> None:
     with contextlib.suppress(SpecError):

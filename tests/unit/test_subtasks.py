@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -55,7 +55,6 @@ class TestEpochPlan:
 
         assert [plan.bounds(subtask) for subtask in range(subtasks)] == bounds
 
-    @settings(deadline=None)
     @given(plans())
     def test_every_epoch_contains_every_sample_exactly_once(self, plan: EpochPlan) -> None:
         total = 0
@@ -80,7 +79,6 @@ class TestEpochPlan:
         assert total == plan.total_samples
         assert first + len(parts) == plan.total_subtasks
 
-    @settings(deadline=None)
     @given(plans())
     def test_the_last_epoch_is_a_prefix_of_a_whole_one(self, plan: EpochPlan) -> None:
         whole = replace(plan, total_samples=0)
@@ -119,7 +117,6 @@ class TestEpochPlan:
             EpochPlan(10, 3, 2, seed=0, total_samples=total)
         assert caught.value.field == "max_samples"
 
-    @settings(deadline=None)
     @given(plans(), st.data())
     def test_every_machine_computes_the_same_order(
         self, plan: EpochPlan, data: st.DataObject
@@ -259,7 +256,6 @@ class TestAppliedRecord:
         with pytest.raises(CheckpointDamaged):
             AppliedRecord(PLAN, finished, positions, done)
 
-    @settings(deadline=None)
     @given(plans(), st.data())
     def test_against_a_set_of_samples(self, plan: EpochPlan, data: st.DataObject) -> None:
         """Any sequence of pushes, with repetitions, applies each sample exactly once."""

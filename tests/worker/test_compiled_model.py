@@ -96,7 +96,7 @@ def run(task: Compiled) -> tuple[Layout, Tensor, dict[str, float], list[int]]:
     return learner.layout, floats, metrics, compilations
 
 
-@pytest.mark.parametrize("how", ["whole", "part"])
+@pytest.mark.parametrize("how", ["whole", pytest.param("part", marks=pytest.mark.extended)])
 def test_compiled_model_trains_like_any_other(how: str) -> None:
     layout, floats, metrics, compilations = run(Compiled(how))
     plain_layout, plain_floats, plain_metrics, _ = run(Compiled("no"))

@@ -25,6 +25,8 @@ from vcasgd.worker.update_queue import UpdateQueue
 from vcasgd.worker.vectors import VectorPool
 
 SAMPLES = 30  # in three subtasks
+#: Seeds of random orders.
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(2, 6))]
 
 
 class Trainee:
@@ -296,7 +298,7 @@ def test_a_copy_goes_back_with_a_model_that_was_lost(
     assert not worker.model.any()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_every_sample_is_in_the_model_once_whatever_the_order(
     job: ShardPair, commit: Callable[..., None], seed: int
 ) -> None:
@@ -333,7 +335,7 @@ def test_every_sample_is_in_the_model_once_whatever_the_order(
         trainee.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_parts_in_turn_have_every_sample_once_whatever_the_order(
     job: ShardPair, commit: Callable[..., None], seed: int
 ) -> None:

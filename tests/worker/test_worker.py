@@ -374,10 +374,10 @@ def test_memory_does_not_grow_with_the_number_of_updates(harness: Harness) -> No
         "tensors": harness.tensors.process,
     }
 
-    # When another 200 updates are applied after the first 50
-    training.await_samples(50 * BATCH)
+    # When another 80 updates are applied after the first 40
+    training.await_samples(40 * BATCH)
     before = {who: process.resident_bytes() for who, process in watched.items()}
-    training.await_samples(250 * BATCH)
+    training.await_samples(120 * BATCH)
 
     # Then no process has grown by more than a few updates
     update = 4 * 1_000_000
