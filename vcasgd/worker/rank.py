@@ -17,7 +17,8 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import calling_user_code, use_base
 from vcasgd.worker.gpus import best_device
-from vcasgd.worker.rank_messages import (
+from vcasgd.worker.ranked_learner import FollowingLearner
+from vcasgd.worker.ranks import (
     LoadModel,
     RankFailed,
     RankInterval,
@@ -25,9 +26,8 @@ from vcasgd.worker.rank_messages import (
     ShiftModel,
     StartRank,
     StepMade,
+    vector_in,
 )
-from vcasgd.worker.ranked_learner import FollowingLearner
-from vcasgd.worker.ranks import vector_in
 
 
 class Rank:

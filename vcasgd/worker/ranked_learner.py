@@ -19,8 +19,7 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import Task
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.rank_messages import RankInterval, RankPart
-from vcasgd.worker.ranks import Ranks
+from vcasgd.worker.ranks import RankInterval, RankPart, Ranks
 
 #: Intervals whose batches the loader processes of further ranks load ahead.
 AHEAD = 4
