@@ -37,7 +37,9 @@ class Text(vcasgd.Task):
         width: int = 64,
         layers: int = 2,
         learning_rate: float = 1e-2,
+        parallel: str = "ddp",
     ) -> None:
+        self.parallel = parallel
         self.data = Path(__file__).parent / data
         self.context = context
         self.stride = stride

@@ -104,6 +104,13 @@ def test_parts(samples: int, steps: int, sizes: list[int]) -> None:
     assert [each for part in parts for each in part] == list(range(samples))
 
 
+def test_processes_that_share_a_step_have_the_same_number_of_parts() -> None:
+    shares = [list(range(9)), list(range(8))]
+    counts = [len(micro_batches(Squares(2), share, 8)) for share in shares]
+    assert counts == [2, 2]
+    assert len(micro_batches(Squares(2), shares[0])) == 3
+
+
 @pytest.mark.parametrize("steps", [0, 1.5, "2"])
 def test_invalid_steps(steps: Any) -> None:
     with pytest.raises(SpecError, match="gradient_accumulation_steps is"):

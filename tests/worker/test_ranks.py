@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.waiting import PATIENCE
+from torch import Tensor
 
-from vcasgd.errors import RankLost, UserCodeError
+from vcasgd.errors import RankLost, SpecError, UserCodeError
+from vcasgd.learning.shards import ShardRange
 from vcasgd.session.script import load
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker.gpus import OwnGpu
@@ -28,7 +31,8 @@ def learner_of(
     ranks: int, task: str = "ranked:Ranked", timeout: float = PATIENCE, **args: Any
 ) -> Iterator[Learner]:
     """Yield a learner with so many processes, whose optimizer lasts for the job."""
-    spec = JobSpec.parse({"name": "job", "task": task, "epochs": 4, "subtasks_per_epoch": 2})
+    fields = {"name": "job", "task": task, "epochs": 4, "subtasks_per_epoch": 2}
+    spec = JobSpec.parse({**fields, "workers": {"gpus": 2}})
     loaded = load(task, args, TASKS)
     if ranks == 1:
         learner = Learner(spec, loaded, "cpu")
@@ -37,6 +41,7 @@ def learner_of(
         processes = Ranks(ranks, given, TASKS, OwnGpu(), timeout, first_timeout=timeout)
         learner = LeadingLearner(spec, loaded, "cpu", processes)
     learner.check_against(learner.facts(1))
+    learner.rehearse()
     learner.start_subtask()
     try:
         yield learner
@@ -60,19 +65,76 @@ def trained_by(learner: Learner, intervals: int = 3) -> list[Trained]:
     return done
 
 
+WHOLE, PARTS = "ranked:Ranked", "sharded:Sharded"
+
+
 @pytest.mark.parametrize(
-    ("ranks", "optimizer"),
+    ("task", "ranks", "args"),
     [
-        (2, "adamw"),
-        *(pytest.param(*each, marks=pytest.mark.extended) for each in [(2, "sgd"), (4, "adamw")]),
+        (WHOLE, 2, {"optimizer": "adamw"}),
+        (PARTS, 2, {"optimizer": "adamw", "parts": 4}),
+        *(
+            pytest.param(*each, marks=pytest.mark.extended)
+            for each in [
+                (WHOLE, 2, {"optimizer": "sgd"}),
+                (WHOLE, 4, {"optimizer": "adamw"}),
+                (PARTS, 4, {"optimizer": "sgd"}),
+                (PARTS, 4, {"optimizer": "adamw"}),
+            ]
+        ),
     ],
 )
-def test_ranks_train_what_one_process_trains(ranks: int, optimizer: str) -> None:
-    with learner_of(1, optimizer=optimizer) as one, learner_of(ranks, optimizer=optimizer) as many:
+def test_ranks_train_what_one_process_trains(task: str, ranks: int, args: dict[str, Any]) -> None:
+    with learner_of(1, task, **args) as one, learner_of(ranks, task, **args) as many:
         for alone, together in zip(trained_by(one), trained_by(many), strict=True):
             assert (together.stop, together.steps) == (alone.stop, alone.steps)
             assert together.loss_sum == pytest.approx(alone.loss_sum, rel=1e-5)
+            assert "parts" in args or torch.equal(together.integers, alone.integers)
             torch.testing.assert_close(together.update, alone.update, rtol=1e-4, atol=1e-5)
+        # Training after an evaluation needs its parts back.
+        alone, together = (evaluated(each, alone.update) for each in (one, many))
+        assert together == pytest.approx(alone, rel=1e-5)
+        alone, together = (trained_by(each, 1)[0] for each in (one, many))
+        torch.testing.assert_close(together.update, alone.update, rtol=1e-4, atol=1e-5)
+
+
+def evaluated(learner: Learner, floats: Tensor) -> dict[str, float]:
+    _, integers = learner.initial()
+    return learner.evaluate(floats, integers, should_stop=lambda: False, on_step=lambda: None)
+
+
+@pytest.mark.parametrize("task", [pytest.param(WHOLE, marks=pytest.mark.extended), PARTS])
+def test_a_part_of_the_vector_moves_in_all_ranks(task: str) -> None:
+    """A copy of its own moves by parts, which begin and end within tensors."""
+    with learner_of(2, task) as learner:
+        floats, integers = learner.initial()
+        interval(learner, Base(floats, integers), 0)
+        parts = learner.cut(3).parts
+        before = read(learner, parts)
+        middle = torch.arange(parts[1].floats) / 64
+        learner.shift([(parts[1], middle)])
+        before[parts[1].start : parts[1].stop] += middle
+        torch.testing.assert_close(read(learner, parts), before)
+        interval(learner, replace(Base(floats, integers), continues=True), 1)
+
+
+def read(learner: Learner, parts: Sequence[ShardRange]) -> Tensor:
+    pieces = [torch.empty(part.floats) for part in parts]
+    for part, piece in zip(parts, pieces, strict=True):
+        learner.read_part(part, piece)
+    return torch.cat(pieces)
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        ({"optimizer": "adagrad"}, "Adagrad: it may need whole tensors"),
+        ({"parallel": "tp"}, "parallel is 'tp'"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(args: dict[str, str], problem: str) -> None:
+    with pytest.raises(SpecError, match=problem), learner_of(2, PARTS, **args):
+        pass
 
 
 @pytest.mark.extended
@@ -88,12 +150,21 @@ def test_scripts_train_as_in_one_process(own_steps: bool) -> None:
             torch.testing.assert_close(together.update, alone.update, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("fault", ["killed", pytest.param("hangs", marks=pytest.mark.extended)])
-def test_a_lost_rank_costs_the_interval_only(fault: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "fault"),
+    [
+        (WHOLE, "killed"),
+        *(
+            pytest.param(*each, marks=pytest.mark.extended)
+            for each in [(WHOLE, "hangs"), (PARTS, "killed"), (PARTS, "hangs")]
+        ),
+    ],
+)
+def test_a_lost_rank_costs_the_interval_only(task: str, fault: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     marker.touch()
     args = {"fault": fault, "marker": str(marker)}
-    with learner_of(2, timeout=15 if fault == "hangs" else PATIENCE, **args) as learner:
+    with learner_of(2, task, timeout=15 if fault == "hangs" else PATIENCE, **args) as learner:
         floats, integers = learner.initial()
         with pytest.raises(RankLost, match="signal 9" if fault == "killed" else "in time"):
             interval(learner, Base(floats, integers), 0)
@@ -105,10 +176,11 @@ def test_a_lost_rank_costs_the_interval_only(fault: str, tmp_path: Path) -> None
 
 
 @pytest.mark.extended
-def test_an_error_of_a_rank_is_that_of_the_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", [WHOLE, PARTS])
+def test_an_error_of_a_rank_is_that_of_the_worker(task: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     marker.touch()
-    with learner_of(2, fault="raises", marker=str(marker)) as learner:
+    with learner_of(2, task, fault="raises", marker=str(marker)) as learner:
         floats, integers = learner.initial()
         with pytest.raises(UserCodeError, match="this rank has a fault"):
             interval(learner, Base(floats, integers), 0)

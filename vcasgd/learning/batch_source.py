@@ -16,6 +16,7 @@ from vcasgd.learning.draws import set_epoch
 from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import (
+    Part,
     batch_size_of,
     batches_of,
     gathered,
@@ -58,8 +59,7 @@ class BatchSource:
         self._skips = skips
         self._task, self._dataset, self._device, self._seed = task, dataset, device, seed
         self._step_size = step_size or (lambda _: batch_size_of(task))
-        #: Returns the samples of a local step that this process trains; None for all.
-        self.part: Callable[[list[int]], list[int]] | None = None
+        self.part: Part = lambda group: (group, len(group))
         self._processes: LoaderProcesses | None = None
         #: The epoch that the data set was told.
         self._epoch: int | None = None
@@ -106,8 +106,7 @@ class BatchSource:
         """
         self._follow_epoch(plan, interval)
         if not workers_of(self._task):
-            groups = self._groups(plan, interval)
-            used = list(map(self.part, groups)) if self.part else groups
+            used = list(map(self.part, self._groups(plan, interval)))
             return batches_of(self._task, self._dataset, used, skips=self._skips)
         if self._processes is None:
             self._processes = LoaderProcesses(
@@ -125,7 +124,7 @@ class BatchSource:
         start, epoch = interval.start, plan.epoch_of(interval.subtask)
         for group in self._groups(plan, interval):
             step = []
-            for part in micro_batches(self._task, self.part(group) if self.part else group):
+            for part in micro_batches(self._task, *self.part(group)):
                 # A worker that repeats a batch after an eviction draws the same augmentations.
                 seed = seed_for(self._seed, interval.subtask, start)
                 step.append(Request(part, seed, epoch))

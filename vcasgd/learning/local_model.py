@@ -20,6 +20,8 @@ from vcasgd.learning.vector import (
     gather_part,
     new_vector,
     scatter,
+    scatter_integers,
+    scatter_part,
     shift_part,
     unfrozen_parameters,
 )
@@ -34,22 +36,30 @@ class LocalModel:
 
     def __init__(self, task: Task, seed: int, device: torch.device | str) -> None:
         self._task, self._seed, self._device = task, seed, device
-        module = build(task, seed, device)
-        buffers = _base_buffers(task, module)
-        self._buffers = buffers
+        module = self._build()
+        self._buffers = _base_buffers(task, module)
         # Before the model moves, because libraries quantize weights for the device then.
-        self.layout = Layout.of(module, buffers)
-        self.module = module.to(device)
+        self.layout = Layout.of(module, self._buffers)
         self._endless = endless_buffers(module)
-        self._guard = BaseGuard(self.module, buffers)
-        #: The model, with the tensors beside it that travel with it.
-        self._whole: nn.Module = self.module
+        self._use(self._placed(module))
         #: Names of frozen parameters and tensors beside the model that travel, and True if they are
         #: trained; and the vectors before any training if there are some.
         self._carried: dict[str, bool] = {}
         self._first: tuple[Tensor, Tensor] | None = None
         #: Number of vectors that were loaded.
         self.loads = 0
+
+    def _build(self) -> nn.Module:
+        return build(self._task, self._seed, self._device)
+
+    def _placed(self, module: nn.Module) -> nn.Module:
+        return module.to(self._device)
+
+    def _use(self, module: nn.Module) -> None:
+        self.module = module
+        self._guard = BaseGuard(module, self._buffers)
+        #: The model, with the tensors beside it that travel with it.
+        self._whole: nn.Module = module
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -119,6 +129,15 @@ class LocalModel:
         """Load the vectors, float32 [floats] and int64 [integers], into the model."""
         self.loads += 1
         scatter(floats, integers, self._whole, self.layout)
+
+    def load_part(self, floats: Tensor, start: int) -> None:
+        """Load ``floats``, float32 [n], into the model's vector from an element on."""
+        scatter_part(floats, start, self._whole, self.layout)
+
+    def load_integers(self, integers: Tensor) -> None:
+        """Load the model's counters, int64 [integers], after all parts."""
+        self.loads += 1
+        scatter_integers(integers, self._whole, self.layout)
 
     def shift_part(self, floats: Tensor, start: int) -> None:
         """Add ``floats``, float32 [n], to the model's vector from an element on."""

@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from vcasgd.learning.optimizers import name_of, parts_of
+from vcasgd.learning.vector import local_part
 
 #: Numbers that are corrected at a time, which bounds the memory for it. A multiple of the width of
 #: any vector instruction, so that each number is computed as in one piece.
@@ -144,12 +145,12 @@ class LocalMoments:
             if self.share == 1:
                 return
             # So far the first moments are a single gradient, or one of the whole batch.
-            second = state["exp_avg_sq"]
-            moments = self.by_parameter[parameter] = NoiseMoments(second.clone(), second.clone())
+            used, _ = local_part(state["exp_avg_sq"])
+            moments = self.by_parameter[parameter] = NoiseMoments(used.clone(), used.clone())
         first, second = map(float, group["betas"])
         unbias = 1 - first ** (int(state["step"]) + 1)
-        vectors = (*(parameter, gradient), *(state["exp_avg"], state["exp_avg_sq"]),
-                   *(moments.own, moments.mean))  # fmt: skip
+        adams = (parameter, gradient, state["exp_avg"], state["exp_avg_sq"])
+        vectors = (*(local_part(each)[0] for each in adams), moments.own, moments.mean)
         for parameter_, gradient_, momentum, out, own, mean in _pieces(vectors):
             averaged = _averaged(parameter_, gradient_, group, decoupled=decoupled)
             squared = averaged.square()

@@ -51,6 +51,8 @@ class StepPrecision:
     def __init__(self, task: Task, device: torch.device | str) -> None:
         half = dtype_of(task) is torch.float16
         self._scaler = torch.amp.GradScaler(torch.device(device).type) if half else None
+        #: Factor of the gradients of the next step.
+        self.weight = 1.0
         #: Skipped steps in a row.
         self._skipped = 0
 
@@ -61,6 +63,8 @@ class StepPrecision:
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss to call ``backward`` for."""
+        if self.weight != 1:
+            loss = loss * self.weight
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def step(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,18 +13,24 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import init_device_mesh
 
+from vcasgd.errors import UserCodeError
 from vcasgd.learning.gradient_sum import GradientSum, Reported
+from vcasgd.learning.precision import StepPrecision
 
 #: torch's type hints lack some of its names.
 distributed: Any = torch.distributed
+#: Interface over which ranks meet.
+LOOPBACK = "lo"
 
 
 class RankGroup:
     """One of ``size`` ranks, numbered from 0.
 
     Each trains its part of every batch with the same optimizer, so their models stay the same bit
-    for bit. ``reported`` converts errors of the group, as in :class:`GradientSum`.
+    for bit. With a ``mesh``, each has a part of one model. ``reported`` converts errors of the
+    group, as in :class:`GradientSum`.
     """
 
     def __init__(
@@ -31,8 +39,10 @@ class RankGroup:
         size: int,
         group: ProcessGroup,
         reported: Reported,
+        mesh: Any = None,
     ) -> None:
         self.rank, self.size = rank, size
+        self.mesh = mesh
         self._group = group
         self._reported = reported
         self._sum: GradientSum | None = None
@@ -46,16 +56,26 @@ class RankGroup:
         timeout: float,
         device: str,
         reported: Reported,
+        *,
+        sharded: bool = False,
     ) -> RankGroup:
         """Meet the other ranks over a file at ``path``, each wait for at most ``timeout`` seconds.
 
-        No global process group is made, so libraries see a single process. Raises
-        :class:`RuntimeError` if not all ranks arrive.
+        No global process group is made, so libraries see a single process, unless they have parts
+        of one model: ``sharded``. Raises :class:`RuntimeError` if not all ranks arrive.
         """
         store, limit = distributed.FileStore(str(path), size), timedelta(seconds=timeout)
         store.set_timeout(limit)
         options: Any
         group: Any
+        if sharded:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+            backend = "nccl" if device == "cuda" else "gloo"
+            distributed.init_process_group(
+                backend, store=store, rank=rank, world_size=size, timeout=limit
+            )
+            mesh = init_device_mesh(device, (size,))
+            return cls(rank, size, distributed.group.WORLD, reported, mesh)
         if device == "cuda":
             options = distributed.ProcessGroupNCCL.Options()
             options._timeout = limit
@@ -76,25 +96,47 @@ class RankGroup:
         """Return the range of this rank in ``count`` samples, which can be empty."""
         return count * self.rank // self.size, count * (self.rank + 1) // self.size
 
-    def part(self, samples: list[int]) -> list[int]:
-        """Return this rank's samples of a step; one whose weight is 0 if there are too few."""
+    def part(self, samples: list[int]) -> tuple[list[int], int]:
+        """Return this rank's samples of a step, and the least number that any rank has.
+
+        If there are too few, it is one whose weight is 0.
+        """
         start, stop = self.own(len(samples))
-        return samples[start:stop] or samples[-1:]
+        return samples[start:stop] or samples[-1:], max(1, len(samples) // self.size)
 
     def batches(
-        self, model: nn.Module, loaded: Iterator[tuple[Any, int]], counts: Sequence[int]
+        self,
+        model: nn.Module,
+        loaded: Iterator[tuple[Any, int]],
+        counts: Sequence[int],
+        precision: StepPrecision,
     ) -> Iterator[tuple[Any, int]]:
         """Yield this rank's batches with their weights; ``counts`` has the samples of whole steps.
 
         Gradients of the model are summed over all ranks meanwhile.
         """
-        if self._sum is None or not self._sum.fits(model):
-            self.close()
+        if self.mesh is None and (self._sum is None or not self._sum.fits(model)):
+            self._leave_gradients()
             self._sum = GradientSum(model, self._group, self._reported)
         for (batch, _), count in zip(loaded, counts, strict=True):
             start, stop = self.own(count)
-            self._sum.weight = (stop - start) / count
+            if self._sum is not None:
+                self._sum.weight = (stop - start) / count
+            else:
+                # FSDP averages gradients over the ranks.
+                precision.weight = self.size * (stop - start) / count
             yield batch, stop - start
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Report errors of the group in calls of the user's code as those of the group."""
+        try:
+            yield
+        except UserCodeError as error:
+            cause = error.__cause__
+            if isinstance(cause, RuntimeError) and _is_of_group(cause):
+                raise self._reported(cause) from error
+            raise
 
     @torch.no_grad()
     def average(self, tensors: Sequence[Tensor]) -> None:
@@ -107,7 +149,17 @@ class RankGroup:
             tensor.div_(self.size)
 
     def close(self) -> None:
-        """Leave later gradients alone."""
+        """Leave the group, and later gradients alone."""
+        self._leave_gradients()
+        if self.mesh is not None:
+            distributed.destroy_process_group()
+
+    def _leave_gradients(self) -> None:
         if self._sum is not None:
             self._sum.close()
             self._sum = None
+
+
+def _is_of_group(error: RuntimeError) -> bool:
+    # Those of Gloo have no class of their own.
+    return isinstance(error, distributed.DistError) or "gloo" in str(error)

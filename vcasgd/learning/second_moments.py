@@ -22,13 +22,17 @@ LARGEST = 1e30
 def count(optimizer: Optimizer) -> int:
     """Return how many second moments the optimizer has; 0 if they can't be taken over.
 
-    Only Adam and AdamW without options that add other state can take them over.
+    Only Adam and AdamW without options that add other state can take them over, and only if this
+    process has all of them.
     """
-    if type(optimizer) not in (Adam, AdamW) or any(
-        group["amsgrad"] for group in optimizer.param_groups
+    parameters = _parameters(optimizer)
+    if (
+        type(optimizer) not in (Adam, AdamW)
+        or any(group["amsgrad"] for group in optimizer.param_groups)
+        or any(hasattr(each, "to_local") for each in parameters)
     ):
         return 0
-    return sum(each.numel() for each in _parameters(optimizer))
+    return sum(each.numel() for each in parameters)
 
 
 def steps(optimizer: Optimizer) -> int:

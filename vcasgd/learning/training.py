@@ -110,6 +110,10 @@ def step_sizes(samples: int, size: int) -> list[int]:
     return sizes
 
 
+#: Returns the samples of a local step that this process trains, and the least number that any does.
+Part = Callable[[list[int]], tuple[list[int], int]]
+
+
 @dataclass(frozen=True)
 class MicroBatches:
     """Micro-batches of a local step, loaded one at a time, with their shares of its samples."""
@@ -122,16 +126,17 @@ def parts_of(batch: Any) -> Iterator[tuple[Any, float]]:
     return batch.parts if isinstance(batch, MicroBatches) else iter([(batch, 1.0)])
 
 
-def micro_batches(task: Task, group: list[int]) -> list[list[int]]:
+def micro_batches(task: Task, group: list[int], least: int | None = None) -> list[list[int]]:
     """Return the parts of a local step's indices whose gradients are accumulated.
 
     They have at most ``batch_size / gradient_accumulation_steps`` samples, about equally many, and
     at least 2 because of BatchNorm. A step of fewer samples, as workers of one batch make, has
-    fewer parts.
+    fewer parts. ``least`` is the number of samples by which processes that train the step together
+    choose the same number of parts; by default, that of ``group``.
     """
     steps = batch_size_of(task, "gradient_accumulation_steps")
-    largest = -(-batch_size_of(task) // steps)
-    count = max(1, min(-(-len(group) // largest), len(group) // 2)) if steps > 1 else 1
+    largest, samples = -(-batch_size_of(task) // steps), least or len(group)
+    count = max(1, min(-(-samples // largest), samples // 2)) if steps > 1 else 1
     return _parts(group, count)
 
 
@@ -160,12 +165,12 @@ def batches(
     indices: NDArray[np.int64],
     size: int | None = None,
     *,
-    part: Callable[[list[int]], list[int]] = lambda group: group,
+    part: Part = lambda group: (group, len(group)),
     skips: bool = False,
 ) -> Iterator[tuple[Any, int]]:
     """Yield batches of ``size`` samples, by default the task's, in the order of ``indices``.
 
-    ``part`` returns those of a step that are used.
+    ``part`` returns those of a step that are used, and the ``least`` of :func:`micro_batches`.
 
     Each comes with its number of samples; see :func:`step_groups`. If the task accumulates
     gradients, they are :class:`MicroBatches`. A data set with ``__getitems__`` gets one call for
@@ -177,10 +182,15 @@ def batches(
 
 
 def batches_of(
-    task: Task, dataset: Dataset[Any], groups: Sequence[list[int]], *, skips: bool = False
+    task: Task,
+    dataset: Dataset[Any],
+    groups: Sequence[tuple[list[int], int]],
+    *,
+    skips: bool = False,
 ) -> Iterator[tuple[Any, int]]:
-    """Yield a batch for the indices of each local step; see :func:`batches`."""
-    steps = [micro_batches(task, group) for group in groups]
+    """Yield a batch for the indices of each local step, which :data:`Part` returns; see
+    :func:`batches`."""
+    steps = [micro_batches(task, group, least) for group, least in groups]
     loaded = _load(task, dataset, [part for parts in steps for part in parts], skips=skips)
     return gathered(loaded, [list(map(len, parts)) for parts in steps])
 
@@ -253,6 +263,26 @@ def train(
     return Interval(samples, steps, loss_sum, skipped, None if weights is None else weight)
 
 
+@dataclass(frozen=True)
+class EvaluationPart:
+    """Part of the batches of an evaluation: every ``size``-th one from ``rank`` on.
+
+    All parts have the same number of batches; the results of repeated ones don't count.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def of(self, groups: Sequence[range]) -> list[tuple[range, bool]]:
+        """Return the groups of this part, each with True if it counts."""
+        places = range(self.rank, -(-len(groups) // self.size) * self.size, self.size)
+        return [(groups[min(nth, len(groups) - 1)], nth < len(groups)) for nth in places]
+
+
+#: Sums of metrics over a part of a data set, and False, or their means over all of it, and True.
+Metrics = tuple[dict[str, float], bool]
+
+
 def evaluate(
     task: Task,
     model: nn.Module,
@@ -268,10 +298,32 @@ def evaluate(
     like a result. A metric that is not finite is returned as it is. Raises :class:`SpecError` if
     the data set is empty, and :class:`UserCodeError`.
     """
+    whole = evaluate_part(
+        *(task, model, dataset, device, EvaluationPart()), should_stop=should_stop, on_step=on_step
+    )
+    return means_of([whole])
+
+
+def evaluate_part(
+    task: Task,
+    model: nn.Module,
+    dataset: Dataset[Any],
+    device: torch.device | str,
+    part: EvaluationPart,
+    *,
+    should_stop: Callable[[], bool],
+    on_step: Callable[[], None],
+) -> Metrics:
+    """Do what :func:`evaluate` does for one of several processes.
+
+    A task that :func:`evaluates_at_once` gets the whole data set in each of them.
+    """
     sums: defaultdict[str, float] = defaultdict(float)
+    at_once = evaluates_at_once(task)
+    groups = (EvaluationPart() if at_once else part).of(_evaluation_groups(task, dataset))
 
     def batches() -> Iterator[Any]:
-        for batch in _evaluation_batches(task, dataset, device):
+        for batch in _evaluation_batches(task, dataset, device, [group for group, _ in groups]):
             if should_stop():
                 raise _Stopped
             yield to_device(batch, device)
@@ -279,18 +331,33 @@ def evaluate(
 
     with torch.no_grad(), _evaluation_mode(model), autocast(task, device):
         try:
-            whole = _metrics_of_all(task, model, batches(), dataset)
-            if whole is not None:
-                return whole
-            for batch in batches():
+            if at_once and (whole := _metrics_of_all(task, model, batches(), dataset)) is not None:
+                return whole, True
+            for batch, (_, counts) in zip(batches(), groups, strict=True):
                 for name, value in _metrics(task, model, batch).items():
-                    sums[name] += value
+                    sums[name] += value if counts else 0.0
         except _Stopped:
-            return {}
-    count = sums.pop("count")
+            return {}, False
+    return dict(sums), False
+
+
+def evaluates_at_once(task: Task) -> bool:
+    """Return True if a task may evaluate its whole data set itself."""
+    return type(task).evaluate_set is not Task.evaluate_set
+
+
+def means_of(parts: Sequence[Metrics]) -> dict[str, float]:
+    """Return the result of :func:`evaluate` from those of all parts."""
+    first, is_whole = parts[0]
+    if is_whole:
+        return first
+    if not all(sums for sums, _ in parts):
+        return {}
+    whole = {name: sum(sums[name] for sums, _ in parts) for name in first}
+    count = whole.pop("count")
     if not count > 0:
         raise UserCodeError(f'evaluate returned "count": {count:g} over the whole data set')
-    return {name: value / count for name, value in sums.items()} | {"count": count}
+    return {name: value / count for name, value in whole.items()} | {"count": count}
 
 
 def rehearse_evaluation(
@@ -331,9 +398,8 @@ def batch_size_of(task: Task, name: str = "batch_size") -> int:
 
 
 def _evaluation_batches(
-    task: Task, dataset: Dataset[Any], device: torch.device | str
+    task: Task, dataset: Dataset[Any], device: torch.device | str, groups: Sequence[range]
 ) -> Iterator[Any]:
-    groups = _evaluation_groups(task, dataset)
     if not workers_of(task):
         yield from _load(task, dataset, groups)
         return

@@ -98,7 +98,8 @@ def vectors_of(layout: Layout, tensors: Mapping[str, Tensor]) -> tuple[Tensor, T
 def gather_part(module: nn.Module, layout: Layout, start: int, out: Tensor) -> None:
     """Copy elements of a module's vector from ``start`` on into ``out``, float32 [n].
 
-    Raises :class:`SpecError` as :func:`gather` does.
+    Of a sharded module (:mod:`vcasgd.learning.sharded_model`), those that this process has. Raises
+    :class:`SpecError` as :func:`gather` does.
     """
     for tensor, first, part in _pieces(module, layout, start, out):
         piece = tensor.detach().reshape(-1)[first : first + len(part)]
@@ -106,6 +107,24 @@ def gather_part(module: nn.Module, layout: Layout, start: int, out: Tensor) -> N
             np.copyto(part.numpy(), piece.numpy())
         else:
             part.copy_(piece)
+
+
+def scatter_part(floats: Tensor, start: int, module: nn.Module, layout: Layout) -> None:
+    """Copy ``floats``, float32 [n], into elements of a module's vector from ``start`` on.
+
+    This is the inverse of :func:`gather_part`.
+    """
+    for tensor, first, part in _pieces(module, layout, start, floats):
+        with torch.no_grad():
+            tensor.view(-1)[first : first + len(part)].copy_(part)
+
+
+def scatter_integers(integers: Tensor, module: nn.Module, layout: Layout) -> None:
+    """Copy int64 ``[layout.integers]`` into a module's integer state."""
+    tensors = buffers_of(module)
+    for entry in layout.entries:
+        if entry.kind is TensorKind.INTEGER:
+            _tensor_of(entry, tensors).copy_(entry.view(integers, integers))
 
 
 def shift_part(floats: Tensor, start: int, module: nn.Module, layout: Layout) -> None:
@@ -137,13 +156,34 @@ def _pieces(
     module: nn.Module, layout: Layout, start: int, vector: Tensor
 ) -> Iterator[tuple[Tensor, int, Tensor]]:
     """Yield the module's tensors that a vector has a piece of from element ``start`` on, each with
-    the first element of the piece in the tensor, and the piece of the vector."""
+    the first element of the piece in the tensor, and the piece of the vector. A tensor that is
+    sharded over processes is the part of this one."""
     tensors, stop = {**parameters_of(module), **buffers_of(module)}, start + len(vector)
     for entry in layout.entries:
-        first, last = max(start, entry.offset), min(stop, entry.offset + entry.size)
-        if entry.kind is not TensorKind.INTEGER and first < last:
-            piece = vector[first - start : last - start]
-            yield _tensor_of(entry, tensors), first - entry.offset, piece
+        if entry.kind is TensorKind.INTEGER or not (
+            start < entry.offset + entry.size and entry.offset < stop
+        ):
+            continue
+        tensor, skipped = local_part(_tensor_of(entry, tensors))
+        offset = entry.offset + skipped
+        first, last = max(start, offset), min(stop, offset + tensor.numel())
+        if first < last:
+            yield tensor, first - offset, vector[first - start : last - start]
+
+
+def local_part(tensor: Tensor) -> tuple[Tensor, int]:
+    """Return this process's part of a tensor, without its gradient, and the index of its first
+    element: all of it unless it is a ``DTensor`` with rows in several processes."""
+    tensor = tensor.detach()
+    if not hasattr(tensor, "to_local"):
+        return tensor, 0
+    part: Tensor = tensor.to_local()
+    (placement,), mesh = tensor.placements, tensor.device_mesh  # type: ignore[attr-defined]
+    if not placement.is_shard():
+        return part, 0
+    rows = -(-tensor.shape[0] // mesh.size())
+    before = min(mesh.get_local_rank() * rows, tensor.shape[0])
+    return part, before * (tensor.numel() // tensor.shape[0])
 
 
 def gather_integers(module: nn.Module, layout: Layout) -> Tensor:

@@ -50,6 +50,12 @@ class Task:
     pin_memory: bool = True
     #: Function that each of them calls first, with its number.
     worker_init_fn: Callable[[int], None] | None = None
+    #: What the processes of a worker with several share (``workers.gpus``): ``"ddp"``, each has the
+    #: whole model, or ``"fsdp"``, each has a part of parameters, gradients, and optimizer.
+    parallel: str = "ddp"
+    #: Types of the modules, or their names, that ``"fsdp"`` gathers one at a time. By default,
+    #: those in the list of equal modules that has the most parameters.
+    fsdp_blocks: Sequence[type[nn.Module] | str] = ()
     #: Largest norm of all gradients together in a local step; larger ones are scaled down to it.
     clip_norm: float | None = None
     #: Floating-point operations of the model for one training sample, forward and backward, from
@@ -82,6 +88,14 @@ class Task:
         updates and snapshots don't contain them.
         """
         raise NotImplementedError
+
+    def shard(self, model: nn.Module, mesh: Any) -> None:
+        """Call ``fully_shard`` of ``torch.distributed.fsdp`` for parts of the model and for itself.
+
+        ``mesh`` is that of the worker's processes. A model that is left alone is sharded by
+        :attr:`fsdp_blocks`. Called in each process if :attr:`parallel` is ``"fsdp"``; parameters
+        can be on the ``meta`` device.
+        """
 
     def base_buffers(self, model: nn.Module) -> Iterable[str]:  # noqa: ARG002 - none by default
         """Return the names of persistent buffers that are part of the base, too.

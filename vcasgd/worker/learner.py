@@ -39,10 +39,13 @@ from vcasgd.learning.shards import SMALL_FLOATS, Cut, ShardRange, shards_for
 from vcasgd.learning.streams import Stream
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import (
+    EvaluationPart,
     Interval,
+    Metrics,
     batch_size_of,
     batches,
-    evaluate,
+    evaluate_part,
+    means_of,
     parts_of,
     rehearse_evaluation,
     seed_for,
@@ -83,7 +86,7 @@ class Learner:
         self.device = device
         task.skips_bad_samples = spec.skips_bad_samples
         task.follow_job(spec)
-        self._model = LocalModel(task, spec.seed, device)
+        self._model = self._build_model()
         self._use_layout(gradients=False)
         self._rule = make_rule(spec.update)
         #: This worker's own copy, float32 [floats], if the rule keeps one.
@@ -114,6 +117,14 @@ class Learner:
         self._group: RankGroup | None = None
         #: Where the last interval ended in the order of an epoch; None if that is unknown.
         self._place: tuple[int, int] | None = None
+
+    def _build_model(self) -> LocalModel:
+        return LocalModel(self.task, self.spec.seed, self.device)
+
+    @property
+    def exchange_device(self) -> torch.device | str:
+        """The device of a copy of its own that the worker can keep."""
+        return self.device
 
     def _use_layout(self, *, gradients: bool) -> None:
         self.layout = self._model.layout = replace(self._model.layout, gradients=gradients)
@@ -266,9 +277,7 @@ class Learner:
         Raises :class:`SpecError` if the evaluation lacks the metric that the job names, and what
         :func:`~vcasgd.learning.training.evaluate` raises.
         """
-        names = rehearse_evaluation(
-            self.task, self._model.module, self._validation_set, self.device
-        )
+        names = self._rehearse()
         chosen = self.spec.stop.chosen_metric
         if chosen is not None and chosen.name not in names:
             raise SpecError(
@@ -276,6 +285,9 @@ class Learner:
                 remedy=did_you_mean(chosen.name, names) or "name one of them, or return it",
                 field="stop.metric",
             )
+
+    def _rehearse(self) -> list[str]:
+        return rehearse_evaluation(self.task, self._model.module, self._validation_set, self.device)
 
     def _find_state(self) -> None:
         """Find out what travels with the model, before any training."""
@@ -575,7 +587,7 @@ class Learner:
         sizes = self._source.step_sizes(plan, interval)
         batches = self._source.batches(plan, interval, following)
         if group is not None:
-            batches = group.batches(self._model.module, batches, sizes)
+            batches = group.batches(self._model.module, batches, sizes, self._precision)
         done = accumulate(sizes, initial=0)
         trained = train(
             self.task,
@@ -726,17 +738,27 @@ class Learner:
         means = []
         for vector in vectors:
             self._model.load(vector, integers)
-            means.append(
-                evaluate(
-                    self.task,
-                    self._model.module,
-                    self._validation_set,
-                    self.device,
-                    should_stop=should_stop,
-                    on_step=on_step,
-                )
-            )
+            parts = self._evaluate_loaded((vector, integers), should_stop, on_step)
+            means.append(means_of(parts))
         return {} if not all(means) else with_average(*means)
+
+    def _evaluate_loaded(
+        self,
+        vectors: tuple[Tensor, Tensor],  # noqa: ARG002 - for several processes
+        should_stop: Callable[[], bool],
+        on_step: Callable[[], None],
+    ) -> list[Metrics]:
+        """Evaluate the model that was loaded from vectors; return the results of all processes."""
+        return [self._evaluate_part(EvaluationPart(), should_stop, on_step)]
+
+    def _evaluate_part(
+        self, part: EvaluationPart, should_stop: Callable[[], bool], on_step: Callable[[], None]
+    ) -> Metrics:
+        return evaluate_part(
+            *(self.task, self._model.module, self._validation_set, self.device, part),
+            should_stop=should_stop,
+            on_step=on_step,
+        )
 
     def end_after(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
         """Return why the job should end after evaluations with these metrics; None if it goes on.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -19,11 +20,15 @@ from vcasgd.task.task import calling_user_code, use_base
 from vcasgd.worker.gpus import best_device
 from vcasgd.worker.ranked_learner import FollowingLearner
 from vcasgd.worker.ranks import (
-    LoadModel,
+    LoadIntegers,
+    LoadPart,
+    RankEvaluation,
     RankFailed,
     RankInterval,
+    RankMetrics,
     RankReady,
-    ShiftModel,
+    ReadPart,
+    ShiftPart,
     StartRank,
     StepMade,
     vector_in,
@@ -38,7 +43,7 @@ class Rank:
         start = connection.recv()
         assert isinstance(start, StartRank)
         torch.set_num_threads(start.threads)
-        self._vector = vector_in(memory, start.floats)
+        self._memory = vector_in(memory)
         spec, device = JobSpec.model_validate(start.spec), best_device()
         use_base(start.base)
         task = load(spec.task, spec.args, start.code)
@@ -50,6 +55,7 @@ class Rank:
             RankGroup.connect(
                 *(start.rank, start.size, start.meeting, start.timeout, device),
                 lambda error: RankLost(str(error)),
+                sharded=self._learner.sharded,
             )
         )
         connection.send(RankReady())
@@ -59,30 +65,37 @@ class Rank:
         while True:
             match self._connection.recv():
                 case RankInterval() as order:
-                    self._connection.send(self._train(order))
+                    answer: object = self._learner.follow(order, should_stop=self._await_step())
+                    self._connection.send(answer)
+                case RankEvaluation(rehearses):
+                    steps = self._await_step()
+                    metrics = self._learner.follow_evaluation(steps, rehearses=rehearses)
+                    self._connection.send(RankMetrics(metrics))
                 case message:
                     self._apply(message)
 
-    def _train(self, order: RankInterval) -> object:
-        stop = False
+    def _await_step(self) -> Callable[[], bool]:
+        """Return a function that waits for the first rank's next step; True at the last one."""
 
         def await_step() -> bool:
-            nonlocal stop
             while not isinstance(message := self._connection.recv(), StepMade):
                 self._apply(message)
-            stop = message.stop
-            return stop
+            return message.stop
 
-        return self._learner.follow(order, should_stop=await_step)
+        return await_step
 
     def _apply(self, message: object) -> None:
+        learner, memory = self._learner, self._memory
         match message:
-            case LoadModel(integers):
+            case LoadPart(start, stop):
+                learner.load_part(start, memory[: stop - start])
+            case LoadIntegers(integers):
                 whole = np.frombuffer(bytearray(integers), np.int64)
-                self._learner.load(self._vector, torch.from_numpy(whole))
-            case ShiftModel(parts):
-                for first, stop in parts:
-                    self._learner.shift_part(first, self._vector[first:stop])
+                learner.load_integers(torch.from_numpy(whole))
+            case ShiftPart(start, stop):
+                learner.shift_part(start, memory[: stop - start])
+            case ReadPart(start, stop):
+                learner.read_own_part(start, memory[: stop - start])
             case _:
                 raise AssertionError(message)
         self._connection.send(RankReady())

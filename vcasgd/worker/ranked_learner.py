@@ -5,40 +5,133 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from vcasgd.learning.batch_source import SampleRange
+from vcasgd.learning.local_model import LocalModel
+from vcasgd.learning.rank_group import RankGroup
+from vcasgd.learning.sharded_model import ShardedModel, check_optimizer, check_task, is_sharded
 from vcasgd.learning.shards import ShardRange
-from vcasgd.learning.training import Interval
+from vcasgd.learning.training import EvaluationPart, Interval, Metrics, evaluates_at_once
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import Task
+from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.ranks import RankInterval, RankPart, Ranks
+from vcasgd.worker.ranks import RankEvaluation, RankInterval, RankPart, Ranks
 
 #: Intervals whose batches the loader processes of further ranks load ahead.
 AHEAD = 4
 
 
-class LeadingLearner(Learner):
+class _RankedLearner(Learner):
+    """A learner of a model that all ranks have, or that each has a part of."""
+
+    def _build_model(self) -> LocalModel:
+        self.sharded = is_sharded(self.task)
+        if not self.sharded:
+            return super()._build_model()
+        self._parts = ShardedModel(self.task, self.spec.seed, self.device)
+        check_task(self.task)
+        return self._parts
+
+    def _new_optimizer(self) -> Optimizer:
+        optimizer = super()._new_optimizer()
+        if self.sharded:
+            check_optimizer(optimizer)
+        return optimizer
+
+    def join(self, group: RankGroup) -> None:
+        """See :meth:`Learner.join`. A sharded model is a new one, without values."""
+        super().join(group)
+        if self.sharded:
+            self._parts.shard(group.mesh)
+            self.optimizer = None
+            self.start_subtask()
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Call the user's code, which computes with the other ranks."""
+        assert self._group is not None
+        with self._group.watched():
+            yield
+        if self.sharded:
+            self._parts.reshard()
+
+    def _steps(
+        self,
+        interval: SampleRange,
+        following: Iterator[SampleRange],
+        should_stop: Callable[[], bool],
+        on_step: Callable[[], None],
+    ) -> Interval:
+        with self._computing():
+            return super()._steps(interval, following, should_stop, on_step)
+
+    def _rehearse_own(self) -> list[str]:
+        with self._computing():
+            return super()._rehearse()
+
+    def _evaluate_own(
+        self, should_stop: Callable[[], bool], on_step: Callable[[], None]
+    ) -> Metrics:
+        """Evaluate this rank's part of the validation set with the model as it is."""
+        assert self._group is not None
+        part = EvaluationPart(self._group.rank, self._group.size)
+        with self._computing():
+            return self._evaluate_part(part, should_stop, on_step)
+
+
+class LeadingLearner(_RankedLearner):
     """The first rank's learner. An error stops the others, and the next interval starts them."""
 
     def __init__(self, spec: JobSpec, task: Task, device: torch.device | str, ranks: Ranks) -> None:
         super().__init__(spec, task, device)
         self._ranks = ranks
+        if self.sharded:
+            self._parts.read_others = ranks.read
         self._facts: ModelFacts | None = None
         #: The optimizer whose state all ranks have.
         self._shared: Optimizer | None = None
 
+    @property
+    def exchange_device(self) -> torch.device | str:
+        """See :meth:`Learner.exchange_device`. No device has all of a sharded model."""
+        return "cpu" if self.sharded else self.device
+
+    @property
+    def is_loaded(self) -> bool:
+        """See :meth:`Learner.is_loaded`. New ranks have nothing of a sharded model."""
+        return super().is_loaded and (self._ranks.running or not self.sharded)
+
     def check_against(self, facts: ModelFacts) -> None:
         """See :meth:`Learner.check_against`; the other ranks start with these facts."""
         super().check_against(facts)
+        if facts != self._facts:
+            self._ranks.stop()
         self._facts = facts
+
+    def facts(self, nodes: int, *, verified: bool = False) -> ModelFacts:
+        """See :meth:`Learner.facts`."""
+        self._facts = super().facts(nodes, verified=verified)
+        return self._facts
+
+    def _rehearse(self) -> list[str]:
+        if not self.sharded:
+            return super()._rehearse()
+        self._start_ranks()
+        with self._together():
+            self._ranks.begin(RankEvaluation(rehearses=True))
+            names = self._rehearse_own()
+            self._ranks.metrics()
+        return names
 
     def shift(self, shifts: Iterable[tuple[ShardRange, Tensor]]) -> None:
         """See :meth:`Learner.shift`."""
@@ -52,6 +145,11 @@ class LeadingLearner(Learner):
         self._ranks.stop()
         super().close()
 
+    def train(self, base: Base, *args: Any, **options: Any) -> Trained:
+        """See :meth:`Learner.train`."""
+        self._start_ranks()
+        return super().train(base, *args, **options)
+
     def _train_interval(
         self,
         interval: SampleRange,
@@ -60,36 +158,72 @@ class LeadingLearner(Learner):
         should_stop: Callable[[], bool],
         on_step: Callable[[], None],
     ) -> Interval:
-        def stops() -> bool:
-            stop = should_stop()
-            self._ranks.step(stop=stop)
-            return stop
-
-        try:
-            if not self._ranks.running:
-                self._start_ranks()
+        with self._together():
+            if loaded is None and self._shared is None:
+                # The others are new.
                 loaded = self._model.read()
             if loaded is not None:
                 self._ranks.load(*loaded)
             order = self._order(interval, asynchrony)
             self._ranks.begin(order)
             self._shared = self.optimizer
-            trained = self._steps(interval, iter(order.following), stops, on_step)
+            following = iter(order.following)
+            trained = self._steps(interval, following, self._leads(should_stop), on_step)
             whole = self._ranks.end(_part(self, trained))
-        except BaseException:
-            self._ranks.stop()
-            raise
         if math.isnan(whole.checksum):
             # Without the same state, gradients of one would be steps of another.
             self._ranks.stop()
         return Interval(whole.samples, trained.steps, whole.loss_sum)
 
+    def evaluate(self, floats: Tensor, integers: Tensor, **options: Any) -> dict[str, float]:
+        """See :meth:`Learner.evaluate`."""
+        self._start_ranks()
+        return super().evaluate(floats, integers, **options)
+
+    def _evaluate_loaded(
+        self,
+        vectors: tuple[Tensor, Tensor],
+        should_stop: Callable[[], bool],
+        on_step: Callable[[], None],
+    ) -> list[Metrics]:
+        at_once = evaluates_at_once(self.task)
+        if at_once and not self.sharded:
+            return super()._evaluate_loaded(vectors, should_stop, on_step)
+        with self._together():
+            self._ranks.load(*vectors)
+            self._ranks.begin(RankEvaluation())
+            own = self._evaluate_own(self._leads(should_stop), on_step)
+            others = self._ranks.metrics()
+        # Or each has evaluated the whole data set.
+        return [own] if at_once else [own, *others]
+
+    def _leads(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
+        def stops() -> bool:
+            stop = should_stop()
+            self._ranks.step(stop=stop)
+            return stop
+
+        return stops
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Stop the others at an error: they wait for this one."""
+        try:
+            yield
+        except BaseException:
+            self._ranks.stop()
+            raise
+
     def _start_ranks(self) -> None:
+        if self._ranks.running:
+            return
         assert self._facts is not None
-        self._ranks.start(self._facts, self.layout.floats, str(self.device))
-        assert self._ranks.group is not None
-        self.join(self._ranks.group)
-        self._shared = None
+        with self._together():
+            floats, device = self.layout.floats, str(self.device)
+            self._ranks.start(self._facts, floats, device, sharded=self.sharded)
+            assert self._ranks.group is not None
+            self._shared = None
+            self.join(self._ranks.group)
 
     def _order(self, interval: SampleRange, asynchrony: float) -> RankInterval:
         new = self.optimizer is not self._shared
@@ -103,8 +237,13 @@ class LeadingLearner(Learner):
         )
 
     def _optimizer_state(self) -> bytes:
-        """Return the state of the optimizer and its corrections for the other ranks."""
+        """Return the state of the optimizer and its corrections for the other ranks.
+
+        A new optimizer of a sharded model has none: each rank has its own part.
+        """
         assert self.optimizer is not None
+        if self.sharded:
+            return b""
         out = io.BytesIO()
         moments = self.member.moments if self.member else None
         noise = moments.state() if moments else {}
@@ -112,16 +251,24 @@ class LeadingLearner(Learner):
         return out.getvalue()
 
 
-class FollowingLearner(Learner):
+class FollowingLearner(_RankedLearner):
     """A further rank's learner."""
 
-    def load(self, floats: Tensor, integers: Tensor) -> None:
-        """LoadModel a model, float32 [floats] and int64 [k]."""
-        self._model.load(floats, integers)
+    def load_part(self, start: int, floats: Tensor) -> None:
+        """Load float32 [n] into the model from an element on."""
+        self._model.load_part(floats, start)
+
+    def load_integers(self, integers: Tensor) -> None:
+        """Load the model's counters, int64 [k], after all parts."""
+        self._model.load_integers(integers)
 
     def shift_part(self, start: int, floats: Tensor) -> None:
         """Add float32 [n] to the model from an element on."""
         self._model.shift_part(floats, start)
+
+    def read_own_part(self, start: int, out: Tensor) -> None:
+        """Copy what this rank has of the model from an element on into ``out``, float32 [n]."""
+        self._parts.read_own_part(out, start)
 
     def follow(self, order: RankInterval, *, should_stop: Callable[[], bool]) -> RankPart:
         """Train this rank's part of an interval."""
@@ -129,13 +276,20 @@ class FollowingLearner(Learner):
             self._divergences = order.divergences
             self.optimizer = None
             self.start_subtask()
-            self._load_optimizer(order.optimizer)
+            if order.optimizer:
+                self._load_optimizer(order.optimizer)
         if self.member is not None and order.batch is not None:
             self.member.assign(order.batch)
         if self._momenta is not None:
             self._momenta.follow(order.asynchrony)
         steps = self._steps(order.samples, iter(order.following), should_stop, lambda: None)
         return _part(self, steps)
+
+    def follow_evaluation(self, should_stop: Callable[[], bool], *, rehearses: bool) -> Metrics:
+        """Evaluate this rank's part of the validation set; only the first batch if it rehearses."""
+        if rehearses:
+            return dict.fromkeys(self._rehearse_own(), 0.0), False
+        return self._evaluate_own(should_stop, lambda: None)
 
     def _load_optimizer(self, data: bytes) -> None:
         assert self.optimizer is not None

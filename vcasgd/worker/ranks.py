@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -32,6 +32,8 @@ from vcasgd.child_process import kill
 from vcasgd.errors import RankLost, UserCodeError, VcasgdError
 from vcasgd.learning.batch_source import SampleRange
 from vcasgd.learning.rank_group import RankGroup
+from vcasgd.learning.sharded_model import CHUNK_FLOATS
+from vcasgd.learning.training import Metrics
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import base_path
@@ -59,10 +61,7 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class StartRank:
-    """First message to a rank: what it trains, and where it meets the others.
-
-    ``floats`` is the length of the vector in the shared memory.
-    """
+    """First message to a rank: what it trains, and where it meets the others."""
 
     rank: int
     size: int
@@ -73,21 +72,44 @@ class StartRank:
     meeting: Path
     timeout: float
     threads: int
-    floats: int
 
 
 @dataclass(frozen=True)
-class LoadModel:
-    """LoadModel the vector in the shared memory, and these integers."""
+class LoadPart:
+    """Load elements ``[start, stop)`` of the vector, which are in the shared memory."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class LoadIntegers:
+    """Load the model's counters, after all parts."""
 
     integers: bytes
 
 
 @dataclass(frozen=True)
-class ShiftModel:
-    """Add parts of the vector in the shared memory, ``[start, stop)`` each, to the model."""
+class ShiftPart:
+    """Add what is in the shared memory to elements ``[start, stop)`` of the vector."""
 
-    parts: tuple[tuple[int, int], ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class ReadPart:
+    """Copy what the rank has of elements ``[start, stop)`` into the shared memory."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class RankEvaluation:
+    """Evaluate together; each batch is a step. ``rehearses``: only the first one, in all ranks."""
+
+    rehearses: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,14 +131,14 @@ class RankInterval:
 
 @dataclass(frozen=True)
 class StepMade:
-    """The first rank has made its step; ``stop`` ends the interval."""
+    """The first rank has made its step; ``stop`` ends the interval or the evaluation."""
 
     stop: bool
 
 
 @dataclass(frozen=True)
 class RankReady:
-    """Answer to :class:`StartRank`, :class:`LoadModel`, and :class:`ShiftModel`."""
+    """Answer to :class:`StartRank`, and to what moves vectors."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +148,13 @@ class RankPart:
     samples: int
     loss_sum: float
     checksum: float
+
+
+@dataclass(frozen=True)
+class RankMetrics:
+    """Answer to :class:`RankEvaluation`; empty if it was stopped."""
+
+    metrics: Metrics
 
 
 @dataclass(frozen=True)
@@ -176,6 +205,7 @@ class Ranks:
         self._timeout, self._first_timeout = timeout, max(timeout, first_timeout)
         self._on_wait = on_wait
         self._processes: list[_RankProcess] = []
+        #: Memory that all ranks share, float32 [at most CHUNK_FLOATS].
         self._memory: Tensor | None = None
         self._threads = torch.get_num_threads()
         #: Losses of a rank since the last interval that all trained.
@@ -190,12 +220,15 @@ class Ranks:
 
     # -- processes ---------------------------------------------------------------------------------
 
-    def start(self, facts: ModelFacts, floats: int, device: str) -> None:
-        """StartRank the processes of the other ranks, and meet them."""
+    def start(self, facts: ModelFacts, floats: int, device: str, *, sharded: bool = False) -> None:
+        """Start the processes of the other ranks, and meet them.
+
+        ``floats`` is the length of the vector, of which each has a part if it is ``sharded``.
+        """
         memory = os.memfd_create("vcasgd-vector")
         try:
-            os.ftruncate(memory, max(1, 4 * floats))
-            self._memory = vector_in(memory, floats)
+            os.ftruncate(memory, 4 * min(max(1, floats), CHUNK_FLOATS))
+            self._memory = vector_in(memory)
             threads = max(1, self._threads // self.size) if device == "cpu" else self._threads
             torch.set_num_threads(threads)
             with tempfile.TemporaryDirectory(prefix="vcasgd-ranks-") as folder:
@@ -210,14 +243,14 @@ class Ranks:
                     meeting=meeting,
                     timeout=self._first_timeout,
                     threads=threads,
-                    floats=floats,
                 )
                 for rank in range(1, self.size):
                     self._processes.append(self._launch(rank, start, memory))
                 self._await(RankReady, START_SECONDS)
                 self._tell(RankReady())
                 self.group = RankGroup.connect(
-                    0, self.size, meeting, self._first_timeout, device, self._reported
+                    *(0, self.size, meeting, self._first_timeout, device, self._reported),
+                    sharded=sharded,
                 )
                 self._await(RankReady, START_SECONDS)
         except (OSError, RuntimeError) as error:
@@ -269,23 +302,39 @@ class Ranks:
     # -- together ----------------------------------------------------------------------------------
 
     def load(self, floats: Tensor, integers: Tensor) -> None:
-        """LoadModel a model, float32 [floats] and int64 [k], in the other ranks."""
-        assert self._memory is not None
-        self._memory.copy_(floats)
-        self._tell(LoadModel(integers.numpy().tobytes()))
-        self._await(RankReady, self._first_timeout)
+        """Load a model, float32 [floats] and int64 [k], in the other ranks."""
+        for start, stop, memory in self._chunks(0, len(floats)):
+            memory.copy_(floats[start:stop])
+            self._order(LoadPart(start, stop))
+        self._order(LoadIntegers(integers.numpy().tobytes()))
 
     def shift(self, parts: Sequence[tuple[int, Tensor]]) -> None:
         """Add vectors, float32 [n] each, to the model of the other ranks from an element on."""
+        for first, floats in parts:
+            for start, stop, memory in self._chunks(first, len(floats)):
+                memory.copy_(floats[start - first : stop - first])
+                self._order(ShiftPart(start, stop))
+
+    def read(self, first: int, out: Tensor) -> None:
+        """Copy what the others have of a vector from an element on into ``out``, float32 [n]."""
+        for start, stop, memory in self._chunks(first, len(out)):
+            self._order(ReadPart(start, stop))
+            out[start - first : stop - first] = memory
+
+    def _chunks(self, first: int, floats: int) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield pieces of a range, ``[start, stop)`` each, with the shared memory for them."""
         assert self._memory is not None
-        ranges = tuple((start, start + len(floats)) for start, floats in parts)
-        for (start, stop), (_, floats) in zip(ranges, parts, strict=True):
-            self._memory[start:stop] = floats
-        self._tell(ShiftModel(ranges))
+        end, size = first + floats, len(self._memory)
+        for start in range(first, end, size):
+            stop = min(start + size, end)
+            yield start, stop, self._memory[: stop - start]
+
+    def _order(self, message: object) -> None:
+        self._tell(message)
         self._await(RankReady, self._first_timeout)
 
-    def begin(self, order: RankInterval) -> None:
-        """StartRank an interval in the other ranks."""
+    def begin(self, order: RankInterval | RankEvaluation) -> None:
+        """Start an interval, or an evaluation, in the other ranks."""
         self._tell(order)
 
     def step(self, *, stop: bool) -> None:
@@ -305,6 +354,10 @@ class Ranks:
             math.fsum(answer.loss_sum for answer in answers),
             own.checksum if same else math.nan,
         )
+
+    def metrics(self) -> list[Metrics]:
+        """Return what the other ranks have evaluated."""
+        return [each.metrics for each in self._await(RankMetrics, self._first_timeout)]
 
     def _tell(self, message: object) -> None:
         try:
@@ -381,10 +434,10 @@ class Ranks:
         return None
 
 
-def vector_in(memory: int, floats: int) -> Tensor:
-    """Return the vector in shared memory, float32 [floats], given its file descriptor."""
-    mapped = mmap.mmap(memory, max(1, 4 * floats))
-    return torch.from_numpy(np.frombuffer(mapped, np.float32, floats))
+def vector_in(memory: int) -> Tensor:
+    """Return shared memory as float32 [n], given its file descriptor."""
+    mapped = mmap.mmap(memory, 0)
+    return torch.from_numpy(np.frombuffer(mapped, np.float32))
 
 
 def _copy_lines(rank: int, stream: IO[bytes]) -> None:

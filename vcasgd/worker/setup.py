@@ -100,7 +100,7 @@ class Setup:
                     *(cut, update, layout, learner.max_unapplied),
                     nodes=job.facts.store_nodes,
                     adopts=learner.adopts_own_copy,
-                    device=learner.device,
+                    device=learner.exchange_device,
                 )
             self._learner = learner
         return self._learner

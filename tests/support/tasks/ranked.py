@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, AdamW, Optimizer
 from torch.utils.data import TensorDataset
 
 import vcasgd
@@ -41,12 +41,15 @@ class Ranked(vcasgd.Task):
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         if self.name == "sgd":
             return SGD(parameters, lr=0.1, momentum=0.9)
-        return AdamW(parameters, lr=0.02)
+        return Adagrad(parameters) if self.name == "adagrad" else AdamW(parameters, lr=0.02)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         self.steps += 1
         if self.fault and self.steps == 2 and "vcasgd.worker.rank" in _command():
             self._misbehave()
+        return self.compute(model, batch)
+
+    def compute(self, model: nn.Module, batch: Any) -> Tensor:
         points, labels = batch
         return F.cross_entropy(model(points), labels)
 

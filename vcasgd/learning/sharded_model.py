@@ -1,0 +1,282 @@
+"""A model whose parameters, gradients, and optimizer are in several processes, by torch's FSDP2.
+
+Each process has some rows of each parameter, a range of the vector for each. It gathers the
+parameters of one block at a time, while that computes (Zhao et al. 2023, arXiv:2304.11277). The
+model is built without values, and each process loads its part only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed.fsdp
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from vcasgd.errors import SpecError, UserCodeError
+from vcasgd.learning.base import buffers_of, persistent_names
+from vcasgd.learning.local_model import LocalModel
+from vcasgd.learning.local_moments import steps_as
+from vcasgd.learning.optimizers import name_of, parts_of
+from vcasgd.learning.training import build, user_code
+from vcasgd.learning.vector import gather, gather_integers, new_vector
+from vcasgd.task.task import Task
+
+#: torch's type hints lack some of its names.
+fsdp: Any = torch.distributed.fsdp
+
+#: Elements that processes exchange at a time.
+CHUNK_FLOATS = 16 << 20
+_UNSHARDED = 'set parallel = "ddp"'
+
+
+def is_sharded(task: Task) -> bool:
+    """Return True if the processes of a worker have parts of a task's model.
+
+    Raises :class:`SpecError` for a ``parallel`` that is unknown, or that the task can't have.
+    """
+    if task.parallel not in ("ddp", "fsdp"):
+        raise SpecError(
+            f"task: parallel is {task.parallel!r}", remedy='use "ddp" or "fsdp"', field="parallel"
+        )
+    if task.parallel == "fsdp" and task.mixed_precision == "fp16":
+        raise _refused(
+            "fp16: a process would know only of its own part whether gradients overflow",
+            'set mixed_precision = "bf16"',
+        )
+    return task.parallel == "fsdp"
+
+
+class ShardedModel(LocalModel):
+    """A model without values, and this process's part of it from :meth:`shard` on."""
+
+    def __init__(self, task: Task, seed: int, device: torch.device | str) -> None:
+        self._is_new = True
+        #: Fills float32 [n] with what the other processes have of the vector from an element on.
+        self.read_others: Callable[[int, Tensor], None] = lambda _start, _out: None
+        super().__init__(task, seed, device)
+
+    def _build(self) -> nn.Module:
+        return build_empty(self._task, self._seed)
+
+    def _placed(self, module: nn.Module) -> nn.Module:
+        return module
+
+    def shard(self, mesh: Any) -> None:
+        """Have a part of the model in a process of ``mesh``: zeros, until values are loaded.
+
+        Raises :class:`SpecError` and :class:`UserCodeError`.
+        """
+        module = self.module if self._is_new else self._build()
+        self._is_new = False
+        with user_code("shard"):
+            self._task.shard(module, mesh)
+            if not isinstance(module, fsdp.FSDPModule):
+                for block in blocks_of(module, self._task.fsdp_blocks):
+                    fsdp.fully_shard(block, mesh=mesh)
+                fsdp.fully_shard(module, mesh=mesh)
+        _check_placements(module)
+        device = self._device
+        # FSDP moves parameters, and leaves alone those without values.
+        whole: Any = module
+        whole._apply(
+            lambda each: torch.zeros_like(each, device=device) if each.is_meta else each.to(device)
+        )
+        self._use(module)
+
+    def initial(self) -> tuple[Tensor, Tensor]:
+        """Return the model before any training: float32 [floats] and int64 [integers].
+
+        It is in this process, on the CPU, for that long.
+        """
+        module = build(self._task, self._seed, "cpu")
+        floats, integers = self._vectors()
+        gather(module, self.layout, floats, integers)
+        return floats, integers
+
+    def reshard(self) -> None:
+        """Give up parts of others that a forward pass without a backward pass has left here."""
+        for module in self.module.modules():
+            if isinstance(module, fsdp.FSDPModule):
+                module.reshard()
+
+    def load(self, floats: Tensor, integers: Tensor) -> None:
+        """Load this process's part of the vectors, float32 [floats] and int64 [integers]."""
+        self.load_part(floats, 0)
+        self.load_integers(integers)
+
+    def read_part(self, out: Tensor, start: int) -> None:
+        """Copy the vector of all processes from an element on into ``out``, float32 [n]."""
+        for first in range(0, len(out), CHUNK_FLOATS):
+            piece = out[first : first + CHUNK_FLOATS]
+            self.read_others(start + first, piece)
+            super().read_part(piece, start + first)
+
+    def read_own_part(self, out: Tensor, start: int) -> None:
+        """Copy what this process has of the vector from an element on into ``out``, float32 [n]."""
+        super().read_part(out, start)
+
+    def read_into(self, out: Tensor, origin: Tensor | None) -> Tensor:
+        """See :meth:`LocalModel.read_into`; of all processes."""
+        self.check_base()
+        trained = self.layout.parameters
+        buffer = new_vector(min(CHUNK_FLOATS, self.layout.floats))
+        for first in range(0, self.layout.floats, CHUNK_FLOATS):
+            part = out[first : first + CHUNK_FLOATS]
+            piece = buffer[: len(part)]
+            self.read_part(piece, first)
+            if origin is not None and first < trained:
+                piece[: trained - first] -= origin[first : first + len(part)][: trained - first]
+            part.copy_(piece)
+        return gather_integers(self.module, self.layout)
+
+    def checksum(self) -> float:
+        """Return 0: processes have different parts."""
+        return 0.0
+
+
+# -- building without values -----------------------------------------------------------------------
+
+
+def build_empty(task: Task, seed: int) -> nn.Module:
+    """Return the task's model on the CPU, with parameters on the ``meta`` device if possible.
+
+    Buffers have their values. A model has the values of its parameters if it is built in a way that
+    needs them, or if some of them are frozen, which no vector has. Raises :class:`UserCodeError`.
+    """
+    try:
+        with _empty_parameters():
+            module, other = build(task, seed, "cpu"), build(task, seed + 1, "cpu")
+    except (UserCodeError, RuntimeError, NotImplementedError):
+        return build(task, seed, "cpu")
+    if any(not each.requires_grad for each in module.parameters()) or not _same_constants(
+        module, other
+    ):
+        return build(task, seed, "cpu")
+    return module
+
+
+@contextmanager
+def _empty_parameters() -> Iterator[None]:
+    """Let modules keep parameters without values, one at a time as they are made."""
+    modules: Any = nn.Module
+    register = modules.register_parameter
+    # Tied parameters stay one.
+    empty: Any = WeakTensorKeyDictionary()
+
+    def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            if parameter not in empty:
+                found = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+                empty[parameter] = found
+            parameter = empty[parameter]
+        register(module, name, parameter)
+
+    modules.register_parameter = register_empty
+    try:
+        yield
+    finally:
+        modules.register_parameter = register
+
+
+def _same_constants(module: nn.Module, other: nn.Module) -> bool:
+    """Return True if buffers that no vector has are the same with another seed.
+
+    Random numbers of the parameters come before those of a buffer, and they aren't drawn.
+    """
+    persistent, others = persistent_names(module), buffers_of(other)
+    return all(
+        name in others and torch.equal(each, others[name])
+        for name, each in buffers_of(module).items()
+        if name not in persistent
+    )
+
+
+# -- what is gathered together ---------------------------------------------------------------------
+
+
+def blocks_of(module: nn.Module, names: Sequence[type[nn.Module] | str] = ()) -> list[nn.Module]:
+    """Return the modules whose parameters are gathered together, inner ones first.
+
+    They are those of the given types, or of the types with these names. Raises :class:`SpecError`
+    for a type that no module has.
+    """
+    if not names:
+        return _longest_row(module)
+    found: list[nn.Module] = []
+    for name in names:
+        matching = [
+            each
+            for each in module.modules()
+            if type(each).__name__ == name or (isinstance(name, type) and isinstance(each, name))
+        ]
+        if not matching:
+            raise SpecError(
+                f"task: fsdp_blocks: the model has no {getattr(name, '__name__', name)}",
+                remedy=f"name types of its modules, such as {_some_type(module)}",
+                field="fsdp_blocks",
+            )
+        found += matching
+    wanted = {id(each) for each in found}
+    return [each for each in reversed(list(module.modules())) if id(each) in wanted]
+
+
+def _longest_row(module: nn.Module) -> list[nn.Module]:
+    """Return the children of the list with the most parameters, of those with equal children."""
+    rows = [
+        list(each)
+        for each in module.modules()
+        if isinstance(each, nn.ModuleList | nn.Sequential) and len({*map(type, each)}) == 1
+    ]
+    return max((row for row in rows if len(row) > 1), key=_size, default=[])
+
+
+def _size(row: Sequence[nn.Module]) -> int:
+    return sum(each.numel() for block in row for each in block.parameters())
+
+
+def _some_type(module: nn.Module) -> str:
+    row = _longest_row(module) or [module]
+    return type(row[0]).__name__
+
+
+def _check_placements(module: nn.Module) -> None:
+    """Raise :class:`SpecError` for a parameter that isn't one range of the vector in a process."""
+    for name, each in module.named_parameters():
+        placements = getattr(each, "placements", ())
+        if len(placements) > 1 or any(one.is_shard() and one.dim != 0 for one in placements):
+            raise _refused(
+                f"{name}, which is sharded as {placements}",
+                "shard it by its first dimension over the one mesh that Task.shard gets",
+            )
+
+
+# -- what can't be sharded -------------------------------------------------------------------------
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raise :class:`SpecError` for an optimizer that may need more than a part of a tensor."""
+    for part in parts_of(optimizer):
+        if not steps_as(part, SGD, Adam, AdamW):
+            raise _refused(
+                f"{name_of(optimizer)}: it may need whole tensors, and a process has some rows",
+                f"use SGD, Adam, or AdamW, or {_UNSHARDED}",
+            )
+
+
+def check_task(task: Task) -> None:
+    """Raise :class:`SpecError` for a task whose steps can't be made in parts."""
+    if task.makes_steps:
+        raise _refused("a loop of its own", f"write the training as a vcasgd.Task, or {_UNSHARDED}")
+
+
+def _refused(what: str, remedy: str) -> SpecError:
+    return SpecError(
+        f"task: a model in several parts can't be trained with {what}",
+        remedy=remedy,
+        field="task",
+    )
