@@ -46,6 +46,34 @@ test("a job that reports only a loss has its validation chart", () => {
   ]);
 });
 
+test("what steps log has curves of its own, with a point for each value", () => {
+  const metrics = [
+    { at: 110, loss: 2, logged: { masked: 0.5, loss: 3 } },
+    { at: 120, loss: 1, logged: null },
+    { at: 130, loss: 1, logged: { masked: 0.25, tokens: null } },
+  ];
+  const curves = curvesOf({ evaluations: [], best: null }, metrics, "time", 100);
+  expect(curves.map(({ title, points }) => [title, points])).toEqual([
+    [
+      "Training loss",
+      [
+        [10, 2],
+        [20, 1],
+        [30, 1],
+      ],
+    ],
+    ["Logged loss", [[10, 3]]],
+    [
+      "Logged masked",
+      [
+        [10, 0.5],
+        [30, 0.25],
+      ],
+    ],
+    ["Logged tokens", []],
+  ]);
+});
+
 test("all of 20 metrics are named, and the ranking one comes first", () => {
   const many = Object.fromEntries(Array.from({ length: 20 }, (_, each) => [`m${each}`, each]));
   const names = metricNames([evaluation(many), evaluation({ f1: null })], "m7");

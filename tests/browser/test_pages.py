@@ -33,7 +33,11 @@ class Gallery:
         many = {f"metric-{number:02}": 0.5 + number / 50 for number in range(18)}
         metric = {"name": "f1", "mode": "max"}
         self.many = trained(
-            api, many | {"f1": 0.9, "perplexity": 12.0}, name="many", stop={"metric": metric}
+            api,
+            many | {"f1": 0.9, "perplexity": 12.0},
+            logged=("masked", "tokens-per-batch"),
+            name="many",
+            stop={"metric": metric},
         )
         self.loss_only = trained(api, {"loss": 0.3, "count": 100.0}, name="lm")
         ended(api, name="newest")
@@ -118,12 +122,13 @@ def test_every_metric_has_a_chart_to_smooth_and_to_zoom(
     expect(charts).to_have_count(2)
     expect(charts.nth(1)).to_contain_text("Validation loss")
 
-    # The metric that ranks models comes first, and all of 20 are one click away
+    # The metric that ranks models comes first; all of 20, and what steps log, are one click away
     dashboard.open(f"/jobs/{gallery.many}")
     expect(charts).to_have_count(5)
     expect(charts.nth(1)).to_contain_text("Validation f1")
-    page.get_by_role("button", name="Show all 21 charts").click()
-    expect(charts).to_have_count(21)
+    page.get_by_role("button", name="Show all 23 charts").click()
+    expect(charts).to_have_count(23)
+    expect(charts.nth(21)).to_contain_text("Logged masked")
 
     # When the user drags over a chart, all of them show that part of the time
     scale = page.locator("[class*=tick]")

@@ -19,9 +19,16 @@ _MACHINE = {
 }  # fmt: skip
 
 
-def trained(api: Api, metrics: dict[str, float], *, epochs: int = 10, **fields: Any) -> str:
+def trained(
+    api: Api,
+    metrics: dict[str, float],
+    *,
+    epochs: int = 10,
+    logged: tuple[str, ...] = (),
+    **fields: Any,
+) -> str:
     """Return a running job with a point of its history each second, and an evaluation of each
-    epoch."""
+    epoch. ``logged``: names under which its steps log."""
     job = api.submit(epochs=epochs, subtasks_per_epoch=4, **fields)
     start = time.time() - 10 * epochs
     api.connection.hset(LedgerKeys(job).record, "created_at", start)
@@ -30,7 +37,8 @@ def trained(api: Api, metrics: dict[str, float], *, epochs: int = 10, **fields: 
         noise = 0.2 * math.sin(second * 2.4)
         point = {"at": start + second, "samples": 100 * second, "loss": 2.3 / (1 + second / 30),
                  "updates_per_second": 18 + 9 * noise, "staleness_mean": 1 + noise, "workers": 3,
-                 "spent_usd": second * 1e-4}  # fmt: skip
+                 "spent_usd": second * 1e-4,
+                 "logged": dict.fromkeys(logged, 1 + noise) or None}  # fmt: skip
         api.jobs.add_metrics(job, point)
     for epoch in range(1, epochs):
         better = 1 - 0.5 / epoch + 0.02 * math.sin(3 * epoch)

@@ -88,13 +88,21 @@ export function evaluated(
   });
 }
 
-/** A curve of a job: its training loss, or a metric of its evaluations. */
+/** A curve of a job: its training loss, a metric of its evaluations, or what its steps log. */
 export type NamedCurve = { name: string; title: string; color: keyof Ink; points: Point[] };
 
-/** Returns the training loss and all metrics, of which the one that ranks models comes first. */
+type Training = Metric & {
+  loss?: number | null;
+  logged?: Record<string, number | null | undefined> | null;
+};
+
+/**
+ * Returns the training loss, all metrics, of which the one that ranks models comes first, and what
+ * steps log.
+ */
 export function curvesOf(
   job: Pick<Job, "evaluations" | "best">,
-  metrics: readonly (Metric & { loss?: number | null })[],
+  metrics: readonly Training[],
   against: Against,
   start: number,
 ): NamedCurve[] {
@@ -105,7 +113,16 @@ export function curvesOf(
       const points = evaluated(job.evaluations, name, metrics, against, start);
       return { name, title: `Validation ${name}`, color: "good", points };
     }),
+    ...loggedNames(metrics).map((name): NamedCurve => {
+      const points = curve(metrics, against, start, (each) => each.logged?.[name]);
+      return { name, title: `Logged ${name}`, color: "accent", points };
+    }),
   ];
+}
+
+/** Returns the names under which steps log, in alphabetical order. */
+function loggedNames(metrics: readonly Training[]): string[] {
+  return [...new Set(metrics.flatMap(({ logged }) => Object.keys(logged ?? {})))].sort();
 }
 
 /** Returns the end of the axis on which all curves fit. */
