@@ -45,6 +45,7 @@ JOIN_ONLY = {
 }
 ADMIN_ONLY = {
     ("POST", "/workers/{worker}/evict"),
+    ("POST", "/jobs/{job}/exec"),
     ("POST", "/machines/{machine}/evict"),
     ("POST", "/tokens"),
     ("GET", "/tokens"),

@@ -10,9 +10,9 @@ from support.fleet_records import NOW, PACKAGE, events_of, job_spec, machine
 
 from vcasgd.controller.fleet.costs import MEASURE_SECONDS, CostLedger, Speeds
 from vcasgd.controller.fleet.demands import ClearancePolicy, Demands, owner_limits
-from vcasgd.controller.fleet.machines import cache_name
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.observed import JobDemand, Limits
+from vcasgd.fleet.pools import cache_name
 from vcasgd.fleet.providers.base import Machine
 from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope

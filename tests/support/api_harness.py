@@ -106,6 +106,7 @@ class Api:
     @property
     def env(self) -> dict[str, str]:
         return {
+            "VCASGD_HOME": str(self.home),
             "VCASGD_API_URL": self.url,
             "VCASGD_TOKEN": self.token,
             "VCASGD_LEDGER_URL": self.ledger.files.url,

@@ -18,7 +18,7 @@ from vcasgd.client.tracking import export
 from vcasgd.client.transport import Transport, path_of
 from vcasgd.errors import ApiError, Conflict
 from vcasgd.schemas.costs import CostView
-from vcasgd.schemas.fleet import WorkerRow
+from vcasgd.schemas.fleet import ShellAccess, WorkerRow
 from vcasgd.schemas.history import (
     LAST,
     CheckpointRow,
@@ -178,6 +178,14 @@ class Job(JobView):
     def workers(self) -> list[WorkerRow]:
         """Return the last heartbeats of the job's workers."""
         return self._api.get(list[WorkerRow], self._path("workers"))
+
+    def shell(self, worker: str | None = None, command: Sequence[str] = ()) -> ShellAccess:
+        """Return how to run a command, or a shell, beside a worker; the job's events record it.
+
+        Raises :class:`~vcasgd.errors.Conflict` where the worker's pool doesn't allow it.
+        """
+        body = {"worker": worker, "command": list(command)}
+        return self._api.post(ShellAccess, self._path("exec"), body)
 
     def cost(self) -> CostView:
         """Return the cost of the job's machines so far."""

@@ -16,6 +16,7 @@ fields are refused::
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
@@ -400,6 +401,17 @@ def parse_pools(value: object) -> tuple[PoolSpec, ...]:
 def pool_row(spec: PoolSpec) -> dict[str, Any]:
     """Return a pool as it is in the file, as plain data."""
     return spec.model_dump(mode="json", exclude_unset=True)
+
+
+def cache_name(pool: str, labels: Collection[str]) -> str:
+    """Return the folder name of a pool's cache.
+
+    Data cached in one pool must not be visible to another, nor to the same pool under other
+    labels.
+    """
+    if not labels:
+        return pool
+    return f"{pool}.{hashlib.sha256(' '.join(sorted(labels)).encode()).hexdigest()[:16]}"
 
 
 def parse_pool(row: object, where: str) -> PoolSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -163,6 +163,28 @@ class Eviction(RequestBody):
         default=None, ge=0, le=3600, description="Seconds between the notice and the end."
     )
     kill: bool = Field(default=False, description="Take the machine without a notice.")
+
+
+class ShellRequest(RequestBody):
+    """A command, or a shell, beside a worker."""
+
+    worker: str | None = Field(
+        default=None, max_length=200, description="Name of the worker (default: the first one)."
+    )
+    command: list[Annotated[str, Field(max_length=10_000)]] = Field(
+        default=[], max_length=1000, description="The command; empty for a shell."
+    )
+
+
+class ShellAccess(Schema):
+    """The way to a worker."""
+
+    worker: str
+    machine: str
+    argv: list[str] = Field(
+        description="Command for your computer that does it; empty if it is the stack's computer."
+    )
+    folder: str | None = Field(description="Folder of the jobs' code on the stack's computer.")
 
 
 class EvictionRequested(Schema):

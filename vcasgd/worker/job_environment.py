@@ -111,9 +111,16 @@ class JobEnvironment:
         added = [path for path in sys.path if path not in before]
         sys.path[:] = [*added, *before]
         importlib.invalidate_caches()
-        path = os.environ.get("PATH", os.defpath)
-        os.environ["PATH"] = f"{self._bin}{os.pathsep}{path}"
-        os.environ["VIRTUAL_ENV"] = str(self.folder)
+        os.environ.update(self.variables(os.environ.get("PATH", os.defpath)))
+
+    def variables(self, path: str) -> dict[str, str]:
+        """Return the variables of processes that find the packages' programs first, and then those
+        of ``path``."""
+        return {"PATH": f"{self._bin}{os.pathsep}{path}", "VIRTUAL_ENV": str(self.folder)}
+
+    def python_path(self) -> str:
+        """Return the folder of the packages."""
+        return str(self._site)
 
     def _digest(self, package: str) -> str:
         """Return a name that changes with everything that the environment depends on."""

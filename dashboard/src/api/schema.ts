@@ -806,6 +806,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/jobs/{job}/exec": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Request Shell
+         * @description Show how to run a command, or a shell, beside a worker; the API itself runs nothing.
+         *
+         *     The status is 409 where the worker's pool doesn't allow it. The job's events name the caller,
+         *     the worker, and the program, without its arguments.
+         */
+        post: operations["request_shell"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/jobs/{job}/cost": {
         parameters: {
             query?: never;
@@ -2824,6 +2847,43 @@ export interface components {
             };
         } & {
             [key: string]: unknown;
+        };
+        /**
+         * ShellAccess
+         * @description The way to a worker.
+         */
+        ShellAccess: {
+            /** Worker */
+            worker: string;
+            /** Machine */
+            machine: string;
+            /**
+             * Argv
+             * @description Command for your computer that does it; empty if it is the stack's computer.
+             */
+            argv: string[];
+            /**
+             * Folder
+             * @description Folder of the jobs' code on the stack's computer.
+             */
+            folder: string | null;
+        };
+        /**
+         * ShellRequest
+         * @description A command, or a shell, beside a worker.
+         */
+        ShellRequest: {
+            /**
+             * Worker
+             * @description Name of the worker (default: the first one).
+             */
+            worker?: string | null;
+            /**
+             * Command
+             * @description The command; empty for a shell.
+             * @default []
+             */
+            command: string[];
         };
         /**
          * SignIn
@@ -7643,6 +7703,122 @@ export interface operations {
             };
             /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request is invalid. `field` names the wrong field. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token has too many requests or streams in progress. Try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    request_shell: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ShellRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ShellAccess"];
+                };
+            };
+            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The resource does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body did not arrive in time. */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The current state does not allow the request. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
                 headers: {
                     [name: string]: unknown;
                 };

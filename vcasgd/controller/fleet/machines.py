@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from vcasgd.errors import FleetError
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame, Launch, Terminate, market_name
 from vcasgd.fleet.plan.market import price_of
-from vcasgd.fleet.pools import JOINING_PROVIDERS
+from vcasgd.fleet.pools import JOINING_PROVIDERS, cache_name
 from vcasgd.fleet.providers.base import (
     MACHINE_ID,
     PYTHON,
@@ -259,14 +258,3 @@ def agent_boot(settings: Settings) -> Boot:
     """
     argv = ["vcasgd", "join", settings.required("join_url"), "--machine", MACHINE_ID]
     return Boot((*argv, "--give-up", f"{settings.orphan_seconds:g}s"))
-
-
-def cache_name(pool: str, labels: Collection[str]) -> str:
-    """Return the folder name of a pool's cache.
-
-    Data cached in one pool must not be visible to another, nor to the same pool under other
-    labels.
-    """
-    if not labels:
-        return pool
-    return f"{pool}.{hashlib.sha256(' '.join(sorted(labels)).encode()).hexdigest()[:16]}"

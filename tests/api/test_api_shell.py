@@ -1,0 +1,115 @@
+"""A command beside a worker: where it runs, where it is refused, and what remains of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.api_harness import Api
+
+from vcasgd.api.routes.shell import shell_command
+from vcasgd.client import Client
+from vcasgd.errors import Conflict, Forbidden, NotFound
+from vcasgd.spec.access import Scope
+
+POOLS = {
+    "local": {"provider": "local"},
+    "east": {"provider": "aws", "region": "us-east-1"},
+    "west": {"provider": "gcp", "template": {"project": "lab"}},
+    "laptops": {"provider": "join", "trust": "volunteer"},
+    "desks": {"provider": "join"},
+    "queue": {"provider": "slurm"},
+}
+
+
+def beside(api: Api, pool: str, machine: str = "m-1") -> tuple[str, str]:
+    """Return a job, and its worker on a machine of a pool."""
+    job = api.submit(env={"MODE": "debug"})
+    row = {"id": machine, "pool": pool, "state": "running", "job": job, "zone": "zone-a"}
+    api.control.publish({machine: row}, POOLS)
+    api.control.set_pool_specs(POOLS)
+    worker = f"{job}.{machine}"
+    api.leases(job, worker).renew({"at": 5.0, "doing": "training", "machine": "m-2"}, [])
+    return job, worker
+
+
+@pytest.mark.parametrize(
+    ("pool", "command", "expected"),
+    [
+        ("local", ["nvidia-smi"], ""),
+        ("east", [], "aws ssm start-session --target m-1 --region us-east-1"),
+        ("east", ["ls", "a b"], '{"command": ["ls \'a b\'"]}'),
+        ("west", [], "gcloud compute ssh m-1 --tunnel-through-iap --project lab --zone zone-a"),
+        ("west", ["ls", "a b"], "--command ls 'a b'"),
+    ],
+)
+def test_each_pool_has_its_own_way(pool: str, command: list[str], expected: str) -> None:
+    row = {"pool": pool, "zone": "zone-a"}
+    assert " ".join(shell_command("m-1", row, POOLS[pool], command)).endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (POOLS["laptops"], "belongs to someone else"),
+        (POOLS["desks"], "belongs to someone else"),
+        (POOLS["queue"], "sandbox"),
+        ({"provider": "slurm", "trust": "volunteer"}, "sandbox"),
+        ({"provider": "kubernetes"}, "sandbox"),
+        ({}, "no longer known"),
+    ],
+)
+def test_machines_of_others_and_sandboxes_have_none(spec: dict[str, Any], why: str) -> None:
+    with pytest.raises(Conflict, match=why) as refused:
+        shell_command("m-1", {"pool": "p"}, spec, ["id"])
+    assert refused.value.remedy
+
+
+def test_a_command_runs_with_the_code_of_the_job_and_is_recorded(api: Api, client: Client) -> None:
+    job, worker = beside(api, "local")
+    with pytest.raises(Conflict, match="no worker on a machine"):
+        client.job(api.submit()).shell()
+    folder = client.job(job).shell(worker, ["id", "--secret"]).folder
+    assert folder is not None
+    assert Path(folder) == api.home / "cache" / "local"
+    code = Path(folder) / ("0" * 64)
+    code.mkdir(parents=True)
+    program = "import os; print(os.getcwd(), os.environ['MODE'], 'VCASGD_TOKEN' in os.environ)"
+
+    done = subprocess.run(
+        [sys.executable, "-m", "vcasgd.cli", "exec", job, "--", "python", "-c", program],
+        env={**os.environ, **api.env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+    assert done.stdout == f"{code} debug False\n", done.stderr
+    events = [each for each in client.job(job).events() if each.kind == "exec"]
+    assert [each.text for each in events] == [
+        f"bootstrap runs id beside {worker}",
+        f"bootstrap runs python beside {worker}",
+    ]
+    assert "--secret" not in str(events)
+
+
+def test_only_administrators_get_one(api: Api, client: Client) -> None:
+    job, worker = beside(api, "local")
+    text = client.create_token("sam", Scope.SUBMIT).token
+    with Client(api.url, text) as other, pytest.raises(Forbidden, match="scope admin"):
+        other.job(job).shell(worker)
+    with pytest.raises(NotFound, match="has no worker"):
+        client.job(job).shell(f"{job}.m-9")
+    assert "exec" not in {each.kind for each in client.job(job).events()}
+
+
+def test_a_worker_on_a_volunteers_machine_is_refused(api: Api, client: Client) -> None:
+    job, worker = beside(api, "laptops")
+    with pytest.raises(Conflict, match="belongs to someone else"):
+        client.job(job).shell(worker)
+    assert "exec" not in {each.kind for each in client.job(job).events()}
