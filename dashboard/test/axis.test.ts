@@ -1,5 +1,13 @@
 import { expect, test } from "vitest";
-import { amountTicks, fractionOf, labelled, selected, timeTicks, valueAt } from "../src/lib/axis";
+import {
+  amountTicks,
+  fractionOf,
+  labelled,
+  placed,
+  selected,
+  timeTicks,
+  valueAt,
+} from "../src/lib/axis";
 
 test.each([
   [45, 5, [0, 10, 20, 30, 40]],
@@ -54,4 +62,22 @@ test.each([
   ] as const;
   expect(valueAt(points, x)).toBe(y);
   expect(valueAt([], x)).toBeNull();
+});
+
+test("a label at the end of an axis is before its tick, or left out", () => {
+  const labels = [
+    { at: 0, label: "0 s" },
+    { at: 80, label: "1 min 20 s" },
+  ];
+  const sides = (width: number) =>
+    placed(labels, { from: 0, to: 100 }, width).map(({ label, before }) => [label, before]);
+  expect(sides(400)).toEqual([
+    ["0 s", false],
+    ["1 min 20 s", false],
+  ]);
+  expect(sides(170)).toEqual([
+    ["0 s", false],
+    ["1 min 20 s", true],
+  ]);
+  expect(sides(100)).toEqual([["0 s", false]]);
 });

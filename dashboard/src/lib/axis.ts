@@ -43,6 +43,30 @@ export function labelled(
     .filter(({ label }, index, all) => label !== all[index - 1]?.label);
 }
 
+/** Pixels beside a label, and of one of its letters. */
+const LABEL_GAP = 8;
+const LETTER = 6;
+
+/**
+ * Returns the labels that have room on an axis of `width` pixels: after their tick, or before it at
+ * the end of the axis (`before`).
+ */
+export function placed(
+  labels: readonly { at: number; label: string }[],
+  domain: Domain,
+  width: number,
+): { label: string; place: number; before: boolean }[] {
+  let end = 0;
+  return labels.flatMap(({ at, label }) => {
+    const place = fractionOf(domain, at);
+    const [x, length] = [place * width, LABEL_GAP + LETTER * label.length];
+    const before = x + length > width;
+    if (before && x - length < end) return [];
+    end = before ? x : x + length;
+    return [{ label, place, before }];
+  });
+}
+
 /** Returns the part of a range that a selection covers; its ends are fractions of the range. */
 export function selected({ from, to }: Domain, one: number, other: number): Domain {
   const at = (fraction: number) => from + Math.min(1, Math.max(0, fraction)) * (to - from);

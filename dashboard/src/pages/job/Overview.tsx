@@ -64,11 +64,15 @@ export function Overview({ job }: { job: Job }) {
         {byTime ? lanes : <SharedPointer onSelect={nothing}>{lanes}</SharedPointer>}
       </SharedPointer>
       <div className="two">
-        <Subtasks job={job} />
-        <Rates job={job} />
-        <Staleness job={job} />
-        <Rejected job={job} />
-        <Tuned job={job} />
+        <div className="stack">
+          <Subtasks job={job} />
+          <Staleness job={job} />
+        </div>
+        <div className="stack">
+          <Rates job={job} />
+          <Rejected job={job} />
+          <Tuned job={job} />
+        </div>
       </div>
     </div>
   );

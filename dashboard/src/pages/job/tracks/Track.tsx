@@ -1,14 +1,19 @@
 import { useElementSize } from "@mantine/hooks";
 import type { ReactNode } from "react";
-import { amountTicks, type Domain, fractionOf, labelled, timeTicks } from "../../../lib/axis";
+import {
+  amountTicks,
+  type Domain,
+  fractionOf,
+  labelled,
+  placed,
+  timeTicks,
+} from "../../../lib/axis";
 import { lookOf } from "../../../lib/states";
 import { usePointer, usePointerEvents, useSelection } from "./pointer";
 import classes from "./Track.module.css";
 
 /** Pixels between two labels of the axis. */
 const TICK_PIXELS = 100;
-/** Fraction of the axis after which a label has no room. */
-const LAST_TICK = 0.94;
 
 /** Position of a lost machine on the horizontal axis. */
 export type Mark = { x: number; machine: string; state: "evicted" | "dead" };
@@ -78,14 +83,16 @@ export function Scale({
   return (
     <div className={classes.row} aria-hidden>
       <div className={classes.scale} ref={ref}>
-        {labelled(ticks, format)
-          .map(({ at, label }) => ({ label, place: fractionOf(domain, at) }))
-          .filter(({ place }) => place === 0 || place < LAST_TICK)
-          .map(({ label, place }) => (
-            <span key={label} className={classes.tick} style={{ left: percentOf(place) }}>
-              {label}
-            </span>
-          ))}
+        {placed(labelled(ticks, format), domain, width).map(({ label, place, before }) => (
+          <span
+            key={label}
+            className={classes.tick}
+            style={{ left: percentOf(place) }}
+            data-before={before || undefined}
+          >
+            {label}
+          </span>
+        ))}
         <Here domain={domain} format={format} />
       </div>
     </div>
