@@ -1,5 +1,5 @@
 """Contract of providers: real processes, EC2 emulated by moto, a fake Compute API, a real Slurm
-cluster, and a fake API server of Kubernetes whose pods are processes.
+cluster, a fake API server of Kubernetes whose pods are processes, and a user's commands.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Eventually = Callable[..., Any]
 BOOT = sleeper()
 
 
-@pytest.fixture(params=["local", "aws", "gcp", "slurm", "kubernetes"])
+@pytest.fixture(params=["local", "aws", "gcp", "slurm", "kubernetes", "exec"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProviderBackend]:
     with backend_of(request.param, tmp_path) as backend:
         yield backend

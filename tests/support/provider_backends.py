@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ from support.slurm import SlurmCluster, slurm_cluster
 from support.waiting import await_truth
 from vcasgd.fleet.pools import (
     AwsPoolSpec,
+    ExecPoolSpec,
     GcpPoolSpec,
     KubernetesPoolSpec,
     SlurmPoolSpec,
@@ -29,6 +32,7 @@ from vcasgd.fleet.pools import (
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.aws.provider import AwsProvider
 from vcasgd.fleet.providers.base import Boot, Provider
+from vcasgd.fleet.providers.commands import ExecProvider
 from vcasgd.fleet.providers.gcp.provider import GcpProvider
 from vcasgd.fleet.providers.joining import NothingJoined
 from vcasgd.fleet.providers.kubernetes import CLUSTER_LABEL, POOL_LABEL, KubernetesProvider
@@ -39,6 +43,8 @@ from vcasgd.fleet.providers.slurm import SlurmProvider
 RULES = ("before-parameter-build.ec2", check_aws_request)
 AWS_ZONES = ("us-east-1a", "us-east-1b")
 GCP_ZONES = ("us-central1-a", "us-central1-b")
+#: Examples of commands of pools.
+CLOUDS = Path(__file__).parents[2] / "examples" / "clouds"
 CLOUD_CONFIG = "#cloud-config\nruncmd: [[/usr/local/lib/vcasgd/boot]]\n"
 
 
@@ -353,6 +359,74 @@ class KubernetesBackend:
         return {*self._api.pods()}
 
 
+class ExecBackend:
+    """Commands of a user, whose machines are processes."""
+
+    pool, zones, kind = "any", ("zone-a", "zone-b"), "machine"
+    lacks: Mapping[str, str] = {
+        **{name: why for name, why in _OWN_CLUSTER.items() if name != "prices"},
+        "zones": "the commands choose among the zones",
+    }
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self._folder, self._patch = folder, patch
+        patch.setenv("CLOUD_FOLDER", str(folder))
+        (folder / "token").write_text("a-token")
+
+    def provider(self, cluster: str = "test") -> ExecProvider:
+        (spec,) = parse_pools({"pools": [exec_pool(self.pool, self._folder, zones=self.zones)]})
+        assert isinstance(spec, ExecPoolSpec)
+        return ExecProvider(cluster, [spec], NothingJoined())
+
+    def exhaust(self, *zones: str) -> None:
+        assert {*zones} == {*self.zones}
+        self.limit_launches(0)
+
+    def limit_launches(self, machines: int) -> None:
+        self._patch.setenv("CLOUD_LIMIT", str(machines))
+
+    def tags(self, machine_id: str) -> Mapping[str, str]:
+        own = {one.id: one.pool for one in self.provider().machines()}
+        return {"cluster": "test", "pool": own[machine_id]}
+
+    def user_data(self, machine_id: str) -> str:
+        raise NotImplementedError
+
+    def report_boot_error(self, machine_id: str, text: str) -> None:
+        raise NotImplementedError
+
+    def alive(self) -> set[str]:
+        done = subprocess.run(
+            exec_commands()["list"], input="{}", capture_output=True, text=True, check=True
+        )
+        rows = json.loads(done.stdout)["machines"]
+        return {row["name"] for row in rows if row["state"] != "gone"}
+
+    def close(self) -> None:
+        request = json.dumps({"machines": [{"name": name} for name in self.alive()]})
+        subprocess.run(
+            exec_commands()["terminate"], input=request, stdout=subprocess.DEVNULL, text=True,
+            check=True,
+        )  # fmt: skip
+
+
+def exec_commands(script: Path = CLOUDS / "processes.py") -> dict[str, list[str]]:
+    """Return the commands of a pool whose machines a script manages."""
+    return {name: [sys.executable, str(script), name] for name in ("list", "launch", "terminate")}
+
+
+def exec_pool(name: str, folder: Path, **fields: Any) -> dict[str, Any]:
+    """Return a pool whose machines are processes, as it is in the file."""
+    template = {
+        **exec_commands(),
+        "token_file": str(folder / "token"),
+        "env": ["CLOUD_FOLDER", "CLOUD_LIMIT", "PYTHONPATH", "VCASGD_HOME"],
+        "price_per_hour": 0.05,
+        "on_demand_price_per_hour": 0.2,
+    }
+    return {"name": name, "provider": "exec", "template": template, **fields}
+
+
 @contextmanager
 def slurm_backend(folder: Path) -> Iterator[SlurmBackend]:
     with slurm_cluster(2) as cluster, pytest.MonkeyPatch.context() as patch:
@@ -403,6 +477,11 @@ def backend_of(name: str, home: Path) -> Iterator[ProviderBackend]:
             yield stack.enter_context(slurm_backend(home))
         elif name == "kubernetes":
             yield stack.enter_context(kubernetes_backend(home))
+        elif name == "exec":
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            commands = ExecBackend(home, patch)
+            stack.callback(commands.close)
+            yield commands
         else:
             local = LocalBackend(home)
             stack.callback(local.close)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
@@ -39,8 +40,10 @@ JOIN = "join"
 SLURM = "slurm"
 #: Provider of pools whose machines are pods of a Kubernetes cluster.
 KUBERNETES = "kubernetes"
+#: Provider of pools whose machines commands of the user list, launch, and terminate.
+EXEC = "exec"
 #: Providers from which the stack orders machines that join through the gateway.
-ORDERED_PROVIDERS = (SLURM, KUBERNETES)
+ORDERED_PROVIDERS = (SLURM, KUBERNETES, EXEC)
 #: Providers whose machines join through the gateway, so that they aren't part of Ray's cluster.
 JOINING_PROVIDERS = (JOIN, *ORDERED_PROVIDERS)
 
@@ -53,6 +56,10 @@ Name = Annotated[str, Field(min_length=1, max_length=255)]
 SlurmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.&|*,:=-]{1,255}$")]
 #: Name of an object of Kubernetes.
 KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+#: Program and arguments.
+Command = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=10_000)], ...], Field(min_length=1)
+]
 #: Letters in the name of a pool whose machines are ordered, which is part of their names.
 MAX_ORDERED_POOL = 20
 #: Fields of a pod and a container that the stack sets itself.
@@ -157,6 +164,30 @@ class KubernetesTemplate(StrictModel):
         return _without(value, _OWN_CONTAINER)
 
 
+class ExecTemplate(StrictModel):
+    """Commands that list, launch, and terminate machines, and the machines' prices.
+
+    Commands get JSON, and the variables of the controller that ``env`` names. ``token_file`` is on
+    the controller's machine; ``launch`` gets the token.
+    """
+
+    #: The pool's own field says it.
+    memory_gb: ClassVar[float | None] = None
+
+    list: Command
+    launch: Command
+    terminate: Command
+    token_file: Name
+    env: tuple[Name, ...] = ()
+    timeout: Duration = Field(
+        default=timedelta(seconds=30), gt=timedelta(0), le=timedelta(minutes=2)
+    )
+    price_per_hour: float = Field(default=0.0, ge=0, description="USD of one machine")
+    on_demand_price_per_hour: float | None = Field(
+        default=None, ge=0, description="USD of one machine; default: price_per_hour"
+    )
+
+
 def _without(value: dict[str, Any], own: Iterable[str]) -> dict[str, Any]:
     if given := sorted(value.keys() & set(own)):
         raise ValueError(f"{given[0]} is set by the stack; remove it")
@@ -170,7 +201,7 @@ class PoolSpec(StrictModel):
     simple: ClassVar[bool] = False
 
     name: str = Field(pattern=POOL_PATTERN)
-    provider: Literal["local", "aws", "gcp", "join", "slurm", "kubernetes"]
+    provider: Literal["local", "aws", "gcp", "join", "slurm", "kubernetes", "exec"]
     region: str = ""
     zones: tuple[Name, ...] = ()
     machine_types: tuple[Name, ...] = ()
@@ -286,6 +317,23 @@ class KubernetesPoolSpec(PoolSpec):
         return self
 
 
+class ExecPoolSpec(PoolSpec):
+    """Pool of machines in any cloud that has a command line."""
+
+    simple: ClassVar[bool] = True
+
+    provider: Literal["exec"]
+    zones: tuple[Name, ...] = Field(default=("any",), min_length=1)
+    machine_types: tuple[Name, ...] = Field(default=("machine",), min_length=1)
+    boot_seconds: float = Field(default=900.0, gt=0)
+    template: ExecTemplate
+
+    @model_validator(mode="after")
+    def _short_name(self) -> ExecPoolSpec:
+        _check_length(self.name)
+        return self
+
+
 def _check_length(name: str) -> None:
     if len(name) > MAX_ORDERED_POOL:
         raise ValueError(f"name has more than {MAX_ORDERED_POOL} letters")
@@ -361,6 +409,7 @@ _KINDS: dict[str, type[PoolSpec]] = {
     "join": JoinPoolSpec,
     "slurm": SlurmPoolSpec,
     "kubernetes": KubernetesPoolSpec,
+    "exec": ExecPoolSpec,
 }
 
 

@@ -174,7 +174,7 @@ class Provider(Protocol):
 
     @property
     def name(self) -> str:
-        """``local``, ``aws``, ``gcp``, ``join``, ``slurm``, or ``kubernetes``."""
+        """``local``, ``aws``, ``gcp``, ``join``, ``slurm``, ``kubernetes``, or ``exec``."""
         ...
 
     @property

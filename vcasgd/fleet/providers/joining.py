@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from vcasgd.errors import NoCapacity
-from vcasgd.fleet.pools import KubernetesPoolSpec, SlurmPoolSpec
+from vcasgd.fleet.pools import ExecPoolSpec, KubernetesPoolSpec, SlurmPoolSpec
 from vcasgd.fleet.providers.base import Machine, MachineState, Offer
 from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider
 
 #: Seconds that a machine has after an eviction without a time.
 NOTICE_SECONDS = 30.0
-_ORDERED_NAME = re.compile(r"join-(?P<pool>[a-z][a-z0-9-]{0,39})-[0-9a-f]{1,12}-[0-9]{1,7}")
+_ORDERED_NAME = re.compile(r"join-(?P<pool>[a-z][a-z0-9-]{0,39})-[0-9a-f]{1,18}-[0-9]{1,7}")
 
 
 class JoinedFleet(Protocol):
@@ -133,9 +133,12 @@ class OrderedMachine:
     problem: str | None = None
     """Why it doesn't start, or why it failed."""
     ended_at: float | None = None
+    machine_type: str = ""
+    price_per_hour: float | None = None
+    """USD, if the cluster says so."""
 
 
-Ordered = TypeVar("Ordered", bound=SlurmPoolSpec | KubernetesPoolSpec)
+Ordered = TypeVar("Ordered", bound=SlurmPoolSpec | KubernetesPoolSpec | ExecPoolSpec)
 
 
 class OrderedProvider(PooledProvider[Ordered]):
@@ -187,14 +190,14 @@ class OrderedProvider(PooledProvider[Ordered]):
         """Remove what machines that have ended left in their cluster."""
 
     def _offer(self, spec: Ordered, zone: str, kind: str) -> Offer:
-        price = spec.template.price_per_hour
+        price, on_demand = _prices(spec)
         return Offer(
             pool=spec.name,
             zone=zone,
             machine_type=kind,
             spot=spec.spot,
             price_per_hour=price,
-            on_demand_price_per_hour=price,
+            on_demand_price_per_hour=on_demand,
             cpus=float(spec.cpus or 1),
             gpus=spec.gpus or 0,
             as_of=time.time(),
@@ -207,7 +210,10 @@ class OrderedProvider(PooledProvider[Ordered]):
     def _machine(self, one: OrderedMachine, left_at: float | None) -> Machine:
         """``left_at``: when the machine's agent said that it leaves, if it did."""
         spec = self._pools.get(one.pool)
-        price, zones = (spec.template.price_per_hour, spec.zones) if spec else (0.0, ("",))
+        price, on_demand = _prices(spec) if spec else (0.0, 0.0)
+        zones, kinds = (spec.zones, spec.machine_types) if spec else (("",), ("",))
+        if one.price_per_hour is not None:
+            price, on_demand = one.price_per_hour, max(on_demand, one.price_per_hour)
         return Machine(
             id=one.id,
             pool=one.pool,
@@ -218,6 +224,14 @@ class OrderedProvider(PooledProvider[Ordered]):
             price_per_hour=price,
             spot=spec.spot if spec else True,
             zone=one.zone if one.zone in zones else zones[0],
-            machine_type=spec.machine_types[0] if spec else "",
-            on_demand_price_per_hour=price,
+            machine_type=one.machine_type if one.machine_type in kinds else kinds[0],
+            on_demand_price_per_hour=on_demand,
         )
+
+
+def _prices(spec: SlurmPoolSpec | KubernetesPoolSpec | ExecPoolSpec) -> tuple[float, float]:
+    """Return the price and the on-demand price of a pool's machines, in USD per hour."""
+    price = spec.template.price_per_hour
+    if not isinstance(spec, ExecPoolSpec) or spec.template.on_demand_price_per_hour is None:
+        return price, price
+    return price, spec.template.on_demand_price_per_hour

@@ -22,6 +22,7 @@ from vcasgd.fleet.pools import (
 )
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import AccountAnswer, Provider
+from vcasgd.fleet.providers.commands import ExecProvider
 from vcasgd.fleet.providers.joining import JoinedFleet, JoinProvider, NothingJoined
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.fleet.providers.slurm import SlurmProvider
@@ -183,6 +184,8 @@ def _make(settings: Settings, pools: Sequence[Any], joined: JoinedFleet) -> Prov
                 from vcasgd.fleet.providers.kubernetes import KubernetesProvider
 
                 return KubernetesProvider(cluster, pools, joined)
+            case "exec":
+                return ExecProvider(cluster, pools, joined)
             case "slurm":
                 return SlurmProvider(cluster, pools, joined)
             case "join":

@@ -1,0 +1,111 @@
+"""Machines that commands of a user launch, on a whole stack."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.counted_job import CountedJob, training_machines
+from support.ports import free_port
+from support.provider_backends import exec_commands, exec_pool
+
+from vcasgd.chaos.audited_job import own_settings
+from vcasgd.client import Client
+from vcasgd.spec.access import Scope
+from vcasgd.stack import StackHome, running
+
+Eventually = Callable[..., Any]
+
+POOL = "any"
+MACHINES = 2
+
+
+@dataclass
+class ExecStack:
+    """A stack whose only pool has machines that are processes of a script."""
+
+    client: Client
+    folder: Path
+
+    def alive(self) -> list[str]:
+        return [row["name"] for row in listed() if row["state"] != "gone"]
+
+    def pid(self, machine: str) -> int:
+        return int(json.loads((self.folder / machine).read_text())["pid"])
+
+    def trains(self) -> list[str]:
+        """Return the machines once all train."""
+        alive = self.alive()
+        return alive if len(alive) == training_machines(self.client) == MACHINES else []
+
+
+def listed() -> list[dict[str, Any]]:
+    done = subprocess.run(
+        exec_commands()["list"], input="{}", capture_output=True, text=True, check=True
+    )
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["machines"]
+    return rows
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[ExecStack]:
+    folder = tmp_path / "cloud"
+    folder.mkdir()
+    pools = tmp_path / "pools.yaml"
+    pool = exec_pool(POOL, folder, max_machines=MACHINES)
+    pools.write_text(yaml.safe_dump({"pools": [pool]}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        patch.setenv("CLOUD_FOLDER", str(folder))
+        patch.setenv("VCASGD_HOME", str(folder))
+        port = free_port()
+        settings = own_settings(
+            tmp_path / "home",
+            heartbeat=0.5,
+            idle_seconds=3.0,
+            pools=pools,
+            join_port=port,
+            join_host="127.0.0.1",
+            join_url=f"https://127.0.0.1:{port}",
+        )
+        with (
+            running(settings) as state,
+            Client(state.api_url, StackHome(settings.home).token()) as client,
+        ):
+            text = client.create_token("any", Scope.JOIN, pool=POOL).token
+            (folder / "token").write_text(text)
+            yield ExecStack(client, folder)
+        assert all(row["state"] == "gone" for row in listed()), "`down` left a machine behind"
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.ci
+def test_lost_and_evicted_machines_are_replaced_and_no_sample_is_lost(
+    stack: ExecStack, tmp_path: Path, eventually: Eventually
+) -> None:
+    # Given a job on all machines of the pool
+    job = CountedJob(stack.client, tmp_path, epochs=20, workers={"min": 1, "max": MACHINES})
+    first, second = eventually(stack.trains, timeout=90)
+
+    # When one is lost, and another one gets a notice
+    os.killpg(stack.pid(first), signal.SIGKILL)
+    eventually(lambda: first not in (there := stack.trains()) and there, timeout=90)
+    stack.client.evict(machine=second)
+    eventually(lambda: second not in (there := stack.trains()) and there, timeout=90)
+    assert "evicted" in (stack.folder / f"{second}.log").read_text()
+
+    # Then others take their places, all samples count once, and idle machines are ended
+    view = job.finish()
+    assert view.progress.samples_repeated == 0
+    eventually(lambda: not stack.alive(), timeout=60)
