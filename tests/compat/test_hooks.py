@@ -71,7 +71,14 @@ SCHEDULERS = {
         f"{LR}SequentialLR(optimizer, [{WARMUP}, {COSINE}], milestones=[40])",
     ),
 }
-EACH = pytest.mark.parametrize("name", SCHEDULERS)
+EACH = pytest.mark.parametrize(
+    "name",
+    [
+        "OneCycleLR with its momentum",
+        "warm-up, then a cosine",
+        pytest.param("a function for each group", marks=pytest.mark.extended),
+    ],
+)
 
 
 def loop(

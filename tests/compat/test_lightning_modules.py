@@ -319,6 +319,7 @@ task = ModuleTask(Module, callbacks=[Average(), EarlyStopping("val_loss", patien
 """
 
 
+@pytest.mark.ci
 def test_the_evaluations_of_the_job_drive_early_stopping(harness: Harness, tmp_path: Path) -> None:
     # Given a module that overfits after a few epochs
     source = TRAIN.format(support=str(Path(__file__).parents[1]))

@@ -54,7 +54,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "schedule-free": lambda of: ScheduleFree(of, lr=0.3),
 }
 #: Those that always run.
-FEW_OPTIMIZERS = ("RMSprop", "own")
+FEW_OPTIMIZERS = ("own",)
 
 
 class Lamb(Optimizer):
@@ -269,6 +269,7 @@ class Together:
             each.step()
 
 
+@pytest.mark.extended
 @grid
 def test_a_list_of_optimizers(workers: int) -> None:
     assert_as_plain(Case(TwoOptimizers, twin=two_optimizers_twin), workers)
