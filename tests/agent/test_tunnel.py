@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from support.ports import free_port
 
-from vcasgd.agent import tunnel as module
-from vcasgd.agent.connection import GatewayAddress
-from vcasgd.agent.tunnel import Tunnel
+from vcasgd.agent import connection as module
+from vcasgd.agent.connection import GatewayAddress, Tunnel
 from vcasgd.errors import StackError
 
 

@@ -19,8 +19,7 @@ from support.cloudbox import Box, EmulatedCloud
 from support.machine_roots import metadata_of, run_failing_boot, write_root
 from support.provider_backends import AwsBackend, GcpBackend
 
-from vcasgd.storage.life_sign import LIFE_SIGN, SIGNS
-from vcasgd.storage.objects import Storage
+from vcasgd.storage.objects import LIFE_SIGN, SIGNS, Storage
 
 pytestmark = pytest.mark.slow
 

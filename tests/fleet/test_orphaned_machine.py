@@ -15,8 +15,7 @@ from support.waiting import PATIENCE
 
 from vcasgd.fleet.providers.base import PYTHON, Boot
 from vcasgd.fleet.providers.user_data import boot_environment
-from vcasgd.storage.life_sign import LIFE_SIGN, SIGNS, LifeSign, Silence
-from vcasgd.storage.objects import Storage
+from vcasgd.storage.objects import LIFE_SIGN, SIGNS, LifeSign, Silence, Storage
 
 Eventually = Callable[..., Any]
 #: Seconds of silence after which the machine ends.

@@ -25,7 +25,7 @@ from support.ports import free_port
 from support.waiting import await_truth
 
 from vcasgd.encryption import Authority
-from vcasgd.gateway.certificate import pin_of
+from vcasgd.gateway.relay import pin_of
 
 NAME = "join.example.org"
 #: Passes a reload on as systemd does.

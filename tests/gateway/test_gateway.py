@@ -31,8 +31,7 @@ from vcasgd.errors import (
     Unauthorized,
     VcasgdError,
 )
-from vcasgd.gateway.certificate import pin_of
-from vcasgd.gateway.relay import ACCEPTED
+from vcasgd.gateway.relay import ACCEPTED, pin_of
 from vcasgd.schemas.machines import JoinRequest, ReportBody, WorkerReportBody
 from vcasgd.store import keys as names
 from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrder, WorkerOrders

@@ -18,7 +18,7 @@ from support.servers import KINDS, require_binary
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import StoreDenied, StoreUnavailable
-from vcasgd.gateway.certificate import pin_of
+from vcasgd.gateway.relay import pin_of
 from vcasgd.limits import MAX_CLIENTS_PERCENT
 from vcasgd.store.connection import RedisClient, check_server, connect
 from vcasgd.store.embedded import LIMITS

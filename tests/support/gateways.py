@@ -16,8 +16,7 @@ from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
 from vcasgd.client.transport import Transport
-from vcasgd.gateway.certificate import ensure_certificate
-from vcasgd.gateway.relay import first_line
+from vcasgd.gateway.relay import ensure_certificate, first_line
 from vcasgd.schemas.machines import MACHINE_SECRET
 
 

@@ -15,7 +15,7 @@ from vcasgd.errors import InvalidUpdate, JobUnreadable
 from vcasgd.learning.encodings.encoder import codec_for, step_format
 from vcasgd.learning.encodings.steps import StepFormat, checksum
 from vcasgd.learning.shards import Cut
-from vcasgd.store.tensors.published_steps import extended, path
+from vcasgd.store.tensors.chunks import extended, path
 from vcasgd.store.tensors.snapshot import MAX_STEPS, Meta, PublishedStep
 
 LOW_BITS = ("int8", "int2")

@@ -20,9 +20,8 @@ import psutil
 
 import vcasgd
 from vcasgd.agent.availability import Terms, ThisMachine
-from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
+from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken, Tunnel
 from vcasgd.agent.display import Display, describe
-from vcasgd.agent.tunnel import Tunnel
 from vcasgd.agent.worker_process import SERVERS, JoinedWorker, notice_file
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError, NotFound, VersionDiffers

@@ -1,7 +1,7 @@
 """The only package that imports Ray.
 
 Ray keeps the list of machines, places a process on each that runs its workers
-(:mod:`vcasgd.cluster.runner`), and passes orders to it. Tensors and control data go through the
+(:mod:`vcasgd.cluster.driver`), and passes orders to it. Tensors and control data go through the
 Redis servers. So without a head, only new workers can't be started.
 
 Failures and their effects:

@@ -1,8 +1,9 @@
-"""The driver's view of Ray: its nodes, and the processes on them that run workers."""
+"""The driver's view of Ray: its nodes, and the process on each that runs the machine's workers."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -11,9 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from vcasgd.cluster.commands import (
+    FORKS_VARIABLE,
     MACHINE_LABEL,
     TLS_VARIABLE,
     authentication,
@@ -21,8 +25,9 @@ from vcasgd.cluster.commands import (
     stable,
     use_tls,
 )
-from vcasgd.cluster.runner import Runner
 from vcasgd.errors import ClusterError
+from vcasgd.fleet.notices import NOTICE_FILE_VARIABLE, FileNotices
+from vcasgd.machine.workers import WorkerProcess, WorkerSet
 from vcasgd.threads import DaemonThreads
 
 T = TypeVar("T")
@@ -120,7 +125,7 @@ class Cluster:
 
         A report is None if the process that runs the machine's workers has died, and its workers
         with it; the next call starts another one. See
-        :meth:`~vcasgd.cluster.runner.Runner.follow`.
+        :meth:`~vcasgd.cluster.driver.Runner.follow`.
         """
         self._nodes = {name: node for name, node in self._nodes.items() if name in orders}
         return _bounded("reach the machines", self._timeout, lambda: self._exchange(orders))
@@ -268,3 +273,52 @@ def _await_port(host: str, port: int, deadline: float) -> None:
 
 def _alive() -> list[dict[str, Any]]:
     return [row for row in _ray().nodes() if row["Alive"]]
+
+
+#: Most letters of the reason for which a worker has ended.
+MAX_REASON_LENGTH = 500
+#: Start of the variables of Ray, which a worker must not use.
+_RAY = "RAY_"
+
+
+@dataclass(frozen=True)
+class RunnerOrder:
+    """A worker to run; see :class:`~vcasgd.machine.workers.Order`."""
+
+    worker: str
+    job: str
+    start: str
+    env: Mapping[str, str]
+
+
+class Runner:
+    """Ray actor, one on each node. Its workers end with it, and it ends with the node.
+
+    They are forks of the process that the node has for that (:mod:`vcasgd.cluster.start`).
+    """
+
+    def __init__(self) -> None:
+        self._forks = Path(os.environ[FORKS_VARIABLE])
+        self._folder = self._forks.with_name("workers")
+        self._folder.mkdir(exist_ok=True)
+        notice_file = os.environ.get(NOTICE_FILE_VARIABLE)
+        self._notices = FileNotices(Path(notice_file)) if notice_file else None
+        self._workers = WorkerSet(self._make)
+
+    def _make(self, order: RunnerOrder) -> WorkerProcess:
+        env = {name: value for name, value in os.environ.items() if not name.startswith(_RAY)}
+        return WorkerProcess(order, self._folder, {**env, **order.env}, self._forks)
+
+    def follow(self, orders: str | None) -> str:
+        """Run the workers of these orders, or go on; return the report of the machine.
+
+        Both are JSON: a list of :class:`~vcasgd.store.ledger.machines.WorkerOrder`, and a
+        :class:`~vcasgd.store.ledger.machines.MachineReport`.
+        """
+        if orders is not None:
+            self._workers.follow(RunnerOrder(**row) for row in json.loads(orders))
+        self._workers.update()
+        notice = self._notices and self._notices.poll()
+        workers = self._workers.report(MAX_REASON_LENGTH)
+        report = {"at": time.time(), "workers": workers, "notice": notice and asdict(notice)}
+        return json.dumps(report)

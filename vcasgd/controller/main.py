@@ -29,8 +29,7 @@ from vcasgd.errors import (
 )
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
-from vcasgd.storage.life_sign import SIGNS, LifeSign
-from vcasgd.storage.objects import Storage
+from vcasgd.storage.objects import SIGNS, LifeSign, Storage
 from vcasgd.store.connection import connect, patiently
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs

@@ -45,8 +45,7 @@ from vcasgd.fleet.notices import (
 from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.user_data import ARGV_VARIABLE, REGION_VARIABLE, SECRETS_VARIABLE
 from vcasgd.steady_time import boot_time
-from vcasgd.storage.life_sign import SIGNS, Silence, read_life_sign
-from vcasgd.storage.objects import Storage
+from vcasgd.storage.objects import SIGNS, Silence, Storage, read_life_sign
 from vcasgd.threads import EssentialThread
 
 T = TypeVar("T")

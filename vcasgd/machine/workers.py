@@ -1,6 +1,6 @@
 """The workers of this machine: a process for each order of the controller.
 
-They run the same way on a node of Ray (:mod:`vcasgd.cluster.runner`) and on a machine that joined
+They run the same way on a node of Ray (:mod:`vcasgd.cluster.driver`) and on a machine that joined
 (:mod:`vcasgd.agent`).
 """
 

@@ -21,8 +21,8 @@ from vcasgd.learning.vector import LARGEST_VALUE
 from vcasgd.parameter_server.round_members import RoundMembers
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import MAX_STALENESS, ModelFacts
+from vcasgd.store.tensors.chunks import extended
 from vcasgd.store.tensors.header import UNSIGNED, Header
-from vcasgd.store.tensors.published_steps import extended
 from vcasgd.store.tensors.snapshot import (
     Meta,
     Record,

@@ -31,8 +31,8 @@ from vcasgd.parameter_server.model_state import ModelState, ShardConfig
 from vcasgd.session.script import LoopInThread
 from vcasgd.simulation.worker import Fetched, SimulatedInterval, SimulatedWorker
 from vcasgd.spec.job import JobSpec
+from vcasgd.store.tensors.chunks import path
 from vcasgd.store.tensors.header import Header
-from vcasgd.store.tensors.published_steps import path
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
 from vcasgd.task.task import Task
 from vcasgd.worker.interval import Base

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from vcasgd.cluster import TEMP_DIR_BYTES
 from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import PortInUse, StackError
-from vcasgd.gateway.certificate import ensure_certificate
+from vcasgd.gateway.relay import ensure_certificate
 from vcasgd.settings import Settings
 from vcasgd.stack.home import StackHome, StackState
 from vcasgd.store.embedded import SENTINELS, ServerFiles, Service

@@ -1,7 +1,13 @@
-"""Object storage in one folder, S3 bucket or GCS bucket, by URL. The only importer of obstore."""
+"""Object storage in one folder, S3 bucket or GCS bucket, by URL. The only importer of obstore.
+
+One object is the controller's sign of life.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +20,7 @@ from obstore.exceptions import BaseError
 from obstore.store import ObjectStore, from_url
 
 from vcasgd.errors import NotFound, StorageUnavailable
+from vcasgd.threads import EssentialThread
 
 #: Limit for one request. Large objects are written and streamed in several requests.
 REQUEST_TIME = timedelta(seconds=60)
@@ -128,3 +135,68 @@ def _mapped(name: str) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+log = logging.getLogger(__name__)
+
+#: Object that the controller replaces again and again, beside the packages, which workers' machines
+#: may read but not write. Only its changes count, so no clocks are compared.
+LIFE_SIGN = "packages/controller"
+#: Signs in the time after which a machine without any ends.
+SIGNS = 12
+
+
+class LifeSign(EssentialThread):
+    """Thread that replaces the sign after each :meth:`beat`, at most every ``pause_seconds``.
+
+    A storage that is slow or unavailable therefore delays nothing else.
+    """
+
+    def __init__(self, storage: Storage, pause_seconds: float) -> None:
+        super().__init__("life sign")
+        self._storage = storage
+        self._pause_seconds = pause_seconds
+        self._beaten = threading.Event()
+        self._stopped = threading.Event()
+
+    def beat(self) -> None:
+        """Record that the fleet is managed."""
+        self._beaten.set()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._beaten.set()
+
+    def work(self) -> None:
+        """Replace the sign while there are beats, until :meth:`stop`."""
+        while self._beaten.wait() and not self._stopped.is_set():
+            self._beaten.clear()
+            try:
+                self._storage.put(LIFE_SIGN, str(time.time_ns()).encode())
+            except StorageUnavailable as error:
+                log.warning("sign of life: %s", error)
+            self._stopped.wait(self._pause_seconds)
+
+
+def read_life_sign(storage: Storage) -> bytes | None:
+    """Return the present sign; None if there is none or the storage is unavailable."""
+    try:
+        return storage.get(LIFE_SIGN)
+    except (NotFound, StorageUnavailable) as error:
+        log.warning("sign of life: %s", error)
+        return None
+
+
+class Silence:
+    """Time since the last new sign, or since the start of this process; ``now`` in seconds."""
+
+    def __init__(self, now: float) -> None:
+        self._sign: bytes | None = None
+        self._since = now
+
+    def seconds(self, sign: bytes | None, now: float) -> float:
+        """Return the seconds of silence, after a look at the present sign."""
+        if sign is not None and sign != self._sign:
+            self._sign, self._since = sign, now
+        return now - self._since

@@ -24,8 +24,14 @@ from vcasgd import limits
 from vcasgd.backoff import backoff, jittered
 from vcasgd.errors import StoreError, StoreFull, StoreUnavailable, StoreUnsupported
 from vcasgd.store import sentinel
-from vcasgd.store.pipeline import READS, StorePipeline, mapped_errors, may_exceed
-from vcasgd.store.replication import REPLICA_SECONDS, Replication
+from vcasgd.store.pipeline import (
+    READS,
+    REPLICA_SECONDS,
+    Replication,
+    StorePipeline,
+    mapped_errors,
+    may_exceed,
+)
 
 log = logging.getLogger(__name__)
 

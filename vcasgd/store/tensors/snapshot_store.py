@@ -21,14 +21,17 @@ from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.chunks import (
+    add_steps,
     bytes_of,
     chunk_count,
     chunk_names,
     chunks_of,
+    chunks_of_step,
     outgoing,
+    path,
     receive,
+    steps_to,
 )
-from vcasgd.store.tensors.published_steps import add_steps, chunks_of_step, path, steps_to
 from vcasgd.store.tensors.snapshot import (
     Change,
     Meta,
