@@ -208,9 +208,12 @@ def test_a_pool_without_room_refuses(gateway: RunningGateway) -> None:
 
 @pytest.mark.parametrize("pool", ["gone", "cloud"])
 def test_a_pool_that_takes_no_machines_is_refused(gateway: RunningGateway, pool: str) -> None:
-    gateway.api.control.publish({}, {"cloud": {"position": 0, "provider": "aws"}})
+    cloud, gone = {"position": 0, "provider": "aws"}, {"position": 1, "provider": "join"}
+    gateway.api.control.publish({}, {"cloud": cloud, "gone": gone})
+    text = token(gateway, "ann", pool=pool)
+    gateway.api.control.publish({}, {"cloud": cloud})
     with pytest.raises(Conflict, match=f"no machine can join pool {pool}"):
-        gateway.machine(token(gateway, "ann", pool=pool)).join(MACHINE)
+        gateway.machine(text).join(MACHINE)
 
 
 def test_ordered_machines_join_under_their_name_and_in_their_pool_only(
