@@ -182,13 +182,22 @@ def test_priority_and_weight_change_until_the_job_ends(
 
 def test_job_that_waits_for_machines_says_why(api: Api, client: Client) -> None:
     job, other = api.submit(), api.submit()
-    api.jobs.set_waiting({job: "waits for 3 of 4 machines: 2 jobs of higher priority"})
-    assert client.job(job).waiting == "waits for 3 of 4 machines: 2 jobs of higher priority"
+    text = "position 2 of 3: waits for 4 of 4 machines; 2 higher-priority jobs have machines"
+    place = {"text": text, "position": 2, "length": 3}
+    api.jobs.set_waiting({job: {**place, "has_machines": False}})
+    found = client.job(job)
+    assert (found.waiting, found.status, found.state) == (text, "queued", "starting")
+    assert found.queue is not None
+    assert (found.queue.position, found.queue.length) == (2, 3)
+    assert [each.id for each in client.jobs("queued")] == [job]
     assert client.job(other).waiting is None
+    assert (client.job(other).status, client.job(other).queue) == ("starting", None)
+    api.jobs.set_waiting({job: {**place, "has_machines": True}})
+    assert client.job(job).status == "starting", "it has some of its machines"
     api.start_job(job)
     client.job(job).pause()
     assert client.job(job).waiting is None, "a paused job waits for nothing"
-    api.jobs.set_waiting({job: ""})
+    api.jobs.set_waiting({job: {}})
     client.job(job).resume()
     assert client.job(job).waiting is None
 

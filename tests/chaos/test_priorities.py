@@ -50,8 +50,8 @@ def test_machines_go_to_the_higher_priority_and_come_back(
         assert early.events("machine-given") == [details]
         assert late.events("machine-received") == [details]
         assert eventually(lambda: client.job(late.id).waiting) == (
-            f"waits for 1 of 2 machines: 1 job of lower priority, local: {MACHINES} of {MACHINES} "
-            "machines in use"
+            "position 1 of 1: waits for 1 of 2 machines; 1 lower-priority job keeps its minimum; "
+            f"local: {MACHINES} of {MACHINES} machines in use"
         )
 
         # When both have the same priority and minimum, nothing moves; when they end, machines

@@ -159,7 +159,7 @@ def test_a_job_says_that_no_machine_suits_it() -> None:
 
     state = observed([idle("m1", hardware=SMALL)], jobs=[demand], pools=[lab])
 
-    assert "local: no machine has the resources" in make_plan(state, NOW).waiting["A"]
+    assert "local: no machine has the resources" in make_plan(state, NOW).waiting["A"].text
 
 
 def test_pools_are_chosen_by_what_they_have() -> None:

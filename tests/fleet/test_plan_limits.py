@@ -12,6 +12,7 @@ from support.fleets import NOW, carried_out, job, machine, observed, on
 
 from vcasgd.fleet.observed import JobDemand, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import (
+    Waiting,
     decide,
     make_plan,
     within_limits,
@@ -58,8 +59,10 @@ def test_a_job_that_waits_because_of_the_limit_says_so() -> None:
     state = observed(fleet, [on("a", "A"), on("b", "B"), on("c", "C")], jobs)
     state = within_limits(replace(state, owner_limits={"ann": 2}), NOW)
 
-    why = "waits for 3 of 4 machines: all jobs of ann together may have 2 machines"
-    assert make_plan(with_history(state, NOW), NOW).waiting == {"A": why, "B": why}
+    why = "waits for 3 of 4 machines; all jobs of ann together may have 2 machines"
+    assert make_plan(with_history(state, NOW), NOW).waiting == {
+        "A": Waiting(why), "B": Waiting(why)
+    }  # fmt: skip
 
 
 def test_a_job_waits_because_of_the_limit_and_a_full_pool() -> None:
@@ -67,10 +70,11 @@ def test_a_job_waits_because_of_the_limit_and_a_full_pool() -> None:
     state = observed([machine("c")], [on("c", "C")], [ann("A", 1, 4), job("C", 1, 1)], pools=full)
     state = within_limits(replace(state, owner_limits={"ann": 2}), NOW)
 
-    assert make_plan(with_history(state, NOW), NOW).waiting == {
-        "A": "waits for 4 of 4 machines: 1 job of the same priority, local: 1 of 1 machines in "
-        "use, all jobs of ann together may have 2 machines"
-    }
+    (waiting,) = make_plan(with_history(state, NOW), NOW).waiting.values()
+    assert waiting.text == (
+        "position 1 of 1: waits for 4 of 4 machines; 1 job of the same priority has machines; "
+        "local: 1 of 1 machines in use; all jobs of ann together may have 2 machines"
+    )
 
 
 def plan_round(state: Observed, now: float) -> Observed:

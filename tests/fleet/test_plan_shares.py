@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.fleets import LIMITS, NOW, carried_out, job, machine, observed, on, selling
 
 from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, PoolStatus, with_history
-from vcasgd.fleet.plan import StopWorker, decide, make_plan
+from vcasgd.fleet.plan import StopWorker, Waiting, decide, make_plan
 
 ROUND_SECONDS = 30.0
 #: Rounds without a loss or a change after which machines must no longer move.
@@ -186,11 +186,35 @@ def test_reason_why_a_job_waits() -> None:
     workers = [on("a", "A"), on("b", "B"), on("c", "C"), on("d", "E")]
     full = [PoolStatus("local", capacity=4, reason="4 of 4 machines in use")]
     state = observed(fleet_, workers, jobs, pools=full)
-    assert make_plan(with_history(state, NOW), NOW).waiting == {
-        "D": "waits for 3 of 3 machines: 1 job of higher priority, 2 jobs of the same priority, "
-        "1 job of lower priority, local: 4 of 4 machines in use",
-        "F": "waits for 1 of 1 machines: none is for sale",
-    }
+    waiting = make_plan(with_history(state, NOW), NOW).waiting
+    assert waiting == {
+        "D": Waiting(
+            "position 2 of 2: waits for 3 of 3 machines; 1 higher-priority job has machines; 2 "
+            "jobs of the same priority have machines; 1 lower-priority job keeps its minimum; "
+            "local: 4 of 4 machines in use",
+            2, 2, has_machines=False,
+        ),
+        "F": Waiting(
+            "position 1 of 2: waits for 1 of 1 machines; none is for sale", 1, 2, has_machines=False
+        ),
+    }  # fmt: skip
+
+
+def test_the_queue_is_in_the_order_in_which_jobs_get_machines() -> None:
+    jobs = [
+        job("A", 0, 4, priority=LOW), job("B", 0, 2), job("C", 1, 2, priority=LOW),
+        job("D", 0, 1, weight=2.0), job("E", 0, 2, priority=HIGH),
+    ]  # fmt: skip
+    full = [PoolStatus("local", capacity=2)]
+    state = observed([machine("a"), machine("b")], [on("a", "A"), on("b", "A")], jobs, pools=full)
+
+    waiting = make_plan(with_history(state, NOW), NOW).waiting
+
+    places = {name: each.position for name, each in waiting.items()}
+    assert sorted(places, key=places.__getitem__) == ["C", "E", "D", "B", "A"]
+    assert {each.length for each in waiting.values()} == {5}
+    assert [name for name, each in waiting.items() if each.has_machines] == ["A"]
+    assert "1 lower-priority job gives up machines soon" in waiting["D"].text
 
 
 # -- properties ----------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ def job_view(job: JobRecord, traffic: Traffic, loss: float | None = None) -> Job
         {
             **vars(job),
             "name": job.spec.name,
+            **_queue(job),
             "progress": _progress(job),
             "traffic": traffic,
             "loss": finite(loss),
@@ -50,6 +51,7 @@ def job_brief(job: JobRecord, workers: int, amounts: Mapping[str, float]) -> Job
         {
             **vars(job),
             "name": job.spec.name,
+            **_queue(job),
             "fraction": fraction(job),
             "updates": job.totals.get("updates", 0),
             "accuracy": finite(accuracy),
@@ -61,6 +63,11 @@ def job_brief(job: JobRecord, workers: int, amounts: Mapping[str, float]) -> Job
             "on_demand_usd": costs.on_demand_usd,
         }
     )
+
+
+def _queue(job: JobRecord) -> dict[str, Any]:
+    place = {"position": job.queue[0], "length": job.queue[1]} if job.queue else None
+    return {"status": "queued" if job.queued else job.state.value, "queue": place}
 
 
 def _best_accuracy(job: JobRecord) -> float | None:

@@ -50,7 +50,7 @@ class JobStatus:
         return "  ".join(
             (
                 f"{(job.ended_at or time.time()) - job.created_at:.0f} s",
-                job.state,
+                _state(job),
                 f"epoch {job.epoch}/{job.progress.epochs_text} ({job.progress.fraction:.0%})",
                 f"train loss {'-' if job.loss is None else f'{job.loss:.4g}'}",
                 *(metric_text(*metric) for metric in first_metrics(job)),
@@ -61,6 +61,11 @@ class JobStatus:
                 f"kills {job.kills}",
             )
         )
+
+
+def _state(job: JobView) -> str:
+    place = f" ({job.queue.position} of {job.queue.length})" if job.queue else ""
+    return f"{job.status or job.state}{place}"
 
 
 def first_metrics(job: JobView) -> list[tuple[str, float | None]]:
@@ -134,7 +139,7 @@ def follow(
             job, now = status.job, time.monotonic()
             text = f"{status.error}; retrying" if status.error else str(status)
             landmarks = (
-                job.state,
+                _state(job),
                 job.progress.finished_epochs,
                 len(job.evaluations),
                 status.error,

@@ -42,7 +42,7 @@ INTERRUPTED = 130
 
 _JOBS: Columns = {
     "JOB": lambda row: row["id"],
-    "STATE": lambda row: row["state"],
+    "STATE": lambda row: row["status"] or row["state"],
     "EPOCH": lambda row: f"{row['progress']['finished_epochs']}/{row['progress']['epochs'] or '?'}",
     "BEST": lambda row: best_text(row["best"]),
     "UPDATES": lambda row: row["totals"]["updates"],
@@ -113,7 +113,10 @@ def follow(job: JobName, url: Url = None, token: Token = None) -> None:
 
 
 def jobs(
-    state: Annotated[str | None, typer.Option(help="Filter by state; active: not ended.")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(help="Filter by state; active: not ended; queued: without a machine."),
+    ] = None,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -272,7 +275,7 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
     moved = f"{size(traffic.pushed_bytes)} pushed, {size(traffic.fetched_bytes)} fetched"
     return [
         ("job", view.id),
-        ("state", f"{view.state}{f': {view.reason}' if view.reason else ''}"),
+        ("state", f"{view.status or view.state}{f': {view.reason}' if view.reason else ''}"),
         ("owner", view.owner),
         ("waiting", view.waiting),
         *(("note", note) for note in view.notes),

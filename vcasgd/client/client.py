@@ -164,7 +164,8 @@ class Client:
     def jobs(self, state: str | None = None, limit: int | None = None) -> list[Job]:
         """Return jobs, newest first; all of them without a ``limit``.
 
-        ``state``: only jobs in this state; ``active`` stands for all that have not ended.
+        ``state``: only jobs in this state; ``active`` stands for all that have not ended,
+        ``queued`` for those that have no machine yet.
         """
         pages = self._api.linked_pages(Job, "jobs", limit=min(limit or PAGE, PAGE), state=state)
         return [job.bound(self._api) for job in islice(pages, limit)]

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from vcasgd.schemas.base import RequestBody, Row, Schema
 from vcasgd.schemas.history import EventRow
-from vcasgd.schemas.jobs import BestView
+from vcasgd.schemas.jobs import BestView, QueueView
 from vcasgd.spec.job import JobState
 
 
@@ -256,9 +256,13 @@ class JobBrief(Schema):
     created_at: float
     ended_at: float | None
     state: JobState
+    status: str = Field(
+        default="", description="The state, or `queued` while a starting job has no machine."
+    )
     waiting: str | None = Field(
         default=None, description="Why the job has fewer machines than it could use."
     )
+    queue: QueueView | None = None
     finished_epochs: int
     fraction: float
     version: int

@@ -124,6 +124,13 @@ class TunedView(Schema):
     )
 
 
+class QueueView(Schema):
+    """Place of a job among those that wait for machines, from 1, and the number of those jobs."""
+
+    position: int
+    length: int
+
+
 class JobView(Schema):
     """A job. Times are Unix seconds."""
 
@@ -131,8 +138,14 @@ class JobView(Schema):
     name: str
     state: JobState
     reason: str | None
+    status: str = Field(
+        default="", description="The state, or `queued` while a starting job has no machine."
+    )
     waiting: str | None = Field(
         default=None, description="Why the job has fewer machines than it could use."
+    )
+    queue: QueueView | None = Field(
+        default=None, description="null if it doesn't wait for a machine that others have."
     )
     notes: list[str] = Field(
         default=[], description="What the job does otherwise than one process would."

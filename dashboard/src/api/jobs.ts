@@ -13,6 +13,11 @@ const POINTS = 500;
 const SERIES = "loss,updates_per_second,staleness_mean,samples,spent_usd";
 const ENDED: readonly string[] = ["succeeded", "failed", "cancelled"];
 
+/** Returns the state of a job for people; an older API doesn't know queued jobs. */
+export function statusOf(job: Pick<Job, "state" | "status">): string {
+  return job.status || job.state;
+}
+
 export function isOver(job: Pick<Job, "state">): boolean {
   return ENDED.includes(job.state);
 }

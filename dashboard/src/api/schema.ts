@@ -1381,10 +1381,17 @@ export interface components {
             ended_at: number | null;
             state: components["schemas"]["JobState"];
             /**
+             * Status
+             * @description The state, or `queued` while a starting job has no machine.
+             * @default
+             */
+            status: string;
+            /**
              * Waiting
              * @description Why the job has fewer machines than it could use.
              */
             waiting: string | null;
+            queue: components["schemas"]["QueueView"] | null;
             /** Finished Epochs */
             finished_epochs: number;
             /** Fraction */
@@ -1830,10 +1837,18 @@ export interface components {
             /** Reason */
             reason: string | null;
             /**
+             * Status
+             * @description The state, or `queued` while a starting job has no machine.
+             * @default
+             */
+            status: string;
+            /**
              * Waiting
              * @description Why the job has fewer machines than it could use.
              */
             waiting: string | null;
+            /** @description null if it doesn't wait for a machine that others have. */
+            queue: components["schemas"]["QueueView"] | null;
             /**
              * Notes
              * @description What the job does otherwise than one process would.
@@ -2657,6 +2672,16 @@ export interface components {
             samples_lost: number | null;
             /** Fraction */
             fraction: number;
+        };
+        /**
+         * QueueView
+         * @description Place of a job among those that wait for machines, from 1, and the number of those jobs.
+         */
+        QueueView: {
+            /** Position */
+            position: number;
+            /** Length */
+            length: number;
         };
         /**
          * ReportBody
@@ -4562,8 +4587,8 @@ export interface operations {
     list_jobs: {
         parameters: {
             query?: {
-                /** @description List only jobs in this state; `active`: all that have not ended. */
-                state?: components["schemas"]["JobState"] | "active" | null;
+                /** @description List only jobs in this state; `active`: all that have not ended; `queued`: those that start and have no machine yet. */
+                state?: components["schemas"]["JobState"] | ("active" | "queued") | null;
                 limit?: number;
                 /** @description List only jobs older than this one. */
                 after?: string | null;

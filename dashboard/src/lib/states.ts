@@ -2,6 +2,7 @@
 
 /** Color of a state, as in `app.css`: `--state-<tone>`. */
 export type Tone =
+  | "queued"
   | "starting"
   | "working"
   | "done"
@@ -14,6 +15,7 @@ export type Tone =
 type Look = { word: string; tone: Tone };
 
 const LOOKS: Record<string, Look> = {
+  queued: { word: "queued", tone: "starting" },
   starting: { word: "starting", tone: "starting" },
   booting: { word: "starting", tone: "starting" },
   running: { word: "running", tone: "working" },

@@ -1,6 +1,6 @@
 import { Skeleton, Tabs } from "@mantine/core";
 import { useParams, useSearchParams } from "react-router";
-import { useJob } from "../api/jobs";
+import { statusOf, useJob } from "../api/jobs";
 import type { Job } from "../api/types";
 import { ErrorState } from "../components/ErrorState";
 import { Notice } from "../components/Notice";
@@ -50,7 +50,7 @@ export default function JobPage() {
 function StateAndOwner({ job }: { job: Job }) {
   return (
     <>
-      <StateBadge state={job.state} />
+      <StateBadge state={statusOf(job)} />
       {job.owner && <span className={classes.owner}>by {job.owner}</span>}
     </>
   );

@@ -3,7 +3,7 @@ import { IconPlus, IconSearch, IconStack2 } from "@tabler/icons-react";
 import { useState } from "react";
 import { Link } from "react-router";
 import { usePools } from "../api/cluster";
-import { isOver, LIST_LIMIT, useOverview } from "../api/jobs";
+import { isOver, LIST_LIMIT, statusOf, useOverview } from "../api/jobs";
 import { useCaller } from "../api/signIn";
 import type { Brief } from "../api/types";
 import { type Column, DataTable } from "../components/DataTable";
@@ -21,7 +21,16 @@ import { useNow } from "../lib/useNow";
 import classes from "./JobsPage.module.css";
 
 const PAGE = 25;
-const STATES = ["starting", "running", "paused", "finishing", "succeeded", "failed", "cancelled"];
+const STATES = [
+  "queued",
+  "starting",
+  "running",
+  "paused",
+  "finishing",
+  "succeeded",
+  "failed",
+  "cancelled",
+];
 
 export function JobsPage() {
   const jobs = useOverview();
@@ -113,7 +122,7 @@ function countOf(shown: number, all: number): string {
 }
 
 function matches(job: Brief, text: string, state: string | null): boolean {
-  return (state === null || job.state === state) && job.id.includes(text.trim().toLowerCase());
+  return (state === null || statusOf(job) === state) && job.id.includes(text.trim().toLowerCase());
 }
 
 function JobsTable({
@@ -166,10 +175,10 @@ function columns(now: number, simulated: boolean): Column<Brief>[] {
     },
     {
       name: "State",
-      key: (job) => STATES.indexOf(job.state),
+      key: (job) => STATES.indexOf(statusOf(job)),
       cell: (job) => (
         <>
-          <StateBadge state={job.state} />
+          <StateBadge state={statusOf(job)} />
           {job.waiting && (
             <span className={classes.waiting} title={job.waiting}>
               {job.waiting.split(":", 1)[0]}

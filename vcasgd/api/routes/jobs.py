@@ -193,8 +193,11 @@ def list_jobs(
     services: ServicesDep,
     response: Response,
     state: Annotated[
-        JobState | Literal["active"] | None,
-        Query(description="List only jobs in this state; `active`: all that have not ended."),
+        JobState | Literal["active", "queued"] | None,
+        Query(
+            description="List only jobs in this state; `active`: all that have not ended; "
+            "`queued`: those that start and have no machine yet."
+        ),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: Annotated[
@@ -213,11 +216,14 @@ def list_jobs(
     traffic, losses = services.beats.traffic_of(names), services.jobs.newest_losses(names)
     for job in records:
         with isolated(job.id):
-            views.append(job_view(job, traffic[job.id], losses[job.id]))
+            if state != "queued" or job.queued:
+                views.append(job_view(job, traffic[job.id], losses[job.id]))
     return views
 
 
-def _states(chosen: JobState | Literal["active"] | None) -> tuple[JobState, ...]:
+def _states(chosen: JobState | Literal["active", "queued"] | None) -> tuple[JobState, ...]:
+    if chosen == "queued":
+        return (JobState.STARTING,)
     if isinstance(chosen, JobState):
         return (chosen,)
     return tuple(state for state in JobState if chosen is None or not state.over)

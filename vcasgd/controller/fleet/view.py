@@ -11,7 +11,7 @@ from typing import Any
 from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.fleet.observed import Observed
-from vcasgd.fleet.plan import Blame
+from vcasgd.fleet.plan import Blame, Waiting
 from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.leases import LostWorkers
@@ -36,7 +36,7 @@ class FleetView:
         self._gone: dict[str, set[str]] = {}
         #: Why jobs may have, and do have, fewer machines than they could use.
         self._limited: dict[str, str] = {}
-        self._waiting: dict[str, str] = {}
+        self._waiting: dict[str, Waiting | None] = {}
         self._pools: dict[str, Any] = {}
         self._written_at = float("-inf")
 
@@ -71,7 +71,7 @@ class FleetView:
 
     # -- publication -------------------------------------------------------------------------------
 
-    def publish(self, state: Observed, waiting: Mapping[str, str]) -> None:
+    def publish(self, state: Observed, waiting: Mapping[str, Waiting]) -> None:
         """Publish machines, pools, timelines, and events of one observation.
 
         ``waiting``: why jobs have fewer machines than they could use. Call :meth:`release` first.
@@ -154,9 +154,13 @@ class FleetView:
             for position, pool in enumerate(state.pools)
         }
 
-    def _publish_waiting(self, state: Observed, reasons: Mapping[str, str]) -> None:
-        waiting = {job.job: reasons.get(job.job, "") for job in state.jobs}
-        changed = {job: why for job, why in waiting.items() if self._waiting.get(job) != why}
+    def _publish_waiting(self, state: Observed, reasons: Mapping[str, Waiting]) -> None:
+        waiting = {job.job: reasons.get(job.job) for job in state.jobs}
+        changed = {
+            job: vars(why) if why else {}
+            for job, why in waiting.items()
+            if job not in self._waiting or self._waiting[job] != why
+        }
         if changed:
             self._fleet.jobs.set_waiting(changed)
         self._waiting = waiting

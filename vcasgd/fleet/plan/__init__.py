@@ -73,7 +73,7 @@ from vcasgd.fleet.plan.actions import (
     launch_token,
     market_name,
 )
-from vcasgd.fleet.plan.decide import decide, make_plan
+from vcasgd.fleet.plan.decide import Waiting, decide, make_plan
 from vcasgd.fleet.plan.market import SPREAD_PREMIUM
 from vcasgd.fleet.plan.shares import within_limits
 
@@ -85,6 +85,7 @@ __all__ = [
     "StartWorker",
     "StopWorker",
     "Terminate",
+    "Waiting",
     "decide",
     "launch_token",
     "make_plan",

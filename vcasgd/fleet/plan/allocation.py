@@ -105,7 +105,7 @@ class Allocation:
         return stops + preempt_for_share(waiting, donors, self._shares)
 
     def missing(self) -> Counter[str]:
-        """Return the number of places that each job could not fill."""
+        """Return the number of places that each job could not fill, in the order of the queue."""
         missing: Counter[str] = Counter()
         for claim in (*self._minimum_claims, *self._share_claims):
             missing[claim.job.job] += claim.places

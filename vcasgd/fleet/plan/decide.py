@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,8 +14,28 @@ from vcasgd.fleet.providers.base import Machine
 
 #: Reason for ending a machine whose Ray node never appeared.
 NOT_JOINED = "did not join in time"
+#: What other jobs do with machines that a job waits for: one of them, and several.
+_HIGHER = "higher-priority job has machines", "higher-priority jobs have machines"
+_EQUAL = "job of the same priority has machines", "jobs of the same priority have machines"
+_LOWER = "lower-priority job keeps its minimum", "lower-priority jobs keep their minimum"
+_GIVING = "lower-priority job gives up machines soon", "lower-priority jobs give up machines soon"
 #: Prefix of the boot error that a machine reports.
 BOOT_FAILED = "did not boot: "
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why a job has fewer machines than it could use, as text for people.
+
+    ``position``, from 1 to ``length``, is its place among the jobs that wait for machines, in the
+    order in which they get the next ones; 0 if only a limit of its user keeps it waiting.
+    """
+
+    text: str
+    position: int = 0
+    length: int = 0
+    has_machines: bool = True
+    """True if it has, or is about to get, some of its machines."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +43,7 @@ class Plan:
     """Actions of a round, and why jobs have fewer machines than they could use."""
 
     actions: list[Action]
-    waiting: dict[str, str]
+    waiting: dict[str, Waiting]
 
 
 def decide(state: Observed, now: float) -> list[Action]:
@@ -109,22 +129,30 @@ def _stop_unwanted(state: Observed) -> list[StopWorker]:
     ]
 
 
-def _waiting(state: Observed, missing: Mapping[str, int]) -> dict[str, str]:
+def _waiting(state: Observed, missing: Mapping[str, int]) -> dict[str, Waiting]:
     """Return why each job waits for machines: those that are ``missing``, or that a limit of its
-    user withholds from it."""
+    user withholds from it. ``missing`` is in the order of the queue."""
     short = {job.job for job in state.jobs if missing.get(job.job, 0) > 0 or job.withheld > 0}
     if not short:
         return {}
     pool_of = {one.id: one.pool for one in state.staying()}
     jobs = {job.job: job for job in state.jobs}
-    holders: defaultdict[str, set[str]] = defaultdict(set)
+    holders: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for worker in state.workers:
         if worker.alive and worker.machine_id in pool_of and worker.job in jobs:
-            holders[pool_of[worker.machine_id]].add(worker.job)
-    return {
-        name: _why_waiting(jobs[name], max(0, missing.get(name, 0)), state, jobs, holders)
-        for name in sorted(short)
-    }
+            holders[pool_of[worker.machine_id]][worker.job] += 1
+    queue = [name for name, places in missing.items() if places > 0]
+    found = {}
+    for name in sorted(short):
+        job, places = jobs[name], max(0, missing.get(name, 0))
+        text = _why_waiting(job, places, state, jobs, holders)
+        if places:
+            position = queue.index(name) + 1
+            text = f"position {position} of {len(queue)}: {text}"
+            found[name] = Waiting(text, position, len(queue), places < job.desired)
+        else:
+            found[name] = Waiting(text)
+    return found
 
 
 def _why_waiting(
@@ -132,29 +160,37 @@ def _why_waiting(
     missing: int,
     state: Observed,
     jobs: Mapping[str, JobDemand],
-    holders: Mapping[str, set[str]],
+    holders: Mapping[str, Counter[str]],
 ) -> str:
     causes = _causes(job, state, jobs, holders) if missing else []
     causes += [job.limited] if job.limited else []
-    why = ", ".join(causes) or "none is for sale"
-    return f"waits for {missing + job.withheld} of {job.desired + job.withheld} machines: {why}"
+    why = "; ".join(causes) or "none is for sale"
+    return f"waits for {missing + job.withheld} of {job.desired + job.withheld} machines; {why}"
 
 
 def _causes(
     job: JobDemand,
     state: Observed,
     jobs: Mapping[str, JobDemand],
-    holders: Mapping[str, set[str]],
+    holders: Mapping[str, Counter[str]],
 ) -> list[str]:
     """Return why the machines that the job may have can't be found."""
     names = {name for pool in job.pools for name in holders.get(pool, ())} - {job.job}
-    others = [jobs[name].priority - job.priority for name in names]
-    groups = {
-        "of higher priority": sum(each > 0 for each in others),
-        "of the same priority": sum(each == 0 for each in others),
-        "of lower priority": sum(each < 0 for each in others),
-    }
-    causes = [f"{count} job{'s'[: count > 1]} {kind}" for kind, count in groups.items() if count]
+    machines = sum(holders.values(), Counter[str]())
+    others = [jobs[name] for name in names]
+    lower = [each for each in others if each.priority < job.priority]
+    least = sum(machines[each.job] <= each.needed for each in lower)
+    groups = (
+        (sum(each.priority > job.priority for each in others), *_HIGHER),
+        (sum(each.priority == job.priority for each in others), *_EQUAL),
+        (least, *_LOWER),
+        (len(lower) - least, *_GIVING),
+    )
+    causes = [
+        f"1 {one}" if count == 1 else f"{count} {several}"
+        for count, one, several in groups
+        if count
+    ]
     for pool in state.pools:
         if pool.name in job.pools and not suits(job.resources, pool.kinds):
             causes.append(f"{pool.name}: no machine has the resources")

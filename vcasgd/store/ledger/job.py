@@ -215,6 +215,10 @@ class JobRecord:
     invalid: str | None = None
     #: Why the job has fewer machines than it could use, as of the last round of the controller.
     waiting: str | None = None
+    #: Its place among the jobs that wait for machines, from 1, and their number.
+    queue: tuple[int, int] | None = None
+    #: True if it has no machine yet.
+    queued: bool = False
     #: What the job does otherwise than one process would, for people.
     notes: tuple[str, ...] = ()
 
@@ -359,7 +363,7 @@ def request_job(pipe: Any, job: str) -> None:
     keys = LedgerKeys(job)
     pipe.hgetall(keys.record)
     pipe.hget(keys.facts, "facts")
-    pipe.hmget(keys.work, "finished", "waiting", "notes")
+    pipe.hmget(keys.work, "finished", "waiting", "queue", "notes")
     pipe.hgetall(keys.shards)
     pipe.hgetall(keys.evaluations)
     pipe.hvals(keys.vanished)
@@ -396,7 +400,10 @@ def _parsed(
     # An empty field is a missing one.
     stored = {name.decode(): value.decode() for name, value in record.items() if value}
     facts, problem = _read_facts(facts_text)
-    finished, waiting, notes = work
+    finished, waiting, queue, notes = work
+    waits = bool(waiting) and stored["state"] in WITH_MACHINES
+    place = json.loads(queue or b"{}") if waits else {}
+    starting = stored["state"] == JobState.STARTING
     read = _RECORD.validate_python(
         {
             **stored,
@@ -409,7 +416,9 @@ def _parsed(
             "evictions": vanished.count(b"evicted"),
             "kills": vanished.count(b"killed"),
             "tuned": Tuned.of(tuning),
-            "waiting": waiting if waiting and stored["state"] in WITH_MACHINES else None,
+            "waiting": waiting if waits else None,
+            "queue": (place["position"], place["length"]) if place.get("position") else None,
+            "queued": starting and not place.get("has_machines", True),
             "notes": tuple(json.loads(notes or b"{}").values()),
         }
     )

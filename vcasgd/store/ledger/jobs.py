@@ -247,11 +247,15 @@ class Jobs(EventLog):
             raise NotFound(f"there is no job {job}")
         return bool(changed), state.decode()
 
-    def set_waiting(self, reasons: Mapping[str, str]) -> None:
-        """Record why each of several jobs has fewer machines than it could use; empty for none."""
+    def set_waiting(self, reasons: Mapping[str, Mapping[str, Any]]) -> None:
+        """Record why several jobs have fewer machines than they could use, as the plan says it.
+
+        A job with an empty mapping has all of them.
+        """
         with self._ledger.pipeline() as pipe:
             for job, reason in reasons.items():
-                pipe.hset(LedgerKeys(job).work, "waiting", reason)
+                row = {"waiting": reason.get("text", ""), "queue": json.dumps(dict(reason))}
+                pipe.hset(LedgerKeys(job).work, mapping=row)
             pipe.execute()
 
     def note(self, job: str, name: str, text: str, **details: Any) -> None:
