@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.costs import Workloads
-from vcasgd.store.ledger.job import JobRecord
+from vcasgd.store.ledger.job import JobRecord, ModelFacts
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.placement import Clearances
 from vcasgd.store.ledger.untrusted import Heartbeat
@@ -52,6 +53,41 @@ class TestSpeeds:
         assert Workloads(ledger).get("job", "t:T").rates == {"east|small": pytest.approx(20.0)}
         again = jobs.submit(job_spec(epochs=5), PACKAGE)
         assert Speeds(ledger).rates(again) == speeds.rates(job)
+
+    def test_a_short_job_is_measured_by_its_first_steps(
+        self, ledger: RedisClient, jobs: Jobs
+    ) -> None:
+        spec = job_spec(epochs=10)
+        speeds, job = Speeds(ledger), jobs.submit(spec, PACKAGE)
+        machines = {name: machine(name) for name in ("m-1", "m-2")}
+        facts = ModelFacts(samples=1000, validation_samples=1, layout="", order_digest="", shards=1)
+        started = replace(job, facts=facts)
+        steps = {"at": NOW, "pid": 1, "samples": 640, "steps": 10, "resident_bytes": 410_000_000}
+        beats = {
+            f"{job.id}.m-1": Heartbeat(**steps, step_seconds=0.64),
+            f"{job.id}.m-2": Heartbeat(**steps, samples_per_second=100.0),
+        }
+
+        speeds.measure(started, {}, machines, NOW)
+        assert speeds.estimate(started, {}) is None
+        speeds.measure(started, beats, machines, NOW + 1)
+
+        assert speeds.rates(job) == {("east", "small"): 100.0}
+        assert speeds.estimate(started, beats) == (
+            "10 epochs take about 50 s at 200 samples/s, the speed of the first steps of 2 "
+            "workers; each needs about 0.41 GB of memory"
+        )
+        assert speeds.estimate(started, beats) is None, "once"
+        speeds.write()
+        known = Workloads(ledger).get("job", "t:T")
+        assert (known.rates, known.memory_bytes) == ({"east|small": 100.0}, 410_000_000)
+
+        later = NOW + 1 + MEASURE_SECONDS
+        slow = {"at": later, "pid": 1, "samples": 1140, "steps": 20, "samples_per_second": 1.0}
+        speeds.measure(started, {f"{job.id}.m-2": Heartbeat(**slow)}, machines, later)
+        assert speeds.rates(job) != {("east", "small"): 1.0}, (
+            "later steps count as they are measured"
+        )
 
     def test_traffic_of_a_sample_is_kept_for_the_next_plan(
         self, ledger: RedisClient, jobs: Jobs

@@ -36,7 +36,8 @@ class PlannedWork:
     ``samples`` is the number in an epoch, ``batch_size`` that in a local step. ``rates`` are
     measured samples per second of one machine by pool and type; ``rate_given``, from the user,
     replaces them all. ``bytes_per_sample`` is what workers pushed and fetched for one;
-    ``parameters``, from the user, replaces it.
+    ``parameters``, from the user, replaces it. ``memory_bytes`` and ``gpu_memory_bytes`` are what a
+    worker used.
     """
 
     samples: int | None = None
@@ -46,6 +47,8 @@ class PlannedWork:
     rate_given: float | None = None
     bytes_per_sample: float | None = None
     parameters: int | None = None
+    memory_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
 
     def rate(self, offer: Offer) -> float | None:
         """Return samples per second of one machine, or None if unknown."""
@@ -115,7 +118,7 @@ def _traffic(
     pools: Sequence[PoolStatus],
     store_zone: str | None,
 ) -> TrafficEstimateView | None:
-    samples = _samples(spec, workload)
+    samples = total_samples(spec, workload)
     per_sample = bytes_per_sample(
         spec,
         parameters=workload.parameters,
@@ -263,7 +266,7 @@ def _hours(
     spec: JobSpec, rows: Sequence[OfferView], workload: PlannedWork, machines: int
 ) -> float | None:
     taken = [row for row in rows if row.machines]
-    samples = _samples(spec, workload)
+    samples = total_samples(spec, workload)
     if not machines or samples is None:
         return None
     rates = [row.samples_per_second for row in taken]
@@ -273,7 +276,7 @@ def _hours(
     return samples / speed / 3600
 
 
-def _samples(spec: JobSpec, workload: PlannedWork) -> int | None:
+def total_samples(spec: JobSpec, workload: PlannedWork) -> int | None:
     """Return the samples that the job applies, or None if unknown."""
     if spec.max_samples is not None:
         return spec.max_samples
@@ -297,6 +300,8 @@ def _assumptions(
         lines.append(f"{spec.epochs} epochs of {workload.samples} samples, {source}")
     if spec.max_steps is not None and workload.batch_size is not None:
         lines.append(f"{spec.length} of {workload.batch_size} samples, as in an earlier job")
+    if needed := memory_text(workload.memory_bytes, workload.gpu_memory_bytes):
+        lines.append(f"each needs about {needed}, as in an earlier job")
     lines.append(
         "prices stay constant; booting, evaluations, evictions, and traffic between zones are not "
         "included"
@@ -313,12 +318,31 @@ def _assumptions(
     return lines
 
 
+def memory_text(memory_bytes: int | None, gpu_memory_bytes: int | None) -> str:
+    """Return the memory of a worker for people; empty if it is unknown."""
+    parts = [
+        f"{count / 1e9:.2f} GB {what}"
+        for count, what in ((memory_bytes, "of memory"), (gpu_memory_bytes, "of its GPU"))
+        if count
+    ]
+    return " and ".join(parts)
+
+
 def _remedies(
     spec: JobSpec, workload: PlannedWork, machines: int, rows: Sequence[OfferView]
 ) -> list[str]:
     if not machines:
         return ["nothing can be bought now; see the reasons for each pool above"]
     remedies = []
+    needed = (workload.memory_bytes or 0) / 1e9
+    small = {
+        row.machine_type for row in rows if row.machines and (row.memory_gb or needed) < needed
+    }
+    if small:
+        remedies.append(
+            f"machines of type {', '.join(sorted(small))} have less memory than a worker used "
+            f"before: set resources.memory to {needed:.1f}GB or more"
+        )
     if spec.epochs is not None and workload.samples is None:
         remedies.append("the number of samples in an epoch is unknown: give it (--samples)")
     if spec.max_steps is not None and workload.batch_size is None:
@@ -328,7 +352,7 @@ def _remedies(
     if any(row.machines and row.samples_per_second is None for row in rows):
         remedies.append(
             "the speed of these machines is unknown: give the samples per second of one machine "
-            "(--samples-per-second), or run an epoch, which measures them for the next plan with "
+            "(--samples-per-second), or run some steps, which measure them for the next plan with "
             "this name and task"
         )
     return remedies

@@ -56,6 +56,8 @@ def plan_job(services: ServicesDep, body: PlanRequest) -> PlanView:
             rate_given=body.samples_per_second,
             bytes_per_sample=earlier.bytes_per_sample,
             parameters=body.parameters,
+            memory_bytes=earlier.memory_bytes,
+            gpu_memory_bytes=earlier.gpu_memory_bytes,
         ),
         time.time(),
         vacant=[pool.with_room(vacant=True) for pool in offered],

@@ -19,6 +19,7 @@ from vcasgd.fleet.costs import (
     last_charge,
     opened,
 )
+from vcasgd.fleet.estimate import PlannedWork, memory_text, total_samples
 from vcasgd.fleet.observed import Rates
 from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.store.connection import RedisClient
@@ -251,6 +252,8 @@ class Speeds:
         self._first: defaultdict[str, dict[str, tuple[int | None, float, int]]] = defaultdict(dict)
         self._known: dict[str, Workload] = {}
         self._written: dict[str, float] = {}
+        #: Jobs whose duration was estimated.
+        self._estimated: set[str] = set()
         #: Workloads to write, by the name and the task of their jobs.
         self._changed: dict[tuple[str, str], Workload] = {}
 
@@ -265,36 +268,63 @@ class Speeds:
         machines: Mapping[str, Machine],
         now: float,
     ) -> None:
-        """Measure a job's ``machines``, given by id; :meth:`write` writes what changed."""
+        """Measure a job's ``machines``, given by id; :meth:`write` writes what changed.
+
+        A type without measurements has the rate of its first local steps until it is measured.
+        """
         first = self._first[job.id]
         for name in first.keys() - beats.keys():
             del first[name]
-        of_machine: defaultdict[str, float] = defaultdict(float)
-        for worker, beat in beats.items():
-            # The learners of a machine add up.
-            of_machine[machine_of(worker)] += _rate(first, worker, beat) or 0.0
-        speeds: defaultdict[str, list[float]] = defaultdict(list)
-        for name, rate in of_machine.items():
-            if (one := machines.get(name)) and rate > 0:
-                speeds[f"{one.pool}|{one.machine_type}"].append(rate)
-        medians = {name: median(rates) for name, rates in speeds.items()}
-        self._keep(job, medians, _bytes_per_sample(beats.values()), now)
+        measured = {worker: _rate(first, worker, beat) for worker, beat in beats.items()}
+        early = {worker: _first_rate(beat) for worker, beat in beats.items()}
+        before = self._of(job)
+        rates = {
+            **_medians(early, machines), **before.rates, **_medians(measured, machines),
+        }  # fmt: skip
+        self._keep(job, rates, beats.values(), now)
+
+    def estimate(self, job: JobRecord, beats: Mapping[str, Heartbeat]) -> str | None:
+        """Return how long a job takes and what memory it needs, once its first steps are known."""
+        rates = [rate for beat in beats.values() if (rate := _first_rate(beat))]
+        if job.id in self._estimated or not rates or job.facts is None:
+            return None
+        self._estimated.add(job.id)
+        known = self._of(job)
+        work = PlannedWork(samples=job.facts.samples, batch_size=job.facts.batch_size)
+        samples, speed = total_samples(job.spec, work), sum(rates)
+        if samples is None:
+            return None
+        text = (
+            f"{job.spec.length} take about {_span(samples / speed)} at {speed:.3g} samples/s, the "
+            f"speed of the first steps of {len(rates)} worker{'s'[: len(rates) != 1]}"
+        )
+        needed = memory_text(known.memory_bytes, known.gpu_memory_bytes)
+        return f"{text}; each needs about {needed}" if needed else text
 
     def _keep(
-        self, job: JobRecord, rates: Mapping[str, float], traffic: float | None, now: float
+        self,
+        job: JobRecord,
+        rates: Mapping[str, float],
+        beats: Collection[Heartbeat],
+        now: float,
     ) -> None:
-        before = self._of(job)
+        before, traffic = self._of(job), _bytes_per_sample(beats)
         samples = job.facts.samples if job.facts else before.samples
         batch_size = job.facts.batch_size if job.facts else before.batch_size
-        rates = {**before.rates, **rates}
+        memory = [beat.resident_bytes or 0 for beat in beats if beat.steps]
+        gpu = [_gpu_bytes(beat) for beat in beats if beat.steps]
         after = replace(
             before,
             samples=samples,
             batch_size=batch_size,
             rates=rates,
             bytes_per_sample=traffic or before.bytes_per_sample,
+            memory_bytes=max(memory, default=0) or before.memory_bytes,
+            gpu_memory_bytes=max(gpu, default=0) or before.gpu_memory_bytes,
         )
-        if after != before and now - self._written.get(job.id, 0.0) >= WRITE_SECONDS:
+        # A short job ends before the next write.
+        first = after.rates.keys() != before.rates.keys()
+        if after != before and (first or now - self._written.get(job.id, 0.0) >= WRITE_SECONDS):
             self._changed[job.spec.name, job.spec.task] = after
             self._known[job.id], self._written[job.id] = after, now
 
@@ -321,6 +351,41 @@ def _bytes_per_sample(beats: Iterable[Heartbeat]) -> float | None:
         if beat.samples and beat.pushed_bytes and beat.fetched_bytes
     ]
     return sum(each for each, _ in known) / sum(each for _, each in known) if known else None
+
+
+def _medians(
+    rates: Mapping[str, float | None], machines: Mapping[str, Machine]
+) -> dict[str, float]:
+    """Return samples per second of a machine by pool and type. ``rates``: those of workers."""
+    of_machine: defaultdict[str, float] = defaultdict(float)
+    for worker, rate in rates.items():
+        # The learners of a machine add up.
+        of_machine[machine_of(worker)] += rate or 0.0
+    speeds: defaultdict[str, list[float]] = defaultdict(list)
+    for name, rate in of_machine.items():
+        if (one := machines.get(name)) and rate > 0:
+            speeds[f"{one.pool}|{one.machine_type}"].append(rate)
+    return {name: median(each) for name, each in speeds.items()}
+
+
+def _first_rate(beat: Heartbeat) -> float | None:
+    """Return a worker's samples per second in its last steps; None before the first ones."""
+    if beat.samples_per_second:
+        return beat.samples_per_second
+    if beat.samples and beat.steps and beat.step_seconds:
+        return beat.samples / beat.steps / beat.step_seconds
+    return None
+
+
+def _gpu_bytes(beat: Heartbeat) -> int:
+    return max(0, (beat.gpu_memory_bytes or 0) - (beat.gpu_memory_free_bytes or 0))
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(1.0, seconds):.0f} s"
 
 
 def _rate(

@@ -199,6 +199,8 @@ class Observer:
         for job in jobs:
             with isolated(job.id, job.request):
                 self._fleet.speeds.measure(job, beats[job.id], by_id, now)
+                if (text := self._fleet.speeds.estimate(job, beats[job.id])) is not None:
+                    self._jobs.announce(job.id, "estimate", "estimate", text)
         self._fleet.speeds.write()
 
     # -- pools ---------------------------------------------------------------------------------

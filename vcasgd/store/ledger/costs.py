@@ -137,13 +137,15 @@ class Workload:
 
     ``samples``: samples of an epoch. ``batch_size``: samples in a local step. ``rates``:
     ``pool|machine type`` → samples per second of one machine. ``bytes_per_sample``: what workers
-    pushed and fetched.
+    pushed and fetched. ``memory_bytes`` and ``gpu_memory_bytes``: what a worker used at most.
     """
 
     samples: int | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
     batch_size: int | None = None
     bytes_per_sample: float | None = None
+    memory_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
 
     @property
     def speeds(self) -> dict[tuple[str, str], float]:
