@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
 import pytest
 import torch
-from support.compat import Case, Points, assert_as_plain, grid, simulated
+from support.compat import (
+    Case,
+    Points,
+    assert_as_plain,
+    assert_close,
+    grid,
+    plain,
+    script,
+    simulated,
+)
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vcasgd.errors import SpecError
+from vcasgd.learning.layout import Layout, TensorKind
+from vcasgd.spec.job import JobSpec
+from vcasgd.store.ledger.job import ModelFacts
+from vcasgd.task.task import Task
+from vcasgd.worker.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -54,3 +73,262 @@ class ChangesItsMask(Masked):
 def test_infinite_values_that_change_are_refused() -> None:
     with pytest.raises(SpecError, match="mask of the model starts with values that aren't finite"):
         simulated(ChangesItsMask, 2)
+
+
+# --- buffers that forward passes change -----------------------------------------------------------
+
+
+class Net(nn.Module):
+    """A network with the buffers of a test."""
+
+    def __init__(self, **buffers: Tensor) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer)
+
+    def forward(self, points: Tensor) -> Tensor:
+        scores: Tensor = self.net(points)
+        return scores
+
+
+class Counting(Points):
+    """Logits are adjusted by the labels that were counted (Menon et al. 2021)."""
+
+    dtype = torch.int64
+
+    def model(self) -> nn.Module:
+        return Net(counts=torch.ones(10, dtype=self.dtype), seen=torch.tensor(0.0))
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        points, labels = batch
+        if model.training:
+            model.counts += torch.bincount(labels, minlength=10).to(self.dtype)
+            model.seen += len(labels)
+        prior = (model.counts / model.counts.sum()).log()
+        return F.cross_entropy(model(points) + prior, labels)
+
+    def evaluate(self, model: Any, batch: Any) -> dict[str, Tensor]:
+        count = len(batch[1])
+        return {
+            "loss": self.loss(model, batch) * count,
+            "counted": model.counts.sum() * count,
+            "seen": model.seen * count,
+            "count": torch.tensor(count),
+        }
+
+
+class CountingFloats(Counting):
+    dtype = torch.float32
+
+
+@pytest.mark.parametrize("task", [Counting, CountingFloats])
+@grid
+def test_counters_have_what_all_workers_count(workers: int, task: type[Counting]) -> None:
+    ends = simulated(task, workers, epochs=4)
+
+    assert (ends["counted"], ends["seen"]) == (4 * 4096 + 10, 4 * 4096)
+    assert_close([ends["loss"]], [plain(task(), 4, 0)["loss"]])
+
+
+COUNTS = """
+import sys
+
+import torch
+import vcasgd
+
+sys.path.insert(0, {tests!r})
+from compat.test_buffers import Counting
+
+torch.set_num_threads(1)
+task = Counting()
+model = task.model()
+session = vcasgd.Session(model, torch.optim.AdamW(model.parameters(), lr=3e-3){options})
+
+
+@session.evaluation(task.dataset("validation"))
+def judge(model, batch):
+    return task.evaluate(model, batch)
+
+
+for batch in session.batches(task.dataset("train"), batch_size=64):
+    session.step(task.loss(model, batch))
+"""
+
+
+def counting_script(folder: Path, options: str = "") -> Callable[[], Any]:
+    return script(COUNTS.format(tests=str(Path(__file__).parents[1]), options=options), folder)
+
+
+@grid
+def test_counters_of_a_script(tmp_path: Path, workers: int) -> None:
+    ends = simulated(counting_script(tmp_path), workers, epochs=2)
+
+    assert (ends["counted"], ends["seen"]) == (2 * 4096 + 10, 2 * 4096)
+
+
+class Ranged(Points):
+    """Inputs are scaled by the largest that there were."""
+
+    def model(self) -> nn.Module:
+        return Net(largest=torch.tensor(0.5))
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        points, labels = batch
+        if model.training:
+            torch.maximum(model.largest, points.abs().max(), out=model.largest)
+        return F.cross_entropy(model(points / model.largest), labels)
+
+    def evaluate(self, model: Any, batch: Any) -> dict[str, Tensor]:
+        count = len(batch[1])
+        more = {"largest": model.largest * count}
+        return {"loss": self.loss(model, batch) * count, "count": torch.tensor(count), **more}
+
+
+@grid
+def test_ranges_are_those_of_all_workers(workers: int) -> None:
+    ends, twin = simulated(Ranged, workers), plain(Ranged(), 4, 0)
+
+    assert ends["largest"] == twin["largest"]
+    assert_close([ends["loss"]], [twin["loss"]])
+
+
+class WithCentre(Points):
+    """Scores are centred by their running mean, as the teacher's in DINO."""
+
+    def model(self) -> nn.Module:
+        return Net(centre=torch.zeros(10))
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        points, labels = batch
+        scores = model(points)
+        if model.training:
+            with torch.no_grad():
+                model.centre.mul_(0.9).add_(scores.mean(0), alpha=0.1)
+        return F.cross_entropy(scores - model.centre, labels)
+
+    def evaluate(self, model: Any, batch: Any) -> dict[str, Tensor]:
+        count = torch.tensor(len(batch[1]))
+        return {"loss": self.loss(model, batch) * count, "count": count}
+
+
+class Spectral(Points):
+    """Spectral norm in each layer, whose power iterations are buffers."""
+
+    def model(self) -> nn.Module:
+        norm = torch.nn.utils.parametrizations.spectral_norm
+        layers = nn.Linear(self.features, 64), nn.ReLU(), nn.Linear(64, self.classes)
+        return nn.Sequential(norm(layers[0]), layers[1], norm(layers[2]))
+
+
+class Quantized(Points):
+    """Features are quantized by a codebook of moving averages (van den Oord et al. 2017)."""
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        codes = torch.randn(32, 32)
+        net = Net(codes=codes, sizes=torch.zeros(32), sums=codes.clone())
+        net.net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        return net
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        points, labels = batch
+        nearest = torch.cdist(points, model.codes).argmin(1)
+        if model.training:
+            hits = F.one_hot(nearest, 32).float()
+            model.sizes.mul_(0.9).add_(hits.sum(0), alpha=0.1)
+            model.sums.mul_(0.9).add_(hits.T @ points, alpha=0.1)
+            model.codes.copy_(model.sums / (model.sizes + 1e-2)[:, None])
+        features = torch.cat([points, model.codes[nearest]], 1)
+        return F.cross_entropy(model(features), labels)
+
+    def evaluate(self, model: Any, batch: Any) -> dict[str, Tensor]:
+        count = torch.tensor(len(batch[1]))
+        return {"loss": self.loss(model, batch) * count, "count": count}
+
+
+class Queued(Points):
+    """Scores are compared with those of samples before, in a queue as MoCo's (He et al. 2020)."""
+
+    def model(self) -> nn.Module:
+        net = Net(queue=torch.zeros(256, 10), at=torch.tensor(0))
+        torch.manual_seed(0)
+        net.queue.normal_()
+        return net
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        points, labels = batch
+        scores = model(points)
+        spread = -(scores @ model.queue.clone().T).square().mean() * 1e-3
+        if model.training:
+            with torch.no_grad():
+                places = (model.at + torch.arange(len(points))) % 256
+                model.queue[places] = scores
+                model.at.copy_((model.at + len(points)) % 256)
+        return F.cross_entropy(scores, labels) - spread
+
+    def evaluate(self, model: Any, batch: Any) -> dict[str, Tensor]:
+        count = len(batch[1])
+        more = {"count": torch.tensor(count), "at": model.at * count}
+        return {"loss": self.loss(model, batch) * count, **more}
+
+
+@pytest.mark.parametrize("task", [WithCentre, Spectral, Quantized, Queued])
+@grid
+def test_buffers_of_a_forward_pass(workers: int, task: type[Points]) -> None:
+    assert_as_plain(Case(task, epochs=2), workers)
+
+
+def facts_of(task: Task, workers: int = 4, **fields: Any) -> ModelFacts:
+    job = {"name": "j", "task": "t:T", "epochs": 1, "workers": {"max": workers}, **fields}
+    return Learner(JobSpec.parse(job), task, "cpu").facts(1)
+
+
+@pytest.mark.parametrize(
+    ("task", "names"), [(Queued, "queue"), (Quantized, "sizes"), (WithCentre, ""), (Spectral, "")]
+)
+def test_buffers_of_whole_batches_leave_one_worker(task: type[Points], names: str) -> None:
+    facts = facts_of(task())
+
+    assert names in facts.min_local_batch_why
+    assert facts.min_local_batch == (64 if names else 2)
+
+
+def test_a_pointer_that_starts_again_outlives_its_worker() -> None:
+    assert simulated(Queued, 1, epochs=1)["at"] == plain(Queued(), 1, 0)["at"]
+
+
+def test_the_task_says_how_buffers_are_merged() -> None:
+    class Declared(Queued):
+        buffers: ClassVar = {"queue": "mean", "a*": "latest"}
+
+    facts = facts_of(Declared())
+
+    kinds = {each.name: each.kind for each in Layout.from_json(facts.layout).entries}
+    assert (kinds["queue"], kinds["at"]) == (TensorKind.STATISTIC, TensorKind.LATEST)
+    assert facts.min_local_batch == 2
+
+
+@pytest.mark.parametrize(
+    ("buffers", "why"),
+    [
+        ({"queues": "mean"}, "the model has no persistent buffer queues"),
+        ({"queue": "median"}, "queue can't be merged by 'median'"),
+        ({"queue": "latest"}, "queue can't be merged by 'latest'"),
+        ({"at": "mean"}, "at can't be merged by 'mean'"),
+    ],
+)
+def test_an_impossible_policy_is_refused(buffers: dict[str, str], why: str) -> None:
+    task = Queued()
+    task.buffers = buffers
+
+    with pytest.raises(SpecError, match=why):
+        facts_of(task)
+
+
+def test_a_session_says_how_buffers_are_merged(tmp_path: Path) -> None:
+    task = counting_script(tmp_path, ', buffers={"counts": "max", "seen": "max"}')()
+
+    kinds = {e.name: e.kind for e in Layout.from_json(facts_of(task).layout).entries}
+
+    assert (kinds["counts"], kinds["seen"]) == (TensorKind.INTEGER, TensorKind.MAX)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.learning.layout import Layout
+from vcasgd.learning.layout import Layout, TensorKind, as_kind
 from vcasgd.learning.rules import (
     Context,
     Payload,
@@ -202,12 +202,47 @@ def test_rules_declare_their_payload() -> None:
 
 def test_counters_never_decrease() -> None:
     current = torch.tensor([5, 1], dtype=torch.int64)
+    counters = [(TensorKind.INTEGER, slice(0, 2))]
 
-    merge_integers(current, torch.tensor([3, 4]))
+    merge_integers(current, torch.tensor([3, 4]), counters)
 
     assert current.tolist() == [5, 4]
     with pytest.raises(InvalidUpdate):
-        merge_integers(current, torch.tensor([9]))
+        merge_integers(current, torch.tensor([9]), counters)
+
+
+@pytest.mark.parametrize(
+    ("kind", "merged"),
+    [
+        (TensorKind.INTEGER, [5, 4]),
+        (TensorKind.COUNT, [8, 5]),
+        (TensorKind.LATEST, [3, 4]),
+        (TensorKind.SUM, [8.0, 5.0]),
+        (TensorKind.MAX, [5.0, 4.0]),
+        (TensorKind.MIN, [3.0, 1.0]),
+    ],
+)
+def test_integer_state_is_merged_as_its_kind_says(kind: TensorKind, merged: list[float]) -> None:
+    current, update = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+    part = slice(1, 3)
+    as_kind(current[part], kind).copy_(torch.tensor([5, 1]))
+    as_kind(update[part], kind).copy_(torch.tensor([3, 4]))
+
+    merge_integers(current, update, [(kind, part)])
+
+    assert as_kind(current[part], kind).tolist() == merged
+    assert current[0] == 0
+
+
+def test_numbers_that_are_not_finite_change_no_counter() -> None:
+    current = torch.zeros(2, dtype=torch.int64)
+    nan = torch.tensor([torch.nan], dtype=torch.float64).view(torch.int64)
+    counters = [(TensorKind.COUNT, slice(0, 1)), (TensorKind.MIN, slice(1, 2))]
+
+    with pytest.raises(InvalidUpdate, match="not finite"):
+        merge_integers(current, torch.cat([torch.tensor([7]), nan]), counters)
+
+    assert current.tolist() == [0, 0]
 
 
 mixes = st.floats(0.001, 0.999)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vcasgd.errors import CheckpointDamaged, SpecError
 from vcasgd.learning.base import BaseTensor, digest_of
-from vcasgd.learning.layout import BESIDE, Layout, TensorKind
+from vcasgd.learning.layout import BESIDE, FLOATS, Layout
 from vcasgd.spec.job import JobSpec
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class StoredModel:
             raise CheckpointDamaged(f"{self.path.name} has no average of its parameters")
         tensors = self.tensors()
         for entry in self.layout.entries:
-            if entry.name in tensors and entry.kind is not TensorKind.INTEGER:
+            if entry.name in tensors and entry.kind in FLOATS:
                 tensors[entry.name] = entry.view(average, average).to(tensors[entry.name]).clone()
         path = self.path.with_name(f"{self.path.stem}-ema{self.path.suffix}")
         save_file(tensors, path, metadata={"format": "pt"})

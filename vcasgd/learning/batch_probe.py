@@ -10,24 +10,20 @@ from __future__ import annotations
 
 import logging
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import Dataset
 
-from vcasgd.learning.base import buffers_of, parameters_of
 from vcasgd.learning.batch_weights import CountedLabels, counted_labels, declared_weight
+from vcasgd.learning.buffers import rest, untouched
 from vcasgd.learning.local_batch import MIN_BATCH, MIN_NORMALIZED, Division
 from vcasgd.learning.precision import autocast
 from vcasgd.learning.training import batch_size_of, load_groups, set_seed, to_device
@@ -144,7 +140,7 @@ def _find(
         with autocast(task, device):
             return float(task.loss(module, to_device(batch, device)).detach())
 
-    with _untouched(module) as restore:
+    with untouched(module) as restore:
         set_seed(0, device)
         _shake(module)
         whole, *parts = load_groups(task, dataset, [list(indices), *groups])
@@ -171,7 +167,7 @@ def _is_random(module: nn.Module, loss: Callable[[int], float]) -> bool:
     module.eval()
     if _same(loss(0), loss(1)):
         return False
-    _rest(module.train())
+    rest(module.train())
     return True
 
 
@@ -198,57 +194,12 @@ def _judged(
     return f"its loss isn't a mean over samples: {losses.text}"
 
 
-@contextmanager
-def _untouched(module: nn.Module) -> Iterator[Callable[[], None]]:
-    """Keep a model and all random numbers as they are; layers that would disturb them rest.
-
-    The function gives the model its values again at once.
-    """
-    trained = {name: each for name, each in parameters_of(module).items() if each.requires_grad}
-    kept = {
-        name: (each.detach().clone(), each._version)
-        for name, each in (trained | buffers_of(module)).items()
-        if not each.is_inference()
-    }
-
-    def restore() -> None:
-        with torch.no_grad():
-            for name, each in (trained | buffers_of(module)).items():
-                if name not in kept:
-                    continue
-                value, version = kept[name]
-                # What didn't change keeps its version, by which changes of the base are noticed.
-                if each._version != version and each.shape == value.shape:
-                    each.copy_(value)
-
-    training = [(layer, layer.training) for layer in module.modules()]
-    python, numpy = random.getstate(), np.random.get_state()
-    gpus = {each.device for each in module.parameters() if each.is_cuda}
-    try:
-        with torch.random.fork_rng(devices=list(gpus)):
-            _rest(module)
-            yield restore
-    finally:
-        for layer, before in training:
-            layer.training = before
-        random.setstate(python)
-        np.random.set_state(numpy)
-        restore()
-
-
 @torch.no_grad()
 def _shake(module: nn.Module) -> None:
     """Give parameters other values, because those of new layers can make all losses equal."""
     for parameter in module.parameters():
         if parameter.requires_grad and parameter.is_floating_point() and parameter.numel() > 1:
             parameter.add_(torch.randn_like(parameter), alpha=float(parameter.std()) + SHAKE)
-
-
-def _rest(module: nn.Module) -> None:
-    """Let layers rest whose result is random, or depends on a batch in a known way."""
-    for layer in module.modules():
-        if isinstance(layer, _DropoutNd | _BatchNorm | nn.MultiheadAttention | nn.RNNBase):
-            layer.training = False
 
 
 def _same(first: float, second: float) -> bool:

@@ -39,16 +39,28 @@ class TensorKind(StrEnum):
     """Role of a tensor for update rules."""
 
     PARAMETER = "parameter"  #: Trained by the optimizer.
-    STATISTIC = "statistic"  #: Floating-point buffer, measured and not trained.
+    STATISTIC = "statistic"  #: Floating-point buffer: the mean of the workers' values.
     FROZEN = "frozen"  #: Parameter without gradient, in layouts before :data:`FORMAT` 2 only.
-    INTEGER = "integer"  #: Counters and masks, in the int64 vector.
+    INTEGER = "integer"  #: Integers: the largest of the workers' values.
+    COUNT = "count"  #: Integers whose increments are added.
+    LATEST = "latest"  #: Integers: the value that arrives last.
+    SUM = "sum"  #: Numbers whose increments are added, as float64.
+    MAX = "max"  #: Numbers: the largest of the workers' values, as float64.
+    MIN = "min"  #: Numbers: the smallest of the workers' values, as float64.
+
+
+#: Kinds in the float32 vector. The others have 64 bits for each number, in the int64 vector.
+FLOATS = (TensorKind.PARAMETER, TensorKind.STATISTIC, TensorKind.FROZEN)
+#: Kinds whose 64 bits are those of a float64.
+DOUBLES = (TensorKind.SUM, TensorKind.MAX, TensorKind.MIN)
 
 
 @dataclass(frozen=True)
 class TensorEntry:
     """Position of one tensor in the vectors.
 
-    ``offset`` counts elements of the float32 vector, or of the int64 vector for kind INTEGER.
+    ``offset`` counts elements of the float32 vector for kinds in :data:`FLOATS`, and otherwise of
+    the int64 vector.
     """
 
     name: str
@@ -63,8 +75,18 @@ class TensorEntry:
 
     def view(self, floats: Tensor, integers: Tensor) -> Tensor:
         """Return a view of this tensor in the vectors, in its own shape."""
-        vector = integers if self.kind is TensorKind.INTEGER else floats
-        return vector[self.offset : self.offset + self.size].view(self.shape)
+        vector = floats if self.kind in FLOATS else integers
+        part = vector[self.offset : self.offset + self.size]
+        return as_kind(part, self.kind).view(self.shape)
+
+
+def as_kind(part: Tensor, kind: TensorKind) -> Tensor:
+    """Return a part of a vector, [n], as the numbers that tensors of this kind have there."""
+    if kind not in DOUBLES:
+        return part
+    import torch  # A caller with a tensor has imported torch.
+
+    return part.view(torch.float64)
 
 
 @dataclass(frozen=True)
@@ -87,22 +109,28 @@ class Layout:
         module: nn.Module,
         base_buffers: Iterable[str] = (),
         carried: Mapping[str, bool] = MappingProxyType({}),
+        kinds: Mapping[str, TensorKind] = MappingProxyType({}),
     ) -> Layout:
         """Return the layout of a module's parameters and persistent buffers, tied ones once.
 
         Frozen parameters and ``base_buffers`` are the base, apart from those that are ``carried``:
-        as parameters if True, else as statistics. Non-persistent buffers are left out, as
-        in a ``state_dict``: they can be recomputed. Raises :class:`SpecError` for uninitialized
+        as parameters if True, else as statistics. Buffers have the ``kinds`` of their names, or
+        those of their types. Non-persistent ones are left out, as in a ``state_dict``: they can be
+        recomputed. Raises :class:`SpecError` for uninitialized
         lazy tensors, and for complex ones outside the base.
         """
         for name, parameter in parameters_of(module).items():
             _check_shape(name, parameter)
         named = base_tensors(module, base_buffers).items()
         base = {name: tensor for name, tensor in named if name not in carried}
-        state = [part for part in _state(module, carried) if part[0] not in base]
+        state = [
+            (name, tensor, kinds.get(name, kind))
+            for name, tensor, kind in _state(module, carried)
+            if name not in base
+        ]
         floats = [part for part in state if part[2] is TensorKind.PARAMETER]
         floats += [part for part in state if part[2] is TensorKind.STATISTIC]
-        integers = [part for part in state if part[2] is TensorKind.INTEGER]
+        integers = [part for part in state if part[2] not in FLOATS]
         fixed = (BaseTensor.of(name, tensor) for name, tensor in base.items())
         doubles = [name for name, each, _ in floats if str(each.dtype) == "torch.float64"]
         rounded = doubles[0] if doubles else ""
@@ -126,7 +154,27 @@ class Layout:
     @cached_property
     def integers(self) -> int:
         """Length of the int64 vector."""
-        return self._count(TensorKind.INTEGER)
+        return sum(entry.size for entry in self.entries if entry.kind not in FLOATS)
+
+    @cached_property
+    def counters(self) -> tuple[tuple[TensorKind, slice], ...]:
+        """The parts of the int64 vector, each with the kind of its tensors.
+
+        Raises :class:`CheckpointDamaged` if its tensors aren't one after another.
+        """
+        found: list[tuple[TensorKind, slice]] = []
+        end = 0
+        for entry in self.entries:
+            if entry.kind in FLOATS:
+                continue
+            if entry.offset != end:
+                raise CheckpointDamaged(f"layout: {entry.name} isn't where the previous one ends")
+            end += entry.size
+            if found and found[-1][0] is entry.kind:
+                found[-1] = entry.kind, slice(found[-1][1].start, end)
+            else:
+                found.append((entry.kind, slice(entry.offset, end)))
+        return tuple(found)
 
     def _count(self, *kinds: TensorKind) -> int:
         return sum(entry.size for entry in self.entries if entry.kind in kinds)

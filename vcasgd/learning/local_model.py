@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vcasgd.errors import MachineDiffers, SpecError, VcasgdError
+from vcasgd.errors import MachineDiffers, SpecError
 from vcasgd.learning.base import BaseGuard, buffers_of, endless_buffers, parameters_of
 from vcasgd.learning.beside import Beside, StateSearch, WholeState
+from vcasgd.learning.buffers import declared_buffers, unexplained_buffers
 from vcasgd.learning.layout import Layout, TensorKind
 from vcasgd.learning.training import build
 from vcasgd.learning.vector import (
@@ -25,7 +26,7 @@ from vcasgd.learning.vector import (
     shift_part,
     unfrozen_parameters,
 )
-from vcasgd.task.task import Task, calling_user_code
+from vcasgd.task.task import Task
 
 
 class LocalModel:
@@ -37,9 +38,9 @@ class LocalModel:
     def __init__(self, task: Task, seed: int, device: torch.device | str) -> None:
         self._task, self._seed, self._device = task, seed, device
         module = self._build()
-        self._buffers = _base_buffers(task, module)
+        self._buffers, self._kinds = declared_buffers(task, module)
         # Before the model moves, because libraries quantize weights for the device then.
-        self.layout = Layout.of(module, self._buffers)
+        self.layout = Layout.of(module, self._buffers, kinds=self._kinds)
         self._endless = endless_buffers(module)
         self._use(self._placed(module))
         #: Names of frozen parameters and tensors beside the model that travel, and True if they are
@@ -89,8 +90,30 @@ class LocalModel:
             scatter(floats, integers, self.module, self.layout)
         self._carry(carried | search.moved(carried), search.beside)
 
+    def find_buffers(self, find: Callable[[nn.Module, list[str]], dict[str, TensorKind]]) -> None:
+        """Let ``find`` decide how buffers are merged that neither torch nor the task explains.
+
+        It gets the model with the tensors beside it, and the names.
+        """
+        names = unexplained_buffers(
+            self.module, {*self._kinds, *(t.name for t in self.layout.base)}
+        )
+        if names and (found := find(self._whole, names)):
+            self._use_kinds({**self._kinds, **found})
+
+    def _use_kinds(self, kinds: dict[str, TensorKind]) -> None:
+        self._kinds = kinds
+        self.layout = Layout.of(self._whole, self._buffers, self._carried, kinds)
+        if self._first is not None:
+            self._first = self._vectors()
+            gather(self._whole, self.layout, *self._first)
+
     def follow_state(self, first: Layout) -> None:
         """Let the same tensors travel as in the ``first`` worker's layout."""
+        named = buffers_of(self.module)
+        kinds = {each.name: each.kind for each in first.entries if each.name in named}
+        if any(kinds.get(e.name, e.kind) is not e.kind for e in self.layout.entries):
+            self._use_kinds({name: k for name, k in kinds.items() if k is not TensorKind.PARAMETER})
         plain = {entry.name for entry in self.layout.entries} - self._carried.keys()
         entries = [entry for entry in first.entries if entry.name not in plain]
         carried = {entry.name: entry.kind is TensorKind.PARAMETER for entry in entries}
@@ -109,7 +132,7 @@ class LocalModel:
         beside.keep(carried)
         self._carried = carried
         self._whole = WholeState(self.module, beside) if beside else self.module
-        self.layout = Layout.of(self._whole, self._buffers, carried)
+        self.layout = Layout.of(self._whole, self._buffers, carried, self._kinds)
         self._guard = BaseGuard(self.module, self._buffers, carried)
         self._first = self._vectors()
         gather(self._whole, self.layout, *self._first)
@@ -247,12 +270,3 @@ def check_same(first: Layout, mine: Layout) -> None:
         remedy="make Task.model independent of the machine",
         field="task",
     )
-
-
-def _base_buffers(task: Task, module: nn.Module) -> list[str]:
-    try:
-        return list(task.base_buffers(module))
-    except VcasgdError:
-        raise
-    except Exception as error:
-        raise calling_user_code("base_buffers", error) from error

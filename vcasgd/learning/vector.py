@@ -2,8 +2,8 @@
 
 All floating-point state is in one float32 vector: first the parameters, then the buffers
 (BatchNorm's running statistics), so that a rule can distinguish the two by a single index. Integer
-and boolean state (``num_batches_tracked``) is in a separate int64 vector. The base, such as frozen
-parameters, is in neither (:mod:`vcasgd.learning.base`).
+and boolean state (``num_batches_tracked``) is in a separate int64 vector, and so are buffers that
+aren't averaged. The base, such as frozen parameters, is in neither (:mod:`vcasgd.learning.base`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vcasgd.errors import InvalidUpdate, SpecError
 from vcasgd.learning.base import buffers_of, parameters_of
-from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
+from vcasgd.learning.layout import FLOATS, Layout, TensorEntry, TensorKind, as_kind
 
 #: Largest magnitude in an update; larger values would soon overflow float32 weights.
 LARGEST_VALUE = 1e30
@@ -160,7 +160,7 @@ def _pieces(
     sharded over processes is the part of this one."""
     tensors, stop = {**parameters_of(module), **buffers_of(module)}, start + len(vector)
     for entry in layout.entries:
-        if entry.kind is TensorKind.INTEGER or not (
+        if entry.kind not in FLOATS or not (
             start < entry.offset + entry.size and entry.offset < stop
         ):
             continue
@@ -194,8 +194,23 @@ def gather_integers(module: nn.Module, layout: Layout) -> Tensor:
     out = torch.empty(layout.integers, dtype=torch.int64)
     tensors = buffers_of(module)
     for entry in layout.entries:
-        if entry.kind is TensorKind.INTEGER:
+        if entry.kind not in FLOATS:
             entry.view(out, out).copy_(_tensor_of(entry, tensors).detach())
+    return out
+
+
+def counted(layout: Layout, before: Tensor, after: Tensor) -> Tensor | None:
+    """Return what an update has about integer state, int64 ``[layout.integers]``.
+
+    Those are increments for kinds that are added, and otherwise the values ``after``. ``before``
+    are the values of the base. Returns None if nothing has changed.
+    """
+    if torch.equal(before, after):
+        return None
+    out = after.clone()
+    for kind, part in layout.counters:
+        if kind in (TensorKind.COUNT, TensorKind.SUM):
+            as_kind(out[part], kind).sub_(as_kind(before[part], kind))
     return out
 
 

@@ -44,6 +44,8 @@ class ShardConfig:
     def __init__(self, spec: JobSpec, facts: ModelFacts, shard: int = 0) -> None:
         layout = Layout.from_json(facts.layout)
         self.layout_digest = layout.digest()
+        #: Kinds of the integer state.
+        self.counters = layout.counters
         self.part = Cut(layout.floats, layout.parameters, facts.shards).parts[shard]
         #: True if workers may exchange the shards of a store node in turn.
         self.in_turn = facts.takes_turns
@@ -229,10 +231,11 @@ class ModelState:
             factor=self.factor,
             samples=weight,
         )
+        if integers is not None:
+            # It may refuse the update, whose numbers have been inspected.
+            merge_integers(self.integers, integers, self._config.counters)
         self.torn = True
         self._blend_floats(self._format(header), payload, context)
-        if integers is not None:
-            merge_integers(self.integers, integers)
         self.batch.weight += weight
         self._count_applied(entry, header, staleness, keys)
         self.torn = False

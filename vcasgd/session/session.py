@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -62,8 +63,8 @@ class Session:
         for images, labels in session.loader(train_loader):
             ...
 
-    ``schedule``, ``clip_norm``, ``min_local_batch``, and ``batch_weight`` mean the same as in
-    :class:`vcasgd.Task`.
+    ``schedule``, ``clip_norm``, ``min_local_batch``, ``batch_weight``, and ``buffers`` mean the
+    same as in :class:`vcasgd.Task`.
     ``schedule`` can also be a scheduler of torch that makes ``schedule_steps`` steps in the whole
     training. With ``mixed_precision="fp16"``, :meth:`step` scales gradients, and the loop computes
     its loss under ``torch.autocast``.
@@ -80,6 +81,7 @@ class Session:
         mixed_precision: str | None = None,
         min_local_batch: int | None = None,
         batch_weight: Callable[[Any], float | Tensor] | None = None,
+        buffers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         several = isinstance(optimizer, list | tuple)
         optimizer = as_optimizer(optimizer if several else [optimizer])
@@ -93,6 +95,7 @@ class Session:
         self._task.mixed_precision = mixed_precision
         self._task.min_local_batch = min_local_batch
         self._task.user_weight = batch_weight
+        self._task.buffers = buffers
         self._model = model
         self._optimizer = optimizer
         self._batch_pending = False

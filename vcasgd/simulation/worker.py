@@ -12,8 +12,7 @@ from torch import Tensor
 from vcasgd.fleet.presence import Life
 from vcasgd.learning.encodings.encoder import Encoder
 from vcasgd.store.tensors.header import Header
-from vcasgd.store.tensors.snapshot import encode_integers
-from vcasgd.worker.interval import Base, continued
+from vcasgd.worker.interval import Base, continued, encoded_counters
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.update_queue import MAX_UNAPPLIED
 
@@ -154,7 +153,7 @@ class SimulatedWorker:
             codec=encoded.codec,
             size=len(payload),
             layout=learner.layout_digest,
-            integers=encode_integers(trained.integers),
+            integers=encoded_counters(learner.layout, interval.base.integers, trained.integers),
             loss_sum=trained.loss_sum,
             skipped=trained.skipped,
             weight=trained.weight,

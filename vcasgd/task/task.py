@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -79,6 +80,11 @@ class Task:
 
     #: True if :meth:`loss` can be called again for the same batch, as some optimizers need it.
     repeats_loss: bool = True
+
+    #: How versions merge what workers' buffers become, by name or by a pattern such as
+    #: ``"*.queue"``: ``mean`` by samples, ``sum`` of what is added, ``max``, ``min``, ``latest`` of
+    #: integers, or ``constant``. The first batches of a job show it for others.
+    buffers: Mapping[str, str] = MappingProxyType({})
 
     def model(self) -> nn.Module:
         """Return a newly initialized model.

@@ -20,7 +20,6 @@ from vcasgd.learning.optimizers import OptimizerList
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.untrusted import Invalid
-from vcasgd.store.tensors.snapshot import encode_integers
 from vcasgd.verification.exchange import (
     MAX_DIFFERENCE,
     Claims,
@@ -31,7 +30,7 @@ from vcasgd.verification.exchange import (
 )
 from vcasgd.verification.judge import update_difference, why_not_repeatable
 from vcasgd.verification.state import LearnerState, MalformedState, NotRepeatable, StateFormat
-from vcasgd.worker.interval import Base, Trained
+from vcasgd.worker.interval import Base, Trained, encoded_counters
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.member import Member
 from vcasgd.worker.verification import WorkerVerification
@@ -125,8 +124,7 @@ class Verifier(WorkerVerification):
                 f"{header.skipped} samples of the interval are skipped, and {trained.skipped} of "
                 "its repetition"
             )
-        unchanged = torch.equal(base[1], trained.integers)
-        if header.integers != ("" if unchanged else encode_integers(trained.integers)):
+        if header.integers != encoded_counters(repeating.layout, base[1], trained.integers):
             raise MalformedState("the counters of the update are not those of its interval")
         difference = update_difference(sent, trained.update, base[0], repeating.layout.parameters)
         state_difference = after.difference(state_of(repeating))

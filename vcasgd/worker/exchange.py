@@ -39,9 +39,9 @@ from vcasgd.learning.shards import Cut, ShardRange
 from vcasgd.spec.update import Update
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.tensors.header import Header
-from vcasgd.store.tensors.snapshot import Meta, RoundFacts, encode_integers
+from vcasgd.store.tensors.snapshot import Meta, RoundFacts
 from vcasgd.store.tensors.snapshot_index import nodes_of
-from vcasgd.worker.interval import Base, continued
+from vcasgd.worker.interval import Base, continued, encoded_counters
 from vcasgd.worker.own_copy import Difference, OwnCopy, Turn
 from vcasgd.worker.shard_link import LinkState, ShardLink
 from vcasgd.worker.update_queue import MAX_UNAPPLIED, Settled
@@ -88,7 +88,7 @@ class Exchange:
         #: Guards the encoders: the links' threads encode what a worker's copy has learned.
         self._encoding = threading.Lock()
         #: Memory of vectors on the CPU.
-        self._pool = VectorPool(0)
+        self._pool, self._layout = VectorPool(0), Layout(())
         self._device = torch.device("cpu")
         #: The base, and the next one while parts of it are fetched.
         self._base = self._pool.take()
@@ -136,7 +136,7 @@ class Exchange:
         self._node_of = nodes_of(self._nodes, self.store_nodes, cut.shards, self._job)
         self._adopts = adopts
         self._pool, self._device = VectorPool(cut.floats), torch.device(device)
-        self._base = self._pool.take()
+        self._base, self._layout = self._pool.take(), layout
         self._encoders = [Encoder(update, layout, part) for part in cut.parts]
         self._links = tuple(
             ShardLink(
@@ -583,9 +583,11 @@ class Exchange:
             pushed[shard] = end
         await_device(self._device)
         for shard, end in pushed.items():
-            more = {}
-            if shard == 0 and not torch.equal(integers, copy.pushed_integers):
-                copy.pushed_integers, more = integers, {"integers": encode_integers(integers)}
+            more: dict[str, str] = {}
+            if shard == 0:
+                before = copy.pushed_integers
+                more = {"integers": encoded_counters(self._layout, before, integers)}
+                copy.pushed_integers = integers
             link = self._links[shard]
             difference = copy.parts[shard].advance(end, link.updates.added + 1)
             end.release()

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import ShardRange
-from vcasgd.store.tensors.snapshot import RoundFacts
+from vcasgd.learning.vector import counted
+from vcasgd.store.tensors.snapshot import RoundFacts, encode_integers
 from vcasgd.task.logged import Sums
 
 
@@ -49,6 +51,15 @@ def add(part: ShardRange, model: Tensor, update: Tensor) -> None:
     models, updates = part.of(model), part.of(update)
     models[: part.parameters] += updates[: part.parameters].to(models.device)
     models[part.parameters :] = updates[part.parameters :]
+
+
+def encoded_counters(layout: Layout, before: Tensor, after: Tensor) -> str:
+    """Return the field ``integers`` of an update's header: what has changed since its base.
+
+    ``before`` and ``after`` are the values of the base and at the end, int64 [k].
+    """
+    changed = counted(layout, before, after)
+    return "" if changed is None else encode_integers(changed)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,22 +11,24 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError
+from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError, VcasgdError
 from vcasgd.learning.bad_samples import BadSamples
+from vcasgd.learning.base import buffers_of
 from vcasgd.learning.batch_probe import division_of, probed
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.batch_weights import BatchWeights, CountedLabels, declared_weight, measure_of
+from vcasgd.learning.buffers import find_kinds, untouched
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings import Float32
 from vcasgd.learning.encodings.encoder import codec_of
 from vcasgd.learning.encodings.rows import NAME as ROWS
-from vcasgd.learning.layout import Layout
+from vcasgd.learning.layout import Layout, TensorKind
 from vcasgd.learning.length import plan_for
-from vcasgd.learning.local_batch import Division, most_workers
+from vcasgd.learning.local_batch import MIN_BATCH, Division, most_workers
 from vcasgd.learning.local_model import LocalModel, check_same
 from vcasgd.learning.mean_gradients import MeanGradients, needs_mean_gradients
 from vcasgd.learning.optimizers import as_optimizer, check_workers, name_of, set_mode
@@ -69,6 +72,8 @@ from vcasgd.worker.member import Member
 from vcasgd.worker.update_queue import MAX_UNAPPLIED
 from vcasgd.worker.vectors import await_device
 
+log = logging.getLogger(__name__)
+
 #: Subtasks at the end of a job, for each of its workers, whose last update carries everything that
 #: the encoding has kept back. A worker gets one of them even if it is that many times slower than
 #: the others.
@@ -92,6 +97,8 @@ class Learner:
         #: This worker's own copy, float32 [floats], if the rule keeps one.
         self._local: Tensor | None = None
         self._plan: EpochPlan | None = None
+        #: Buffers that depend on whole batches.
+        self._undivided: list[str] = []
         self._recorded_batch: int | None = None
         self._recorded_division: Division | None = None
         self._codec: str = spec.update.codec
@@ -196,6 +203,15 @@ class Learner:
 
     @cached_property
     def _own_division(self) -> Division:
+        division, batch = self._divided_loss, batch_size_of(self.task)
+        if not self._undivided or self.task.min_local_batch is not None:
+            return division
+        names = ", ".join(self._undivided)
+        return Division(batch, f"its batches change {names} as parts of them don't")
+
+    @property
+    def _divided_loss(self) -> Division:
+        """The division without a look at buffers."""
         task, module, spec = self.task, self._model.module, self.spec
         if not self._rule.rounds or spec.batch == "worker" or spec.workers.max == 1:
             return division_of(task, module)
@@ -242,6 +258,8 @@ class Learner:
         ``verified``: volunteers work for it, whose updates can be repeated only in one piece.
         """
         self._find_state()
+        self._model.find_buffers(self._find_buffers)
+        self._use_layout(gradients=False)
         adapter = adapter_of(self._model.module)
         needed = False
         if shards_for(nodes, self.layout.floats) == 1:
@@ -289,25 +307,47 @@ class Learner:
     def _rehearse(self) -> list[str]:
         return rehearse_evaluation(self.task, self._model.module, self._validation_set, self.device)
 
+    def _probe(self, start: int, stop: int) -> None:
+        """Make steps with these samples of the job, before any training."""
+        skips = self.spec.skips_bad_samples
+        source = BatchSource(
+            self.task, self._data.dataset, self.device, self.spec.seed, skips=skips
+        )
+        set_seed(seed_for(self.spec.seed, 0, 0), self.device)
+        train(
+            *(self.task, self._model.module, self._new_optimizer()),
+            source.batches(self.plan, SampleRange(0, start, stop), ()),
+            self.device,
+            should_stop=lambda: False,
+            on_step=lambda: None,
+            bad=self._bad,
+        )
+        source.close()
+
+    def _find_buffers(self, state: nn.Module, names: list[str]) -> dict[str, TensorKind]:
+        """Find out how versions merge these buffers, before any training."""
+        floating = {name: each.is_floating_point() for name, each in buffers_of(state).items()}
+        usual = {name: TensorKind.LATEST for name in names if not floating[name]}
+        size, workers = min(batch_size_of(self.task), self.plan.size(0)), self.spec.workers
+        if workers.gpus != 1:
+            return {}
+        if workers.max == 1 or size < 2 * MIN_BATCH:
+            return usual
+        try:
+            with untouched(self._model.module):
+                kinds, self._undivided = find_kinds(state, names, self._probe, size)
+        except VcasgdError as error:
+            log.debug("buffers can't be observed: %r", error)
+            return {}
+        unknown = {name: kind for name, kind in usual.items() if name in self._undivided}
+        return {**unknown, **kinds}
+
     def _find_state(self) -> None:
         """Find out what travels with the model, before any training."""
 
         def probe() -> None:
-            skips, size = self.spec.skips_bad_samples, batch_size_of(self.task)
-            interval = SampleRange(0, 0, min(PROBED_STEPS * size, self.plan.size(0)))
-            source = BatchSource(
-                self.task, self._data.dataset, self.device, self.spec.seed, skips=skips
-            )
-            set_seed(seed_for(self.spec.seed, 0, 0), self.device)
-            train(
-                *(self.task, self._model.module, self._new_optimizer()),
-                source.batches(self.plan, interval, ()),
-                self.device,
-                should_stop=lambda: False,
-                on_step=lambda: None,
-                bad=self._bad,
-            )
-            source.close()
+            size = batch_size_of(self.task)
+            self._probe(0, min(PROBED_STEPS * size, self.plan.size(0)))
 
         if self.spec.workers.gpus != 1:
             return

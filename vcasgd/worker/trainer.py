@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vcasgd.errors import Fenced
@@ -26,11 +25,10 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.tuning import Tunings
 from vcasgd.store.tensors.header import Logged
-from vcasgd.store.tensors.snapshot import encode_integers
 from vcasgd.worker.departure import Departure
 from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.heartbeat import WorkerStatus
-from vcasgd.worker.interval import Trained
+from vcasgd.worker.interval import Trained, encoded_counters
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.lease_book import LeaseBook, LeaseState, WorkInterrupted
 from vcasgd.worker.member import Member, is_late
@@ -369,11 +367,10 @@ class Trainer:
     def _push(self, work: _Work, step: Step, trained: Trained, before: Tensor) -> None:
         """Hand an update over to the exchange; ``before`` are the counters of its base."""
         member = work.learner.member
-        unchanged = torch.equal(trained.integers, before)
         fields = {
             **self._fields(work, step, trained),
             "start": step.start,
-            "integers": "" if unchanged else encode_integers(trained.integers),
+            "integers": encoded_counters(work.learner.layout, before, trained.integers),
             **asdict(_Sums().plus(trained)),
         }
         keep = member is not None and member.overlaps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
+from vcasgd.learning.layout import DOUBLES, TensorKind, as_kind
 from vcasgd.spec.update import Staleness
 
 
@@ -125,14 +127,30 @@ def interval_start(rule: Rule, local: Tensor | None, base: Tensor) -> Tensor:
     return torch.lerp(local, base, rule.pull)
 
 
-def merge_integers(current: Tensor, update: Tensor) -> None:
-    """Take the element-wise maximum of int64 ``[n]`` vectors, in place.
+def merge_integers(
+    current: Tensor, update: Tensor, counters: Iterable[tuple[TensorKind, slice]]
+) -> None:
+    """Merge an update of integer state into ``current``, both int64 ``[n]``, in place.
 
-    Integers are counters such as ``num_batches_tracked``, which must not decrease when a stale
-    update arrives. Raises :class:`InvalidUpdate` if the lengths differ.
+    Each part is merged as its kind says. ``num_batches_tracked``, for example, is the largest one,
+    because it must not decrease when a stale update arrives. Raises :class:`InvalidUpdate`, and
+    changes nothing, if the lengths differ or a number is not finite.
     """
     check_lengths(current, update)
-    torch.maximum(current, update, out=current)
+    parts = [(kind, as_kind(current[at], kind), as_kind(update[at], kind)) for kind, at in counters]
+    for kind, _, new in parts:
+        if kind in DOUBLES and not bool(new.isfinite().all()):
+            raise InvalidUpdate("a counter is not finite", reason="integers")
+    for kind, now, new in parts:
+        match kind:
+            case TensorKind.COUNT | TensorKind.SUM:
+                now.add_(new)
+            case TensorKind.LATEST:
+                now.copy_(new)
+            case TensorKind.MIN:
+                torch.minimum(now, new, out=now)
+            case _:
+                torch.maximum(now, new, out=now)
 
 
 def check_lengths(current: Tensor, update: Tensor) -> None:

@@ -48,6 +48,8 @@ COUNTERS = ("next", "tokens", "expired", "overtaken")
 WITH_MACHINES = (JobState.STARTING, JobState.RUNNING)
 #: Most shards of a job; scripts on the ledger loop over them.
 MAX_SHARDS = 1024
+#: Most notes of a worker about a job.
+MAX_NOTES = 16
 #: Largest staleness that is counted separately, because the counts are part of every snapshot.
 MAX_STALENESS = 32
 
@@ -75,6 +77,8 @@ class ModelFacts:
     #: Samples that a worker's part of a batch needs, if it is known, and the reason for people.
     min_local_batch: Annotated[Count, Field(ge=1)] | None = None
     min_local_batch_why: Name = ""
+    #: What the job does otherwise than one process, by the kinds of their events.
+    notes: Annotated[dict[Name, Text], Field(max_length=MAX_NOTES)] = field(default_factory=dict)
     #: Subtasks per epoch; None: those of the specification.
     subtasks_per_epoch: Annotated[int, Field(ge=1, le=MAX_SUBTASKS)] | None = None
     #: The model's :class:`~vcasgd.worker.adapter.Adapter` as JSON; empty if it has none.

@@ -133,6 +133,7 @@ def check_layout(text: str) -> None:
     """Raise :class:`Invalid` if a text is not the layout of a model that can exist."""
     try:
         layout = Layout.from_json(text)
+        _ = layout.counters
     except (CheckpointDamaged, RecursionError) as error:
         raise Invalid(f"layout: {error}"[:MAX_REASON_LENGTH]) from error
     least = min((min(entry.shape, default=0) for entry in layout.entries), default=0)
