@@ -334,3 +334,5 @@ def test_the_evaluations_of_the_job_drive_early_stopping(harness: Harness, tmp_p
     assert job.best is not None
     assert job.final_evaluation == job.best.number
     assert metrics["loss"] > job.best.metrics["loss"]
+    (event,) = harness.events(job.id, "hooks-on-workers")
+    assert "each worker runs Average for its own batches" in event["text"]

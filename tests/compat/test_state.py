@@ -298,3 +298,6 @@ def test_state_beside_the_model_travels_between_processes(harness: Harness, tmp_
     assert job.facts is not None
     assert Layout.from_json(job.facts.layout).beside == ["ema"]
     assert harness.events(job.id, "state-beside")
+    (event,) = harness.events(job.id, "state-starts-again")
+    assert "an empty state of SGD" in event["text"]
+    assert event["text"] in job.notes

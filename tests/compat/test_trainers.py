@@ -15,7 +15,9 @@ from torch.nn import functional as F
 from torch.utils.data import default_collate
 
 from vcasgd.errors import LoopEnded
+from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import Task
+from vcasgd.worker.learner import Learner
 
 SEEDS, EPOCHS, BATCH = (0, 1), 2, 64
 
@@ -139,6 +141,14 @@ def task_of(**arguments: Any) -> Callable[[], Task]:
     from vcasgd.integrations.huggingface import TrainerTask
 
     return lambda: TrainerTask(lambda: made()(**arguments))
+
+
+def test_callbacks_that_each_worker_runs_are_noted() -> None:
+    job = {"name": "j", "task": "t:T", "epochs": 1, "workers": {"max": 2}}
+
+    notes = Learner(JobSpec.parse(job), task_of()(), "cpu").facts(1).notes
+
+    assert "each worker runs Noise for its own batches" in notes["hooks-on-workers"]
 
 
 def by_trainer(seed: int, **arguments: Any) -> dict[str, float]:

@@ -182,12 +182,18 @@ def test_layouts_of_later_versions_are_refused() -> None:
         Layout.from_json(text)
 
 
-def test_complex_state_is_an_error_that_names_it() -> None:
-    net = nn.Module()
-    net.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+def test_complex_state_travels_as_real_numbers() -> None:
+    net, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    net.phase = nn.Parameter(torch.tensor([1 + 2j, 3 - 4j]))
+    other.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    layout = Layout.from_json(Layout.of(net).to_json())
 
-    with pytest.raises(SpecError, match=r"phase of the model is complex .*view_as_real"):
-        Layout.of(net)
+    floats, integers = state_of(net)
+    scatter(floats, integers, other, layout)
+
+    assert floats.tolist()[3:] == [1, 2, 3, -4]
+    assert torch.equal(other.phase, net.phase)
+    assert torch.equal(named_tensors(layout, floats, integers)["phase"], net.phase)
 
 
 def test_lazy_state_is_an_error_that_names_it() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vcasgd.errors import CheckpointDamaged, SpecError
-from vcasgd.learning.base import BaseTensor, digest_of
+from vcasgd.learning.base import BaseTensor, as_real, digest_of
 from vcasgd.learning.layout import BESIDE, FLOATS, Layout
 from vcasgd.spec.job import JobSpec
 
@@ -88,7 +88,8 @@ class StoredModel:
         tensors = self.tensors()
         for entry in self.layout.entries:
             if entry.name in tensors and entry.kind in FLOATS:
-                tensors[entry.name] = entry.view(average, average).to(tensors[entry.name]).clone()
+                # A complex one has its real numbers in the vector.
+                as_real(tensors[entry.name]).copy_(entry.view(average, average))
         path = self.path.with_name(f"{self.path.stem}-ema{self.path.suffix}")
         save_file(tensors, path, metadata={"format": "pt"})
         return replace(self, path=path)

@@ -174,6 +174,7 @@ class TrainerTask(Task):
         if self._replay is None:
             self._follow_scheduler(optimizer)
         self.callbacks.use(optimizer)
+        self.hooks = self.callbacks.names
         return optimizer
 
     def _new_optimizer(self, first: nn.Parameter) -> Optimizer:
@@ -281,6 +282,12 @@ class StepCallbacks:
         self._hooks: list[Any] = []
         trainer.state.max_steps = first.steps
         trainer.state.num_train_epochs = -(-first.steps // first.epoch_steps)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the callbacks that run."""
+        handler: Any = self._trainer.callback_handler
+        return [type(each).__name__ for each in handler.callbacks]
 
     def use(self, optimizer: Optimizer) -> None:
         """Call the callbacks around the steps of a new optimizer."""

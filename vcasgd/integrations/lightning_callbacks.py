@@ -6,8 +6,10 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch import callbacks as lightning
 from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vcasgd.errors import SpecError
 
@@ -59,6 +61,19 @@ def kept_callbacks(callbacks: Iterable[Callback]) -> tuple[list[Callback], list[
         elif not isinstance(each, _JOBS_OWN):
             running.append(each)
     return running, evaluated
+
+
+#: Hooks of a module that often keep something between batches.
+_HOOKS = (
+    *("on_train_batch_start", "on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end"),
+    *("on_before_zero_grad", "on_after_backward", "on_before_optimizer_step"),
+)
+
+
+def hooks_of(module: LightningModule, callbacks: Sequence[Callback]) -> list[str]:
+    """Return the names of a module's own hooks and of callbacks."""
+    own = [name for name in _HOOKS if is_overridden(name, module)]
+    return [*own, *(type(each).__name__ for each in callbacks)]
 
 
 def stops_after(

@@ -66,6 +66,13 @@ def digest_of(tensor: Tensor) -> str:
     return xxhash.xxh3_128_hexdigest(values.view(torch.uint8).numpy().data)
 
 
+def as_real(tensor: Tensor) -> Tensor:
+    """Return a tensor's values, detached; of a complex one [*shape, 2], real and imaginary."""
+    import torch  # A caller with a tensor has imported torch.
+
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+
+
 def uncompiled(name: str) -> str:
     """Return the name of a tensor as in a model that isn't compiled: torch adds a prefix."""
     return name.replace("_orig_mod.", "")

@@ -82,7 +82,7 @@ class Beside:
             return
         if isinstance(value, Tensor):
             self._seen.add(id(value))
-            if value.layout is torch.strided and not value.is_complex():
+            if value.layout is torch.strided:
                 self._places[name] = get
         elif depth < MAX_DEPTH and not isinstance(value, _OPAQUE):
             self._seen.add(id(value))

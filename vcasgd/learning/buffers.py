@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from vcasgd.errors import SpecError, VcasgdError
-from vcasgd.learning.base import buffers_of, parameters_of, persistent_names, uncompiled
+from vcasgd.learning.base import as_real, buffers_of, parameters_of, persistent_names, uncompiled
 from vcasgd.learning.layout import TensorKind
 from vcasgd.task.task import Task, calling_user_code
 
@@ -67,7 +67,7 @@ def declared_buffers(task: Task, module: nn.Module) -> tuple[list[str], dict[str
 
 def _kind_of(name: str, buffer: Tensor, policy: str) -> TensorKind | None:
     kinds = _POLICIES.get(policy)
-    floating = buffer.is_floating_point()
+    floating = as_real(buffer).is_floating_point()
     if kinds is None or (policy == "latest" and floating) or (policy == "mean" and not floating):
         known = [each for each in _POLICIES if each != ("latest" if floating else "mean")]
         raise SpecError(
@@ -199,7 +199,7 @@ def _explains(
 
 def _values(state: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     buffers = buffers_of(state)
-    return {name: buffers[name].detach().clone() for name in names}
+    return {name: as_real(buffers[name]).clone() for name in names}
 
 
 @contextmanager

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 #: Start of the names of tensors that a task keeps beside its model
 #: (:mod:`vcasgd.learning.beside`).
 BESIDE = "beside:"
+#: Bytes of a number in double precision, real and complex.
+_BYTES = {False: 8, True: 16}
 #: Version of the stored form of layouts with a base. One without a base has no version.
 FORMAT = 2
 
@@ -102,6 +104,8 @@ class Layout:
     gradients: bool = False
     #: Name of a float64 tensor, which the vector has as float32; empty without one.
     rounded: str = ""
+    #: Names of complex tensors, which the vector has as [*shape, 2]: real and imaginary parts.
+    complexes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -117,7 +121,7 @@ class Layout:
         as parameters if True, else as statistics. Buffers have the ``kinds`` of their names, or
         those of their types. Non-persistent ones are left out, as in a ``state_dict``: they can be
         recomputed. Raises :class:`SpecError` for uninitialized
-        lazy tensors, and for complex ones outside the base.
+        lazy tensors.
         """
         for name, parameter in parameters_of(module).items():
             _check_shape(name, parameter)
@@ -132,9 +136,12 @@ class Layout:
         floats += [part for part in state if part[2] is TensorKind.STATISTIC]
         integers = [part for part in state if part[2] not in FLOATS]
         fixed = (BaseTensor.of(name, tensor) for name, tensor in base.items())
-        doubles = [name for name, each, _ in floats if str(each.dtype) == "torch.float64"]
-        rounded = doubles[0] if doubles else ""
-        return cls((*_placed(floats), *_placed(integers)), tuple(fixed), rounded=rounded)
+        doubles = [
+            name for name, each, _ in floats if each.dtype.itemsize == _BYTES[each.is_complex()]
+        ]
+        complexes = tuple(name for name, each, _ in state if each.is_complex())
+        placed = (*_placed(floats), *_placed(integers))
+        return cls(placed, tuple(fixed), rounded=doubles[0] if doubles else "", complexes=complexes)
 
     @cached_property
     def parameters(self) -> int:
@@ -208,13 +215,15 @@ class Layout:
     def to_json(self) -> str:
         """Return canonical JSON: equal layouts give equal text."""
         value: Any = [asdict(entry) for entry in self.entries]
-        if self.base or self.gradients or self.rounded:
+        if self.base or self.gradients or self.rounded or self.complexes:
             base = [tensor.to_json() for tensor in self.base]
             value = {"version": FORMAT, "entries": value, "base": base}
         if self.gradients:
             value["gradients"] = True
         if self.rounded:
             value["rounded"] = self.rounded
+        if self.complexes:
+            value["complex"] = self.complexes
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -229,7 +238,8 @@ class Layout:
             base = tuple(BaseTensor.from_json(tensor) for tensor in value["base"])
             entries = tuple(_entry(entry) for entry in value["entries"])
             gradients = value.get("gradients") is True
-            return cls(entries, base, gradients, str(value.get("rounded", "")))
+            complexes = tuple(map(str, value.get("complex", ())))
+            return cls(entries, base, gradients, str(value.get("rounded", "")), complexes)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"not a layout: {error!r}") from error
 
@@ -271,20 +281,16 @@ def _check_shape(name: str, tensor: Tensor) -> None:
 
 def _kind(name: str, tensor: Tensor, if_floating: TensorKind) -> TensorKind:
     _check_shape(name, tensor)
-    if tensor.is_complex():
-        raise SpecError(
-            f"task: {name} of the model is complex ({tensor.dtype})",
-            remedy="store its real and imaginary parts, as torch.view_as_real returns them",
-            field="task",
-        )
-    return if_floating if tensor.is_floating_point() else TensorKind.INTEGER
+    floating = tensor.is_floating_point() or tensor.is_complex()
+    return if_floating if floating else TensorKind.INTEGER
 
 
 def _placed(state: Iterable[tuple[str, Tensor, TensorKind]]) -> Iterator[TensorEntry]:
     offset = 0
     for name, tensor, kind in state:
-        yield TensorEntry(name, tuple(tensor.shape), kind, offset)
-        offset += tensor.numel()
+        shape = (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
+        yield TensorEntry(name, shape, kind, offset)
+        offset += prod(shape)
 
 
 def _entry(value: dict[str, Any]) -> TensorEntry:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vcasgd.errors import MachineDiffers, SpecError
-from vcasgd.learning.base import BaseGuard, buffers_of, endless_buffers, parameters_of
+from vcasgd.learning.base import BaseGuard, as_real, buffers_of, endless_buffers, parameters_of
 from vcasgd.learning.beside import Beside, StateSearch, WholeState
 from vcasgd.learning.buffers import declared_buffers, unexplained_buffers
 from vcasgd.learning.layout import Layout, TensorKind
@@ -207,7 +207,7 @@ class LocalModel:
 
     def checksum(self) -> float:
         """Return a sum over all parameters, in float64."""
-        sums = [each.detach().sum(dtype=torch.float64) for each in self.module.parameters()]
+        sums = [as_real(each).sum(dtype=torch.float64) for each in self.module.parameters()]
         return float(sum(sums, torch.zeros((), dtype=torch.float64, device=self._device)))
 
     def check_base(self) -> None:

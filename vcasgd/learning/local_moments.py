@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from vcasgd.learning.base import as_real
 from vcasgd.learning.optimizers import name_of, parts_of
 from vcasgd.learning.vector import local_part
 
@@ -151,7 +152,8 @@ class LocalMoments:
         unbias = 1 - first ** (int(state["step"]) + 1)
         adams = (parameter, gradient, state["exp_avg"], state["exp_avg_sq"])
         vectors = (*(local_part(each)[0] for each in adams), moments.own, moments.mean)
-        for parameter_, gradient_, momentum, out, own, mean in _pieces(vectors):
+        # Adam keeps moments of the real and of the imaginary parts.
+        for parameter_, gradient_, momentum, out, own, mean in _pieces(*map(as_real, vectors)):
             averaged = _averaged(parameter_, gradient_, group, decoupled=decoupled)
             squared = averaged.square()
             own.lerp_(squared, 1 - second)
@@ -197,7 +199,7 @@ def _averaged(
     return gradient
 
 
-def _pieces(vectors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+def _pieces(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield the same pieces of tensors of one shape; all at once if one isn't contiguous."""
     if not all(each.is_contiguous() for each in vectors):
         return iter([vectors])

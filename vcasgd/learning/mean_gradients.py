@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from vcasgd.learning.base import as_real
 from vcasgd.learning.local_moments import LocalMoments
 from vcasgd.learning.optimizers import OptimizerList, set_mode
 from vcasgd.spec.job import JobSpec
@@ -189,7 +190,7 @@ class MeanGradients:
         parts = self._parts(out)
         for gradient, part in zip(self._step.gradients, parts, strict=True):
             if gradient is not None:
-                part.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+                part.copy_(as_real(gradient.to_dense() if gradient.is_sparse else gradient))
 
     def _make_again(self, step: _Step, mean: Tensor) -> None:
         self._restore(step)
@@ -212,9 +213,10 @@ class MeanGradients:
             group.update(fields)
 
     def _parts(self, vector: Tensor) -> list[Tensor]:
-        """Return the views of the parameters in a vector of gradients."""
-        parts = torch.split(vector[:-MARKS], [each.numel() for each in self._parameters])
-        return [part.view(each.shape) for part, each in zip(parts, self._parameters, strict=True)]
+        """Return the views of the parameters in a vector of gradients, complex ones as real."""
+        shapes = [as_real(each).shape for each in self._parameters]
+        parts = torch.split(vector[:-MARKS], [shape.numel() for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def mark(version: int) -> float:
@@ -230,6 +232,7 @@ def _like(own: Tensor | None, mean: Tensor, parameter: Tensor) -> Tensor | None:
     """
     if own is None and not mean.any():
         return None
+    mean = torch.complex(*mean.unbind(-1)) if parameter.is_complex() else mean
     gradient = mean.to(parameter, copy=True)
     if own is None or not own.is_sparse:
         return gradient

@@ -29,7 +29,7 @@ def count(optimizer: Optimizer) -> int:
     if (
         type(optimizer) not in (Adam, AdamW)
         or any(group["amsgrad"] for group in optimizer.param_groups)
-        or any(hasattr(each, "to_local") for each in parameters)
+        or any(hasattr(each, "to_local") or each.is_complex() for each in parameters)
     ):
         return 0
     return sum(each.numel() for each in parameters)

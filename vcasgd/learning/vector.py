@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vcasgd.errors import InvalidUpdate, SpecError
-from vcasgd.learning.base import buffers_of, parameters_of
+from vcasgd.learning.base import as_real, buffers_of, parameters_of
 from vcasgd.learning.layout import FLOATS, Layout, TensorEntry, TensorKind, as_kind
 
 #: Largest magnitude in an update; larger values would soon overflow float32 weights.
@@ -87,7 +87,7 @@ def vectors_of(layout: Layout, tensors: Mapping[str, Tensor]) -> tuple[Tensor, T
     floats = torch.zeros(layout.floats)
     integers = torch.empty(layout.integers, dtype=torch.int64)
     for entry in layout.entries:
-        tensor, part = tensors[entry.name], entry.view(floats, integers)
+        tensor, part = as_real(tensors[entry.name]), entry.view(floats, integers)
         # copy_ would broadcast a single number over a whole layer.
         if tensor.shape != part.shape:
             raise ValueError(f"{entry.name} has shape {list(tensor.shape)}")
@@ -158,7 +158,7 @@ def _pieces(
     """Yield the module's tensors that a vector has a piece of from element ``start`` on, each with
     the first element of the piece in the tensor, and the piece of the vector. A tensor that is
     sharded over processes is the part of this one."""
-    tensors, stop = {**parameters_of(module), **buffers_of(module)}, start + len(vector)
+    tensors, stop = _tensors(module), start + len(vector)
     for entry in layout.entries:
         if entry.kind not in FLOATS or not (
             start < entry.offset + entry.size and entry.offset < stop
@@ -192,10 +192,10 @@ def gather_integers(module: nn.Module, layout: Layout) -> Tensor:
     Raises :class:`SpecError` as :func:`gather` does.
     """
     out = torch.empty(layout.integers, dtype=torch.int64)
-    tensors = buffers_of(module)
+    tensors = _tensors(module)
     for entry in layout.entries:
         if entry.kind not in FLOATS:
-            entry.view(out, out).copy_(_tensor_of(entry, tensors).detach())
+            entry.view(out, out).copy_(_tensor_of(entry, tensors))
     return out
 
 
@@ -225,13 +225,16 @@ def unfrozen_parameters(module: nn.Module, layout: Layout) -> list[str]:
 
 
 def named_tensors(layout: Layout, floats: Tensor, integers: Tensor) -> dict[str, Tensor]:
-    """Return views of the vectors as the tensors of a ``state_dict``, tied ones once.
+    """Return the tensors of a ``state_dict``, tied ones once; real ones are views of the vectors.
 
     The base is not among them. Integer state is always int64; ``load_state_dict`` converts it back.
     Raises :class:`InvalidUpdate` if a vector has the wrong length.
     """
     _check_lengths(layout, floats, integers)
-    return {entry.name: entry.view(floats, integers) for entry in layout.entries}
+    named = {entry.name: entry.view(floats, integers) for entry in layout.entries}
+    # An odd offset is no view of complex numbers.
+    pairs = {name: named[name].unbind(-1) for name in layout.complexes}
+    return named | {name: torch.complex(*pair) for name, pair in pairs.items()}
 
 
 def _pairs(
@@ -239,9 +242,15 @@ def _pairs(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each tensor of the module with the view of the same shape in the vectors."""
     _check_lengths(layout, floats, integers)
-    tensors = {**parameters_of(module), **buffers_of(module)}
+    tensors = _tensors(module)
     for entry in layout.entries:
         yield _tensor_of(entry, tensors), entry.view(floats, integers)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the values of a module's tensors by name, complex ones as real numbers."""
+    named: dict[str, Tensor] = {**parameters_of(module), **buffers_of(module)}
+    return {name: as_real(tensor) for name, tensor in named.items()}
 
 
 def _tensor_of(entry: TensorEntry, tensors: Mapping[str, Tensor]) -> Tensor:

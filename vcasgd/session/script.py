@@ -417,6 +417,7 @@ class ScriptTask(LoopInThread):
     def start(self) -> None:
         self.check_evaluation()
         self._variables = variables_of_callers(self.evaluation[0])
+        self.clips_itself = "clip_grad_" in self.source()
         super().start()
 
     def run_loop(self) -> None:

@@ -74,6 +74,10 @@ class Task:
     #: Factor of ``clip_norm`` in the present local step, for a loop that clips itself: the gradient
     #: of a part of the job's batch has more noise, so it is longer.
     clip_factor: float = 1.0
+    #: True if the loop clips gradients itself.
+    clips_itself: bool = False
+    #: Names of hooks and callbacks that run with a worker's own steps.
+    hooks: Sequence[str] = ()
     #: True if training depends on nothing but the model, the batches, the optimizer, and torch's
     #: random numbers, so that another worker can repeat a push interval.
     repeatable: bool = True

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError, VcasgdError
 from vcasgd.learning.bad_samples import BadSamples
-from vcasgd.learning.base import buffers_of
+from vcasgd.learning.base import as_real, buffers_of
 from vcasgd.learning.batch_probe import division_of, probed
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.batch_weights import BatchWeights, CountedLabels, declared_weight, measure_of
@@ -67,6 +67,7 @@ from vcasgd.store.ledger.untrusted import MAX_NAME_LENGTH
 from vcasgd.task.logged import collected
 from vcasgd.task.task import Task, calling_user_code
 from vcasgd.worker.adapter import adapter_of
+from vcasgd.worker.approximations import approximations
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.member import Member
 from vcasgd.worker.update_queue import MAX_UNAPPLIED
@@ -210,6 +211,13 @@ class Learner:
         return Division(batch, f"its batches change {names} as parts of them don't")
 
     @property
+    def _averaged(self) -> list[str]:
+        """Buffers of whole batches that workers share nevertheless."""
+        spec, divides = self.spec, self.task.min_local_batch is not None
+        shared = spec.batch == "worker" or not self._rule.rounds or divides
+        return self._undivided if shared else []
+
+    @property
     def _divided_loss(self) -> Division:
         """The division without a look at buffers."""
         task, module, spec = self.task, self._model.module, self.spec
@@ -283,6 +291,9 @@ class Learner:
             min_local_batch=self.division.least,
             batch_labels=labels.to_json() if (labels := self.division.labels) else "",
             min_local_batch_why=self.division.why[:MAX_NAME_LENGTH],
+            notes=approximations(
+                *(self.spec, self.task, self.layout, self._new_optimizer(), self._averaged)
+            ),
             subtasks_per_epoch=self.plan.subtasks_per_epoch,
             adapter=adapter.to_json() if adapter else "",
             content=self._content.to_json(),
@@ -326,8 +337,9 @@ class Learner:
 
     def _find_buffers(self, state: nn.Module, names: list[str]) -> dict[str, TensorKind]:
         """Find out how versions merge these buffers, before any training."""
-        floating = {name: each.is_floating_point() for name, each in buffers_of(state).items()}
-        usual = {name: TensorKind.LATEST for name in names if not floating[name]}
+        buffers = buffers_of(state)
+        whole = [name for name in names if not as_real(buffers[name]).is_floating_point()]
+        usual = dict.fromkeys(whole, TensorKind.LATEST)
         size, workers = min(batch_size_of(self.task), self.plan.size(0)), self.spec.workers
         if workers.gpus != 1:
             return {}

@@ -150,6 +150,8 @@ class JobLifecycle:
                     f"{name} is float64: workers compute in float64, and snapshots, checkpoints, "
                     "and downloads have the model as float32, with seven digits",
                 )
+            for kind, text in job.facts.notes.items():
+                self._jobs.note(job.id, kind, text)
             if (labels := job.facts.batch_labels) and job.spec.workers.max > 1:
                 self._note_labels(job, labels)
             samples, batch_size = job.facts.samples, job.facts.batch_size or 1

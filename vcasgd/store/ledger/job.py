@@ -54,6 +54,10 @@ MAX_NOTES = 16
 MAX_STALENESS = 32
 
 
+#: Kind of an event that a worker notes.
+NoteKind = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,39}$")]
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """Facts from the user's code, reported by the worker that created the first snapshot."""
@@ -78,7 +82,9 @@ class ModelFacts:
     min_local_batch: Annotated[Count, Field(ge=1)] | None = None
     min_local_batch_why: Name = ""
     #: What the job does otherwise than one process, by the kinds of their events.
-    notes: Annotated[dict[Name, Text], Field(max_length=MAX_NOTES)] = field(default_factory=dict)
+    notes: Annotated[dict[NoteKind, Text], Field(max_length=MAX_NOTES)] = field(
+        default_factory=dict
+    )
     #: Subtasks per epoch; None: those of the specification.
     subtasks_per_epoch: Annotated[int, Field(ge=1, le=MAX_SUBTASKS)] | None = None
     #: The model's :class:`~vcasgd.worker.adapter.Adapter` as JSON; empty if it has none.
