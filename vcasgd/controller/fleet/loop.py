@@ -9,12 +9,11 @@ from itertools import groupby
 
 from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.cloud_calls import BACKOFF_SECONDS
-from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.learners import Learners
 from vcasgd.controller.fleet.machines import MachineActuator
 from vcasgd.controller.fleet.observe import Observer
 from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.controller.fleet.view import FleetView
+from vcasgd.controller.fleet.view import Fleet, FleetView
 from vcasgd.controller.fleet.workers import WorkerActuator
 from vcasgd.errors import FleetError, StoreUnavailable
 from vcasgd.fleet.observed import Observed

@@ -11,7 +11,7 @@ from typing import Any
 
 from vcasgd.cluster import WORKER_MODULES, node_command
 from vcasgd.controller.fleet.cloud_calls import FAILED_BOOT_SECONDS, CallKind, NotLeading
-from vcasgd.controller.fleet.fleet import Fleet
+from vcasgd.controller.fleet.view import Fleet
 from vcasgd.errors import FleetError
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame, Launch, Terminate, market_name

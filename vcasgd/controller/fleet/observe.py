@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from vcasgd.controller.fleet.demands import Demands, owner_limits
-from vcasgd.controller.fleet.fleet import Fleet
+from vcasgd.controller.fleet.view import Fleet
 from vcasgd.controller.fleet.workers import drain_seconds
 from vcasgd.fleet.hardware import Hardware
 from vcasgd.fleet.notices import Notice, NoticeKind

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
 from vcasgd.controller import MAX_HAND_IN_SECONDS
-from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.pools import is_joined
+from vcasgd.controller.fleet.view import Fleet
 from vcasgd.errors import SpecError
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import StartWorker, StopWorker
