@@ -9,16 +9,21 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.draws import Draws, InOrder, order_of
+from vcasgd.learning.training_set import TrainingSet, data_of
+from vcasgd.session.script import LoopTask
 
 DATA = TensorDataset(torch.arange(40.0))
 
@@ -133,6 +138,59 @@ def test_plain_orders_need_no_list(sampler: Any, indices: list[int] | None) -> N
     else:
         assert isinstance(order, InOrder)
         assert order.indices(3, 5, 8).tolist() == indices
+
+
+class Indexed(IterableDataset[int]):
+    """Can be iterated over, and has indices and shards as well, as of MosaicML streaming."""
+
+    samples_per_shard = np.array([3, 3, 2])
+
+    def __init__(self, *, shuffle: bool, epoch_size: int = 8) -> None:
+        self.shuffle, self.epoch_size = shuffle, epoch_size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.epoch_size))
+
+    def __len__(self) -> int:
+        return self.epoch_size
+
+    def __getitem__(self, index: int) -> int:
+        return range(8)[index]
+
+
+def task_over(dataset: Any) -> Any:
+    """Return a task that was given a loader over a data set."""
+    given = data_of(DataLoader(dataset, batch_size=2))
+    task = LoopTask()
+    task.set_data(given.dataset, given.batch_size, given.collate, given.sampler)
+    return task
+
+
+def test_an_iterable_data_set_with_indices_keeps_its_own_order() -> None:
+    data = TrainingSet.of(task_over(Indexed(shuffle=False)), seed=0)
+
+    assert isinstance(data.order, InOrder)
+
+
+def test_shards_of_a_shuffled_streaming_data_set_are_read_together() -> None:
+    data = TrainingSet.of(task_over(Indexed(shuffle=True)), seed=0)
+
+    assert data.order is None
+    assert data.blocks is not None
+    assert data.blocks.sizes == (3, 3, 2)
+
+
+def test_a_part_of_a_streaming_data_set_as_epoch_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"has 8 samples, and 5 in an epoch .*leave out epoch_size"):
+        TrainingSet.of(task_over(Indexed(shuffle=True, epoch_size=5)), seed=0)
+
+
+def test_a_loader_as_a_task_s_data_set_is_refused() -> None:
+    task = LoopTask()
+    task.set_data(DataLoader(DATA), 2, default_collate)  # type: ignore[arg-type]
+
+    with pytest.raises(SpecError, match=r"dataset\('train'\) returns a DataLoader .*its data set"):
+        TrainingSet.of(task, seed=0)
 
 
 def test_an_epoch_with_fewer_draws_is_an_error() -> None:

@@ -177,6 +177,25 @@ def test_model_is_evaluated_after_each_epoch(capsys: pytest.CaptureFixture[str])
     assert model.training
 
 
+def test_a_loader_of_the_evaluation_combines_its_samples() -> None:
+    model = line(2.0)
+    session = session_of(model)
+    sizes = []
+
+    def collate(samples: list[tuple[Tensor]]) -> Tensor:
+        return torch.stack([sample for (sample,) in samples])
+
+    @session.evaluation(DataLoader(DATA, batch_size=4, collate_fn=collate))
+    def evaluate(model: nn.Module, batch: Tensor) -> dict[str, Tensor]:
+        sizes.append(len(batch))
+        return {"mean": model(batch).sum(), "count": torch.tensor(len(batch))}
+
+    run_loop(session, model, DATA, 5)
+
+    assert sizes == [4, 4, 2]
+    assert session.metrics["count"] == 10
+
+
 def test_schedule_receives_the_progress_over_all_epochs() -> None:
     model = line()
     progress_values: list[float] = []

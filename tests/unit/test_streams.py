@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
+import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,8 @@ from datasets import Dataset as Table
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from vcasgd.errors import SpecError, UserCodeError
-from vcasgd.learning.streams import Run, Stream, StreamLayout, is_stream
+from vcasgd.learning.stream_shards import is_stream
+from vcasgd.learning.streams import Run, Stream, StreamLayout
 
 TABLE = Table.from_dict({"number": list(range(100))})
 
@@ -121,10 +125,10 @@ def test_a_number_is_the_same_sample_on_every_machine(make: Any, readers: int) -
 def test_an_epoch_gets_its_number() -> None:
     stream = Stream(Shards(), seed=0)
 
-    stream.set_epoch(2)
-    assert read(stream, 4, 5, 6) == [204, 205, 206]
-    stream.set_epoch(0)
-    assert read(stream, 4, 5, 6) == [4, 5, 6]
+    for epoch in (2, 0):
+        stream.set_epoch(epoch)
+        numbers = read(stream, *range(16))
+        assert sorted(numbers) == list(range(100 * epoch, 100 * epoch + 16))
 
 
 def test_shuffling_of_hugging_face_follows_the_epoch() -> None:
@@ -138,6 +142,115 @@ def test_shuffling_of_hugging_face_follows_the_epoch() -> None:
 
     assert epochs[0] == epochs[2] != epochs[1]
     assert sorted(epochs[1]) == list(range(100))
+
+
+#: webdataset leaves the closing of a file to the garbage collector.
+leaves_files_open = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
+
+def epochs_of(stream: Stream, *epochs: int) -> list[list[Any]]:
+    """Return all samples of some epochs."""
+    read_ones = []
+    for epoch in epochs:
+        stream.set_epoch(epoch)
+        read_ones.append(read(stream, *range(len(stream))))
+    return read_ones
+
+
+@pytest.mark.parametrize(("source", "shuffled"), [(Buffered(), True), (Split(), False)])
+def test_shards_of_a_shuffled_stream_change_their_order(source: Any, *, shuffled: bool) -> None:
+    class Files(type(source)):  # type: ignore[misc]
+        num_shards = 10
+
+    epochs = epochs_of(Stream(Files(), seed=0), 0, 1, 0)
+
+    assert epochs[0] == epochs[2]
+    firsts = [[each % 10 for each in epoch[::5]] for epoch in epochs]
+    assert sorted(firsts[0]) == sorted(firsts[1]) == list(range(10))
+    assert (firsts[0] != firsts[1]) == shuffled
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> str:
+    """Return the pattern of four files of ten samples each, as webdataset names them."""
+    for number in range(4):
+        with tarfile.open(tmp_path / f"part-{number}.tar", "w") as archive:
+            for key in range(10 * number, 10 * number + 10):
+                member = tarfile.TarInfo(f"{key:03}.cls")
+                content = str(key).encode()
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    return f"{tmp_path}/part-{{0..3}}.tar"
+
+
+@leaves_files_open
+@pytest.mark.parametrize("options", [{"shardshuffle": 4}, {"shardshuffle": 4, "detshuffle": True}])
+def test_files_of_a_webdataset_are_shards(tars: str, options: Any) -> None:
+    webdataset = pytest.importorskip("webdataset", reason="needs webdataset")
+
+    def stream() -> Stream:
+        dataset = webdataset.WebDataset(tars, **options).shuffle(5).decode().to_tuple("cls")
+        return Stream(dataset, seed=0)
+
+    # Given two machines, of which one hasn't read the epochs before
+    first, second = stream(), stream()
+    epochs, (last,) = epochs_of(first, 0, 1), epochs_of(second, 1)
+
+    assert first.lengths == (10, 10, 10, 10)
+    assert epochs[1] == last != epochs[0]
+    numbers = [[number for (number,) in epoch] for epoch in epochs]
+    assert sorted(numbers[0]) == sorted(numbers[1]) == list(range(40))
+    files = [[number // 10 for number in epoch[::10]] for epoch in numbers]
+    assert files[0] != files[1]
+    assert any(numbers[0][at] > numbers[0][at + 1] for at in range(8))
+
+
+@leaves_files_open
+def test_an_epoch_of_a_webdataset_can_have_another_length(tars: str) -> None:
+    webdataset = pytest.importorskip("webdataset", reason="needs webdataset")
+    dataset = webdataset.WebDataset(tars, resampled=True, shardshuffle=False)
+    dataset = dataset.decode().to_tuple("cls").with_epoch(25)
+
+    streams = [Stream(dataset, seed=0, readers=2, chunk=5) for _ in range(2)]
+
+    assert streams[0].lengths == (25, 25)
+    assert epochs_of(streams[0], 0, 1) == epochs_of(streams[1], 0, 1)
+
+
+@leaves_files_open
+def test_a_loader_of_webdataset_is_refused(tars: str) -> None:
+    webdataset = pytest.importorskip("webdataset", reason="needs webdataset")
+    loader = webdataset.WebLoader(webdataset.WebDataset(tars, shardshuffle=False), batch_size=4)
+
+    with pytest.raises(SpecError, match=r"a WebLoader yields batches .*DataLoader\(dataset"):
+        len(Stream(loader, seed=0))
+
+
+def test_a_stream_that_raises_names_the_sample() -> None:
+    class Broken(Numbers):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(20)
+            raise OSError("truncated")
+
+    with pytest.raises(UserCodeError, match=r"raised OSError .* of a shard: truncated"):
+        len(Stream(Broken(), seed=0))
+
+
+def test_parts_of_the_last_batch_are_read_once() -> None:
+    class Watched(Numbers):
+        passes = 0
+
+        def __iter__(self) -> Iterator[int]:
+            Watched.passes += 1
+            return super().__iter__()
+
+    stream = Stream(Watched(), seed=0)
+    read(stream, *range(8, 16))
+    passes = Watched.passes
+
+    assert read(stream, 12, 12) == [12, 12]
+    assert read(stream, *range(8, 12)) == [8, 9, 10, 11]
+    assert Watched.passes == passes
 
 
 def test_random_numbers_of_training_stay() -> None:

@@ -150,6 +150,7 @@ class ModuleTask(LoopInThread):
         self.use_loader_settings(loader)
         self._validation.data = validation
         self.evaluation_batch_size = validation.batch_size
+        self._evaluation_collate = validation.collate
 
     def _train_batches(self, module: LightningModule) -> BatchLoader:
         self.load_data()
@@ -195,12 +196,6 @@ class ModuleTask(LoopInThread):
         self._validation.batches = batches
         logged = self.trainer.validated()
         return {_metric(name): float(value) for name, value in logged.items()}
-
-    def collate(self, samples: list[Any]) -> Any:
-        """Combine samples as the loaders do."""
-        if torch.is_grad_enabled() or self._validation.data is None:
-            return super().collate(samples)
-        return self._validation.data.collate(samples)
 
     def end_after(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
         """Return why a callback for early stopping ends the job."""

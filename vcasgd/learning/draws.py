@@ -29,6 +29,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.subtasks import SampleOrder
@@ -143,6 +144,9 @@ def order_of(sampler: Any, dataset: Dataset[Any], seed: int) -> SampleOrder | No
         # Batches of equal size are the job's.
         return order_of(sampler.sampler, dataset, seed)
     length = len(dataset)  # type: ignore[arg-type]
+    if isinstance(sampler, _InfiniteConstantSampler):
+        # An iterable data set with indices, as of MosaicML streaming, has an order of its own.
+        return None if getattr(dataset, "shuffle", False) is True else InOrder(length)
     if sampler is None or shuffles_all(sampler, length):
         return None
     if type(sampler) is SequentialSampler or (

@@ -1,45 +1,42 @@
 """Data that can only be iterated over, as a data set whose samples have numbers.
 
-A sample is its shard and its offset there. Shards are those of the data set: of Hugging Face's
-``datasets`` (``num_shards`` and ``shard``), or the parts that it reads according to
-``torch.utils.data.get_worker_info``; otherwise all of it is one shard. Each shard of an epoch is
-read under random numbers of its own, and from its start, so an offset is the same sample on every
-machine. Samples before the wanted ones are read and dropped.
+A sample is its shard and its offset there. A shard is read from its start, so an offset is the same
+sample on every machine. Samples before the wanted ones are read and dropped. If the data set is
+shuffled, its shards come in another order in each epoch.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import torch.utils.data._utils.worker as torch_worker
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from vcasgd.errors import SpecError, UserCodeError
-from vcasgd.learning.draws import random_state, restore_random_state, seeded, set_epoch
+from vcasgd.learning.permutation import shuffled
 from vcasgd.learning.sample_content import repeats
+from vcasgd.learning.stream_shards import (
+    StreamShard,
+    count_shards,
+    known_lengths,
+    shuffles_files,
+)
 from vcasgd.learning.subtasks import SampleOrder
 
 log = logging.getLogger(__name__)
 
-#: Most shards: data sets of more files have several in a shard.
-MAX_SHARDS = 1024
 #: Iterators that are kept open beyond those of shards that alternate: of the present subtask, and
 #: of the next one.
 SPARE_ITERATORS = 2
-#: Samples that are counted before the worker reports that it goes on.
-COUNTED = 1000
 #: First samples of a shard that are compared with those of a second pass.
 COMPARED = 16
 #: More samples than there are.
@@ -71,31 +68,18 @@ class Stream(Dataset[Any], SampleOrder):
     ) -> None:
         self._source, self._seed, self._init = source, seed, init
         self._epoch = 0
-        self._open: OrderedDict[tuple[int, int], _Shard] = OrderedDict()
+        self._open: OrderedDict[tuple[int, int], StreamShard] = OrderedDict()
         width = max(1, readers)
-        self.shards = self._count_shards(width)
+        self.shards = count_shards(source, width, seed, init)
         self._width, self._chunk = min(width, self.shards), chunk
         self._layout: StreamLayout | None = None
         self._most = most
+        #: The shards in the present epoch.
+        self._present: tuple[int, StreamLayout] | None = None
         #: True if the shards have no samples after the known ones.
         self._whole = True
-
-    def _count_shards(self, readers: int) -> int:
-        """Return the number of shards of the data set, at least 1."""
-        known = _num_shards(self._source)
-        if known is not None:
-            return min(max(known, 1), MAX_SHARDS)
-        if readers == 1:
-            return 1
-        first = _Shard(self._source, readers, 0, 0, self._seed, self._init)
-        first.read(1)
-        if not first.asked:
-            log.warning(
-                "the iterable data set doesn't look at get_worker_info, so all of it is one shard; "
-                "each of %d loader processes would yield all of it",
-                readers,
-            )
-        return readers if first.asked else 1
+        #: Samples of the last batch, by number: a step that failed reads parts of it again.
+        self._last: dict[int, Any] = {}
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -114,6 +98,7 @@ class Stream(Dataset[Any], SampleOrder):
         """Use the numbers of samples in the shards."""
         self._whole = self._most is None or sum(lengths) < self._most
         self._layout = StreamLayout(tuple(lengths), self._width, self._chunk)
+        self._present = None
 
     def count(self, on_progress: Callable[[], None] = lambda: None) -> None:
         """Count the samples in each shard, as many together as are needed.
@@ -124,7 +109,7 @@ class Stream(Dataset[Any], SampleOrder):
         if self._layout is not None:
             return
         self._check_repeatable()
-        known = _known_lengths(self._source, self.shards)
+        known = known_lengths(self._source, self.shards)
         if known is not None:
             self.use(known)
             return
@@ -144,14 +129,31 @@ class Stream(Dataset[Any], SampleOrder):
         log.info("counted %d samples in %.0f s", sum(counts), time.monotonic() - started)
         self.use(counts)
 
+    def _layout_of(self, epoch: int) -> StreamLayout:
+        if self._present is None or self._present[0] != epoch:
+            layout = self.layout
+            if self._shuffled:
+                order = shuffled((self._seed, epoch), self.shards).tolist()
+                layout = replace(layout, order=tuple(order))
+            self._present = epoch, layout
+        return self._present[1]
+
+    @cached_property
+    def _shuffled(self) -> bool:
+        """True if the shards come in another order in each epoch: their samples do."""
+        if self.shards == 1 or not self._whole:
+            return False
+        first, later = (self._shard(epoch, 0).read(COMPARED) for epoch in range(2))
+        return shuffles_files(self._source) or not repeats(first, later)
+
     def _check_repeatable(self) -> None:
         first, second = (self._shard(0, 0).read(COMPARED) for _ in range(2))
         if not repeats(first, second):
             raise SpecError(
                 "task: two passes over the iterable data set give different samples, so a sample "
                 "has no number",
-                remedy="shuffle with a seed (for example, detshuffle of webdataset), and from the "
-                "epoch that set_epoch gets",
+                remedy="shuffle with the global random numbers of Python, NumPy, or torch, or with "
+                "a seed and the epoch that set_epoch gets",
                 field="task",
             )
 
@@ -173,22 +175,25 @@ class Stream(Dataset[Any], SampleOrder):
         if len(filled) == 1:
             return list(range(min(COMPARED, len(self))))
         step = -(-len(filled) // COMPARED)
-        return [self.layout.first_of(shard) for shard in filled[::step]]
+        return [self._layout_of(0).first_of(shard) for shard in filled[::step]]
 
     def set_epoch(self, epoch: int) -> None:
         """Read an epoch, counted from 0, from now on."""
-        self._epoch = epoch
+        if epoch != self._epoch:
+            self._epoch, self._last = epoch, {}
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples with these numbers, in their order."""
-        samples = []
-        for start, stop in joined(indices):
-            for run in self.layout.runs(start, stop):
-                samples += self._read(run.shard, run.offset, run.count)
-        return samples
+        if not all(index in self._last for index in indices):
+            samples = []
+            for start, stop in joined(indices):
+                for run in self._layout_of(self._epoch).runs(start, stop):
+                    samples += self._read(run.shard, run.offset, run.count)
+            self._last = dict(zip(indices, samples, strict=True))
+        return [self._last[index] for index in indices]
 
     def _read(self, shard: int, offset: int, count: int) -> list[Any]:
         iterator = self._open.pop((self._epoch, shard), None)
@@ -208,140 +213,12 @@ class Stream(Dataset[Any], SampleOrder):
                 raise _other_length(None, length, self._epoch)
         return samples
 
-    def _shard(self, epoch: int, shard: int) -> _Shard:
-        return _Shard(self._source, self.shards, epoch, shard, self._seed, self._init)
+    def _shard(self, epoch: int, shard: int) -> StreamShard:
+        return StreamShard(self._source, self.shards, epoch, shard, self._seed, self._init)
 
     def __getstate__(self) -> dict[str, Any]:
         # Iterators stay in their process.
         return {**self.__dict__, "_open": OrderedDict()}
-
-
-class _Shard:
-    """Iterator over one shard in one epoch, with random numbers of its own."""
-
-    def __init__(
-        self,
-        source: Any,
-        shards: int,
-        epoch: int,
-        shard: int,
-        seed: int,
-        init: Callable[[int], None] | None,
-    ) -> None:
-        self.offset = 0
-        words = np.random.SeedSequence([seed, epoch, shard]).generate_state(1, np.uint64)
-        with seeded(int(words[0] >> 1)):
-            self._random = random_state()
-        self._info: Any = None
-        if callable(getattr(source, "shard", None)):
-            part = source.shard(num_shards=shards, index=shard)
-        else:
-            # Another iterator may still read another epoch.
-            part = copy.copy(source)
-            if shards > 1:
-                self._info = _Share(shard, shards, int(words[0] >> 1), part)
-        set_epoch(part, epoch)
-        with self._reading():
-            if init is not None and self._info is not None:
-                init(shard)
-            self._iterator = iter(part)
-
-    def read(self, count: int) -> list[Any]:
-        """Return the next samples, ``count`` unless the shard ends."""
-        with self._reading():
-            samples = list(islice(self._iterator, count))
-        self.offset += len(samples)
-        return samples
-
-    def skip(self, count: int, on_progress: Callable[[], None] = lambda: None) -> int:
-        """Drop the next samples; return how many, ``count`` unless the shard ends."""
-        skipped = 0
-        while skipped < count:
-            wanted = min(COUNTED, count - skipped)
-            with self._reading():
-                dropped = sum(1 for _ in islice(self._iterator, wanted))
-            skipped += dropped
-            self.offset += dropped
-            on_progress()
-            if dropped < wanted:
-                break
-        return skipped
-
-    @property
-    def asked(self) -> bool:
-        """True if the data set asked which part of it this process reads."""
-        return self._info is not None and self._info.asked
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Use this shard's random numbers, and tell the data set which part of it is read."""
-        outer, info = random_state(), torch_worker._worker_info
-        restore_random_state(self._random)
-        torch_worker._worker_info = self._info
-        try:
-            yield
-        finally:
-            self._random = random_state()
-            restore_random_state(outer)
-            torch_worker._worker_info = info
-
-
-class _Share:
-    """Result of ``get_worker_info`` while a shard is read; see torch's ``WorkerInfo``."""
-
-    rng = None
-    worker_method = "multiprocessing"
-
-    def __init__(self, shard: int, shards: int, seed: int, dataset: Any) -> None:
-        self._shard, self._shards, self._dataset = shard, shards, dataset
-        self.seed = seed
-        self.asked = False
-
-    @property
-    def dataset(self) -> Any:
-        """The data set, of which a function can choose the part that is read."""
-        self.asked = True
-        return self._dataset
-
-    @property
-    def id(self) -> int:
-        """Number of the shard."""
-        self.asked = True
-        return self._shard
-
-    @property
-    def num_workers(self) -> int:
-        """Number of shards."""
-        self.asked = True
-        return self._shards
-
-
-def is_stream(dataset: Any) -> bool:
-    """Return True if the samples of a data set can only be iterated over.
-
-    Some iterable ones, such as those of MosaicML streaming, have indices as well.
-    """
-    get = getattr(type(dataset), "__getitem__", None)
-    has_indices = get not in (None, Dataset.__getitem__) and hasattr(dataset, "__len__")
-    return hasattr(dataset, "__iter__") and not has_indices
-
-
-def _num_shards(source: Any) -> int | None:
-    known = getattr(source, "num_shards", getattr(source, "n_shards", None))
-    return known if isinstance(known, int) and not isinstance(known, bool) else None
-
-
-def _known_lengths(source: Any, shards: int) -> tuple[int, ...] | None:
-    """Return the number of samples in each shard, if the data set knows them."""
-    lengths = getattr(source, "shard_lengths", None)
-    if lengths is not None:
-        return tuple(int(each) for each in lengths)
-    if shards > 1:
-        return None
-    try:
-        return (len(source),)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _other_length(found: int | None, length: int, epoch: int) -> UserCodeError:
@@ -372,6 +249,8 @@ class StreamLayout:
     lengths: tuple[int, ...]
     width: int = 1
     chunk: int = 1
+    #: The shards in the order of an epoch; empty if that is their own.
+    order: tuple[int, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -381,7 +260,7 @@ class StreamLayout:
     @cached_property
     def _groups(self) -> list[tuple[int, ...]]:
         """The shards that alternate, in the order of an epoch."""
-        shards = tuple(range(len(self.lengths)))
+        shards = self.order or tuple(range(len(self.lengths)))
         return [shards[first : first + self.width] for first in range(0, len(shards), self.width)]
 
     @cached_property
@@ -400,7 +279,8 @@ class StreamLayout:
 
     def first_of(self, shard: int) -> int:
         """Return the number of a shard's first sample, which has at least one."""
-        number, turn = divmod(shard, self.width)
+        place = self.order.index(shard) if self.order else shard
+        number, turn = divmod(place, self.width)
         before = self._groups[number][:turn]
         return self._starts[number] + sum(min(self.chunk, self.lengths[each]) for each in before)
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError, VcasgdError
 from vcasgd.learning.batch_weights import BatchWeights
@@ -24,7 +24,7 @@ from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_o
 from vcasgd.learning.optimizers import Closure, takes_closure
 from vcasgd.learning.precision import StepPrecision, autocast
 from vcasgd.learning.rates import clip
-from vcasgd.learning.tolerant_loading import TolerantDataset, tolerant
+from vcasgd.learning.tolerant_loading import TolerantDataset, samples_of, tolerant
 from vcasgd.task.task import Task, calling_user_code
 
 if TYPE_CHECKING:
@@ -425,15 +425,11 @@ def _load(
     task: Task, dataset: Dataset[Any], groups: Sequence[Sequence[int]], *, skips: bool = False
 ) -> Iterator[Any]:
     """Yield a batch for each group of indices."""
-    collate: Any = task.collate
-    if skips:
-        dataset, collate = TolerantDataset(dataset), tolerant(collate)
-    with user_code("dataset"):
-        lists = map(list, groups)
-        loader = iter(DataLoader(dataset, batch_sampler=lists, collate_fn=collate))
-    for _ in groups:
+    collate: Any = tolerant(task.collate) if skips else task.collate
+    load: Any = TolerantDataset(dataset).__getitems__ if skips else partial(samples_of, dataset)
+    for group in groups:
         with user_code("dataset"):
-            batch = next(loader)
+            batch = collate(load(list(group)))
         yield batch
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
@@ -12,12 +12,16 @@ from vcasgd.errors import SpecError, VcasgdError
 from vcasgd.learning.draws import Draws, order_of
 from vcasgd.learning.length import plan_for, total_samples
 from vcasgd.learning.loader_processes import workers_of
-from vcasgd.learning.streams import Stream, is_stream
+from vcasgd.learning.stream_shards import is_stream
+from vcasgd.learning.streams import Stream
 from vcasgd.learning.subtasks import SampleBlocks, SampleOrder
 from vcasgd.learning.training import batch_size_of, user_code
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, calling_user_code
+
+#: Shards whose samples are mixed in data sets of MosaicML streaming.
+STREAMING_WINDOW = 4
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,10 @@ class TrainingSet:
     def blocks(self) -> SampleBlocks | None:
         """Blocks of the data set that the permutation follows, if it has any."""
         blocks = getattr(self.dataset, "blocks", None)
-        return blocks if isinstance(blocks, SampleBlocks) else None
+        if isinstance(blocks, SampleBlocks):
+            return blocks
+        sizes = _streaming_shards(self.dataset)
+        return SampleBlocks(sizes, STREAMING_WINDOW) if sizes else None
 
 
 def dataset_of(task: Task, split: str, seed: int, most: int | None = None) -> Dataset[Any]:
@@ -77,13 +84,20 @@ def dataset_of(task: Task, split: str, seed: int, most: int | None = None) -> Da
     Raises errors of the user's code.
     """
     try:
-        dataset = task.dataset(split)
+        dataset: Any = task.dataset(split)
     except VcasgdError:
         raise
     except Exception as error:
         raise calling_user_code(f"dataset({split!r})", error) from error
+    if isinstance(dataset, DataLoader):
+        raise SpecError(
+            f"task: dataset({split!r}) returns a DataLoader",
+            remedy="return its data set; batch_size, sampler, and collate of the task do the rest",
+            field="task",
+        )
     if not is_stream(dataset):
-        return dataset
+        _streaming_shards(dataset)
+        return cast("Dataset[Any]", dataset)
     if split != "train":
         return Stream(dataset, seed=seed)
     return Stream(
@@ -94,6 +108,25 @@ def dataset_of(task: Task, split: str, seed: int, most: int | None = None) -> Da
         init=task.worker_init_fn,
         most=most,
     )
+
+
+def _streaming_shards(dataset: Any) -> tuple[int, ...]:
+    """Return the samples in each shard of a data set of MosaicML streaming; empty for others.
+
+    Raises :class:`SpecError` if an epoch isn't one pass over them.
+    """
+    sizes = getattr(dataset, "samples_per_shard", None)
+    if sizes is None:
+        return ()
+    found = tuple(int(each) for each in sizes)
+    if sum(found) != len(dataset):
+        raise SpecError(
+            f"task: the data set has {sum(found)} samples, and {len(dataset)} in an epoch",
+            remedy="leave out epoch_size, and proportion, repeat, and choose of its streams; a "
+            "weighted sampler draws some samples more often",
+            field="task",
+        )
+    return found
 
 
 def first_place(task: Task, spec: JobSpec, batch_size: int) -> Place:

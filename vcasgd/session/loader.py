@@ -22,7 +22,7 @@ from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
 from vcasgd.learning.optimizers import OptimizerList
 from vcasgd.learning.precision import MAX_SKIPPED
 from vcasgd.learning.rates import clip
-from vcasgd.learning.streams import is_stream
+from vcasgd.learning.stream_shards import is_stream
 from vcasgd.learning.training import to_device
 from vcasgd.learning.training_set import check_indexed
 from vcasgd.session.launch import (

@@ -93,6 +93,8 @@ class LoopTask(Task):
         #: True if the present batch doesn't follow the previous one in the order of an epoch.
         self.starts_sequence = True
         self._collate: Callable[[list[Any]], Any] = default_collate
+        #: That of the evaluation's loader; None for the one of training.
+        self._evaluation_collate: Callable[[list[Any]], Any] | None = None
         #: Most samples of a micro-batch, and the most micro-batches of a step; None if each step
         #: has one batch.
         self._accumulation: tuple[int, int] | None = None
@@ -121,10 +123,16 @@ class LoopTask(Task):
             self.batch_size *= steps
             self.batches_per_step = steps
 
-    def set_evaluation(self, function: Evaluate, dataset: Dataset[Any], batch_size: int) -> None:
+    def set_evaluation(
+        self,
+        function: Evaluate,
+        dataset: Dataset[Any],
+        batch_size: int,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
         """Set the evaluation and its data."""
         self._evaluation = function, dataset
-        self.evaluation_batch_size = batch_size
+        self.evaluation_batch_size, self._evaluation_collate = batch_size, collate
 
     @property
     def has_evaluation(self) -> bool:
@@ -157,7 +165,9 @@ class LoopTask(Task):
         """Return a batch, or after :meth:`accumulate` a list of micro-batches with their shares of
         the samples; see :func:`vcasgd.learning.training.micro_batches`."""
         # Evaluations compute no gradients. Processes that load their batches inherit this.
-        if self._accumulation is None or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return (self._evaluation_collate or self._collate)(samples)
+        if self._accumulation is None:
             return self._collate(samples)
         size, most = self._accumulation
         count = max(1, min(most, -(-len(samples) // size), len(samples) // 2))

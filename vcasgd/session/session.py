@@ -107,17 +107,23 @@ class Session:
         self.metrics: dict[str, float] = {}
 
     def evaluation(
-        self, dataset: Dataset[Any], batch_size: int = 512
+        self, data: Dataset[Any] | DataLoader[Any], batch_size: int | None = None
     ) -> Callable[[Evaluate], Evaluate]:
         """Register the decorated function to evaluate the model at the end of each epoch.
 
+        ``batch_size`` defaults to that of a given loader, or 512.
         A job evaluates as often as ``evaluate.every`` in ``job.yaml`` says. The arguments and the
         result are those of :meth:`vcasgd.Task.evaluate`. A job requires an evaluation, registered
         before the loop starts.
         """
 
         def register(function: Evaluate) -> Evaluate:
-            self._task.set_evaluation(function, dataset, batch_size)
+            if isinstance(data, DataLoader):
+                given = data_of(data)
+                size, collate = batch_size or given.batch_size, given.collate
+                self._task.set_evaluation(function, given.dataset, size, collate)
+            else:
+                self._task.set_evaluation(function, data, batch_size or 512)
             return function
 
         return register
