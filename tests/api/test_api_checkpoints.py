@@ -50,6 +50,10 @@ def test_checkpoint_is_downloaded(api: Api, client: Client, tmp_path: Path) -> N
     assert load_file(path)["weight"][-1] == 699_999
     assert named == tmp_path / f"{job}-{name}"
     assert set(tmp_path.iterdir()) == {path, named, tmp_path / "usual"}
+    for trained_only in (False, True):
+        new = tmp_path / f"new-{trained_only}" / "folder" / "model.safetensors"
+        client.job(job).download(new, checkpoint=name, trained_only=trained_only)
+        assert new.read_bytes() == data
 
 
 def test_damaged_checkpoint_returns_a_problem_with_its_name(

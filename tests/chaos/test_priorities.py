@@ -50,7 +50,7 @@ def test_machines_go_to_the_higher_priority_and_come_back(
         assert early.events("machine-given") == [details]
         assert late.events("machine-received") == [details]
         assert eventually(lambda: client.job(late.id).waiting) == (
-            "position 1 of 1: waits for 1 of 2 machines; 1 lower-priority job keeps its minimum; "
+            "position 1 of 2: waits for 1 of 2 machines; 1 lower-priority job keeps its minimum; "
             f"local: {MACHINES} of {MACHINES} machines in use"
         )
 

@@ -165,8 +165,11 @@ def test_another_certificate_is_refused_before_the_token_is_sent(gateway: Runnin
         GatewayAddress.of(gateway.url, "0" * 64)
     unknown = AgentConnection(GatewayAddress.of(gateway.url, None), JoinToken("x"), "s")
     gateway.opened.append(unknown)
-    with pytest.raises(ApiError, match="is not trusted"):
+    with pytest.raises(ApiError, match=r"token names no certificate.*is not trusted") as caught:
         unknown.join(MACHINE)
+    assert "the whole token that vcasgd token create NAME --join printed" in (
+        caught.value.remedy or ""
+    )
 
 
 # -- joining ---------------------------------------------------------------------------------------

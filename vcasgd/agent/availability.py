@@ -262,7 +262,7 @@ class ThisMachine:
     memory_mb: int
     gpus: int
     gpu: str
-    gpu_memory_mb: int = 0
+    gpu_memory_mb: int | None = None
     machine: str | None = None
 
     def __str__(self) -> str:
@@ -288,7 +288,7 @@ def measure(usable: Sequence[int]) -> ThisMachine:
         memory_mb=int(memory_bytes() / 1e6),
         gpus=gpus,
         gpu=gpu[:100],
-        gpu_memory_mb=int(gpu_memory / 1e6),
+        gpu_memory_mb=int(gpu_memory / 1e6) or None,
     )
 
 

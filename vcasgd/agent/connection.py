@@ -183,7 +183,7 @@ class AgentConnection:
         """Join. Raises :class:`~vcasgd.errors.Conflict` with the reason if that isn't possible."""
         body = JoinRequest(version=vcasgd.__version__, **vars(machine))
         # Fields without a value are left out, so that an older stack can answer that it is older.
-        with _clear_refusals():
+        with _clear_refusals(self._token):
             fields = body.model_dump(exclude_none=True)
             view = self._limited(lambda api: api.post(JoinView, "join", fields))
         self._machine = view.machine
@@ -195,7 +195,7 @@ class AgentConnection:
         Raises :class:`~vcasgd.errors.NotFound` if the machine was removed.
         """
         path = path_of("machines", self._machine, "report")
-        with _clear_refusals():
+        with _clear_refusals(self._token):
             return self._limited(lambda api: api.post(ReportView, path, body.model_dump()))
 
     def fetch_code(self, order: OrderView, into: Path, limit_bytes: int | None = None) -> None:
@@ -217,7 +217,7 @@ class AgentConnection:
 
 
 @contextmanager
-def _clear_refusals() -> Iterator[None]:
+def _clear_refusals(token: JoinToken) -> Iterator[None]:
     """Raise errors about the token for people who only have this token."""
     try:
         yield
@@ -227,6 +227,14 @@ def _clear_refusals() -> Iterator[None]:
             error.message if expired else "the token is wrong or was revoked",
             remedy="ask for a new one where you got it",
             **error.details,
+        ) from error
+    except ApiError as error:
+        if token.pin is not None or "is not trusted" not in error.message:
+            raise
+        raise Unauthorized(
+            f"the token names no certificate, as tokens for joining do, and {error.message}",
+            remedy="use the whole token that vcasgd token create NAME --join printed; for a "
+            "certificate of your own authority, set VCASGD_CA_FILE",
         ) from error
 
 

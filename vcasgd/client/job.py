@@ -217,15 +217,16 @@ class Job(JobView):
         the API has, without the base. With ``ema``, parameters are their moving average, which the
         job must keep.
 
-        Returns the path; in an existing folder, it has the checkpoint's name. It appears once it
-        is complete. Raises :class:`~vcasgd.errors.Conflict` if there is no model yet,
-        :class:`~vcasgd.errors.CheckpointDamaged` if a digest does not match, and
-        :class:`~vcasgd.errors.SpecError` if the base is not found.
+        Returns the path; in an existing folder, it has the checkpoint's name. Missing folders are
+        created. The file appears once it is complete. Raises :class:`~vcasgd.errors.Conflict` if
+        there is no model yet, :class:`~vcasgd.errors.CheckpointDamaged` if a digest does not match,
+        and :class:`~vcasgd.errors.SpecError` if the base is not found.
         """
         parts = ("model",) if checkpoint is None else ("checkpoints", checkpoint)
+        folder = path if path.is_dir() else path.parent
+        folder.mkdir(parents=True, exist_ok=True)
         if trained_only:
             return self._api.download(self._path(*parts), path)
-        folder = path if path.is_dir() else path.parent
         with TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
             file = self._api.download(self._path(*parts), Path(scratch))
             target = path / file.name if path.is_dir() else path

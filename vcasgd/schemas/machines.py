@@ -35,8 +35,8 @@ class JoinRequest(RequestBody):
     gpu: Annotated[str, AfterValidator(printable)] = Field(
         default="", max_length=100, description="Name of the GPU."
     )
-    gpu_memory_mb: int = Field(
-        default=0, ge=0, le=10_000_000, description="Memory of one GPU, in MB; 0 if unknown."
+    gpu_memory_mb: int | None = Field(
+        default=None, ge=1, le=10_000_000, description="Memory of one GPU, in MB."
     )
     machine: str | None = Field(
         default=None,

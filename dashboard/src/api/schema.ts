@@ -1971,10 +1971,9 @@ export interface components {
             gpu: string;
             /**
              * Gpu Memory Mb
-             * @description Memory of one GPU, in MB; 0 if unknown.
-             * @default 0
+             * @description Memory of one GPU, in MB.
              */
-            gpu_memory_mb: number;
+            gpu_memory_mb?: number | null;
             /**
              * Machine
              * @description Name of the machine, if the stack ordered it.

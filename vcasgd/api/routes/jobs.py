@@ -136,7 +136,7 @@ def _check_package(storage: Storage, digest: str) -> None:
     if not storage.has(object_name(digest)):
         raise SpecError(
             f"package: {digest[:12]}… is not uploaded",
-            remedy=f"PUT it to /api/v1/packages/{digest}",
+            remedy=f"vcasgd submit uploads it; with REST, PUT it to /api/v1/packages/{digest}",
             field="package",
         )
 

@@ -233,7 +233,10 @@ def _machine(machine: JoinedMachine, report: MachineReport, end: MachineEnd | No
 
 def _hardware(machine: JoinedMachine) -> Hardware:
     # Rounded, so that a pool has few kinds.
-    memory, of_gpu = round(machine.memory_mb / 1e3) or None, round(machine.gpu_memory_mb / 1e3)
+    memory, of_gpu = (
+        round(machine.memory_mb / 1e3) or None,
+        round((machine.gpu_memory_mb or 0) / 1e3),
+    )
     return Hardware(machine.cpus, memory, machine.gpus, machine.gpu, of_gpu or None)
 
 

@@ -52,7 +52,7 @@ class JoinedMachine(_FleetEntry):
     memory_mb: int
     gpus: int = 0
     gpu: str = ""
-    gpu_memory_mb: int = 0
+    gpu_memory_mb: int | None = None
     name: str
     token: str
     #: Digest of that token. A later token with the same name is another one.
