@@ -89,7 +89,7 @@ def test_local_steps_are_those_of_the_trainer(monkeypatch: pytest.MonkeyPatch, s
     ("name", "value", "reason"),
     [
         ("deepspeed", {"stage": 3}, "deepspeed: it shards a model"),
-        ("fsdp", True, "fsdp: it shards a model"),
+        ("fsdp", True, "fsdp: leave it out, and pass parallel="),
         ("torch_compile", True, "torch_compile: the trainer compiles the model only"),
     ],
 )

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from vcasgd.errors import SpecError
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.training import batches, train
+from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, load_task
 
@@ -114,8 +115,18 @@ def test_local_steps_are_those_of_lightning(
 
 
 def test_arguments_of_the_trainer_that_the_job_sets_are_refused(one_weight: Any) -> None:
-    with pytest.raises(SpecError, match=r"with strategy of the Trainer: .*takes callbacks"):
-        task_of(one_weight, strategy="ddp")
+    with pytest.raises(SpecError, match=r"with max_time of the Trainer: .*takes callbacks"):
+        task_of(one_weight, max_time="00:01:00:00")
+
+
+def test_devices_and_strategy_agree_with_the_job(one_weight: Any) -> None:
+    several = JobSpec.parse({"name": "module", "task": "m:t", "epochs": 1, "workers": {"gpus": 2}})
+    task_of(one_weight, devices=2, strategy="ddp").follow_job(several)
+    task_of(one_weight, devices="auto").follow_job(several)
+    with pytest.raises(SpecError, match=r"devices=-1: .*workers.gpus: 2. Set it to all"):
+        task_of(one_weight, devices=-1)().follow_job(several)
+    with pytest.raises(SpecError, match=r"the strategy fsdp: each process has the whole model"):
+        task_of(one_weight, strategy="fsdp")
 
 
 @pytest.mark.parametrize(

@@ -126,14 +126,15 @@ def read(learner: Learner, parts: Sequence[ShardRange]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("args", "problem"),
+    ("task", "args", "problem"),
     [
-        ({"optimizer": "adagrad"}, "Adagrad: it may need whole tensors"),
-        ({"parallel": "tp"}, "parallel is 'tp'"),
+        (PARTS, {"optimizer": "adagrad"}, "Adagrad: it may need whole tensors"),
+        (PARTS, {"parallel": "tp"}, "parallel is 'tp'"),
+        (WHOLE, {"fault": "sums"}, "its loss is a sum over samples"),
     ],
 )
-def test_what_cannot_be_sharded_is_refused(args: dict[str, str], problem: str) -> None:
-    with pytest.raises(SpecError, match=problem), learner_of(2, PARTS, **args):
+def test_what_cannot_be_shared_is_refused(task: str, args: dict[str, str], problem: str) -> None:
+    with pytest.raises(SpecError, match=problem), learner_of(2, task, **args):
         pass
 
 

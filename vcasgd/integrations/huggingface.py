@@ -36,7 +36,7 @@ from vcasgd.task.task import Task
 #: Arguments of a trainer that this task can't follow, and why.
 _REFUSED = {
     "deepspeed": "it shards a model over processes that wait for each other",
-    "fsdp": "it shards a model over processes that wait for each other",
+    "fsdp": 'leave it out, and pass parallel="fsdp" to TrainerTask',
     "torch_compile": "the trainer compiles the model only in its own loop",
     "neftune_noise_alpha": "the trainer adds the noise only in its own loop",
 }
@@ -64,7 +64,8 @@ class TrainerTask(Task):
 
         task = TrainerTask(make_trainer)
 
-    The job's ``args`` are those of ``make_trainer``. The job file sets the length of the training
+    ``parallel`` and ``fsdp_blocks`` are those of :class:`~vcasgd.task.task.Task`. The job's
+    ``args`` are those of ``make_trainer``. The job file sets the length of the training
     and the interval of evaluations. ``per_device_train_batch_size`` times
     ``gradient_accumulation_steps`` is the job's batch, which all workers share. Methods raise
     :class:`~vcasgd.errors.SpecError` for a trainer whose settings can't be followed.
@@ -73,8 +74,15 @@ class TrainerTask(Task):
     #: A trainer has a state of its own, such as an optimizer that was passed to it.
     repeatable = False
 
-    def __init__(self, make_trainer: Callable[..., Trainer]) -> None:
+    def __init__(
+        self,
+        make_trainer: Callable[..., Trainer],
+        *,
+        parallel: str = "ddp",
+        fsdp_blocks: Sequence[type[nn.Module] | str] = (),
+    ) -> None:
         self._make_trainer = make_trainer
+        self.parallel, self.fsdp_blocks = parallel, fsdp_blocks
         self._made: Trainer | None = None
         self._models: list[nn.Module] = []
         self._spec: JobSpec | None = None
@@ -88,13 +96,14 @@ class TrainerTask(Task):
 
     def __call__(self, **args: Any) -> TrainerTask:
         """Return the same task with a job's ``args``."""
-        return type(self)(partial(self._make_trainer, **args))
+        made = partial(self._make_trainer, **args)
+        return type(self)(made, parallel=self.parallel, fsdp_blocks=self.fsdp_blocks)
 
     @property
     def trainer(self) -> Trainer:
         """The trainer; made at the first use."""
         if self._made is None:
-            self._made = trainer = self._make_trainer()
+            self._made = trainer = _made_by(self._make_trainer)
             _check(trainer)
             steps = trainer.args.gradient_accumulation_steps
             self.batch_size = trainer.args.train_batch_size * steps
@@ -230,7 +239,9 @@ class TrainerTask(Task):
     def evaluate_set(self, model: nn.Module, batches: Iterable[Any]) -> Mapping[str, float]:
         """Return what the trainer's ``evaluate`` returns, without the prefix of its names."""
         trainer: Any = self.trainer
-        assert model is trainer.model, "a trainer has one model"
+        if model is not trainer.model:
+            # Processes that hold parts of a model build it again after the loss of one.
+            trainer.model = trainer.model_wrapped = model
         data = _EvaluationBatches(self.dataset("validation"), self.evaluation_batch_size, batches)
         trainer.get_eval_dataloader = lambda *_: data
         try:
@@ -360,6 +371,15 @@ def _is_jobs_own(callback: TrainerCallback) -> bool:
     return isinstance(callback, own) or type(callback).__module__.startswith(
         "transformers.integrations"
     )
+
+
+def _made_by(make_trainer: Callable[..., Trainer]) -> Trainer:
+    try:
+        return make_trainer()
+    except ValueError as error:
+        if "fsdp" not in str(error):
+            raise
+        raise _refused("fsdp", _REFUSED["fsdp"]) from error
 
 
 def _check(trainer: Trainer) -> None:

@@ -68,9 +68,19 @@ class ModuleTask(LoopInThread):
         precision: str | int = "32-true",
         max_epochs: int | None = None,
         max_steps: int | None = None,
+        devices: int | str | None = None,
+        strategy: str = "auto",
         **others: Any,
     ) -> None:
         super().__init__()
+        if not strategy.startswith(("auto", "ddp")):
+            raise _refused(
+                f"the strategy {strategy}",
+                'each process has the whole model. Use "ddp", or write the training as a '
+                'vcasgd.Task with parallel = "fsdp"',
+            )
+        #: GPUs of a worker, as the trainer would be told.
+        self._devices = devices
         if others:
             raise _refused(
                 f"{', '.join(others)} of the Trainer",
@@ -106,12 +116,24 @@ class ModuleTask(LoopInThread):
         made = isinstance(self._make, LightningModule)
         if made and args:
             raise _refused("args for a module that is made", "pass its class")
-        other = type(self)(self._make, self._data, callbacks=self._callbacks, **self._options)
+        other = type(self)(
+            *(self._make, self._data),
+            callbacks=self._callbacks,
+            devices=self._devices,
+            **self._options,
+        )
         other._args = args
         return other
 
     def follow_job(self, spec: JobSpec) -> None:
         self.spec = spec
+        wanted = {"auto": None, "-1": "all"}.get(str(self._devices), self._devices)
+        if wanted is not None and str(wanted) != str(spec.workers.gpus):
+            raise _refused(
+                f"devices={self._devices}",
+                f"the job file has workers.gpus: {spec.workers.gpus}. Set it to {wanted}, or leave "
+                "devices out",
+            )
 
     # -- the loop ------------------------------------------------------------------------------
 

@@ -45,6 +45,11 @@ class Division:
     why: str = ""
     labels: CountedLabels | None = None
 
+    @property
+    def of_whole_loss(self) -> bool:
+        """True if the mean loss of parts isn't that of their batch."""
+        return self.why.startswith("its loss")
+
 
 def most_workers(batch_size: int, min_local_batch: int) -> int:
     """Return how many workers can share a batch of so many samples, at least 1."""

@@ -121,10 +121,11 @@ def scatter_part(floats: Tensor, start: int, module: nn.Module, layout: Layout) 
 
 def scatter_integers(integers: Tensor, module: nn.Module, layout: Layout) -> None:
     """Copy int64 ``[layout.integers]`` into a module's integer state."""
-    tensors = buffers_of(module)
+    tensors = _tensors(module)
     for entry in layout.entries:
-        if entry.kind is TensorKind.INTEGER:
-            _tensor_of(entry, tensors).copy_(entry.view(integers, integers))
+        if entry.kind not in FLOATS:
+            with torch.no_grad():
+                _tensor_of(entry, tensors).copy_(entry.view(integers, integers))
 
 
 def shift_part(floats: Tensor, start: int, module: nn.Module, layout: Layout) -> None:

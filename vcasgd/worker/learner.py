@@ -221,7 +221,8 @@ class Learner:
     def _divided_loss(self) -> Division:
         """The division without a look at buffers."""
         task, module, spec = self.task, self._model.module, self.spec
-        if not self._rule.rounds or spec.batch == "worker" or spec.workers.max == 1:
+        alone = not self._rule.rounds or spec.batch == "worker" or spec.workers.max == 1
+        if alone and spec.workers.gpus == 1:
             return division_of(task, module)
         # Accumulated micro-batches have losses of their own.
         size = -(-batch_size_of(task) // batch_size_of(task, "gradient_accumulation_steps"))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from vcasgd.errors import SpecError
 from vcasgd.learning.batch_source import SampleRange
 from vcasgd.learning.local_model import LocalModel
 from vcasgd.learning.rank_group import RankGroup
@@ -114,14 +115,24 @@ class LeadingLearner(_RankedLearner):
     def check_against(self, facts: ModelFacts) -> None:
         """See :meth:`Learner.check_against`; the other ranks start with these facts."""
         super().check_against(facts)
+        self._check_division()
         if facts != self._facts:
             self._ranks.stop()
         self._facts = facts
 
     def facts(self, nodes: int, *, verified: bool = False) -> ModelFacts:
-        """See :meth:`Learner.facts`."""
+        """See :meth:`Learner.facts`. Raises :class:`SpecError` for a loss of whole batches."""
+        self._check_division()
         self._facts = super().facts(nodes, verified=verified)
         return self._facts
+
+    def _check_division(self) -> None:
+        if self.division.of_whole_loss:
+            raise SpecError(
+                f"task: the processes of a worker can't share a batch: {self.division.why}",
+                remedy="set workers.gpus: 1, or min_local_batch if a part of a batch is enough",
+                field="workers.gpus",
+            )
 
     def _rehearse(self) -> list[str]:
         if not self.sharded:

@@ -45,13 +45,14 @@ class Ranked(vcasgd.Task):
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         self.steps += 1
-        if self.fault and self.steps == 2 and "vcasgd.worker.rank" in _command():
+        if self.marker.name and self.steps == 2 and "vcasgd.worker.rank" in _command():
             self._misbehave()
         return self.compute(model, batch)
 
     def compute(self, model: nn.Module, batch: Any) -> Tensor:
         points, labels = batch
-        return F.cross_entropy(model(points), labels)
+        total = F.cross_entropy(model(points), labels, reduction="sum")
+        return total if self.fault == "sums" else total / len(labels)
 
     def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         points, labels = batch
