@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.compat import (
+    SEEDS,
     Case,
     Metrics,
     Points,
@@ -184,9 +185,10 @@ def test_an_average_of_a_script_is_evaluated(tmp_path: Path, loop: str, workers:
     tests = str(Path(__file__).parents[1])
     task = script((HEAD + LOOPS[loop]).format(tests=tests), tmp_path)
 
-    means = simulated(task, workers, epochs=2)
+    # As in all cases, because one end is as much as 1.4 % above its twin with 8 workers.
+    ends = [simulated(task, workers, seed, epochs=2)["loss"] for seed in SEEDS]
 
-    assert_close([means["loss"]], [plainly_averaged(0)["loss"]])
+    assert_close(ends, [plainly_averaged(seed)["loss"] for seed in SEEDS])
 
 
 class Copied(Averaged):
