@@ -402,7 +402,9 @@ def test_download_writes_the_model(run: Run, api: Api, tmp_path: Path) -> None:
 
     assert path.parent == tmp_path
     assert path.read_bytes() == data
-    assert_refused(run("download", job, "--to", tmp_path / "no" / "folder.safetensors"), "no")
+    new = tmp_path / "new" / "folder.safetensors"
+    assert stdout_of(run("download", job, "--to", new)).strip() == str(new)
+    assert_refused(run("download", job, "--to", new / "model.safetensors"), "folder.safetensors")
 
 
 # -- following ----------------------------------------------------------------------------------
