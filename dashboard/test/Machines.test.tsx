@@ -50,8 +50,8 @@ test("parts of the page without content are one line each", async () => {
     "Training",
     "Machines",
     "Parts of the epoch",
-    "Updates per second",
     "Staleness",
+    "Updates per second",
     "Rejected updates",
   ]);
   expect(container.querySelectorAll("[data-empty] > :not(header)")).toHaveLength(0);

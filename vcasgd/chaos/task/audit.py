@@ -54,6 +54,9 @@ class Indices(Dataset[int]):
 
 
 class Audit(vcasgd.Task):
+    #: Each sample adds 1 however batches are divided, although the loss is a sum.
+    min_local_batch = 1
+
     def __init__(
         self,
         samples: int,
