@@ -15,7 +15,7 @@ from vcasgd.api.callers import COOKIE, SIGN_IN_SECONDS, SignIns
 from vcasgd.client import Client
 from vcasgd.errors import Unauthorized
 
-PUBLIC = {"/healthz", "/readyz", "/api/v1/openapi.json"}
+PUBLIC = {"/healthz", "/readyz", "/api/v1/openapi.json", "/wheel", "/wheel/{name}"}
 #: The operation that receives the token.
 OPEN = ("post", "/api/v1/sign-in")
 PAGE = {"X-Vcasgd-Request": "dashboard"}

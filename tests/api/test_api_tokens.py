@@ -26,7 +26,7 @@ PAGE = {"X-Vcasgd-Request": "dashboard"}
 
 
 #: Routes that a token with scope join can't use: all others.
-JOIN_REFUSED = 43
+JOIN_REFUSED = 44
 
 
 def pool_for(scope: Scope) -> str | None:
@@ -81,7 +81,7 @@ def test_each_route_refuses_lower_scopes_and_names_the_one_it_needs(
                 assert f"scope {needed}" in answer.json()["detail"]
                 assert f"--scope {needed}" in answer.json()["remedy"]
 
-    allowed = {Scope.READ: 16, Scope.SUBMIT: 9, Scope.ADMIN: 4, Scope.JOIN: JOIN_REFUSED}
+    allowed = {Scope.READ: 17, Scope.SUBMIT: 10, Scope.ADMIN: 4, Scope.JOIN: JOIN_REFUSED}
     assert refused == allowed[scope]
 
 

@@ -45,7 +45,7 @@ requests = st.lists(
 def test_stock_takes_what_a_search_finds(
     fleet: list[Machine], wishes: list[tuple[list[str], int, bool]]
 ) -> None:
-    stock, left = Stock((one, one.id) for one in fleet), list(fleet)
+    stock, left = Stock([(one, one.id) for one in fleet], lambda _: None), list(fleet)
     for pools, limit, on_demand in wishes:
         fitting = [
             one
@@ -56,7 +56,7 @@ def test_stock_takes_what_a_search_finds(
             and one.price_per_hour <= limit
         ]
         expected = min(fitting, key=worth, default=None)
-        taken = stock.take(pools, lambda _, most=limit: float(most), on_demand=on_demand)
+        taken = stock.take(pools, lambda *_, most=limit: float(most), on_demand=on_demand)
         assert taken == (expected.id if expected else None)
         left = [one for one in left if one is not expected]
 

@@ -107,7 +107,7 @@ def _urls(path: str, jobs: list[str]) -> set[str]:
 
 
 def _assert_answers(http: httpx.Client, url: str, *, stream: bool) -> None:
-    with http.stream("GET", url) as answer:
+    with http.stream("GET", url, follow_redirects=True) as answer:
         # Jobs without a model, and names of other things.
         unknown = "{" in url or "0" * 64 in url
         allowed = (200, 404, 409) if unknown or url.endswith("/model") else (200,)

@@ -12,7 +12,7 @@ from support.harness import Harness
 from vcasgd.store.ledger.control import Control
 
 
-@pytest.mark.parametrize("module", ["parameter_server.main", "controller", "api"])
+@pytest.mark.parametrize("module", ["parameter_server.main", "controller.main", "api"])
 def test_a_process_of_another_cluster_does_not_start(harness: Harness, module: str) -> None:
     Control(harness.ledger.connection).claim("ours")
 
