@@ -75,6 +75,7 @@ def test_the_api_is_described_without_scripts_and_other_files(pages: httpx.Clien
     assert answer.headers["Content-Security-Policy"] == HEADERS["Content-Security-Policy"]
     loaded = r"<(script|link|img|iframe)|(src|href)=.https?:|@import|url\("
     assert not re.search(loaded, answer.text)
+    assert "with scope admin" in answer.text
     document = pages.get("/api/v1/openapi.json").json()
     for path in document["paths"]:
         assert f"<code>{path}</code>" in answer.text

@@ -154,6 +154,14 @@ def test_every_metric_has_a_chart_to_smooth_and_to_zoom(
     smoothing.press("ArrowRight")
     expect(page.get_by_text("Smoothing 0.01")).to_be_visible()
 
+    # On a small screen, names are whole, and no label of the axis is cut
+    page.set_viewport_size({"width": 390, "height": 900})
+    expect(charts.nth(1).get_by_text("Validation f1")).to_be_visible()
+    name = charts.nth(22).get_by_text("Logged tokens-per-batch")
+    assert name.evaluate("it => it.scrollWidth <= it.clientWidth")
+    edge = right_end(scale.first.locator(".."))
+    assert all(right_end(label) <= edge for label in scale.all())
+
 
 def test_machines_are_shown_from_submission_and_as_what_they_became(
     dashboard: Dashboard, gallery: Gallery

@@ -63,8 +63,11 @@ def _group(tag: str, rows: list[tuple[str, str, Any]]) -> Iterator[str]:
     for method, path, operation in rows:
         yield f'<h3><span class="method">{method}</span> <code>{escape(path)}</code></h3>'
         yield f"<p>{_prose(operation.get('description') or operation.get('summary', ''))}</p>"
-        if scopes := {scope for each in operation.get("security", ()) for scope in each}:
-            yield f"<p>Needs a {' or a '.join(escape(scope) for scope in sorted(scopes))}.</p>"
+        ways = [way for each in operation.get("security", ()) for way in each.items()]
+        if ways:
+            names = " or a ".join(dict.fromkeys(escape(name) for name, _ in ways))
+            scopes = ", ".join(dict.fromkeys(escape(each) for _, all_ in ways for each in all_))
+            yield f"<p>Needs a {names}{f' with scope {scopes}' if scopes else ''}.</p>"
         parameters = [_row(each["name"], each) for each in operation.get("parameters", ())]
         bodies = operation.get("requestBody", {}).get("content", {})
         parameters += [_row("body", content) for content in bodies.values()]

@@ -40,9 +40,7 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: vcasgd\nRoot-Is-Purelib: true\nTag: py3
 router = APIRouter(tags=["wheel"])
 
 
-@router.get(
-    PATH, status_code=307, response_class=RedirectResponse, responses=documented(404, 429, 500)
-)
+@router.get(PATH, status_code=307, response_class=RedirectResponse, responses=documented(404, 500))
 def get_wheel() -> str:
     """Redirect to the wheel of this version; pip needs its name in the address."""
     wheel()

@@ -10,7 +10,7 @@ export const LIST_LIMIT = 500;
 /** Points of a curve; about one per pixel of a narrow panel. */
 const POINTS = 500;
 /** Fields that the charts use; without this filter, answers are several times larger. */
-const SERIES = "loss,updates_per_second,staleness_mean,samples,spent_usd";
+const SERIES = "loss,logged,updates_per_second,staleness_mean,samples,spent_usd";
 const ENDED: readonly string[] = ["succeeded", "failed", "cancelled"];
 
 /** Returns the state of a job for people; an older API doesn't know queued jobs. */

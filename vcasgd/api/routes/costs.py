@@ -41,7 +41,7 @@ def plan_job(services: ServicesDep, body: PlanRequest) -> PlanView:
     if not pools:
         raise Conflict(
             "no controller has reported its pools yet",
-            remedy="try again once one is running; GET /api/v1/status shows it",
+            remedy="try again once one is running: see vcasgd status, or the page Fleet",
         )
     offered = pools_in(pools)
     earlier = services.workloads.get(body.spec.name, body.spec.task)
