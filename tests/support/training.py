@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,19 @@ class Training:
         :meth:`freeze_mid_interval`.
         """
         await_truth(lambda: self.is_mid_interval(name), interval=0.002)
+
+    def await_any_mid_interval(self, names: Sequence[str]) -> str:
+        """Do the same for whichever worker gets there first; the job may end before others start.
+
+        Returns its name.
+        """
+
+        def found() -> str | None:
+            return next((name for name in names if self.is_mid_interval(name)), None)
+
+        name = await_truth(found, interval=0.002)
+        assert name is not None
+        return name
 
     def freeze_mid_interval(self, name: str) -> None:
         """Suspend a worker in the middle of a push interval."""

@@ -369,12 +369,14 @@ def _medians(
 
 
 def _first_rate(beat: Heartbeat) -> float | None:
-    """Return a worker's samples per second in its last steps; None before the first ones."""
-    if beat.samples_per_second:
-        return beat.samples_per_second
+    """Return a worker's samples per second in its last steps; None before the first ones.
+
+    The first exchanges of a large model take far longer than later ones, which overlap with steps,
+    so the time of steps says more than that of everything.
+    """
     if beat.samples and beat.steps and beat.step_seconds:
         return beat.samples / beat.steps / beat.step_seconds
-    return None
+    return beat.samples_per_second or None
 
 
 def _gpu_bytes(beat: Heartbeat) -> int:
