@@ -65,7 +65,7 @@ def stack(tmp_path: Path) -> Iterator[ExecStack]:
     pools.write_text(yaml.safe_dump({"pools": [pool]}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         patch.setenv("CLOUD_FOLDER", str(folder))
         patch.setenv("VCASGD_HOME", str(folder))
         port = free_port()

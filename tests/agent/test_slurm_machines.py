@@ -103,7 +103,7 @@ def _pools_file(folder: Path) -> Path:
     temporary.mkdir()
     environment = {
         "PATH": f"{Path(sys.executable).parent}:$PATH",
-        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "TMPDIR": temporary,
         "VCASGD_HOME": folder,
     }

@@ -175,7 +175,7 @@ class Kubelet:
                 container["command"],
                 stdout=log,
                 stderr=log,
-                env={"PATH": path, "PYTHONPATH": os.pathsep.join(sys.path),
+                env={"PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                      "TMPDIR": str(self._folder), "HOME": str(self._folder), **own},
                 start_new_session=True,
                 preexec_fn=die_with_parent,
