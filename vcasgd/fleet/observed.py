@@ -69,7 +69,7 @@ class JobDemand:
     withheld: int = 0
     """Number of machines that it could use beyond those."""
     resources: Resources | None = None
-    """What each of its machines must have."""
+    """Minimum resources of each of its machines."""
 
     @property
     def desired(self) -> int:

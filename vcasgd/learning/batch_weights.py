@@ -107,7 +107,7 @@ COUNTS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "added up": _sum,
 }
 #: Most tensors of a batch that are searched, and their depth.
-MOST_TENSORS, MOST_DEPTH = 64, 4
+MAX_TENSORS, MAX_DEPTH = 64, 4
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class CountedLabels:
 
 def counted_labels(batch: Any) -> Iterator[CountedLabels]:
     """Yield all ways to count numbers of a batch, integers and booleans first."""
-    found = list(_tensors(batch, ()))[:MOST_TENSORS]
+    found = list(_tensors(batch, ()))[:MAX_TENSORS]
     whole = [(path, each) for path, each in found if not each.is_floating_point()]
     for path, tensor in (*whole, *(pair for pair in found if pair[1].is_floating_point())):
         for counted in COUNTS:
@@ -165,7 +165,7 @@ def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, Tensor]]:
     if isinstance(value, torch.Tensor):
         if not value.is_complex() and value.layout is torch.strided:
             yield path, value
-    elif len(path) < MOST_DEPTH:
+    elif len(path) < MAX_DEPTH:
         pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else ()
         if isinstance(value, list | tuple):
             pairs = enumerate(value)

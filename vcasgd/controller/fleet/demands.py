@@ -41,7 +41,7 @@ class ClearancePolicy:
         self._owners = Owners(ledger)
         self._published: dict[str, frozenset[str]] | None = None
         self._pools: dict[str, PoolSpec] = {}
-        #: What the machines of each pool have, as far as it is known.
+        #: Known hardware of the machines of each pool.
         self.kinds: Mapping[str, Collection[Hardware]] = {}
 
     def set_pools(self, pools: dict[str, PoolSpec]) -> None:

@@ -157,7 +157,7 @@ def hand_in(jobs: Jobs, beats: WorkerBeats, settings: Settings) -> None:
     log.info("%d of %d workers have handed in", len(asked) - len(late), len(asked))
     for job in {job for job, _ in late}:
         names = sorted(name for of, name in late if of == job)
-        text = f"{', '.join(names)} had no time to hand in; the last steps are trained again"
+        text = f"{', '.join(names)} did not hand in in time; their last steps are trained again"
         jobs.event(job, "not-handed-in", text, workers=names)
 
 

@@ -14,7 +14,7 @@ from vcasgd.fleet.providers.base import Machine
 
 #: Reason for ending a machine whose Ray node never appeared.
 NOT_JOINED = "did not join in time"
-#: What other jobs do with machines that a job waits for: one of them, and several.
+#: Why a job waits for machines of other jobs, in the singular and the plural.
 _HIGHER = "higher-priority job has machines", "higher-priority jobs have machines"
 _EQUAL = "job of the same priority has machines", "jobs of the same priority have machines"
 _LOWER = "lower-priority job keeps its minimum", "lower-priority jobs keep their minimum"

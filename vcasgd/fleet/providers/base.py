@@ -60,7 +60,7 @@ class Machine:
     advised_at: float | None = None
     """Since when the cloud has recommended leaving it; it may still run for long."""
     hardware: Hardware | None = None
-    """What it reported of itself; None if it is that of the offers of its type."""
+    """Hardware that the machine reported; None if that of its type's offers applies."""
     joined: bool = False
     """True if it is part of the cluster; ``was_up``: if it ever was."""
     was_up: bool = False
