@@ -34,6 +34,12 @@ COPY_FROM = 0.1
 TURNS_FROM, TURNS_UNTIL = 2**0.5, 1.0
 #: Intervals of a worker that pushes parts in turn, as a multiple of a turn. They end with the turn.
 TURNS_OF_INTERVAL = 2.0
+#: Most turns in an exchange of the whole vector. Each ends an interval, which takes some
+#: milliseconds, however few shards there are to push.
+MAX_TURNS = 5
+#: Most of its time for which a training that takes turns stands still for them. Each copies parts
+#: of the vector, and takes memory bandwidth from the training.
+MAX_STALL = 0.03
 #: Progress of a job from which on its steps may overlap with exchanges. Early in a job, steps are
 #: long, consecutive ones can be opposed, and a gradient that is one step late adds to that.
 OVERLAP_FROM = 0.5
@@ -91,6 +97,9 @@ class Member:
         self._alone = self._overlaps = False
         #: True if this worker keeps its own copy of the model, and never waits for an exchange.
         self.keeps_copy = False
+        #: When the last turn began, how long the training has stood still since then for an exchange
+        #: beside it, and how long during the turn before.
+        self._turn_at, self._stalled, self._stalled_before = -math.inf, 0.0, 0.0
         self._progress = 0.0
         self._exchanges: deque[float] = deque(maxlen=EXCHANGES)
         #: When the intervals ended whose updates no base contained yet, by the update's number.
@@ -230,13 +239,25 @@ class Member:
 
     @property
     def shards_of_turn(self) -> int:
-        """Number of shards whose exchange takes about as long as a local step, at least 1."""
+        """Number of shards whose exchange takes about as long as a local step; at least
+        1/:data:`MAX_TURNS` of all."""
         facts = self._facts
         if not facts.exchange_seconds:
             return self.shards
-        return max(
-            1, min(self.shards, int(self.shards * facts.step_seconds / facts.exchange_seconds))
-        )
+        count = int(self.shards * facts.step_seconds / facts.exchange_seconds)
+        return min(self.shards, max(-(-self.shards // MAX_TURNS), count))
+
+    def stall(self, seconds: float) -> None:
+        """Record that the training stood still for an exchange beside it."""
+        self._stalled += seconds
+
+    def may_start_turn(self, now: float) -> bool:
+        """Return False while the last turn's share of the training's time is too large."""
+        return now - self._turn_at >= _turn_seconds(self._stalled)
+
+    def start_turn(self, now: float) -> None:
+        """Record that a turn begins."""
+        self._turn_at, self._stalled_before, self._stalled = now, self._stalled, 0.0
 
     def begin(self, progress: float) -> None:
         """Start an interval at a progress of the job in [0, 1].
@@ -265,6 +286,7 @@ class Member:
         """Local steps of the next interval."""
         if self.takes_turns and self.step_seconds:
             turn = self.exchange_seconds * self.shards_of_turn / self.shards
+            turn = max(turn, _turn_seconds(self._stalled_before))
             return max(1.0, TURNS_OF_INTERVAL * turn / self.step_seconds)
         fixed = self._fixed and not self._gradients
         if fixed or not self._alone or not self.step_seconds:
@@ -283,6 +305,12 @@ class Member:
         if self.batch == self._job_batch:
             return self._job_batch
         return -(-samples // max(1, min(round(samples / self.batch), samples // self._least)))
+
+
+def _turn_seconds(stalled: float) -> float:
+    """Return how long a turn lasts at least for which the training stood still so long, both in
+    seconds. All turns of an exchange together lose at most :data:`MAX_LOST_SECONDS` of work."""
+    return min(stalled / MAX_STALL, MAX_LOST_SECONDS / MAX_TURNS)
 
 
 def fewer_steps(steps: int, workers: int, expected: int) -> int:

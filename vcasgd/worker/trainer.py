@@ -304,7 +304,7 @@ class Trainer:
                 return True
             if member is None:
                 return False
-            if member.takes_turns and exchange.next_turn(member.shards_of_turn):
+            if member.takes_turns and self._next_turn(member):
                 return True
             planned = (step.stop - step.start) / member.batch
             done, seconds = status.steps - steps_before, time.monotonic() - started
@@ -336,22 +336,35 @@ class Trainer:
                 member.end(self._exchange[0].updates.added, ended)
         status.unpushed_since = None
 
-    def _follow(self, learner: Learner, *, wait: Collection[int] = ()) -> None:
-        """Move the worker's own copy, if it keeps one, to what was found beside the training.
+    def _follow(self, learner: Learner) -> None:
+        """Move the worker's own copy, if it keeps one, to what was found beside the training."""
+        exchange, member = self._exchange, learner.member
+        if not exchange.keeps_copy:
+            return
+        self._shift(learner)
+        exchange.follow()
+        seconds = exchange.take_exchange_seconds()
+        if seconds is not None and member is not None:
+            member.measure_copy(seconds)
+
+    def _shift(self, learner: Learner, *, wait: Collection[int] = ()) -> None:
+        """Move the worker's own copy by what has been computed.
 
         ``wait``: shards for whose part it waits if that is being computed.
         """
-        exchange = self._exchange
-        if not exchange.keeps_copy:
-            return
-        if shifts := exchange.take_shifts(wait=wait):
+        started = time.monotonic()
+        if shifts := self._exchange.take_shifts(wait=wait):
             learner.shift((part, shift.tensor) for part, shift in shifts)
             for _, shift in shifts:
                 shift.release()
-        exchange.follow()
-        seconds = exchange.take_exchange_seconds()
-        if seconds is not None and learner.member is not None:
-            learner.member.measure_copy(seconds)
+        if learner.member is not None:
+            learner.member.stall(time.monotonic() - started)
+
+    def _next_turn(self, member: Member) -> Collection[int]:
+        """Return the shards to push now if the worker pushes them in turn."""
+        if not member.may_start_turn(time.monotonic()):
+            return ()
+        return self._exchange.next_turn(member.shards_of_turn)
 
     def _measure(self, work: _Work, samples: int, trained: Trained, seconds: float) -> None:
         status = self._status
@@ -385,14 +398,19 @@ class Trainer:
         work.lacking = [sums.plus(trained) for sums in work.lacking]
         work.reached = trained.stop
         shards: Collection[int] = range(len(work.positions))
+        self._follow(work.learner)
         if exchange.went_back:
             shards = ()
         elif member is not None and member.takes_turns and not self._ends(work):
-            shards = exchange.next_turn(member.shards_of_turn)
-        self._follow(work.learner, wait=shards)
+            shards = self._next_turn(member)
+        if shards and member is not None:
+            member.start_turn(time.monotonic())
+        # No other version is looked for from here on.
+        self._shift(work.learner, wait=shards)
         fields = self._fields(work, step, trained) if shards else {}
         starts = zip(work.positions, work.lacking, strict=True)
         own = [{"start": start, **asdict(sums)} for start, sums in starts]
+        started = time.monotonic()
         exchange.push_copy(
             {shard: {**fields, **own[shard]} for shard in shards},
             work.epoch,
@@ -400,6 +418,8 @@ class Trainer:
             trained.integers,
             last=self._is_last(work, trained),
         )
+        if member is not None:
+            member.stall(time.monotonic() - started)
         for shard in shards:
             work.positions[shard], work.lacking[shard] = trained.stop, _Sums()
         if not exchange.unpushed and not exchange.went_back:
