@@ -10,14 +10,18 @@ root. Stop other programs before you run it.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import psutil
+import torch
+from torch.utils.data import DataLoader
 
 import machine
 from markdown import table
@@ -26,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "race"), str(HERE / "race" / "workers"), str(HERE.parent)]
 
 from faults import SLOW  # noqa: E402
+from large_vector import PacedVector  # noqa: E402
 from links import Links  # noqa: E402
 from ours_joined import POOL, Agents  # noqa: E402
 from vcasgd.client import Client, Job  # noqa: E402
@@ -83,20 +88,29 @@ PAGE = """\
 Each row is a job with the default settings on a stack of its own: a model whose state has so many
 millions of float32 numbers, and steps of a batch of {batch} that take their time without using the
 processor, as a GPU's do. *Of the pace* are the samples per second that came into the model over
-those of workers that exchange nothing, from one update to another after about {seconds:g} s.
+those of steps without anything beside them, from one update to another after about {seconds:g} s.
+*Plain loops* are the same of as many ordinary PyTorch loops at once, which exchange nothing, on the
+same machine just before.
 
 {machine}
 
 {table}
 """
-HEADS = ("million", "step, ms", "workers", "links", "of the pace", "target", "steps in a push")
+HEADS = (
+    *("million", "step, ms", "workers", "links"),
+    *("of the pace", "plain loops", "target", "steps in a push"),
+)
+#: Steps of a plain loop before it is measured, and while it is.
+WARM_STEPS, PLAIN_STEPS = 10, 200
 
 
 @dataclass(frozen=True)
 class Measured:
-    """``steps`` are the local steps of a worker in an update."""
+    """``plain`` is the share of the pace of ordinary loops, and ``steps`` are the local steps of a
+    worker in an update."""
 
     of_pace: float
+    plain: float
     steps: float
 
 
@@ -109,6 +123,7 @@ def measure(row: Row, seconds: float) -> Measured:
     free = psutil.virtual_memory().available / 1e9
     if free < row.needs_gb:
         raise MemoryError(f"needs {row.needs_gb:.0f} GB, {free:.0f} GB are free")
+    plain = plain_pace(row)
     with ExitStack() as resources:
         folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="vcasgd-paced-")))
         links = Links(SLOW) if row.slow_links else None
@@ -134,8 +149,34 @@ def measure(row: Row, seconds: float) -> Measured:
     samples = after.progress.samples_applied - before.progress.samples_applied
     updates = after.totals.updates - before.totals.updates
     return Measured(
-        samples / (until - since) / row.pace, samples * row.workers / max(1, updates) / BATCH
+        *(samples / (until - since) / row.pace, plain),
+        samples * row.workers / max(1, updates) / BATCH,
     )
+
+
+def plain_pace(row: Row) -> float:
+    """Return the share of a row's pace that ordinary loops reach, a process for each worker."""
+    with multiprocessing.get_context("spawn").Pool(row.workers) as processes:
+        rates = processes.starmap(_plain_rate, [(row, BATCH // row.workers)] * row.workers)
+    return sum(rates) / row.pace
+
+
+def _plain_rate(row: Row, batch_size: int) -> float:
+    """Train in an ordinary loop; return its samples per second."""
+    torch.set_num_threads(1)
+    task = PacedVector(row.millions, row.step_ms, BATCH)
+    model = task.model()
+    optimizer = task.optimizer(list(model.parameters()))
+    steps = WARM_STEPS + min(PLAIN_STEPS, int(10_000 / row.step_ms))
+    batches = islice(DataLoader(task.dataset("train"), batch_size, shuffle=True), steps)
+    started = 0.0
+    for step, batch in enumerate(batches):
+        if step == WARM_STEPS:
+            started = time.perf_counter()
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+    return (steps - WARM_STEPS) * batch_size / (time.perf_counter() - started)
 
 
 def _settings(row: Row, folder: Path, links: Links | None) -> Settings:
@@ -196,13 +237,15 @@ def main() -> None:
             continue
         try:
             measured = measure(row, given.seconds)
-            shown, steps = f"{measured.of_pace:.2f}", f"{measured.steps:.0f}"
+            reached, plain = f"{measured.of_pace:.2f}", f"{measured.plain:.2f}"
+            steps = f"{measured.steps:.0f}"
         except MemoryError as error:
-            shown, steps = str(error), ""
+            reached, plain, steps = str(error), "", ""
         links = f"{SLOW.mbit:g} Mbit/s, {2 * SLOW.delay_ms:g} ms" if row.slow_links else "loopback"
         size, step = f"{row.millions:g}", f"{row.step_ms:g}"
-        rows.append([size, step, str(row.workers), links, shown, f"{row.target:.2f}", steps])
-        print(row.name, shown, steps, flush=True)
+        target = f"{row.target:.2f}"
+        rows.append([size, step, str(row.workers), links, reached, plain, target, steps])
+        print(row.name, reached, plain, steps, flush=True)
         page = PAGE.format(
             command=command,
             batch=BATCH,

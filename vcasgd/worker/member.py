@@ -37,9 +37,12 @@ TURNS_OF_INTERVAL = 2.0
 #: Most turns in an exchange of the whole vector. Each ends an interval, which takes some
 #: milliseconds, however few shards there are to push.
 MAX_TURNS = 5
-#: Most of its time for which a training that takes turns stands still for them. Each copies parts
-#: of the vector, and takes memory bandwidth from the training.
+#: Share of its time for which a training that takes turns should at most stand still for them. Each
+#: copies parts of the vector, and takes memory bandwidth from the training.
 MAX_STALL = 0.03
+#: Most seconds from one turn to the next for that, as a multiple of what a turn takes. Longer
+#: rounds cost quality.
+MAX_PAUSE = 4.0
 #: Progress of a job from which on its steps may overlap with exchanges. Early in a job, steps are
 #: long, consecutive ones can be opposed, and a gradient that is one step late adds to that.
 OVERLAP_FROM = 0.5
@@ -253,7 +256,19 @@ class Member:
 
     def may_start_turn(self, now: float) -> bool:
         """Return False while the last turn's share of the training's time is too large."""
-        return now - self._turn_at >= _turn_seconds(self._stalled)
+        return now - self._turn_at >= self._pause(self._stalled)
+
+    def _pause(self, stalled: float) -> float:
+        """Return the seconds between two turns if the training stands still for so many in one.
+
+        All turns of an exchange together lose at most :data:`MAX_LOST_SECONDS` of work.
+        """
+        most = min(MAX_PAUSE * self._seconds_of_turn, MAX_LOST_SECONDS / MAX_TURNS)
+        return min(stalled / MAX_STALL, most)
+
+    @property
+    def _seconds_of_turn(self) -> float:
+        return self.exchange_seconds * self.shards_of_turn / self.shards
 
     def start_turn(self, now: float) -> None:
         """Record that a turn begins."""
@@ -285,8 +300,7 @@ class Member:
     def _interval(self) -> float:
         """Local steps of the next interval."""
         if self.takes_turns and self.step_seconds:
-            turn = self.exchange_seconds * self.shards_of_turn / self.shards
-            turn = max(turn, _turn_seconds(self._stalled_before))
+            turn = max(self._seconds_of_turn, self._pause(self._stalled_before))
             return max(1.0, TURNS_OF_INTERVAL * turn / self.step_seconds)
         fixed = self._fixed and not self._gradients
         if fixed or not self._alone or not self.step_seconds:
@@ -305,12 +319,6 @@ class Member:
         if self.batch == self._job_batch:
             return self._job_batch
         return -(-samples // max(1, min(round(samples / self.batch), samples // self._least)))
-
-
-def _turn_seconds(stalled: float) -> float:
-    """Return how long a turn lasts at least for which the training stood still so long, both in
-    seconds. All turns of an exchange together lose at most :data:`MAX_LOST_SECONDS` of work."""
-    return min(stalled / MAX_STALL, MAX_LOST_SECONDS / MAX_TURNS)
 
 
 def fewer_steps(steps: int, workers: int, expected: int) -> int:
