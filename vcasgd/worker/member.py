@@ -100,8 +100,8 @@ class Member:
         self._alone = self._overlaps = False
         #: True if this worker keeps its own copy of the model, and never waits for an exchange.
         self.keeps_copy = False
-        #: When the last turn began, how long the training has stood still since then for an exchange
-        #: beside it, and how long during the turn before.
+        #: When the last turn began, and how long exchanges have stopped the training since then and
+        #: during the turn before.
         self._turn_at, self._stalled, self._stalled_before = -math.inf, 0.0, 0.0
         self._progress = 0.0
         self._exchanges: deque[float] = deque(maxlen=EXCHANGES)
@@ -251,7 +251,7 @@ class Member:
         return min(self.shards, max(-(-self.shards // MAX_TURNS), count))
 
     def stall(self, seconds: float) -> None:
-        """Record that the training stood still for an exchange beside it."""
+        """Record that the training stood still for an exchange beside it, in seconds."""
         self._stalled += seconds
 
     def may_start_turn(self, now: float) -> bool:
