@@ -66,11 +66,14 @@ def test_instances_and_pools_are_those_of_the_controller(api: Api, client: Clien
         "machines": 1, "idle": 0, "launches": 2, "blocked_until": 9.0, "reason": "full",
         "extra": 1, "provider": "local", "spot": True, "capacity": 3, "labels": ["eu-only"],
         "trust": "own", "max_price_per_hour": None, "offers": [], "markets": [],
+        "hardware": [{"cpus": 4, "memory_gb": 16, "gpus": 1, "gpu": "L4", "gpu_memory_gb": 24}],
     }  # fmt: skip
     api.control.publish({"i-1": MACHINE}, {"local": pool})
 
     assert [each.model_dump() for each in client.machines()] == [MACHINE]
-    assert [each.model_dump() for each in client.pools()] == [{"name": "local", **pool}]
+    kinds = "4 CPUs, 16 GB of memory, 1 L4 of 24 GB"
+    found = {"name": "local", **pool, "kinds": kinds}
+    assert [each.model_dump() for each in client.pools()] == [found]
 
 
 def test_parameter_servers(api: Api, client: Client) -> None:

@@ -33,7 +33,8 @@ def beside(api: Api, pool: str, machine: str = "m-1") -> tuple[str, str]:
     api.control.publish({machine: row}, POOLS)
     api.control.set_pool_specs(POOLS)
     worker = f"{job}.{machine}"
-    api.leases(job, worker).renew({"at": 5.0, "doing": "training", "machine": "m-2"}, [])
+    beat = {"at": 5.0, "doing": "training", "machine": "m-2", "visible_gpus": "2,3"}
+    api.leases(job, worker).renew(beat, [])
     return job, worker
 
 
@@ -78,7 +79,10 @@ def test_a_command_runs_with_the_code_of_the_job_and_is_recorded(api: Api, clien
     assert Path(folder) == api.home / "cache" / "local"
     code = Path(folder) / ("0" * 64)
     code.mkdir(parents=True)
-    program = "import os; print(os.getcwd(), os.environ['MODE'], 'VCASGD_TOKEN' in os.environ)"
+    program = (
+        "import os; print(os.getcwd(), os.environ['MODE'], 'VCASGD_TOKEN' in os.environ, "
+        "os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
 
     done = subprocess.run(
         [sys.executable, "-m", "vcasgd.cli", "exec", job, "--", "python", "-c", program],
@@ -89,13 +93,28 @@ def test_a_command_runs_with_the_code_of_the_job_and_is_recorded(api: Api, clien
         timeout=120,
     )
 
-    assert done.stdout == f"{code} debug False\n", done.stderr
+    assert done.stdout == f"{code} debug False 2,3\n", done.stderr
     events = [each for each in client.job(job).events() if each.kind == "exec"]
     assert [each.text for each in events] == [
         f"bootstrap runs id beside {worker}",
         f"bootstrap runs python beside {worker}",
     ]
     assert "--secret" not in str(events)
+
+
+def test_a_command_on_a_clouds_machine_sees_the_gpus_of_its_worker(
+    api: Api, client: Client
+) -> None:
+    job, worker = beside(api, "west")
+    assert client.job(job).shell(worker, ["nvidia-smi", "-L"]).argv[-1] == (
+        "env CUDA_VISIBLE_DEVICES=2,3 nvidia-smi -L"
+    )
+    assert "env" not in client.job(job).shell(worker).argv
+
+    # What a worker says about itself is no command
+    beat = {"at": 6.0, "doing": "training", "visible_gpus": "0 sh -c id"}
+    api.leases(job, worker).renew(beat, [])
+    assert client.job(job).shell(worker, ["ls"]).argv[-1] == "ls"
 
 
 def test_only_administrators_get_one(api: Api, client: Client) -> None:

@@ -251,7 +251,8 @@ def test_json_option_prints_listings_as_json(run: Run, api: Api) -> None:
 def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     job = api.submit()
     api.start_job(job)
-    api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {"local": {"machines": 1}})
+    pool = {"machines": 1, "hardware": [{"cpus": 2, "memory_gb": 8}]}
+    api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {"local": pool})
     checkpoint, _ = api.store_checkpoint(job, 1)
     api.jobs.add_logs(job, f"{job}.i-1", printed(["hello [bold]"]))
     api.leases(job).renew({"pushed_bytes": 1_500_000, "fetched_bytes": 4_000_000_000}, [])
@@ -260,7 +261,7 @@ def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     assert heading.split()[:2] == ["JOB", "STATE"]
     assert row.split()[:3] == [job, "running", "0/2"]
     assert "running" in stdout_of(run("machines"))
-    assert "local" in stdout_of(run("pools"))
+    assert "2 CPUs, 8 GB of memory, no GPU" in stdout_of(run("pools"))
     assert checkpoint in stdout_of(run("checkpoints", job))
     assert re.fullmatch(r"\d\d:\d\d:\d\d  i-1 {11}hello \[bold\]\n", stdout_of(run("logs", job)))
     assert "submitted: digits was submitted" in stdout_of(run("events", job))

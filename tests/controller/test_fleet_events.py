@@ -11,6 +11,7 @@ from support.fleet_records import NOW, PACKAGE, events_of, job_spec
 
 from vcasgd.controller.fleet.cloud_cache import LAUNCH_UNLISTED_SECONDS, NEVER_APPEARED
 from vcasgd.controller.fleet.view import WRITE_ALL_SECONDS
+from vcasgd.fleet.pools import JoinPoolSpec
 from vcasgd.fleet.providers.base import MachineState
 from vcasgd.spec.access import Scope
 from vcasgd.store.connection import RedisClient
@@ -18,6 +19,8 @@ from vcasgd.store.keys import MACHINES
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.leases import Leases
+from vcasgd.worker_names import worker_name
 
 
 def submit(jobs: Jobs, machines: int = 1, **options: Any) -> str:
@@ -37,6 +40,36 @@ def test_rebalance_advice_is_reported_once(controllers: Controllers, jobs: Jobs)
 
     (event,) = events_of(jobs, job, "rebalance-advice")
     assert event["details"] == {"machine": one.id}
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_machine_whose_owner_stops_it_is_no_loss(
+    controllers: Controllers, jobs: Jobs, ledger: RedisClient, seen: bool
+) -> None:
+    # Given a machine that joined, and works for a job
+    job, cloud = submit(jobs), Cloud()
+    loop, (one,) = controllers.run_with(cloud, 1)
+    cloud.boots = False
+
+    # When its owner ends it, which takes longer than a round, or less
+    if seen:
+        cloud.change(one.id, state=MachineState.LEAVING, notice_at=NOW, leaves=True)
+        loop.round()
+    else:
+        loop._fleet.pools.specs[one.pool] = JoinPoolSpec(name=one.pool, provider="join")
+        worker = worker_name(one.id, job)
+        Leases(ledger, job, worker, 60).renew({"doing": "left: the machine leaves"}, [])
+    cloud.take(one.id)
+    loop.round()
+
+    # Then the job has lost nothing, and says what happened
+    record = jobs.get(job)
+    assert (record.evictions, record.kills) == (0, 0)
+    assert not events_of(jobs, job, "eviction-notice")
+    (event,) = events_of(jobs, job, "worker-left")
+    assert event["details"] == {"machine": one.id}
+    timeline = jobs.timelines(job)[one.id]
+    assert (timeline["lost"], timeline["reason"]) == (False, "it left")
 
 
 def interrupt(cloud: Cloud, machine: str) -> None:

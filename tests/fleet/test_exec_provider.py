@@ -174,7 +174,7 @@ def test_commands_get_only_the_variables_that_the_pool_names(
     [
         ({"name": "p" * 21}, "pools.0"),
         ({"template": {"list": []}}, "pools.0.template.list"),
-        ({"template": {"timeout": "10m"}}, "pools.0.template.timeout"),
+        ({"template": {"timeout": "31s"}}, "pools.0.template.timeout"),
         ({"template": {"env": "KEY"}}, "pools.0.template.env"),
     ],
 )

@@ -59,9 +59,9 @@ def test_workers_of_several_gpus_share_none(monkeypatch: pytest.MonkeyPatch) -> 
     seen = []
     for worker in ("j.m", "j.m_2"):
         gpu = choose_gpu(worker, environment={}, count=lambda: 4).of_several(2)
-        seen.append([os.environ[VISIBLE], gpu.variables_of(1)[VISIBLE]])
+        seen.append([os.environ[VISIBLE], gpu.variables_of(1)[VISIBLE], gpu.visible(2)])
 
-    assert seen == [["0", "1"], ["2", "3"]]
+    assert seen == [["0", "1", "0,1"], ["2", "3", "2,3"]]
 
 
 @pytest.mark.parametrize(

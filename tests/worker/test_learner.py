@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 import vcasgd
-from vcasgd.errors import MachineDiffers, NonFiniteLoss, SpecError
+from vcasgd.errors import MachineDiffers, NonFiniteLoss, SpecError, UserCodeError
 from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.shards import ShardRange
 from vcasgd.spec.job import JobSpec
@@ -145,6 +146,73 @@ def test_a_schedule_follows_the_job_and_not_the_worker() -> None:
     steps = [interval(learner, 0.0, subtask).update.item() for subtask in (2, 3, 0)]
 
     assert steps == [-(0.5 + 0.375), -(0.25 + 0.125), -(1 + 0.875)]
+
+
+class Eventful(Slope):
+    """A task with state of its own, whose steps draw random numbers and change buffers."""
+
+    def __init__(self) -> None:
+        self.steps, self.evaluated = 0, 0
+        self.kept: Optimizer | None = None
+
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.Dropout(), nn.Linear(3, 1))
+        model.register_buffer("last", torch.zeros(1), persistent=False)
+        return model
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        if self.kept is None:
+            self.kept = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        return self.kept
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.steps += 1
+        vcasgd.log({"steps": self.steps})
+        loss = (model(batch) + random.random()).square().mean()
+        model.last.fill_(loss.item())
+        return loss
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        self.evaluated += 1
+        return {"loss": model(batch).sum(), "count": len(batch)}
+
+
+def test_a_rehearsed_step_and_evaluation_leave_no_trace() -> None:
+    def trained(*, rehearsed: bool) -> tuple[Any, ...]:
+        random.seed(1)
+        torch.manual_seed(1)
+        task = Eventful()
+        learner = learner_of(task, update={"rule": "async-local-sgd"})
+        learner.facts(1)
+        if rehearsed:
+            learner.rehearse(lambda: None)
+            assert task.evaluated == 1
+        module = learner._model.module
+        state = [*learner.initial(), torch.rand(1), module.last.clone()]
+        interval_ = learner.train(
+            Base(*learner.initial()), 0, 0, 4, should_stop=lambda: False, on_step=lambda: None
+        )
+        values = [each.tolist() for each in (*state, interval_.update, interval_.integers)]
+        return *values, interval_.logged, task.steps, interval_.loss_sum
+
+    assert trained(rehearsed=True) == trained(rehearsed=False)
+
+
+def test_a_rehearsal_finds_mistakes_of_both() -> None:
+    class BadStep(Eventful):
+        def loss(self, model: nn.Module, batch: Any) -> Tensor:
+            raise KeyError("labels")
+
+    class BadEvaluation(Eventful):
+        def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+            # What a step leaves behind.
+            assert model[0].weight.grad is None
+            raise KeyError("labels")
+
+    for task, name in ((BadStep(), "loss"), (BadEvaluation(), "evaluate")):
+        learner = learner_of(task)
+        with pytest.raises(UserCodeError, match=f"{name} raised KeyError"):
+            learner.rehearse(lambda: None)
 
 
 def test_gradients_are_clipped_before_the_step() -> None:

@@ -60,6 +60,7 @@ _MACHINES: Columns = {
 _POOLS: Columns = {
     "POOL": lambda row: row["name"],
     "MACHINES": lambda row: row.get("machines"),
+    "HARDWARE": lambda row: row.get("kinds") or None,
     "LAUNCHES": lambda row: row.get("launches"),
     "TRUST": lambda row: row.get("trust"),
     "LABELS": lambda row: ", ".join(row.get("labels") or ()) or None,

@@ -14,6 +14,7 @@ from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.output import err
 from vcasgd.client import Job
 from vcasgd.errors import FleetError, SpecError
+from vcasgd.gpus import VISIBLE
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Job ID.")]
 Words = Annotated[
@@ -23,7 +24,7 @@ Words = Annotated[
 
 
 def exec_(job: JobName, words: Words = None, url: Url = None, token: Token = None) -> None:
-    """Run a command beside a worker, with the code and packages of its job.
+    """Run a command beside a worker, with the code, packages, and GPUs of its job.
 
     On a local machine, it runs here; on a cloud's machine, over its own tool (aws, gcloud), with
     your rights. Needs scope admin, and is in the job's events. There is none on machines that
@@ -72,6 +73,8 @@ def _run(
     err.print(f"beside {access.worker}, in {code}", style="dim")
     os.chdir(code)
     variables = {**_variables(job, Path(access.folder), code), "VCASGD_WORKER": access.worker}
+    if access.gpus is not None:
+        variables |= {VISIBLE: access.gpus, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     _replace(command or [os.environ.get("SHELL", "/bin/sh")], variables)
 
 

@@ -180,7 +180,7 @@ class ExecTemplate(StrictModel):
     token_file: Name
     env: tuple[Name, ...] = ()
     timeout: Duration = Field(
-        default=timedelta(seconds=30), gt=timedelta(0), le=timedelta(minutes=2)
+        default=timedelta(seconds=30), gt=timedelta(0), le=timedelta(seconds=30)
     )
     price_per_hour: float = Field(default=0.0, ge=0, description="USD of one machine")
     on_demand_price_per_hour: float | None = Field(

@@ -227,18 +227,27 @@ def untouched(module: nn.Module) -> Iterator[Callable[[], None]]:
                     each.copy_(value)
 
     training = [(layer, layer.training) for layer in module.modules()]
-    python, numpy = random.getstate(), np.random.get_state()
-    gpus = {each.device for each in module.parameters() if each.is_cuda}
     try:
-        with torch.random.fork_rng(devices=list(gpus)):
+        with same_random_numbers(module):
             rest(module)
             yield restore
     finally:
         for layer, before in training:
             layer.training = before
+        restore()
+
+
+@contextmanager
+def same_random_numbers(module: nn.Module) -> Iterator[None]:
+    """Keep the random state of torch, on the module's devices, too, of numpy, and of Python."""
+    python, numpy = random.getstate(), np.random.get_state()
+    gpus = {each.device for each in module.parameters() if each.is_cuda}
+    try:
+        with torch.random.fork_rng(devices=list(gpus)):
+            yield
+    finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        restore()
 
 
 def rest(module: nn.Module) -> None:

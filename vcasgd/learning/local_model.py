@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vcasgd.errors import MachineDiffers, SpecError
-from vcasgd.learning.base import BaseGuard, as_real, buffers_of, endless_buffers, parameters_of
+from vcasgd.learning.base import (
+    BaseGuard,
+    as_real,
+    buffers_of,
+    endless_buffers,
+    parameters_of,
+    persistent_names,
+)
 from vcasgd.learning.beside import Beside, StateSearch, WholeState
 from vcasgd.learning.buffers import declared_buffers, unexplained_buffers
 from vcasgd.learning.layout import Layout, TensorKind
@@ -82,13 +90,29 @@ class LocalModel:
         self._move(search.beside)
         carried = search.trained(optimizer())
         if search.is_unclear(carried):
-            floats, integers = self._vectors()
-            gather(self.module, self.layout, floats, integers)
-            search.note()
-            probe()
-            search.undo()
-            scatter(floats, integers, self.module, self.layout)
+            with self.undone():
+                search.note()
+                probe()
+                search.undo()
         self._carry(carried | search.moved(carried), search.beside)
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Give the model its values again at the end, whatever local steps made of them."""
+        floats, integers = self._vectors()
+        gather(self._whole, self.layout, floats, integers)
+        known, named = persistent_names(self.module), buffers_of(self.module)
+        others = {name: each.clone() for name, each in named.items() if name not in known}
+        try:
+            yield
+        finally:
+            scatter(floats, integers, self._whole, self.layout)
+            after = buffers_of(self.module)
+            with torch.no_grad():
+                for name in others.keys() & after.keys():
+                    if after[name].shape == others[name].shape:
+                        after[name].copy_(others[name])
+            self.module.zero_grad(set_to_none=True)
 
     def find_buffers(self, find: Callable[[nn.Module, list[str]], dict[str, TensorKind]]) -> None:
         """Let ``find`` decide how buffers are merged that neither torch nor the task explains.

@@ -112,6 +112,9 @@ class PoolRow(Row):
         default=None, description="Reason why the pool, or a part of it, is backing off."
     )
     provider: str | None = None
+    kinds: str = Field(
+        default="", description="Hardware that it sells or has; empty while it is unknown."
+    )
     spot: bool | None = None
     capacity: int | None = None
     labels: list[str] = Field(default=[], description="Labels of data that the pool may process.")
@@ -185,6 +188,9 @@ class ShellAccess(Schema):
         description="Command for your computer that does it; empty if it is the stack's computer."
     )
     folder: str | None = Field(description="Folder of the jobs' code on the stack's computer.")
+    gpus: str | None = Field(
+        default=None, description="The worker's GPUs, as CUDA_VISIBLE_DEVICES; null without one."
+    )
 
 
 class EvictionRequested(Schema):

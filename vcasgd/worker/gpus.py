@@ -45,6 +45,14 @@ class OwnGpu:
         """Return the environment of a worker's further rank, which sees only its own GPU."""
         return {VISIBLE: self.names[(self.place + rank) % self.count]} if self.count else {}
 
+    def visible(self, ranks: int) -> str | None:
+        """Return CUDA_VISIBLE_DEVICES of all ranks of this worker; None without a GPU."""
+        if not self.count:
+            return None
+        return ",".join(
+            dict.fromkeys(self.names[(self.place + each) % self.count] for each in range(ranks))
+        )
+
     @property
     def device(self) -> str:
         """The device for people."""

@@ -38,6 +38,8 @@ class WorkerStatus:
         self.samples = 0
         #: Processes of this worker that train together; None until the model is built.
         self.ranks: int | None = None
+        #: Their GPUs, as CUDA_VISIBLE_DEVICES; None without one.
+        self.visible_gpus: str | None = None
         #: Operations of the model for a sample, as the task says.
         self.flops_per_sample: float | None = None
         #: Median seconds of a local step over the last push intervals.

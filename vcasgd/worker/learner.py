@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from vcasgd.learning.base import as_real, buffers_of
 from vcasgd.learning.batch_probe import division_of, probed
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.batch_weights import BatchWeights, CountedLabels, declared_weight, measure_of
-from vcasgd.learning.buffers import find_kinds, untouched
+from vcasgd.learning.buffers import find_kinds, same_random_numbers, untouched
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings import Float32
 from vcasgd.learning.encodings.encoder import codec_of
@@ -301,12 +302,15 @@ class Learner:
             shard_lengths=self._shard_lengths(),
         )
 
-    def rehearse(self) -> None:
-        """Evaluate one batch, so that a mistake shows before the first epoch is trained.
+    def rehearse(self, on_progress: Callable[[], None]) -> None:
+        """Make a local step, which is undone, and evaluate one batch, so that a mistake shows
+        before the first epoch is trained.
 
-        Raises :class:`SpecError` if the evaluation lacks the metric that the job names, and what
-        :func:`~vcasgd.learning.training.evaluate` raises.
+        Calls ``on_progress`` between them. Raises :class:`SpecError` if the evaluation lacks the
+        metric that the job names, and errors of the user's code.
         """
+        self._rehearse_step()
+        on_progress()
         names = self._rehearse()
         chosen = self.spec.stop.chosen_metric
         if chosen is not None and chosen.name not in names:
@@ -315,6 +319,25 @@ class Learner:
                 remedy=did_you_mean(chosen.name, names) or "name one of them, or return it",
                 field="stop.metric",
             )
+
+    def _rehearse_step(self) -> None:
+        # Loops, trainers, and several processes count their steps themselves.
+        if not self.task.repeatable or self.spec.workers.gpus != 1:
+            return
+        attributes, module = dict(vars(self.task)), self._model.module
+        size = min(batch_size_of(self.task), self.plan.size(0))
+        try:
+            with same_random_numbers(module), self._model.undone():
+                with user_code("start_sequence"):
+                    self.task.start_sequence(module)
+                self._probe(0, size)
+        except NonFiniteLoss as error:
+            # Training says more, or leaves out the samples.
+            log.debug("the rehearsed step: %s", error)
+        finally:
+            vars(self.task).update(attributes)
+            self.__dict__.pop("_bad", None)
+            collected.take()
 
     def _rehearse(self) -> list[str]:
         return rehearse_evaluation(self.task, self._model.module, self._validation_set, self.device)
@@ -326,15 +349,24 @@ class Learner:
             self.task, self._data.dataset, self.device, self.spec.seed, skips=skips
         )
         set_seed(seed_for(self.spec.seed, 0, 0), self.device)
-        train(
-            *(self.task, self._model.module, self._new_optimizer()),
-            source.batches(self.plan, SampleRange(0, start, stop), ()),
-            self.device,
-            should_stop=lambda: False,
-            on_step=lambda: None,
-            bad=self._bad,
-        )
-        source.close()
+        optimizer = self._new_optimizer()
+        is_kept = any(each is optimizer for each in vars(self.task).values())
+        before = copy.deepcopy(optimizer.state_dict()) if is_kept else None
+        set_mode(optimizer, training=True)
+        try:
+            train(
+                *(self.task, self._model.module, optimizer),
+                source.batches(self.plan, SampleRange(0, start, stop), ()),
+                self.device,
+                should_stop=lambda: False,
+                on_step=lambda: None,
+                bad=self._bad,
+            )
+        finally:
+            set_mode(optimizer, training=False)
+            if before is not None:
+                optimizer.load_state_dict(before)
+            source.close()
 
     def _find_buffers(self, state: nn.Module, names: list[str]) -> dict[str, TensorKind]:
         """Find out how versions merge these buffers, before any training."""

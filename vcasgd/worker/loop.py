@@ -268,6 +268,7 @@ class Worker:
             **capacity(),
             **self._throughput.fields(status.samples, status.flops_per_sample),
             device=self._gpu.device,
+            visible_gpus=status.visible_gpus,
             gpus=self._gpu.count,
             ranks=status.ranks,
             reading=self._setup.reading() or None,

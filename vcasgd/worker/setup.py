@@ -147,6 +147,7 @@ class Setup:
         self._script = task if isinstance(task, LoopInThread) else None
         self._status.ranks = size = ranks_of(job.spec.workers, self._gpu.count)
         self._gpu = self._gpu.of_several(size)
+        self._status.visible_gpus = self._gpu.visible(size)
         if size == 1:
             return Learner(job.spec, task, best_device())
         ranks = Ranks(
@@ -185,7 +186,7 @@ class Setup:
         volunteer = context.settings.volunteer
         facts = reported or learner.facts(len(context.nodes), verified=volunteer)
         if reported is None:
-            learner.rehearse()
+            learner.rehearse(self._progress)
         nodes = nodes_of(context.nodes, facts.store_nodes, facts.shards, context.job)
         # Not the learner's present model, which is already trained if the snapshot was lost.
         floats, integers = self._starting_vectors(learner) or learner.initial()

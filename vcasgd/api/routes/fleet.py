@@ -15,6 +15,8 @@ from vcasgd.api.history import MEDIA_TYPE, stream_of
 from vcasgd.api.problems import documented
 from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.errors import Conflict, NotFound, SpecError
+from vcasgd.fleet.hardware import kinds_text
+from vcasgd.fleet.observed import PoolStatus
 from vcasgd.fleet.pools import WITHOUT_EVICTION
 from vcasgd.logging import request_id
 from vcasgd.schemas.fleet import (
@@ -76,7 +78,11 @@ def list_machines(services: ServicesDep) -> Response:
 @router.get("/pools", dependencies=READ)
 def list_pools(services: ServicesDep) -> list[PoolRow]:
     """List the pools of machines, as the controller last observed them."""
-    return [PoolRow.model_validate(row) for row in _named(services.control.pools(), "name")]
+    return [
+        PoolRow.model_validate(row | {"kinds": kinds_text(PoolStatus.from_row(name, row).kinds)})
+        for row in _named(services.control.pools(), "name")
+        for name in [row["name"]]
+    ]
 
 
 @router.get("/servers", dependencies=READ)

@@ -19,6 +19,7 @@ from vcasgd.api.problems import documented
 from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.errors import Conflict, NotFound
 from vcasgd.fleet.pools import cache_name
+from vcasgd.gpus import VISIBLE
 from vcasgd.printable import printable
 from vcasgd.schemas.fleet import ShellAccess, ShellRequest
 from vcasgd.worker_names import machine_of
@@ -48,7 +49,9 @@ def request_shell(
     The status is 409 where the worker's pool doesn't allow it. The job's events name the caller,
     the worker, and the program, without its arguments.
     """
-    worker, argv = _chosen(services, job.id, body)
+    beats = services.beats.of(job.id)
+    gpus = {name: beat.visible_gpus for name, beat in beats.items()}
+    worker, argv = _chosen(services, job.id, body, gpus)
     machine = machine_of(worker)
     pool = services.control.machines()[machine]["pool"]
     labels = services.control.pools().get(pool, {}).get("labels") or ()
@@ -63,12 +66,21 @@ def request_shell(
         user=caller.name,
     )
     return ShellAccess(
-        worker=worker, machine=machine, argv=argv, folder=None if argv else str(folder)
+        worker=worker,
+        machine=machine,
+        argv=argv,
+        folder=None if argv else str(folder),
+        gpus=gpus.get(worker),
     )
 
 
-def _chosen(services: Services, job: str, body: ShellRequest) -> tuple[str, list[str]]:
-    """Return the named worker of the job, or the first that allows it, and the command."""
+def _chosen(
+    services: Services, job: str, body: ShellRequest, gpus: Mapping[str, str | None]
+) -> tuple[str, list[str]]:
+    """Return the named worker of the job, or the first that allows it, and the command.
+
+    ``gpus``: CUDA_VISIBLE_DEVICES of each worker; a command sees the same GPUs.
+    """
     names = sorted(services.jobs.workers.names(job))
     if body.worker is not None and body.worker not in names:
         raise NotFound(f"job {job} has no worker {body.worker}", remedy=f"vcasgd workers {job}")
@@ -80,7 +92,9 @@ def _chosen(services: Services, job: str, body: ShellRequest) -> tuple[str, list
         if row.get("job") == job:
             try:
                 pool = pools.get(row["pool"], {})
-                return name, shell_command(machine_of(name), row, pool, body.command)
+                visible = ["env", f"{VISIBLE}={own}"] if (own := gpus.get(name)) else []
+                command = [*visible, *body.command] if body.command else []
+                return name, shell_command(machine_of(name), row, pool, command)
             except Conflict as error:
                 why = error
     raise why

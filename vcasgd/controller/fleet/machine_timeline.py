@@ -36,7 +36,7 @@ class MachinePhase(StrEnum):
     """Phase of a machine.
 
     ``NOTICE``: its cloud is about to take it. ``DRAINING``: the controller asked its worker to
-    leave. ``DEAD``: it no longer exists.
+    leave, or its owner the machine. ``DEAD``: it no longer exists.
     """
 
     BOOTING = "booting"
@@ -325,8 +325,8 @@ def _has_joined(one: Machine, state: Observed) -> bool:
 
 
 def _phase(one: Machine, *, joined: bool, draining: bool) -> MachinePhase:
-    if one.state is MachineState.LEAVING:
+    if one.state is MachineState.LEAVING and not one.leaves:
         return MachinePhase.NOTICE
-    if draining:
+    if draining or one.leaves:
         return MachinePhase.DRAINING
     return MachinePhase.RUNNING if joined else MachinePhase.BOOTING

@@ -222,6 +222,7 @@ def _machine(machine: JoinedMachine, report: MachineReport, end: MachineEnd | No
         state=MachineState.LEAVING if leaves else MachineState.RUNNING,
         launched_at=machine.joined_at,
         notice_at=end.by if end else report.at if leaves else None,
+        leaves=report.leaving and end is None,
         host=machine.host,
         price_per_hour=0.0,
         spot=True,

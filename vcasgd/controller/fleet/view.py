@@ -18,6 +18,7 @@ from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame, Waiting
+from vcasgd.fleet.pools import JOIN
 from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
@@ -26,7 +27,7 @@ from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import LostWorkers
-from vcasgd.store.ledger.workers import WorkerBeats
+from vcasgd.store.ledger.workers import WorkerBeats, read_beats
 from vcasgd.worker_names import machine_of, worker_name
 
 #: Seconds between two complete writes of the published view.
@@ -125,7 +126,8 @@ class FleetView:
         """
         jobs, terminated = self._fleet.jobs, self._fleet.terminated
         before, lost = self._machines, self._disappeared(state)
-        ends = {name: terminated.get(name) for name in lost}
+        left = self._left(lost)
+        ends = {name: terminated.get(name) or left.get(name) for name in lost}
         self._timeline.record(state, ends, self._fleet.clock(), before)
         active = set(jobs.active())
         machines = self._rows(state, active)
@@ -139,7 +141,7 @@ class FleetView:
                 if one.job in active
                 for event in _changes(before.get(name), one)
             ),
-            *self._losses(lost, active),
+            *self._losses(lost, left, active),
         ]
         jobs.add_events(events)
         self._write(machines, self._pool_rows(state))
@@ -238,18 +240,46 @@ class FleetView:
                     {"machine": name, "pool": one.pool, "why": one.problem},
                 )
 
-    def _losses(self, lost: Mapping[str, Machine], active: Collection[str]) -> list[NewEvent]:
-        """Record the machines that active jobs lost, and return the events of new losses."""
-        events = []
+    def _left(self, lost: Mapping[str, Machine]) -> dict[str, str]:
+        """Return why machines are no loss whose owners let them leave, by machine.
+
+        One that leaves quickly was never observed while it did, but its worker said so.
+        """
+        specs = self._fleet.pools.specs
+        mine = {
+            (one.job, worker_name(name, one.job)): name
+            for name, one in lost.items()
+            if one.job is not None
+            and one.state is not MachineState.LEAVING
+            and one.pool in specs
+            and specs[one.pool].provider == JOIN
+        }
+        beats = read_beats(self._fleet.ledger, mine) if mine else {}
+        gone = [mine[worker] for worker, beat in beats.items() if beat.has_left]
+        return dict.fromkeys([*(n for n, one in lost.items() if one.leaves), *gone], "it left")
+
+    def _losses(
+        self, lost: Mapping[str, Machine], left: Collection[str], active: Collection[str]
+    ) -> list[NewEvent]:
+        """Record the machines that active jobs lost, and return the events of new losses.
+
+        Those that ``left`` only have an event.
+        """
+        events, ends = [], []
         for name, one in lost.items():
-            if one.job is not None and one.job in active and name not in self._fleet.terminated:
+            if one.job is None or one.job not in active or name in self._fleet.terminated:
+                continue
+            if name in left:
+                text = f"{name} has left, as its owner wanted"
+                ends.append(NewEvent(one.job, "worker-left", text, {"machine": name}))
+            else:
                 noticed = one.state is MachineState.LEAVING
                 how = "evicted" if noticed else "killed"
                 text = f"{name} was lost {'after' if noticed else 'without'} a notice"
                 event = NewEvent(one.job, f"worker-{how}", text, {"machine": name})
                 events.append(((one.job, name, how), event))
         recorded = self._fleet.jobs.workers.record_losses(loss for loss, _ in events)
-        return [event for (_, event), new in zip(events, recorded, strict=True) if new]
+        return ends + [event for (_, event), new in zip(events, recorded, strict=True) if new]
 
 
 def _with_past(row: Machine, before: Machine | None, active: Collection[str]) -> Machine:
@@ -269,6 +299,8 @@ def _changes(before: Machine | None, row: Machine) -> Iterator[NewEvent]:
     if before is None or before.job != job:
         yield NewEvent(job, "worker-started", f"{name} works on the job", {"machine": name})
     leaving = MachineState.LEAVING
+    if row.leaves:
+        return
     if row.state is leaving and (before is None or before.state is not leaving):
         text = f"{name} received an eviction notice; a replacement is ordered"
         details = {"machine": name, "at": row.notice_at}

@@ -59,6 +59,8 @@ class Machine:
     """On-demand price of this type in this zone."""
     advised_at: float | None = None
     """Since when the cloud has recommended leaving it; it may still run for long."""
+    leaves: bool = False
+    """True if it leaves as its owner wants, in good order: a planned end, and no loss."""
     hardware: Hardware | None = None
     """Hardware that the machine reported; None if that of its type's offers applies."""
     joined: bool = False

@@ -181,6 +181,7 @@ _Counters = Annotated[
 ]
 
 
+_Gpus = Annotated[Annotated[str, Field(pattern=r"^[A-Za-z0-9,/_-]{1,400}$")] | None, _Optional]
 _Notes = Annotated[Annotated[dict[Name, _Status], Field(max_length=MAX_COUNTERS)] | None, _Optional]
 
 
@@ -244,8 +245,10 @@ class Heartbeat(BaseModel):
     gpu_memory_free_bytes: _Count = None
     #: Percentage of the last moments in which the GPU computed, for any process.
     gpu_utilization: _Number = None
-    #: The device of this worker, and the GPUs of its machine that workers may use.
+    #: The device of this worker, CUDA_VISIBLE_DEVICES of all its processes, and the GPUs of its
+    #: machine that workers may use.
     device: _Name = None
+    visible_gpus: _Gpus = None
     gpus: _Count = None
     ranks: _Count = None
     cores: _Count = None
