@@ -26,6 +26,7 @@ from vcasgd.api import STATIC
 from vcasgd.client.transport import Transport
 from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import SpecError, StackError, VcasgdError
+from vcasgd.fleet.estimate import MAX_PRICE_DAYS
 from vcasgd.fleet.pools import LocalPoolSpec, PoolSpec, load_pools
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.registry import ask_account
@@ -47,8 +48,6 @@ MIN_SHARED_MEMORY = 200 * MEGABYTE
 MIN_OPEN_FILES = 1024
 #: Seconds; clouds refuse requests whose time is wrong by five minutes, and leases expire early.
 MAX_CLOCK_ERROR = 10.0
-#: Prices of clouds change rarely, but budgets rely on them.
-MAX_PRICE_DAYS = 365.0
 #: Limit for a request to the API in seconds.
 API_SECONDS = 10.0
 _DAY = 86_400.0

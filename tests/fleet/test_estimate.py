@@ -63,6 +63,15 @@ def test_hours_and_cost() -> None:
     assert "2 epochs of 36000 samples, as in an earlier job" in plan.assumptions
 
 
+def test_the_age_of_an_old_price_is_said() -> None:
+    old = replace(offer("east", "a", 1.0), as_of=NOW - 400 * 86400)
+    plan = planned(MEASURED, PoolStatus("east", offers=(old,)))
+
+    (line,) = (line for line in plan.assumptions if "days old" in line)
+    assert line.startswith("the price of small is 400 days old")
+    assert not any("days old" in line for line in planned().assumptions)
+
+
 @pytest.mark.parametrize(
     ("length", "known", "hours", "remedy"),
     [

@@ -25,6 +25,8 @@ from vcasgd.spec.job import JobSpec
 
 #: Name of the planned job; no real job can have it.
 _PLANNED = "-"
+#: Days after which a price is old: those of clouds change rarely, but budgets rely on them.
+MAX_PRICE_DAYS = 365.0
 #: First assumption of a plan that has to wait.
 WAITS = "all machines are in use now: the job waits until these are free"
 
@@ -93,7 +95,10 @@ def estimate(
     risk_free = with_spares * sum(row.on_demand_price_per_hour * row.machines for row in rows)
     hours = _hours(spec, rows, workload, machines)
     moved = _traffic(spec, workload, rows, pools, store_zone)
-    assumptions = _assumptions(spec, workload, machines, hours, per_hour)
+    assumptions = [
+        *_assumptions(spec, workload, machines, hours, per_hour),
+        *_old_prices([row for row in rows if row.machines], now),
+    ]
     if moved is not None:
         assumptions.append(described(moved, store_zone))
     return PlanView(
@@ -316,6 +321,17 @@ def _assumptions(
     if limit is not None and hours is not None and hours * 3600 > limit.total_seconds():
         lines.append(f"stop.max_duration ends the job after {limit.total_seconds() / 3600:g} h")
     return lines
+
+
+def _old_prices(bought: Sequence[OfferView], now: float) -> list[str]:
+    """Say how old prices are that may have changed since."""
+    days = {row.machine_type: (now - row.as_of) // 86400 for row in bought}
+    return [
+        f"the price of {kind} is {age:.0f} days old: compare it with the cloud's, and correct it "
+        "in a file (VCASGD_PRICES)"
+        for kind, age in days.items()
+        if age > MAX_PRICE_DAYS
+    ]
 
 
 def memory_text(memory_bytes: int | None, gpu_memory_bytes: int | None) -> str:

@@ -2579,6 +2579,12 @@ export interface components {
             reason: string | null;
             /** Provider */
             provider: string | null;
+            /**
+             * Kinds
+             * @description Hardware that it sells or has; empty while it is unknown.
+             * @default
+             */
+            kinds: string;
             /** Spot */
             spot: boolean | null;
             /** Capacity */
@@ -2891,6 +2897,11 @@ export interface components {
              * @description Folder of the jobs' code on the stack's computer.
              */
             folder: string | null;
+            /**
+             * Gpus
+             * @description The worker's GPUs, as CUDA_VISIBLE_DEVICES; null without one.
+             */
+            gpus: string | null;
         };
         /**
          * ShellRequest

@@ -33,6 +33,7 @@ function columns(now: number, spend: Spend | undefined): Column<Pool>[] {
         </>
       ),
     },
+    { name: "Hardware", wide: true, cell: (row) => row.kinds || DASH },
     { name: "Kind", wide: true, cell: (row) => (row.spot ? "spot" : "on demand") },
     {
       name: "Machines",
