@@ -146,6 +146,23 @@ def aws() -> Iterator[AwsBackend]:
         yield backend
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_prices_on_demand_are_those_of_the_price_list_if_it_may_be_read(
+    aws: AwsBackend, allowed: bool
+) -> None:
+    aws.ec2.price_list = {aws.kind: 0.1234} if allowed else None
+
+    provider = aws.provider(spot=False)
+    offers = {offer.machine_type: offer for offer in provider.offers(aws.pool)}
+
+    table = PriceTable.load("aws")
+    listed, other = offers[aws.kind], offers["m5.large"]
+    usual = table.price("us-east-1", aws.kind)
+    assert listed.price_per_hour == (0.1234 if allowed else usual.on_demand)
+    assert listed.source.startswith("price list of AWS" if allowed else usual.source)
+    assert other.source == table.price("us-east-1", "m5.large").source
+
+
 @pytest.mark.parametrize(
     ("action", "code", "status", "kind"),
     [

@@ -57,6 +57,8 @@ class EmulatedEc2:
     refusals: list[tuple[str, str, int]] = field(default_factory=list)
     #: Values of quotas by their codes; moto has none of EC2's.
     quotas: dict[str, float] = field(default_factory=dict)
+    #: USD per hour by type in the price list; None if it may not be read.
+    price_list: dict[str, float] | None = None
     calls: list[str] = field(default_factory=list)
     #: While it is cleared, calls get no answer; ``waiting`` counts them.
     answers: threading.Event = field(default_factory=threading.Event)
@@ -233,7 +235,24 @@ class _Handler(BaseHTTPRequestHandler):
                 answer = json.dumps({"Quota": quota}).encode()
                 self._send(200, answer, "application/x-amz-json-1.1")
                 return
+        if self.headers.get("X-Amz-Target", "").endswith(".GetProducts"):
+            self._send(*self._products(json.loads(body)))
+            return
         self._send(*self._forward(body))
+
+    def _products(self, request: dict[str, Any]) -> tuple[int, bytes, str]:
+        prices, kind = self.server.ec2.price_list, "application/x-amz-json-1.1"
+        if prices is None:
+            refusal = {"__type": "AccessDeniedException", "Message": "not allowed"}
+            return 400, json.dumps(refusal).encode(), kind
+        wanted = {row["Field"]: row["Value"] for row in request["Filters"]}
+        assert wanted["regionCode"] == REGION
+        price = prices.get(wanted["instanceType"])
+        dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price}0000"}}
+        term = {"priceDimensions": {"x.JRTCKXETXF.6YS6EN2CT7": dimension}}
+        product = {"terms": {"OnDemand": {"x.JRTCKXETXF": term}}}
+        found = [] if price is None else [json.dumps(product)]
+        return 200, json.dumps({"PriceList": found, "FormatVersion": "aws_v1"}).encode(), kind
 
     def _call_made(self) -> None:
         ec2 = self.server.ec2

@@ -33,6 +33,19 @@ def test_packaged_price_has_a_date_and_a_source() -> None:
     assert "2025-03-02" in price.source
 
 
+def test_what_the_cloud_tells_precedes_the_package_and_follows_the_users_file(
+    override: Path,
+) -> None:
+    table = PriceTable.load("aws", override)
+    table.use("us-east-1", {"c5.xlarge": 0.19, "m5.large": 0.11}, "price list of AWS")
+
+    assert table.price("us-east-1", "c5.xlarge").on_demand == 0.1
+    told = table.price("us-east-1", "m5.large")
+    assert (told.on_demand, told.cpus) == (0.11, 2)
+    assert told.source == f"price list of AWS ({datetime.now(UTC).date()})"
+    assert table.price("us-east-2", "m5.large").source != told.source
+
+
 def test_google_spot_prices_are_in_the_table() -> None:
     price = PriceTable.load("gcp").price("us-central1", "n2-standard-4")
     assert price.spot is not None

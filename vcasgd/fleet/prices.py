@@ -1,8 +1,8 @@
 """List prices: tables in the package, and a file of the user whose rows take precedence.
 
-The clouds' price lists need extra permissions, so on-demand prices come from tables. Each table has
-a date and a source, which are shown with every price. The file in ``VCASGD_PRICES`` is YAML or JSON
-of the same form, by cloud::
+On-demand prices come from the price list of AWS where the controller may read it, and else from
+tables. Each has a date and a source, which are shown with every price. The file in
+``VCASGD_PRICES`` is YAML or JSON of the same form, by cloud, and takes precedence::
 
     aws:
       as_of: 2026-11-20
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from functools import cache
@@ -86,9 +87,9 @@ class _Table(StrictModel):
 class PriceTable:
     """List prices of one cloud, each from the first table that has it."""
 
-    def __init__(self, cloud: str, tables: list[_Table]) -> None:
+    def __init__(self, cloud: str, own: list[_Table], bundled: list[_Table]) -> None:
         self._cloud = cloud
-        self._tables = tables
+        self._own, self._fetched, self._bundled = own, list[_Table](), bundled
 
     @classmethod
     def load(cls, cloud: str, override: Path | None = None) -> PriceTable:
@@ -97,7 +98,17 @@ class PriceTable:
         Raises :class:`~vcasgd.errors.SpecError`.
         """
         overriding = _override(override).get(cloud)
-        return cls(cloud, [*([overriding] if overriding else []), *_bundled(cloud)])
+        return cls(cloud, [overriding] if overriding else [], _bundled(cloud))
+
+    @property
+    def _tables(self) -> list[_Table]:
+        return [*self._own, *self._fetched, *self._bundled]
+
+    def use(self, region: str, prices: Mapping[str, float], source: str) -> None:
+        """Use on-demand prices by type that the cloud has just told, but for the user's own."""
+        today = datetime.now(UTC).date()
+        table = _Table(as_of=today, source=source, on_demand={region: dict(prices)})
+        self._fetched = [table]
 
     def price(self, region: str, machine_type: str) -> ListPrice:
         """Return the price of a type in a region.

@@ -17,6 +17,7 @@ data "aws_iam_policy_document" "fleet" {
       "ec2:DescribeInstances",
       "ec2:DescribeLaunchTemplateVersions",
       "ec2:DescribeSpotPriceHistory",
+      "pricing:GetProducts",
       "servicequotas:GetServiceQuota",
     ]
     # These actions don't support resource-level permissions.

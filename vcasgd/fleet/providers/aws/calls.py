@@ -7,8 +7,9 @@ https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +34,8 @@ from vcasgd.fleet.providers.pooled import LaunchOrder, fleet_error, kind_of, ref
 CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
 #: botocore's own attempts at a call that was throttled or not answered.
 ATTEMPTS = 2
+#: One of the few regions that serve the price list, which is that of all regions.
+PRICE_LIST_REGION = "us-east-1"
 CLUSTER_TAG = "vcasgd:cluster"
 POOL_TAG = "vcasgd:pool"
 LAUNCH_TAG = "vcasgd:launch"
@@ -61,12 +64,14 @@ _EXCEPTIONS: dict[type[FleetError], str] = {
 }
 
 
-def client(service: str, region: str) -> Any:
+def client(
+    service: str, region: str, *, read_seconds: float = READ_SECONDS, attempts: int = ATTEMPTS
+) -> Any:
     """Create a client with time limits. ``AWS_ENDPOINT_URL`` and AWS's other variables apply."""
     config = Config(
         connect_timeout=CONNECT_SECONDS,
-        read_timeout=READ_SECONDS,
-        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+        read_timeout=read_seconds,
+        retries={"mode": "standard", "total_max_attempts": attempts},
         max_pool_connections=CONNECTIONS,
     )
     with errors(service, None):
@@ -108,6 +113,34 @@ def secret(name: str, region: str) -> str:
     """Return a value from Secrets Manager, with this machine's role. Raises :class:`FleetError`."""
     manager = client("secretsmanager", region)
     return str(call(manager, "get_secret_value", None, {"SecretId": name})["SecretString"])
+
+
+def list_prices(region: str, kinds: Iterable[str]) -> dict[str, float]:
+    """Return the on-demand prices of types in USD per hour, with Linux, from AWS's price list.
+
+    Raises :class:`FleetError`, also without the permission ``pricing:GetProducts``.
+    """
+    # Networks without a way to it must not hold up anything.
+    pricing = client("pricing", PRICE_LIST_REGION, read_seconds=CONNECT_SECONDS, attempts=1)
+    prices = {}
+    for kind in kinds:
+        fields = {
+            "instanceType": kind, "regionCode": region, "operatingSystem": "Linux",
+            "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used",
+        }  # fmt: skip
+        filters = [{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in fields.items()]
+        request = {"ServiceCode": "AmazonEC2", "Filters": filters}
+        products = map(json.loads, call(pricing, "get_products", None, request)["PriceList"])
+        found = [
+            float(dimension["pricePerUnit"].get("USD", 0))
+            for product in products
+            for term in product.get("terms", {}).get("OnDemand", {}).values()
+            for dimension in term["priceDimensions"].values()
+            if dimension.get("unit") == "Hrs"
+        ]
+        if price := max(found, default=0.0):
+            prices[kind] = price
+    return prices
 
 
 def fleet_request(order: LaunchOrder[AwsPoolSpec], cluster: str, user_data: str) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from vcasgd.fleet.providers.aws.calls import (
     client,
     filtered,
     fleet_request,
+    list_prices,
     listed,
     tagged,
     template_of,
@@ -58,6 +59,8 @@ log = logging.getLogger(__name__)
 USER_DATA_BYTES = 16_384
 #: Seconds within which EC2 lists a launch under its tag after it knows its token.
 TAG_SECONDS, TAG_POLL_SECONDS = 10.0, 0.5
+#: Seconds until the price list is read again.
+PRICE_LIST_SECONDS = 86_400.0
 #: Machines in one page of a listing.
 PAGE = 1000
 #: EC2's documented limit on the values of a filter.
@@ -115,16 +118,19 @@ class AwsProvider(PooledProvider[AwsPoolSpec]):
         self._region = pools[0].region
         self._table = table
         self._page = page
-        for kind in {kind for pool in pools for kind in pool.machine_types}:
+        self._kinds = sorted({kind for pool in pools for kind in pool.machine_types})
+        for kind in self._kinds:
             table.price(self._region, kind)
         self._ec2 = client("ec2", self._region)
         self._price_seconds = price_seconds
         self._cached: dict[tuple[str, ...], tuple[float, Prices]] = {}
         self._pricing = threading.Lock()
+        self._list_read_at = float("-inf")
 
     def offers(self, pool: str) -> list[Offer]:
         """See the contract. A type without a spot price in a zone isn't sold there."""
         spec = self._pool(pool)
+        self._read_price_list()
         offers = super().offers(pool)
         if not spec.spot:
             return offers
@@ -235,6 +241,19 @@ class AwsProvider(PooledProvider[AwsPoolSpec]):
         """Return this cluster's machines that match all filters."""
         mine, rows = tagged(CLUSTER_TAG, self._cluster), "Reservations[].Instances[]"
         return listed(self._ec2, "describe_instances", rows, self._page, Filters=[mine, *filters])
+
+    def _read_price_list(self) -> None:
+        """Use the on-demand prices of AWS's list, if the controller may read it."""
+        with self._pricing:
+            if time.monotonic() - self._list_read_at < PRICE_LIST_SECONDS:
+                return
+            self._list_read_at = time.monotonic()
+        try:
+            prices = list_prices(self._region, self._kinds)
+        except FleetError as error:
+            log.info("prices on demand are those of the table: %s", error)
+            return
+        self._table.use(self._region, prices, "price list of AWS")
 
     def _spot_prices(self, kinds: Sequence[str], zones: Sequence[str]) -> Prices:
         """Return the current prices of types in zones, which are cached."""
