@@ -14,6 +14,16 @@ export const AXES: { value: Against; label: string; format: (value: number) => s
   { value: "money", label: "Cost", format: usd },
 ];
 
+/** Ratio of the largest to the smallest value from which an axis is logarithmic. */
+const LOG_RATIO = 20;
+
+/** Returns true if the values span orders of magnitude. */
+export function spread(points: readonly Point[]): boolean {
+  const values = points.map(([, y]) => y);
+  const least = Math.min(...values);
+  return least > 0 && Math.max(...values) / least > LOG_RATIO;
+}
+
 /** Metrics of an evaluation that are no measure of quality. */
 const COUNTS = new Set(["count"]);
 

@@ -11,7 +11,7 @@ import { ErrorState } from "../components/ErrorState";
 import { PageHead } from "../components/PageHead";
 import { Panel } from "../components/Panel";
 import { COLORS, differences, finals, jobsIn, type Row } from "../lib/comparison";
-import { type Against, AXES, curve, evaluated } from "../lib/curves";
+import { type Against, AXES, curve, evaluated, spread } from "../lib/curves";
 import { compact, DASH, duration, metric, usd } from "../lib/format";
 import { useNow } from "../lib/useNow";
 import classes from "./ComparePage.module.css";
@@ -146,17 +146,21 @@ function Overlay({
   curves: Curve[];
 }) {
   const format = AXES.find((each) => each.value === against)?.format ?? duration;
+  const log = spread(curves.flatMap(({ points }) => points));
   const describe = useCallback(
     (ink: Ink) => {
       const x = { format, min: 0, max: most };
-      return lines(ink, x, { format: (value) => metric(of, value) }, curves);
+      return lines(ink, x, { format: (value) => metric(of, value), log }, curves);
     },
-    [format, of, most, curves],
+    [format, of, most, curves, log],
   );
   const drawn = curves.filter(({ points }) => points.length > 0);
   return (
     <figure className={classes.figure}>
-      <figcaption>{name}</figcaption>
+      <figcaption>
+        {name}
+        {log && ", logarithmic scale"}
+      </figcaption>
       {drawn.length === 0 ? (
         <p className={classes.none}>No values yet.</p>
       ) : (

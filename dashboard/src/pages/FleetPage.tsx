@@ -67,7 +67,7 @@ function Figures({
         value={usd(spend?.usd_per_hour)}
         note={
           simulated
-            ? "local machines cause no bill"
+            ? "local machines are free"
             : onDemand
               ? `${usd(onDemand)} on demand`
               : "no on-demand prices available"
@@ -77,7 +77,7 @@ function Figures({
       <Stat
         label="Pools"
         value={count(pools?.length)}
-        note={backingOff ? `${backingOff} refused, retried later` : "all available"}
+        note={backingOff ? `${backingOff} backing off` : "all available"}
         tone={backingOff ? "warn" : undefined}
       />
       <Stat

@@ -13,6 +13,7 @@ import {
   type NamedCurve,
   positionOf,
   smoothed,
+  spread,
   within,
 } from "../../lib/curves";
 import { duration, metric, short, shortPercent } from "../../lib/format";
@@ -22,8 +23,6 @@ import { usePointer } from "./tracks/pointer";
 import { type Mark, Scale, Track } from "./tracks/Track";
 import tracks from "./tracks/Track.module.css";
 
-/** Ratio of the largest to the smallest value from which an axis is logarithmic. */
-const LOG_RATIO = 20;
 /** Curves that are shown at first; jobs can have many metrics. */
 const FIRST = 5;
 /** Heights of a chart: of few, and of more. */
@@ -209,13 +208,6 @@ function Reading({
       {x !== null && <span>at {format(x)}</span>}
     </>
   );
-}
-
-/** Returns true if the values span orders of magnitude. */
-function spread(points: Point[]): boolean {
-  const values = points.map(([, y]) => y);
-  const least = Math.min(...values);
-  return least > 0 && Math.max(...values) / least > LOG_RATIO;
 }
 
 function noData(against: Against): string {

@@ -147,9 +147,7 @@ function Cost({ plan }: { plan: Plan }) {
       name={plan.costs_money ? "Cost" : "Cost (simulated)"}
       value={usd(plan.cost_usd)}
       note={
-        plan.costs_money
-          ? `${usd(plan.on_demand_cost_usd)} on demand`
-          : "local machines cause no bill"
+        plan.costs_money ? `${usd(plan.on_demand_cost_usd)} on demand` : "local machines are free"
       }
     />
   );
