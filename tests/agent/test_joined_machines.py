@@ -125,6 +125,9 @@ def test_machine_leaves_at_a_time_and_uses_it_until_then(
         assert machine.said("left in good order")
         assert machine.left_nothing()
     assert job.updates() > 3, "it trained meanwhile"
+    eventually(lambda: "worker-left" in {e.kind for e in volunteers.client.job(job.id).events()})
+    view = volunteers.client.job(job.id)
+    assert (view.evictions, view.kills) == (0, 0), "a planned end is no loss"
     with volunteers.machine(volunteers.token("after"), *share):
         job.finish()
 
