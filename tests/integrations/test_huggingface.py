@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from torch.utils.data import SequentialSampler
 from vcasgd.errors import SpecError
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.training import batches, train
+from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, load_task
+from vcasgd.worker.learner import Learner
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface"
 
@@ -179,3 +182,32 @@ def test_batches_count_by_their_labels() -> None:
     whole = task.loss(model, {"input_ids": words, "labels": labels})
     mean = (task.loss(model, parts[0]) + 8 * task.loss(model, parts[2])) / 9
     assert float(mean.detach()) == pytest.approx(float(whole.detach()), rel=1e-5)
+
+
+def test_a_metric_that_a_subclass_adds_is_known_before_training_and_ranks_models() -> None:
+    # Given a trainer whose evaluation adds the perplexity, as for language models
+    first: Any = example()
+
+    def make_trainer() -> Any:
+        trainer = first._make_trainer()
+        trainer.__class__ = type("Own", (type(trainer),), {"evaluate": with_perplexity})
+        return trainer
+
+    def with_perplexity(self: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
+        metrics = super(type(self), self).evaluate(*args, **kwargs)
+        return metrics | {"eval_perplexity": math.exp(metrics["eval_loss"])}
+
+    spec = {"name": "lm", "task": "t:task", "epochs": 1, "stop": {"metric": "perplexity"}}
+    task = type(first)(make_trainer)
+    learner = Learner(JobSpec.parse(spec), task, "cpu")
+    before = [each.clone() for each in learner.initial()]
+
+    # Then one batch shows its metrics, and changes nothing
+    assert "perplexity" in learner._rehearse()
+    learner.rehearse(lambda: None)
+    assert all(map(torch.equal, learner.initial(), before))
+
+    # And a metric that it lacks is an error before the first step
+    spec["stop"] = {"metric": {"name": "bleu"}}
+    with pytest.raises(SpecError, match=r"stop\.metric: evaluate returns .*perplexity"):
+        Learner(JobSpec.parse(spec), type(first)(make_trainer), "cpu").rehearse(lambda: None)

@@ -153,7 +153,8 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"workers": {"pools": "aws"}}, "workers.pools", "not 'aws'"),
         ({"stop": {"accuracy": 91}}, "stop.accuracy", "must be less than or equal to 1; not 91"),
         ({"stop": {"metric": {"mode": "min"}}}, "stop.metric.name", "is required"),
-        ({"stop": {"metric": "loss"}}, "stop.metric", "must be a mapping of fields, not 'loss'"),
+        ({"stop": {"metric": ["loss"]}}, "stop.metric", "must be a mapping of fields"),
+        ({"stop": {"metric": "rouge"}}, "stop.metric", "write {name: rouge, mode: min}, or mode"),
         (
             {"stop": {"accuracy": 0.9, "metric": {"name": "loss", "mode": "min"}}},
             "stop",
@@ -241,6 +242,8 @@ def test_a_job_that_is_not_a_mapping(value: object) -> None:
         ({"metric": {"name": "f1", "mode": "max", "target": 0.5}}, {"f1": math.nan}, False),
         ({"metric": {"name": "f1", "mode": "max", "target": 0.5}}, {"f1": 0.6}, True),
         ({"metric": {"name": "f1", "mode": "max"}}, {"f1": 0.6}, False),
+        ({"metric": {"name": "perplexity", "target": 4.5}}, {"perplexity": 4.4}, True),
+        ({"metric": "perplexity"}, {"perplexity": 4.4}, False),
     ],
 )
 def test_a_target_is_reached_by_any_metric(

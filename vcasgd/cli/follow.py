@@ -50,7 +50,7 @@ class JobStatus:
         return "  ".join(
             (
                 f"{(job.ended_at or time.time()) - job.created_at:.0f} s",
-                _state(job),
+                _state(self),
                 f"epoch {job.epoch}/{job.progress.epochs_text} ({job.progress.fraction:.0%})",
                 f"train loss {'-' if job.loss is None else f'{job.loss:.4g}'}",
                 *(metric_text(*metric) for metric in first_metrics(job)),
@@ -63,9 +63,14 @@ class JobStatus:
         )
 
 
-def _state(job: JobView) -> str:
-    place = f" ({job.queue.position} of {job.queue.length})" if job.queue else ""
-    return f"{job.status or job.state}{place}"
+def _state(status: JobStatus) -> str:
+    """Return the state: of a queued job with its place, of a starting one with what it does."""
+    job, text = status.job, status.job.status or status.job.state
+    if text == "queued" and job.queue:
+        return f"{text} ({job.queue.position} of {job.queue.length})"
+    busy = (row.doing for row in status.workers if row.doing and "starting" not in row.doing)
+    doing = next(busy, None)
+    return f"{text}: {doing}" if text == "starting" and doing else text
 
 
 def first_metrics(job: JobView) -> list[tuple[str, float | None]]:
@@ -139,7 +144,7 @@ def follow(
             job, now = status.job, time.monotonic()
             text = f"{status.error}; retrying" if status.error else str(status)
             landmarks = (
-                _state(job),
+                _state(status),
                 job.progress.finished_epochs,
                 len(job.evaluations),
                 status.error,

@@ -214,7 +214,7 @@ def follow_job(client: Client, job: str) -> None:
 
 
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
-    return ", ".join(metric_text(*metric) for metric in metrics.items())
+    return ", ".join(metric_text(name, value) for name, value in metrics.items() if name != "count")
 
 
 @contextmanager

@@ -148,7 +148,7 @@ def _lines(plan: PlanView) -> list[str]:
         if not pool.usable
     ]
     lines.append(
-        f"{plan.machines} machines for {plan.usd_per_hour:.4f} USD/h "
+        f"{plan.machines} machine{'s'[: plan.machines != 1]} for {plan.usd_per_hour:.4f} USD/h "
         f"({plan.on_demand_usd_per_hour:.4f} on demand)"
     )
     if plan.hours is not None:

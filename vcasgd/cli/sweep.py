@@ -19,7 +19,7 @@ from vcasgd.client.sweep import Axis, Sweep, SweepOptions, grid, sample
 from vcasgd.client.sweep import compare as compared
 from vcasgd.settings import load_settings
 from vcasgd.spec.job import JobState
-from vcasgd.spec.sections import Metric
+from vcasgd.spec.sections import Metric, metric_text
 
 MetricName = Annotated[
     str | None,
@@ -119,7 +119,9 @@ def _show(jobs: Sequence[Job], metric: Metric | None, *, as_json: bool) -> None:
     columns: Columns = {
         "JOB": lambda row: row["job"],
         "STATE": lambda row: row["state"],
-        "BEST": lambda row: None if row["best"] is None else f"{row['metric']} {row['best']:.4g}",
+        "BEST": lambda row: (
+            None if row["best"] is None else metric_text(row["metric"], row["best"])
+        ),
         **{_heading(each): _difference(each) for each in rows[0]["differences"]},
         "SAMPLES": lambda row: row["samples"],
         "TOOK": lambda row: duration(row["seconds"]),

@@ -190,12 +190,14 @@ class JobView(Schema):
 
     @property
     def newest_metrics(self) -> dict[str, float | None]:
-        """Metrics of the newest evaluation, the one that ranks the models first."""
+        """Metrics of the newest evaluation without its ``count``, the one that ranks the models
+        first."""
         if not self.evaluations:
             return {}
         metrics = self.evaluations[-1].metrics
         first = self.best.metric if self.best else None
-        return {name: metrics[name] for name in sorted(metrics, key=lambda name: name != first)}
+        ranked = sorted(metrics, key=lambda name: name != first)
+        return {name: metrics[name] for name in ranked if name != "count"}
 
     @property
     def epoch(self) -> int:

@@ -372,7 +372,8 @@ class JobSpec(StrictModel, metaclass=_Constructor):
     def length(self) -> str:
         """The length of the job, such as ``10 epochs``."""
         name = next(name for name in LENGTHS if getattr(self, name) is not None)
-        return f"{getattr(self, name)} {name.removeprefix('max_')}"
+        number, unit = getattr(self, name), name.removeprefix("max_")
+        return f"{number} {unit if number > 1 else unit.removesuffix('s')}"
 
     @property
     def required_labels(self) -> tuple[str, ...]:

@@ -159,16 +159,38 @@ class Evaluate(StrictModel):
         return parse_interval(self.every)
 
 
+_BEST_HIGH = ("f1", "auc", "acc", "bleu", "iou", "r2")
+_BEST_LOW = ("perplexity", "error", "mse", "mae", "rmse", "wer")
+_MODES = dict.fromkeys(("accuracy", *_BEST_HIGH), "max") | dict.fromkeys(
+    ("loss", *_BEST_LOW), "min"
+)
+
+
 class Metric(StrictModel):
     """A validation metric that ranks a job's models, and optionally the value that ends the job.
 
     ``name`` is a key of the result of the task's ``evaluate``. ``mode`` says whether lower
-    (``min``) or higher (``max``) values are better.
+    (``min``) or higher (``max``) values are better; it is known of usual names, such as ``loss``. A
+    name alone is short for a mapping.
     """
 
     name: str = Field(min_length=1, max_length=100)
     mode: Literal["min", "max"]
     target: float | None = Field(default=None, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _completed(cls, value: Any) -> Any:
+        given = {"name": value} if isinstance(value, str) else value
+        if not isinstance(given, dict) or "mode" in given:
+            return given
+        mode = _MODES.get(str(given.get("name")))
+        if mode is None and "name" in given:
+            raise ValueError(
+                f"whether lower or higher values of {given['name']} are better is not known; write "
+                f"{{name: {given['name']}, mode: min}}, or mode: max"
+            )
+        return given if mode is None else {**given, "mode": mode}
 
     def quality(self, metrics: Mapping[str, float]) -> float | None:
         """Return the metric's value in one evaluation, with its sign set so that higher is better.
@@ -191,8 +213,6 @@ class Metric(StrictModel):
         return quality >= (self.target if self.mode == "max" else -self.target)
 
 
-_BEST_HIGH = ("f1", "auc", "acc", "bleu", "iou", "r2")
-_BEST_LOW = ("perplexity", "error", "mse", "mae", "rmse", "wer")
 #: Metrics that rank the models of a job whose specification names none, in order of preference.
 DEFAULT_METRICS = (
     Metric(name="accuracy", mode="max"),

@@ -2092,7 +2092,8 @@ export interface components {
          * @description A validation metric that ranks a job's models, and optionally the value that ends the job.
          *
          *     ``name`` is a key of the result of the task's ``evaluate``. ``mode`` says whether lower
-         *     (``min``) or higher (``max``) values are better.
+         *     (``min``) or higher (``max``) values are better; it is known of usual names, such as ``loss``. A
+         *     name alone is short for a mapping.
          */
         Metric: {
             /** Name */

@@ -294,9 +294,11 @@ class Speeds:
         samples, speed = total_samples(job.spec, work), sum(rates)
         if samples is None:
             return None
+        length, workers = job.spec.length, f"{len(rates)} worker{'s'[: len(rates) != 1]}"
         text = (
-            f"{job.spec.length} take about {_span(samples / speed)} at {speed:.3g} samples/s, the "
-            f"speed of the first steps of {len(rates)} worker{'s'[: len(rates) != 1]}"
+            f"{length} take{'s' * length.startswith('1 ')} about {_span(samples / speed)} at "
+            f"{speed:{'.3g' if speed < 1000 else ',.0f'}} samples/s, the speed of the first steps "
+            f"of {workers}"
         )
         needed = memory_text(known.memory_bytes, known.gpu_memory_bytes)
         return f"{text}; each needs about {needed}" if needed else text

@@ -244,7 +244,7 @@ class JobLifecycle:
         complete = job.epochs is not None and job.finished_epochs >= job.epochs
         if complete and job.points is not None and newest.number == job.points.last:
             after = "" if last is newest else f"; training diverged after {last.place}"
-            yield last, f"all {job.spec.length} are done{after}"
+            yield last, f"{_done(job.spec.length)}{after}"
         limit = job.spec.stop.max_duration
         if limit and job.started_at and self._clock() - job.started_at > limit.total_seconds():
             yield last, f"max_duration has passed; the last evaluation is of {last.place}"
@@ -404,3 +404,7 @@ def _patience_ended(job: JobRecord) -> str | None:
     assert metric is not None, "measured"
     value = f"{metric.name} {best.metrics[metric.name]:.4f} in {best.place}"
     return f"{value} was not improved by {count} evaluations in a row"
+
+
+def _done(length: str) -> str:
+    return f"{length} is done" if length.startswith("1 ") else f"all {length} are done"
