@@ -98,6 +98,18 @@ def test_ranks_train_what_one_process_trains(task: str, ranks: int, args: dict[s
         torch.testing.assert_close(together.update, alone.update, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.extended)])
+def test_ranks_measure_statistics_of_the_whole_batch(ranks: int) -> None:
+    with (
+        learner_of(1, WHOLE, norm="BatchNorm1d") as one,
+        learner_of(ranks, WHOLE, norm="SyncBatchNorm") as many,
+    ):
+        for alone, together in zip(trained_by(one), trained_by(many), strict=True):
+            assert together.loss_sum == pytest.approx(alone.loss_sum, rel=1e-5)
+            assert torch.equal(together.integers, alone.integers)
+            torch.testing.assert_close(together.update, alone.update, rtol=1e-4, atol=1e-5)
+
+
 def evaluated(learner: Learner, floats: Tensor) -> dict[str, float]:
     _, integers = learner.initial()
     return learner.evaluate(floats, integers, should_stop=lambda: False, on_step=lambda: None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -46,6 +46,8 @@ class RankGroup:
         self._group = group
         self._reported = reported
         self._sum: GradientSum | None = None
+        #: True if this rank has samples in the present step.
+        self._trains = True
 
     @classmethod
     def connect(
@@ -120,6 +122,7 @@ class RankGroup:
             self._sum = GradientSum(model, self._group, self._reported)
         for (batch, _), count in zip(loaded, counts, strict=True):
             start, stop = self.own(count)
+            self._trains = stop > start
             if self._sum is not None:
                 self._sum.weight = (stop - start) / count
             else:
@@ -137,6 +140,16 @@ class RankGroup:
             if isinstance(cause, RuntimeError) and _is_of_group(cause):
                 raise self._reported(cause) from error
             raise
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum over the ranks of a tensor of the user's model, with its gradient.
+
+        That of a rank without samples doesn't count.
+        """
+        # FSDP has weighted the losses; gradients of the others are weighted when they are summed.
+        weight = 1.0 if self._sum is None else self._sum.weight
+        total: Tensor = _Sum.apply(tensor * self._trains, self._group, weight)  # type: ignore[no-untyped-call]
+        return total
 
     @torch.no_grad()
     def average(self, tensors: Sequence[Tensor]) -> None:
@@ -158,6 +171,73 @@ class RankGroup:
         if self._sum is not None:
             self._sum.close()
             self._sum = None
+
+
+class _Sum(torch.autograd.Function):
+    """Sum of a tensor over ranks whose losses count by ``weight``, as their gradients do later."""
+
+    @staticmethod
+    def forward(context: Any, tensor: Tensor, group: ProcessGroup, weight: float) -> Tensor:
+        context.group, context.weight = group, weight
+        total = tensor.clone()
+        group.allreduce([total]).wait()
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        total = gradient * context.weight
+        context.group.allreduce([total]).wait()
+        return total / (context.weight or torch.inf), None, None
+
+
+def share_norms(model: nn.Module, group: RankGroup | None) -> None:
+    """Let each ``SyncBatchNorm`` normalize with the statistics of all ranks of a group.
+
+    torch's own works neither on a CPU nor without a global group. Without a group, it is a
+    ``BatchNorm``.
+    """
+    for each in model.modules():
+        if isinstance(each, nn.SyncBatchNorm):
+            each.forward = _forward_of(each, group)  # type: ignore[method-assign,assignment]
+
+
+def _forward_of(norm: nn.SyncBatchNorm, group: RankGroup | None) -> Callable[[Tensor], Tensor]:
+    def forward(given: Tensor) -> Tensor:
+        measures = norm.training or norm.running_mean is None
+        if group is None or not measures:
+            return nn.BatchNorm2d.forward(norm, given)
+        return _normalized(norm, given, group)
+
+    return forward
+
+
+def _normalized(norm: nn.SyncBatchNorm, given: Tensor, group: RankGroup) -> Tensor:
+    numbers = given if given.dtype == torch.float64 else given.float()
+    others, shape = [0, *range(2, given.dim())], [1, -1] + [1] * (given.dim() - 2)
+    own = torch.full_like(numbers[:1].flatten()[:1], numbers.numel() / numbers.shape[1])
+    total = group.sum(torch.cat([numbers.sum(others), own]))
+    count = total[-1].detach()
+    mean = total[:-1] / count
+    centered = numbers - mean.view(shape)
+    variance = group.sum(centered.square().sum(others)) / count
+    normal = centered * (variance + norm.eps).rsqrt().view(shape)
+    if norm.affine:
+        normal = normal * norm.weight.view(shape) + norm.bias.view(shape)
+    if norm.training and norm.running_mean is not None:
+        _follow(norm, mean.detach(), variance.detach() * count / (count - 1))
+    return normal.to(given.dtype)
+
+
+@torch.no_grad()
+def _follow(norm: nn.SyncBatchNorm, mean: Tensor, variance: Tensor) -> None:
+    """Move running statistics towards those of a batch, as ``BatchNorm`` does."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.add_(1)
+    share = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
+    norm.running_mean.lerp_(mean.to(norm.running_mean), share)
+    norm.running_var.lerp_(variance.to(norm.running_var), share)
 
 
 def _is_of_group(error: RuntimeError) -> bool:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from vcasgd.errors import SpecError
 from vcasgd.learning.batch_source import SampleRange
 from vcasgd.learning.local_model import LocalModel
-from vcasgd.learning.rank_group import RankGroup
+from vcasgd.learning.rank_group import RankGroup, share_norms
 from vcasgd.learning.sharded_model import ShardedModel, check_optimizer, check_task, is_sharded
 from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.training import EvaluationPart, Interval, Metrics, evaluates_at_once
@@ -38,7 +38,9 @@ class _RankedLearner(Learner):
     def _build_model(self) -> LocalModel:
         self.sharded = is_sharded(self.task)
         if not self.sharded:
-            return super()._build_model()
+            model = super()._build_model()
+            share_norms(model.module, None)
+            return model
         self._parts = ShardedModel(self.task, self.spec.seed, self.device)
         check_task(self.task)
         return self._parts
@@ -56,6 +58,7 @@ class _RankedLearner(Learner):
             self._parts.shard(group.mesh)
             self.optimizer = None
             self.start_subtask()
+        share_norms(self._model.module, group)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

@@ -24,13 +24,17 @@ class Ranked(vcasgd.Task):
 
     batch_size = 12
 
-    def __init__(self, optimizer: str = "adamw", fault: str = "", marker: str = "") -> None:
+    def __init__(
+        self, optimizer: str = "adamw", fault: str = "", marker: str = "", norm: str = ""
+    ) -> None:
         self.parent = os.getppid()
         self.name, self.fault, self.marker = optimizer, fault, Path(marker)
         self.steps = 0
+        self.norm, self.min_local_batch = norm, 1 if norm else None
 
     def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        norm = [getattr(nn, self.norm)(6)] if self.norm else []
+        return nn.Sequential(nn.Linear(4, 6), *norm, nn.Tanh(), nn.Linear(6, 3))
 
     def dataset(self, split: str) -> TensorDataset:
         random = torch.Generator().manual_seed(1)
