@@ -10,42 +10,107 @@ from typing import Any
 
 import psutil
 import pytest
+from safetensors.torch import load_file
 from support.counted_job import CountedJob, client_of
 
+from vcasgd.fleet.providers.local.processes import MARKER, kill_all
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.settings import Settings
+from vcasgd.spec.job import JobSpec
 
 TASKS = Path(__file__).parents[1] / "support" / "tasks"
-RANKS = 3
+EXAMPLES = Path(__file__).parents[2] / "examples"
+#: Parts of a batch of 8 samples, of which each counts exactly.
+RANKS = 4
+#: Seconds of the example on a busy machine.
+EXAMPLE_SECONDS = 600
 Eventually = Callable[..., Any]
 
 
 @pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.ci
-@pytest.mark.timeout(600)
-def test_nothing_is_lost_when_ranks_die(tmp_path: Path, eventually: Eventually) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_nothing_is_lost_when_ranks_die(
+    tmp_path: Path, eventually: Eventually, parallel: str
+) -> None:
     settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=2)
     with client_of(settings) as client:
-        # Given a job on two machines, each of which is a worker of three processes
+        # Given a job on two machines, each of which is a worker of several processes
         job = CountedJob(
             client, tmp_path, epochs=3, working_dir=str(TASKS), task="counted_mean:CountedMean",
-            args={"samples": 1024, "batch_size": 8}, subtasks_per_epoch=16, push_every=2,
-            workers={"min": 2, "max": 2, "gpus": RANKS},
+            args={"samples": 1024, "batch_size": 8, "parallel": parallel}, padding=64,
+            subtasks_per_epoch=16, push_every=2, workers={"min": 2, "max": 2, "gpus": RANKS},
         )  # fmt: skip
 
         # When a further process, the last one, and the first one of a worker die
-        for victim in (1, 2, 0):
+        for victim in (1, -1, 0):
             row = eventually(lambda: training(client.job(job.id).workers()), timeout=120)
             pid = [row.pid, *further(row.pid)][victim]
             os.kill(pid, signal.SIGKILL)
             eventually(lambda pid=pid: not psutil.pid_exists(pid))
             job.await_updates(3, eventually)
+        # And a machine with all of them
+        row = eventually(lambda: training(client.job(job.id).workers()), timeout=120)
+        assert kill_all(psutil.Process(row.pid).environ()[MARKER], None)
+        job.await_updates(3, eventually)
 
         # Then every sample was applied exactly once in each epoch
         view = job.finish()
         assert view.progress.samples_repeated == 0
     assert not [one for one in psutil.process_iter(["cmdline"]) if is_rank(one)]
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.timeout(EXAMPLE_SECONDS + 120)
+@pytest.mark.parametrize(
+    ("example", "ranks", "is_good"),
+    [
+        ("text/fsdp.yaml", 4, lambda metrics: metrics["loss"] < 3.4),
+        ("huggingface/job.yaml", 2, lambda metrics: metrics["accuracy"] > 0.8),
+    ],
+)
+def test_examples_train_to_their_end(
+    tmp_path: Path, example: str, ranks: int, is_good: Callable[[dict[str, float]], bool]
+) -> None:
+    if example.startswith("huggingface"):
+        pytest.importorskip("transformers", reason="needs the extra huggingface")
+    settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=1)
+    with client_of(settings) as client:
+        spec = JobSpec.load(EXAMPLES / example)
+        workers = spec.workers.model_copy(update={"gpus": ranks})
+        spec = spec.model_copy(update={"workers": workers})
+        job = client.job(client.submit_directory(spec).id)
+        view = job.wait(EXAMPLE_SECONDS)
+        assert view.state == "succeeded", view.reason
+        assert is_good(view.evaluations[-1].metrics)
+        assert any(event.details.get("ranks") == ranks for event in job.events())
+        assert load_file(job.download(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.timeout(EXAMPLE_SECONDS + 120)
+def test_no_process_has_a_model_that_is_in_parts(tmp_path: Path) -> None:
+    """Parameters, gradients, and moments of AdamW are four vectors, of which each rank has one.
+
+    The libraries that a rank loads for it need about one more.
+    """
+    layers, notes = 32, tmp_path / "notes"
+    notes.mkdir()
+    settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=1)
+    with client_of(settings) as client:
+        spec = JobSpec.parse({
+            "name": "wide", "task": "sharded:Wide", "working_dir": str(TASKS), "epochs": 2,
+            "args": {"layers": layers, "folder": str(notes)}, "workers": {"max": 1, "gpus": RANKS},
+        })  # fmt: skip
+        view = client.job(client.submit_directory(spec).id).wait(EXAMPLE_SECONDS)
+    assert view.state == "succeeded", view.reason
+    peaks = [int(each.read_text().split()[0]) for each in notes.iterdir()]
+    assert len(peaks) == RANKS
+    assert max(peaks) < 3 * 4 * layers * 1024 * 1025
 
 
 def training(rows: list[WorkerRow]) -> WorkerRow | None:

@@ -8,7 +8,8 @@ from torch import nn
 
 import vcasgd
 from vcasgd.errors import SpecError
-from vcasgd.learning.sharded_model import blocks_of, build_empty, is_sharded
+from vcasgd.learning.local_model import LocalModel
+from vcasgd.learning.sharded_model import ShardedModel, blocks_of, build_empty, is_sharded
 
 
 class Block(nn.Module):
@@ -28,6 +29,9 @@ class Model(nn.Module):
         self.last = nn.Linear(4, 8, bias=False)
         self.tied = nn.Linear(4, 8, bias=False)
         self.tied.weight = self.last.weight
+        own = nn.Parameter(torch.empty(5, 2).t())
+        self.own = own
+        nn.init.normal_(own)
         constant = torch.rand(3) if random else torch.arange(3.0)
         self.register_buffer("constant", constant, persistent=False)
         if real:
@@ -57,6 +61,15 @@ def test_a_model_that_needs_its_values_has_them(option: str) -> None:
     for name, each in module.named_parameters():
         assert torch.equal(each, plain.get_parameter(name))
     assert torch.equal(module.constant, plain.constant)
+
+
+@pytest.mark.parametrize("option", [None, "random", "frozen"])
+def test_a_model_that_is_built_in_pieces_is_the_usual_one(option: str | None) -> None:
+    task = Built(**({option: True} if option else {}))
+    floats, integers = ShardedModel(task, 7, "cpu").initial()
+    usual, counters = LocalModel(task, 7, "cpu").initial()
+    assert torch.equal(floats[:], usual[:])
+    assert torch.equal(integers, counters)
 
 
 def test_blocks_are_those_of_the_list_with_the_most_parameters() -> None:

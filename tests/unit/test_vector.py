@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,18 @@ from torch import Tensor, nn
 from vcasgd.errors import CheckpointDamaged, InvalidUpdate, SpecError
 from vcasgd.learning.base import digest_of
 from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
-from vcasgd.learning.vector import gather, gather_part, named_tensors, scatter, shift_part
+from vcasgd.learning.vector import (
+    PIECE_FLOATS,
+    MappedVector,
+    copy_floats,
+    gather,
+    gather_part,
+    is_sound,
+    named_tensors,
+    scatter,
+    shift_part,
+    within,
+)
 
 
 class Net(nn.Module):
@@ -270,3 +282,40 @@ def test_any_part_of_a_vector_is_read_and_shifted_in_a_module(format_: torch.mem
         moved = torch.empty(layout.floats)
         gather(module, layout, moved, integers)
         assert torch.equal(moved, whole)
+
+
+class TestMappedVector:
+    def test_slices_share_its_memory(self) -> None:
+        vector = MappedVector(5000)
+        assert len(vector) == 5000
+        assert vector[7:7].tolist() == []
+        vector[1020:1030].copy_(torch.arange(10.0))
+        part = within(vector, 1000, 2000)
+        assert part[25:27].tolist() == [5.0, 6.0]
+        part[0:2].fill_(7.0)
+        assert vector[999:1003].tolist() == [0.0, 7.0, 7.0, 0.0]
+        del vector
+        assert part[20:23].tolist() == [0.0, 1.0, 2.0]
+
+    def test_copies_are_made_in_pieces(self) -> None:
+        floats = torch.arange(PIECE_FLOATS + 3.0)
+        vector = MappedVector(len(floats))
+        copy_floats(floats, vector)
+        copy = vector.clone()
+        vector[0:1].fill_(1.0)
+        assert torch.equal(copy[:], floats)
+        assert is_sound(copy)
+        copy[PIECE_FLOATS + 1 : PIECE_FLOATS + 2].fill_(torch.nan)
+        assert not is_sound(copy)
+
+    def test_only_what_is_used_is_in_the_process(self) -> None:
+        vector = MappedVector(64 << 20)
+        before = _resident()
+        for start in range(0, len(vector), 1 << 20):
+            vector[start : start + (1 << 20)].fill_(1.0)
+        assert _resident() - before < 32 << 20
+
+
+def _resident() -> int:
+    """Return the bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

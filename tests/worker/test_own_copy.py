@@ -30,15 +30,18 @@ SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.extended) for seed in rang
 
 
 class Trainee:
-    """A worker whose training adds 1 to the parameter of each sample."""
+    """A worker whose training adds 1 to the parameter of each sample.
 
-    def __init__(self, pair: ShardPair, name: str, subtask: int) -> None:
+    ``mapped``: its process has only parts of the vectors.
+    """
+
+    def __init__(self, pair: ShardPair, name: str, subtask: int, *, mapped: bool = False) -> None:
         self.pair, self.name, self.subtask = pair, name, subtask
         # Its own, because clients count what they receive.
         self.nodes = [server.client() for server in pair.servers]
         self.exchange = Exchange(self.nodes, pair.world.job, patience=10)
         spec, layout = pair.world.spec, pair.world.layout
-        self.exchange.open(pair.cut, spec.update, layout, adopts=True)
+        self.exchange.open(pair.cut, spec.update, layout, adopts=True, mapped=mapped)
         self.exchange.begin(subtask, 0, pair.world.plan.size(subtask), 1)
         self.exchange.refresh(again=True)
         self.model = torch.empty(0)
@@ -53,7 +56,7 @@ class Trainee:
         """Start an interval, as the trainer does."""
         base = self.exchange.start_interval(keep_copy=True)
         if not base.continues:
-            self.model = base.floats.clone()
+            self.model = base.floats[:].clone()
 
     def step(self) -> None:
         """Train a sample, and follow the exchange."""
@@ -304,7 +307,7 @@ def test_every_sample_is_in_the_model_once_whatever_the_order(
 ) -> None:
     """Two workers, and nodes that publish at any time."""
     drawn = random.Random(seed)
-    workers = [Trainee(job, f"w{number}", number) for number in range(2)]
+    workers = [Trainee(job, f"w{number}", number, mapped=seed % 2 == 1) for number in range(2)]
     ends = [job.world.plan.size(number) for number in range(2)]
 
     def train(number: int) -> None:
@@ -341,7 +344,7 @@ def test_parts_in_turn_have_every_sample_once_whatever_the_order(
 ) -> None:
     """Two workers that push any parts at any time, and nodes that publish at any time."""
     drawn, shards = random.Random(seed), range(len(job.nodes))
-    workers = [Trainee(job, f"w{number}", number) for number in range(2)]
+    workers = [Trainee(job, f"w{number}", number, mapped=seed % 2 == 1) for number in range(2)]
     starts = [dict.fromkeys(shards, 0) for _ in workers]
     ends = [job.world.plan.size(number) for number in range(2)]
 
@@ -426,9 +429,10 @@ def settles(trainee: Trainee) -> bool:
     return not any(link.updates.full for link in trainee.exchange)
 
 
-def test_a_lossy_encoding_keeps_the_model_within_its_residual(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_lossy_encoding_keeps_the_model_within_its_residual(tmp_path: Path, mapped: bool) -> None:
     with pair_of(tmp_path, 1, samples=3000, update=COARSE) as job:
-        worker, server = Trainee(job, "w", 0), job.shard(0)
+        worker, server = Trainee(job, "w", 0, mapped=mapped), job.shard(0)
         for number in range(1, 4):
             worker.train(5)
             assert worker.exchange.flush(10)

@@ -56,8 +56,13 @@ def interval(learner: Learner, base: Base, subtask: int) -> Trained:
     return learner.train(base, subtask, 0, stop, should_stop=lambda: False, on_step=lambda: None)
 
 
-def trained_by(learner: Learner, intervals: int = 3) -> list[Trained]:
+def initial(learner: Learner) -> tuple[Tensor, Tensor]:
     floats, integers = learner.initial()
+    return floats[:], integers
+
+
+def trained_by(learner: Learner, intervals: int = 3) -> list[Trained]:
+    floats, integers = initial(learner)
     done = []
     for subtask in range(intervals):
         done.append(interval(learner, Base(floats, integers), subtask))
@@ -119,7 +124,7 @@ def evaluated(learner: Learner, floats: Tensor) -> dict[str, float]:
 def test_a_part_of_the_vector_moves_in_all_ranks(task: str) -> None:
     """A copy of its own moves by parts, which begin and end within tensors."""
     with learner_of(2, task) as learner:
-        floats, integers = learner.initial()
+        floats, integers = initial(learner)
         interval(learner, Base(floats, integers), 0)
         parts = learner.cut(3).parts
         before = read(learner, parts)
@@ -178,7 +183,7 @@ def test_a_lost_rank_costs_the_interval_only(task: str, fault: str, tmp_path: Pa
     marker.touch()
     args = {"fault": fault, "marker": str(marker)}
     with learner_of(2, task, timeout=15 if fault == "hangs" else PATIENCE, **args) as learner:
-        floats, integers = learner.initial()
+        floats, integers = initial(learner)
         with pytest.raises(RankLost, match="signal 9" if fault == "killed" else "in time"):
             interval(learner, Base(floats, integers), 0)
 
@@ -194,6 +199,6 @@ def test_an_error_of_a_rank_is_that_of_the_worker(task: str, tmp_path: Path) -> 
     marker = tmp_path / "marker"
     marker.touch()
     with learner_of(2, task, fault="raises", marker=str(marker)) as learner:
-        floats, integers = learner.initial()
+        floats, integers = initial(learner)
         with pytest.raises(UserCodeError, match="this rank has a fault"):
             interval(learner, Base(floats, integers), 0)

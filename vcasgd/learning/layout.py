@@ -27,6 +27,8 @@ from vcasgd.learning.base import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from vcasgd.learning.vector import Floats
+
 
 #: Start of the names of tensors that a task keeps beside its model
 #: (:mod:`vcasgd.learning.beside`).
@@ -77,7 +79,10 @@ class TensorEntry:
 
     def view(self, floats: Tensor, integers: Tensor) -> Tensor:
         """Return a view of this tensor in the vectors, in its own shape."""
-        vector = floats if self.kind in FLOATS else integers
+        return self.part_of(floats if self.kind in FLOATS else integers)
+
+    def part_of(self, vector: Floats) -> Tensor:
+        """Return a view of this tensor in the vector that has it, in its own shape."""
         part = vector[self.offset : self.offset + self.size]
         return as_kind(part, self.kind).view(self.shape)
 

@@ -23,6 +23,7 @@ from vcasgd.learning.buffers import declared_buffers, unexplained_buffers
 from vcasgd.learning.layout import Layout, TensorKind
 from vcasgd.learning.training import build
 from vcasgd.learning.vector import (
+    Floats,
     gather,
     gather_difference,
     gather_integers,
@@ -161,7 +162,7 @@ class LocalModel:
         self._first = self._vectors()
         gather(self._whole, self.layout, *self._first)
 
-    def initial(self) -> tuple[Tensor, Tensor]:
+    def initial(self) -> tuple[Floats, Tensor]:
         """Return the model before any training: float32 [floats] and int64 [integers]."""
         floats, integers = self._vectors()
         if self._first is not None:
@@ -172,12 +173,12 @@ class LocalModel:
         gather(module, self.layout, floats, integers)
         return floats, integers
 
-    def load(self, floats: Tensor, integers: Tensor) -> None:
+    def load(self, floats: Floats, integers: Tensor) -> None:
         """Load the vectors, float32 [floats] and int64 [integers], into the model."""
         self.loads += 1
-        scatter(floats, integers, self._whole, self.layout)
+        scatter(floats[:], integers, self._whole, self.layout)
 
-    def load_part(self, floats: Tensor, start: int) -> None:
+    def load_part(self, floats: Floats, start: int) -> None:
         """Load ``floats``, float32 [n], into the model's vector from an element on."""
         scatter_part(floats, start, self._whole, self.layout)
 
@@ -209,7 +210,7 @@ class LocalModel:
         gather(self._whole, self.layout, floats, integers)
         return floats, integers
 
-    def read_into(self, out: Tensor, origin: Tensor | None) -> Tensor:
+    def read_into(self, out: Floats, origin: Floats | None) -> Tensor:
         """Copy the model's state into ``out``, float32 [floats]; return int64 [integers].
 
         With ``origin``, float32 [floats], parameters are differences from it; it may be ``out``
@@ -218,9 +219,9 @@ class LocalModel:
         self.check_base()
         integers = torch.empty(self.layout.integers, dtype=torch.int64)
         if origin is None:
-            gather(self._whole, self.layout, out, integers)
+            gather(self._whole, self.layout, out[:], integers)
         else:
-            gather_difference(self._whole, self.layout, origin, out, integers)
+            gather_difference(self._whole, self.layout, origin[:], out[:], integers)
         return integers
 
     def statistics(self) -> list[Tensor]:

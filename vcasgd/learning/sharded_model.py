@@ -7,14 +7,17 @@ model is built without values, and each process loads its part only.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 import torch.distributed.fsdp
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from vcasgd.errors import SpecError, UserCodeError
@@ -23,14 +26,26 @@ from vcasgd.learning.local_model import LocalModel
 from vcasgd.learning.local_moments import steps_as
 from vcasgd.learning.optimizers import name_of, parts_of
 from vcasgd.learning.training import build, user_code
-from vcasgd.learning.vector import gather, gather_integers, new_vector
+from vcasgd.learning.vector import (
+    Floats,
+    MappedVector,
+    gather_integers,
+    gather_part,
+    new_vector,
+    pieces_of,
+)
 from vcasgd.task.task import Task
 
+#: Number of the parameter of ``mallopt`` with the least size of blocks that are mapped alone, and
+#: its value.
+_MMAP_THRESHOLD, _MAPPED_BLOCK = -3, 1 << 20
 #: torch's type hints lack some of its names.
 fsdp: Any = torch.distributed.fsdp
 
 #: Elements that processes exchange at a time.
-CHUNK_FLOATS = 16 << 20
+CHUNK_FLOATS = 4 << 20
+#: Bytes that a model which is built has in memory before they go to the machine's.
+BUILT_BYTES = 64 << 20
 _UNSHARDED = 'set parallel = "ddp"'
 
 
@@ -55,6 +70,7 @@ class ShardedModel(LocalModel):
     """A model without values, and this process's part of it from :meth:`shard` on."""
 
     def __init__(self, task: Task, seed: int, device: torch.device | str) -> None:
+        _return_large_blocks()
         self._is_new = True
         #: Fills float32 [n] with what the other processes have of the vector from an element on.
         self.read_others: Callable[[int, Tensor], None] = lambda _start, _out: None
@@ -88,15 +104,15 @@ class ShardedModel(LocalModel):
         )
         self._use(module)
 
-    def initial(self) -> tuple[Tensor, Tensor]:
-        """Return the model before any training: float32 [floats] and int64 [integers].
-
-        It is in this process, on the CPU, for that long.
-        """
-        module = build(self._task, self._seed, "cpu")
-        floats, integers = self._vectors()
-        gather(module, self.layout, floats, integers)
-        return floats, integers
+    def initial(self) -> tuple[Floats, Tensor]:
+        """Return the model before any training: float32 [floats] and int64 [integers]."""
+        floats = MappedVector(self.layout.floats)
+        with _mapped_parameters() as give_up:
+            module = build(self._task, self._seed, "cpu")
+            for start, piece in pieces_of(floats):
+                gather_part(module, self.layout, start, piece)
+                give_up()
+            return floats, gather_integers(module, self.layout)
 
     def reshard(self) -> None:
         """Give up parts of others that a forward pass without a backward pass has left here."""
@@ -104,7 +120,7 @@ class ShardedModel(LocalModel):
             if isinstance(module, fsdp.FSDPModule):
                 module.reshard()
 
-    def load(self, floats: Tensor, integers: Tensor) -> None:
+    def load(self, floats: Floats, integers: Tensor) -> None:
         """Load this process's part of the vectors, float32 [floats] and int64 [integers]."""
         self.load_part(floats, 0)
         self.load_integers(integers)
@@ -120,7 +136,7 @@ class ShardedModel(LocalModel):
         """Copy what this process has of the vector from an element on into ``out``, float32 [n]."""
         super().read_part(out, start)
 
-    def read_into(self, out: Tensor, origin: Tensor | None) -> Tensor:
+    def read_into(self, out: Floats, origin: Floats | None) -> Tensor:
         """See :meth:`LocalModel.read_into`; of all processes."""
         self.check_base()
         trained = self.layout.parameters
@@ -139,6 +155,16 @@ class ShardedModel(LocalModel):
         return 0.0
 
 
+def _return_large_blocks() -> None:
+    """Let the C library give blocks back to the system as soon as they are freed.
+
+    It would keep those of gathered parameters, and can't use them for others, because torch asks
+    for aligned ones.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _MAPPED_BLOCK)
+
+
 # -- building without values -----------------------------------------------------------------------
 
 
@@ -152,35 +178,96 @@ def build_empty(task: Task, seed: int) -> nn.Module:
         with _empty_parameters():
             module, other = build(task, seed, "cpu"), build(task, seed + 1, "cpu")
     except (UserCodeError, RuntimeError, NotImplementedError):
-        return build(task, seed, "cpu")
-    if any(not each.requires_grad for each in module.parameters()) or not _same_constants(
-        module, other
-    ):
-        return build(task, seed, "cpu")
+        module = None
+    frozen = module and any(not each.requires_grad for each in module.parameters())
+    if module is None or frozen or not _same_constants(module, other):
+        with _mapped_parameters():
+            return build(task, seed, "cpu")
     return module
+
+
+@contextmanager
+def _mapped_parameters() -> Iterator[Callable[[], None]]:
+    """Let modules keep parameters in the machine's memory, whose pages this process doesn't keep.
+
+    Yields a function that gives up those that it used last.
+    """
+    mapped: list[mmap.mmap] = []
+    moved: Any = WeakTensorKeyDictionary()
+
+    def give_up() -> None:
+        for memory in mapped:
+            # It isn't lost: others could map it.
+            memory.madvise(mmap.MADV_DONTNEED)
+
+    def moved_to_memory(parameter: nn.Parameter) -> nn.Parameter:
+        data = parameter.detach()
+        # Not a part of another tensor.
+        whole = data.untyped_storage().nbytes() == data.nbytes > 0
+        if whole and data.device.type == "cpu" and parameter not in moved:
+            memory = mmap.mmap(-1, data.nbytes)
+            mapped.append(memory)
+            numbers = torch.frombuffer(memory, dtype=data.dtype, count=data.numel())
+            parameter.data = numbers.as_strided(data.shape, data.stride()).copy_(data)
+            moved[parameter] = True
+        return parameter
+
+    with _registered(moved_to_memory), _WatchedWrites(give_up):
+        yield give_up
+
+
+class _WatchedWrites(TorchDispatchMode):
+    """Calls a function whenever operations have had :data:`BUILT_BYTES` of results."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._call, self._bytes = call, 0
+
+    def __torch_dispatch__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self._bytes += result.nbytes
+            if self._bytes > BUILT_BYTES:
+                self._bytes = 0
+                self._call()
+        return result
+
+
+@contextmanager
+def _registered(convert: Callable[[nn.Parameter], nn.Parameter]) -> Iterator[None]:
+    """Let modules keep what ``convert`` returns for each parameter, as it is made."""
+    modules: Any = nn.Module
+    register = modules.register_parameter
+
+    def register_converted(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter if parameter is None else convert(parameter))
+
+    modules.register_parameter = register_converted
+    try:
+        yield
+    finally:
+        modules.register_parameter = register
 
 
 @contextmanager
 def _empty_parameters() -> Iterator[None]:
     """Let modules keep parameters without values, one at a time as they are made."""
-    modules: Any = nn.Module
-    register = modules.register_parameter
     # Tied parameters stay one.
     empty: Any = WeakTensorKeyDictionary()
 
-    def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:
-            if parameter not in empty:
-                found = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-                empty[parameter] = found
-            parameter = empty[parameter]
-        register(module, name, parameter)
+    def emptied(parameter: nn.Parameter) -> nn.Parameter:
+        if parameter.is_meta:
+            return parameter
+        if parameter not in empty:
+            found = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+            empty[parameter] = found
+        made: nn.Parameter = empty[parameter]
+        return made
 
-    modules.register_parameter = register_empty
-    try:
+    with _registered(emptied):
         yield
-    finally:
-        modules.register_parameter = register
 
 
 def _same_constants(module: nn.Module, other: nn.Module) -> bool:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vcasgd.learning.vector import Floats
+
 #: Vectors up to this many floats have short exchanges, and one shard on each node.
 SMALL_FLOATS = 4_000_000
 #: Least floats of a shard of a longer vector, and most shards of a job on a node: each costs the
@@ -39,7 +41,7 @@ class ShardRange:
         """Number of elements in the shard."""
         return self.stop - self.start
 
-    def of(self, vector: Tensor) -> Tensor:
+    def of(self, vector: Floats) -> Tensor:
         """Return the shard's part of the job's vector, as a view."""
         return vector[self.start : self.stop]
 

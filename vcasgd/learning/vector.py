@@ -9,7 +9,10 @@ aren't averaged. The base, such as frozen parameters, is in neither (:mod:`vcasg
 from __future__ import annotations
 
 import mmap
+import os
+import weakref
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +24,9 @@ from vcasgd.learning.layout import FLOATS, Layout, TensorEntry, TensorKind, as_k
 
 #: Largest magnitude in an update; larger values would soon overflow float32 weights.
 LARGEST_VALUE = 1e30
+#: Elements of a mapped vector that are in a process at a time.
+PIECE_FLOATS = 1 << 21
+_FLOAT_BYTES = 4
 
 
 def new_vector(floats: int) -> Tensor:
@@ -34,12 +40,86 @@ def new_vector(floats: int) -> Tensor:
     return torch.from_numpy(np.frombuffer(memory, np.float32, floats))
 
 
-def is_sound(vector: Tensor) -> bool:
+class MappedVector:
+    """A vector, float32 [floats], zeros at first, of which a process has only parts.
+
+    It's in the machine's memory, as a file without a name. A slice is a tensor that shares this
+    memory, and that is mapped as long as the tensor exists.
+    """
+
+    def __init__(self, floats: int) -> None:
+        self._file = os.memfd_create("vcasgd-vector")
+        weakref.finalize(self, os.close, self._file)
+        os.ftruncate(self._file, max(1, floats) * _FLOAT_BYTES)
+        self._start, self._floats = 0, floats
+        #: Keeps the file open.
+        self._whole: MappedVector | None = None
+
+    def __len__(self) -> int:
+        return self._floats
+
+    def __getitem__(self, piece: slice) -> Tensor:
+        start, stop, _ = piece.indices(self._floats)
+        if start >= stop:
+            return torch.empty(0)
+        at = (self._start + start) * _FLOAT_BYTES
+        skipped = at % mmap.ALLOCATIONGRANULARITY
+        size = skipped + (stop - start) * _FLOAT_BYTES
+        memory = mmap.mmap(self._file, size, offset=at - skipped)
+        return torch.from_numpy(np.frombuffer(memory, np.float32, stop - start, skipped))
+
+    def between(self, start: int, stop: int) -> MappedVector:
+        """Return the elements ``[start, stop)``, in the same memory, none of which is mapped."""
+        part = object.__new__(MappedVector)
+        part._file, part._whole = self._file, self if self._whole is None else self._whole
+        part._start, part._floats = self._start + start, stop - start
+        return part
+
+    def clone(self) -> MappedVector:
+        """Return a copy in other memory."""
+        copy = MappedVector(self._floats)
+        copy_floats(self, copy)
+        return copy
+
+
+#: A vector, float32 [n]: slices of both are tensors.
+Floats = Tensor | MappedVector
+
+
+def within(vector: Floats, start: int, stop: int) -> Floats:
+    """Return elements ``[start, stop)`` of a vector, in the same memory; it maps none of them."""
+    if isinstance(vector, MappedVector):
+        return vector.between(start, stop)
+    return vector[start:stop]
+
+
+def pieces_of(vector: Floats) -> Iterator[tuple[int, Tensor]]:
+    """Yield a vector in pieces that a process may have at a time, each with its first element."""
+    if isinstance(vector, Tensor):
+        yield 0, vector
+        return
+    for start in range(0, len(vector), PIECE_FLOATS):
+        yield start, vector[start : start + PIECE_FLOATS]
+
+
+def copy_floats(source: Floats, out: Floats) -> None:
+    """Copy a vector, float32 [n], to the beginning of another one."""
+    both = isinstance(source, Tensor) and isinstance(out, Tensor)
+    size = max(1, len(source)) if both else PIECE_FLOATS
+    for start in range(0, len(source), size):
+        piece = source[start : start + size]
+        out[start : start + len(piece)].copy_(piece)
+
+
+def is_sound(vector: Floats) -> bool:
     """Return True if all numbers of a float32 [n] are finite and at most :data:`LARGEST_VALUE`."""
-    if not len(vector):
-        return True
-    low, high = torch.aminmax(vector)  # both are NaN if any number is
-    return max(-float(low), float(high)) <= LARGEST_VALUE
+    for _, piece in pieces_of(vector):
+        if not len(piece):
+            continue
+        low, high = torch.aminmax(piece)  # both are NaN if any number is
+        if not max(-float(low), float(high)) <= LARGEST_VALUE:
+            return False
+    return True
 
 
 def gather(module: nn.Module, layout: Layout, floats: Tensor, integers: Tensor) -> None:
@@ -79,15 +159,19 @@ def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout)
             tensor.copy_(part)
 
 
-def vectors_of(layout: Layout, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def vectors_of(
+    layout: Layout, tensors: Mapping[str, Tensor], *, mapped: bool = False
+) -> tuple[Any, Tensor]:
     """Return the vectors, float32 [floats] and int64 [integers], of named tensors.
 
-    Raises :class:`KeyError` for a missing tensor, and :class:`ValueError` for one of another shape.
+    The first one may be ``mapped``. Raises :class:`KeyError` for a missing tensor, and
+    :class:`ValueError` for one of another shape.
     """
-    floats = torch.zeros(layout.floats)
+    floats: Floats = MappedVector(layout.floats) if mapped else torch.zeros(layout.floats)
     integers = torch.empty(layout.integers, dtype=torch.int64)
     for entry in layout.entries:
-        tensor, part = as_real(tensors[entry.name]), entry.view(floats, integers)
+        vector = floats if entry.kind in FLOATS else integers
+        tensor, part = as_real(tensors[entry.name]), entry.part_of(vector)
         # copy_ would broadcast a single number over a whole layer.
         if tensor.shape != part.shape:
             raise ValueError(f"{entry.name} has shape {list(tensor.shape)}")
@@ -109,7 +193,7 @@ def gather_part(module: nn.Module, layout: Layout, start: int, out: Tensor) -> N
             part.copy_(piece)
 
 
-def scatter_part(floats: Tensor, start: int, module: nn.Module, layout: Layout) -> None:
+def scatter_part(floats: Floats, start: int, module: nn.Module, layout: Layout) -> None:
     """Copy ``floats``, float32 [n], into elements of a module's vector from ``start`` on.
 
     This is the inverse of :func:`gather_part`.
@@ -154,7 +238,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _pieces(
-    module: nn.Module, layout: Layout, start: int, vector: Tensor
+    module: nn.Module, layout: Layout, start: int, vector: Floats
 ) -> Iterator[tuple[Tensor, int, Tensor]]:
     """Yield the module's tensors that a vector has a piece of from element ``start`` on, each with
     the first element of the piece in the tensor, and the piece of the vector. A tensor that is

@@ -384,4 +384,4 @@ class Simulation:
             layout=config.layout_digest,
             integers=encode_integers(integers),
         )
-        return ModelState(config, Snapshot(meta, Record()), floats)
+        return ModelState(config, Snapshot(meta, Record()), floats[:])

@@ -103,7 +103,7 @@ class SimulatedWorker:
         base, parts = self.fetched.base, self.learner.cut(1).parts
         self._own = [(number, own) for number, own in self._own if number > self.contained]
         for _, own in self._own:
-            base = continued(base, own, parts, out=torch.empty_like(base.floats))
+            base = continued(base, own, parts, out=torch.empty(len(base.floats)))
         # The shift gives the factor a mean of 1.
         factor = math.exp(self._rng.gauss(-self._jitter * self._jitter / 2, self._jitter))
         seconds = (stop - self.position) * seconds_per_sample * factor / self._speed
@@ -140,7 +140,7 @@ class SimulatedWorker:
         if member is None or not member.keeps_copy:
             self._own.clear()
         if member is not None and (member.overlaps or member.keeps_copy):
-            self._own.append((self.pushed + 1, trained.update))
+            self._own.append((self.pushed + 1, trained.update[:]))
         payload = b"".join(encoded.chunks(CHUNK_BYTES))
         header = Header(
             update=name,

@@ -126,7 +126,8 @@ class Verifier(WorkerVerification):
             )
         if header.integers != encoded_counters(repeating.layout, base[1], trained.integers):
             raise MalformedState("the counters of the update are not those of its interval")
-        difference = update_difference(sent, trained.update, base[0], repeating.layout.parameters)
+        parameters, update = repeating.layout.parameters, trained.update[:]
+        difference = update_difference(sent, update, base[0], parameters)
         state_difference = after.difference(state_of(repeating))
         # In this order, because NaN is not less than anything.
         return RepetitionResult(

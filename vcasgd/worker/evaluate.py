@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-from torch import Tensor
-
 from vcasgd.errors import SnapshotMissing
 from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.learning.vector import Floats
 from vcasgd.store.ledger.job import Evaluation
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.sharded import ShardedSnapshots
@@ -45,7 +44,8 @@ class Evaluator:
         name = self._context.job
         nodes = nodes_of(self._context.nodes, facts.store_nodes, facts.shards, name)
         snapshots = ShardedSnapshots(nodes, name, learner.cut(facts.shards))
-        whole, floats = self._pinned(snapshots, points.pin(lease.number), may_continue)
+        pin, mapped = points.pin(lease.number), learner.maps_vectors
+        whole, floats = self._pinned(snapshots, pin, may_continue, mapped=mapped)
         started = time.monotonic()
         # A job has an average from its first update on.
         average = snapshots.fetch_states(whole, floats) if learner.spec.ema else None
@@ -78,15 +78,20 @@ class Evaluator:
         return learner.end_after([*earlier, metrics])
 
     def _pinned(
-        self, snapshots: ShardedSnapshots, name: str, may_continue: Callable[[], bool]
-    ) -> tuple[ModelSnapshot, Tensor]:
+        self,
+        snapshots: ShardedSnapshots,
+        name: str,
+        may_continue: Callable[[], bool],
+        *,
+        mapped: bool,
+    ) -> tuple[ModelSnapshot, Floats]:
         """Return the snapshots that were pinned at the point, and their vector.
 
         If one was lost, the present snapshot replaces it.
         """
         while may_continue():
             try:
-                return snapshots.fetch_pinned(name)
+                return snapshots.fetch_pinned(name, mapped=mapped)
             except SnapshotMissing:
                 snapshots.request_pin(name)
                 self._status.note_progress()

@@ -23,7 +23,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -36,9 +36,11 @@ from vcasgd.learning.encodings.encoder import Encoder, step_format
 from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import Cut, ShardRange
+from vcasgd.learning.vector import Floats, copy_floats, within
 from vcasgd.spec.update import Update
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.tensors.header import Header
+from vcasgd.store.tensors.sharded import MAPPED_SHARDS
 from vcasgd.store.tensors.snapshot import Meta, RoundFacts
 from vcasgd.store.tensors.snapshot_index import nodes_of
 from vcasgd.worker.interval import Base, continued, encoded_counters
@@ -89,7 +91,7 @@ class Exchange:
         self._encoding = threading.Lock()
         #: Memory of vectors on the CPU.
         self._pool, self._layout = VectorPool(0), Layout(())
-        self._device = torch.device("cpu")
+        self._device, self._mapped = torch.device("cpu"), False
         #: The base, and the next one while parts of it are fetched.
         self._base = self._pool.take()
         self._next: Vector | None = None
@@ -120,13 +122,15 @@ class Exchange:
         nodes: int | None = None,
         adopts: bool = False,
         device: torch.device | str = "cpu",
+        mapped: bool = False,
     ) -> None:
         """Connect to the shards of the job, once their number is known; later calls do nothing.
 
         ``update`` and ``layout`` determine the encodings. The worker waits while ``max_unapplied``
         of its updates are unapplied, until :meth:`limit_unapplied`. If it ``adopts`` its own copy,
         it doesn't fetch a version that has only its own updates. ``nodes`` is the number of store
-        nodes, by default that of the shards. ``device`` is that of the model.
+        nodes, by default that of the shards. ``device`` is that of the model, whose vectors this
+        process has in parts if they are ``mapped``.
 
         Raises :class:`StoreUnavailable` if a shard's store node is missing from the settings.
         """
@@ -135,9 +139,12 @@ class Exchange:
         self.store_nodes = nodes or cut.shards
         self._node_of = nodes_of(self._nodes, self.store_nodes, cut.shards, self._job)
         self._adopts = adopts
-        self._pool, self._device = VectorPool(cut.floats), torch.device(device)
+        self._pool = VectorPool(cut.floats, mapped=mapped)
+        self._mapped, self._device = mapped, torch.device(device)
         self._base, self._layout = self._pool.take(), layout
-        self._encoders = [Encoder(update, layout, part) for part in cut.parts]
+        self._encoders = [Encoder(update, layout, part, mapped=mapped) for part in cut.parts]
+        most = MAPPED_SHARDS if mapped else 2 * cut.shards
+        turns = {node: threading.Semaphore(most) for node in self._node_of}
         self._links = tuple(
             ShardLink(
                 self._node_of[part.shard],
@@ -146,6 +153,7 @@ class Exchange:
                 self._key,
                 max_unapplied=max_unapplied,
                 steps=step_format(update, layout, part),
+                turns=turns[self._node_of[part.shard]],
             )
             for part in cut.parts
         )
@@ -183,7 +191,7 @@ class Exchange:
         Raises :class:`~vcasgd.errors.Fenced` if a newer lease exists.
         """
         calls = {link: link.begin(subtask, epoch, size, token) for link in self._responsive()}
-        _wait_for(calls)
+        _wait_for(calls, in_turn=self._mapped)
         answers = {link: call.result() for link, call in calls.items() if call.done()}
         reached = {link: link.updates.reached(subtask, token) for link in self._links}
         positions = {
@@ -198,17 +206,17 @@ class Exchange:
 
     # -- updates -----------------------------------------------------------------------------------
 
-    def lend(self) -> Tensor:
+    def lend(self) -> Floats:
         """Return memory for the update of an interval, float32 [floats], until :meth:`push`."""
         if self._lent is None:
             self._lent = self._pool.take()
-        return self._lent.tensor
+        return self._lent.memory
 
     def push(
         self,
         fields: Mapping[str, Any],
         epoch: int,
-        update: Tensor,
+        update: Floats,
         shards: Collection[int],
         *,
         last: bool = False,
@@ -267,7 +275,7 @@ class Exchange:
         return self._take_settled()
 
     def _settle(self, polls: Mapping[ShardLink, Future[Any]]) -> Settled:
-        _wait_for(polls)
+        _wait_for(polls, in_turn=self._mapped)
         if self._links and all(link.late or link.last_error for link in self._links):
             raise self._last_error()
         return self._take_settled()
@@ -369,7 +377,7 @@ class Exchange:
         version = self._links[0].version
         assert version is not None
         return Base(
-            self._base.tensor,
+            self._base.memory,
             self._integers,
             rollbacks=self.rollbacks,
             restorations=min(link.restorations for link in self._links),
@@ -403,7 +411,7 @@ class Exchange:
             parts = [link.part for link in lacking if link.lacks_last]
             if parts:
                 self._start = self._pool.take()
-                base = continued(base, own.vector.tensor, parts, out=self._start.tensor)
+                base = continued(base, own.vector.memory, parts, out=self._start.memory)
         if keep_copy:
             # What the last update has is in the start, or in the base.
             self._copy = OwnCopy(
@@ -412,6 +420,7 @@ class Exchange:
                 base.integers,
                 self._device,
                 [link.settled for link in self._links],
+                mapped=self._mapped,
             )
             self._copy.is_loaded = False
             self._discarded = self._count_discarded()
@@ -421,15 +430,15 @@ class Exchange:
     def _continue_copy(self, copy: OwnCopy, base: Base, *, loaded: bool) -> Base:
         """Return the base of an interval of the copy, with a vector if the model has to load it."""
         if continues := loaded and copy.is_loaded:
-            floats = self._base.tensor
+            floats = self._base.memory
         else:
             assert copy.is_even, "what it has learned would be lost"
             for _, shift in self.take_shifts(wait=range(len(self._links))):
                 # The starts have moved.
                 shift.release()
             self._start = self._pool.take()
-            copy.read_start(self._start.tensor)
-            floats = self._start.tensor
+            copy.read_start(self._start.memory)
+            floats = self._start.memory
         # An interval that fails moves the model.
         copy.is_loaded = False
         return replace(base, floats=floats, integers=copy.integers, continues=continues)
@@ -515,7 +524,7 @@ class Exchange:
         self._stale.add(link.part.shard)
 
     def _release_base(self) -> None:
-        if len(self._stale) == len(self._links) and len(self._base.tensor):
+        if len(self._stale) == len(self._links) and len(self._base.memory):
             # It isn't needed before all of it is fetched again.
             self._base.release()
             self._base = VectorPool(0).take()
@@ -603,7 +612,7 @@ class Exchange:
     def _encode_part(
         self, shard: int, difference: Difference, rollbacks: int, *, last: bool
     ) -> EncodedVector:
-        vector = difference.compute()
+        vector = self._links[shard].in_turn(difference.compute)
         with self._encoding:
             encoded = self._encoders[shard].encode_part(vector, last=last)
             if rollbacks != self._rollbacks:
@@ -645,8 +654,8 @@ class Exchange:
             waited, link.has_waited = link.has_waited, False
             if not waited and (again or link.state is not LinkState.FETCHED):
                 polls[link] = link.poll(newer=True)
-        _wait_for(polls)
-        _wait_for(self._fetch(self._links))
+        _wait_for(polls, in_turn=self._mapped)
+        _wait_for(self._fetch(self._links), in_turn=self._mapped)
         self._take_over()
         for link in self._links:
             while link.version is None and link.state is not LinkState.FETCHED:
@@ -671,11 +680,13 @@ class Exchange:
     def _fetch(self, links: Iterable[ShardLink]) -> dict[ShardLink, Future[Any]]:
         return {link: link.fetch(*self._memory_of(link)) for link in links if link.sees_newer}
 
-    def _memory_of(self, link: ShardLink) -> tuple[Tensor, Tensor]:
+    def _memory_of(self, link: ShardLink) -> tuple[Floats, Floats]:
         """Return a shard's parts of the next and of the present base."""
         if self._next is None:
             self._next = self._pool.take()
-        return link.part.of(self._next.tensor), link.part.of(self._base.tensor)
+        part, vectors = link.part, (self._next.memory, self._base.memory)
+        following, present = (within(each, part.start, part.stop) for each in vectors)
+        return following, present
 
     def _take_over(self) -> set[int]:
         """Make the base of what was fetched; return the shards that were."""
@@ -688,7 +699,7 @@ class Exchange:
         for link in ready:
             if len(ready) < len(self._links):
                 assert self._next is not None
-                link.part.of(self._base.tensor).copy_(link.part.of(self._next.tensor))
+                link.part.of(self._base.memory).copy_(link.part.of(self._next.memory))
             meta = link.take()
             if link.part.shard == 0:
                 self._integers, self._round = meta.integer_vector(), meta.round
@@ -702,9 +713,9 @@ class Exchange:
 
     def _own_base(self) -> None:
         """Copy the base if the start of an interval has the same memory, or there is none."""
-        if self._base.shared or not len(self._base.tensor):
+        if self._base.shared or not len(self._base.memory):
             base = self._pool.take()
-            base.tensor[: len(self._base.tensor)] = self._base.tensor
+            copy_floats(self._base.memory, base.memory)
             self._base.release()
             self._base = base
 
@@ -747,8 +758,9 @@ class Exchange:
         return next(errors, StoreUnavailable("no store node answers"))
 
 
-def _wait_for(calls: Mapping[ShardLink, Future[Any]]) -> None:
-    """Wait until the fastest node has answered, and about as long again for the others.
+def _wait_for(calls: Mapping[ShardLink, Future[Any]], *, in_turn: bool) -> None:
+    """Wait until the fastest node has answered, and about as long again for the others, or for each
+    further one if calls are made ``in_turn``.
 
     The wait is bounded by the time limit of each connection. Raises an error of an answer that
     doesn't pass by itself.
@@ -758,7 +770,10 @@ def _wait_for(calls: Mapping[ShardLink, Future[Any]]) -> None:
         link.last_error is None for link, call in calls.items() if call.done()
     ):
         waiting = wait(waiting, return_when=FIRST_COMPLETED).not_done
-    wait(waiting, timeout=time.monotonic() - started + LATE_SECONDS)
+    seconds = time.monotonic() - started + LATE_SECONDS
+    answers = wait(waiting, seconds, FIRST_COMPLETED if in_turn else ALL_COMPLETED)
+    while in_turn and answers.done and answers.not_done:
+        answers = wait(answers.not_done, seconds, FIRST_COMPLETED)
     for link, call in calls.items():
         if call.done():
             call.result()

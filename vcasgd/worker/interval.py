@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import ShardRange
-from vcasgd.learning.vector import counted
+from vcasgd.learning.vector import Floats, copy_floats, counted
 from vcasgd.store.tensors.snapshot import RoundFacts, encode_integers
 from vcasgd.task.logged import Sums
 
@@ -23,7 +23,7 @@ class Base:
     the version. ``continues``: the model is at this point already, after the interval before.
     """
 
-    floats: Tensor
+    floats: Floats
     integers: Tensor
     rollbacks: int = 0
     restorations: int = 0
@@ -32,18 +32,18 @@ class Base:
     continues: bool = False
 
 
-def continued(base: Base, update: Tensor, parts: Iterable[ShardRange], out: Tensor) -> Base:
+def continued(base: Base, update: Floats, parts: Iterable[ShardRange], out: Floats) -> Base:
     """Return a base that also contains the ``parts`` of an own update, float32 [floats].
 
     Its vector is ``out``, float32 [floats].
     """
-    out.copy_(base.floats)
+    copy_floats(base.floats, out)
     for part in parts:
         add(part, out, update)
     return replace(base, floats=out)
 
 
-def add(part: ShardRange, model: Tensor, update: Tensor) -> None:
+def add(part: ShardRange, model: Floats, update: Floats) -> None:
     """Add a shard's part of an update to a model, both float32 [floats], on any devices.
 
     Parameters are added, and statistics replaced.
@@ -76,7 +76,7 @@ class Trained:
     stop: int
     steps: int
     loss_sum: float
-    update: Tensor
+    update: Floats
     integers: Tensor
     momentum: float | None = None
     skipped: int = 0

@@ -59,7 +59,7 @@ from vcasgd.learning.training import (
 )
 from vcasgd.learning.training_set import TrainingSet, dataset_of, length_of
 from vcasgd.learning.tuning import Momenta, local_steps
-from vcasgd.learning.vector import is_sound
+from vcasgd.learning.vector import Floats, is_sound
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.problems import did_you_mean
 from vcasgd.spec.sections import EMA_PREFIX, Tuning
@@ -97,7 +97,7 @@ class Learner:
         self._use_layout(gradients=False)
         self._rule = make_rule(spec.update)
         #: This worker's own copy, float32 [floats], if the rule keeps one.
-        self._local: Tensor | None = None
+        self._local: Floats | None = None
         self._plan: EpochPlan | None = None
         #: Buffers that depend on whole batches.
         self._undivided: list[str] = []
@@ -134,6 +134,11 @@ class Learner:
     def exchange_device(self) -> torch.device | str:
         """The device of a copy of its own that the worker can keep."""
         return self.device
+
+    @property
+    def maps_vectors(self) -> bool:
+        """True if this process can't have the whole vector of the model."""
+        return False
 
     def _use_layout(self, *, gradients: bool) -> None:
         self.layout = self._model.layout = replace(self._model.layout, gradients=gradients)
@@ -258,7 +263,7 @@ class Learner:
             return None
         return BatchWeights(measure_of(self.task, self.division.labels), per_sample)
 
-    def initial(self) -> tuple[Tensor, Tensor]:
+    def initial(self) -> tuple[Floats, Tensor]:
         """Return the model before any training: float32 [floats] and int64 [k]."""
         return self._model.initial()
 
@@ -280,7 +285,8 @@ class Learner:
         # Mean gradients have to be in one piece, too.
         in_pieces = not verified and not needed
         floats = self.layout.floats
-        in_turn = self._rule.rounds and self.spec.push_every is None and in_pieces
+        takes_turns = self._rule.rounds and self.spec.push_every is None
+        in_turn = in_pieces and (takes_turns or self.maps_vectors)
         return ModelFacts(
             samples=self.plan.samples,
             validation_samples=length_of(self._validation_set, "validation"),
@@ -588,7 +594,7 @@ class Learner:
         should_stop: Callable[[], bool],
         on_step: Callable[[], None],
         asynchrony: float = 0.0,
-        memory: Callable[[], Tensor] | None = None,
+        memory: Callable[[], Floats] | None = None,
         reads: bool = True,
     ) -> Trained:
         """Train samples ``[start, stop)`` of a subtask, or fewer once ``should_stop`` is True.
@@ -621,7 +627,7 @@ class Learner:
         )
         set_mode(self.optimizer, training=False)
         if reads:
-            update = memory() if memory is not None else torch.empty_like(base.floats)
+            update = memory() if memory is not None else torch.empty(len(base.floats))
             integers = self._read_update(update, start_from)
         else:
             update, integers = torch.empty(0), self._model.read_integers()
@@ -638,7 +644,7 @@ class Learner:
     def _train_interval(
         self,
         interval: SampleRange,
-        loaded: tuple[Tensor, Tensor] | None,  # noqa: ARG002 - for several processes
+        loaded: tuple[Floats, Tensor] | None,  # noqa: ARG002 - for several processes
         asynchrony: float,  # noqa: ARG002
         should_stop: Callable[[], bool],
         on_step: Callable[[], None],
@@ -703,7 +709,7 @@ class Learner:
         """Return a sum over all parameters, by which processes know whether theirs are the same."""
         return self._model.checksum()
 
-    def _load(self, base: Base, start_from: Tensor) -> None:
+    def _load(self, base: Base, start_from: Floats) -> None:
         """Load a base, or what the last step leads to from there with its mean gradient."""
         mean, parameters = self._mean_gradients, None
         if mean is not None and base.rollbacks == self.rollbacks:
@@ -768,7 +774,7 @@ class Learner:
         source = self.__dict__.get("_source")
         return source.reading() if source else {}
 
-    def _read_update(self, update: Tensor, start_from: Tensor) -> Tensor:
+    def _read_update(self, update: Floats, start_from: Floats) -> Tensor:
         """Fill an update, float32 [floats], after an interval; return int64 [k]."""
         origin = start_from if self._rule.payload is Payload.DELTA else None
         integers = self._model.read_into(update, origin)
@@ -799,10 +805,10 @@ class Learner:
 
     def evaluate(
         self,
-        floats: Tensor,
+        floats: Floats,
         integers: Tensor,
         *,
-        average: Tensor | None = None,
+        average: Floats | None = None,
         should_stop: Callable[[], bool],
         on_step: Callable[[], None],
     ) -> dict[str, float]:
@@ -829,7 +835,7 @@ class Learner:
 
     def _evaluate_loaded(
         self,
-        vectors: tuple[Tensor, Tensor],  # noqa: ARG002 - for several processes
+        vectors: tuple[Floats, Tensor],  # noqa: ARG002 - for several processes
         should_stop: Callable[[], bool],
         on_step: Callable[[], None],
     ) -> list[Metrics]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vcasgd.errors import NonFiniteLoss
 from vcasgd.learning.shards import ShardRange
-from vcasgd.learning.vector import is_sound
+from vcasgd.learning.vector import Floats, copy_floats, is_sound
 from vcasgd.worker.interval import add
 from vcasgd.worker.vectors import Vector, VectorPool, beside_training
 
@@ -40,11 +40,11 @@ class Difference:
         """All vectors, first the one that the update is written into."""
         return self.update, self.end, self.start
 
-    def compute(self) -> Tensor:
+    def compute(self) -> Floats:
         """Write the update, and return it. Raises :class:`NonFiniteLoss`."""
         with beside_training(self.end.tensor.device):
             subtract(self.part, self.end.tensor, self.start.tensor, self.update.tensor)
-        return self.update.tensor
+        return self.update.memory
 
     def release(self) -> None:
         """Release the vectors."""
@@ -67,11 +67,13 @@ class OwnPart:
     training's device. Updates are in memory on the CPU.
     """
 
-    def __init__(self, part: ShardRange, base: Tensor, device: torch.device) -> None:
-        """Start at a ``base``, float32 [floats of the job]."""
+    def __init__(
+        self, part: ShardRange, base: Floats, device: torch.device, *, mapped: bool = False
+    ) -> None:
+        """Start at a ``base``, float32 [floats of the job]. Vectors may be ``mapped``."""
         #: As a vector of its own.
         self._part = replace(part, start=0, stop=part.floats)
-        self._copies = self._updates = VectorPool(part.floats)
+        self._copies = self._updates = VectorPool(part.floats, mapped=mapped)
         self._on_cpu = device.type == "cpu"
         if not self._on_cpu:
             self._copies = VectorPool(part.floats, device)
@@ -124,7 +126,7 @@ class OwnPart:
                 update.release()
                 self._pending.remove((number, update))
 
-    def merge(self, version: Tensor, settled: int, run: Run, *, keep: Tensor | None = None) -> None:
+    def merge(self, version: Floats, settled: int, run: Run, *, keep: Floats | None = None) -> None:
         """Start to compute the shift to a ``version``, float32 [floats], by ``run``.
 
         It contains the updates up to the number ``settled``, and must not change until
@@ -132,20 +134,21 @@ class OwnPart:
         """
         assert not self.merging
         self.settle(settled)
-        pending, part = [update.tensor for _, update in self._pending], self._part
+        pending, part = [update.memory for _, update in self._pending], self._part
         start, moved = self.start, self._copies.take()
         shift = self._copies.take() if start.shared else start.hold()
 
         def compute() -> Moved:
             if keep is not None:
-                keep.copy_(version)
+                copy_floats(version, keep)
             with beside_training(self._copies.device):
-                moved.tensor.copy_(version)
+                target, difference = moved.tensor, shift.tensor
+                target.copy_(version[:])
                 for update in pending:
-                    add(part, moved.tensor, update)
-                torch.sub(moved.tensor, start.tensor, out=shift.tensor)
+                    add(part, target, update)
+                torch.sub(target, start.tensor, out=difference)
                 # Sums of statistics, such as variances, can be impossible.
-                shift.tensor[part.parameters :] = 0.0
+                difference[part.parameters :] = 0.0
             return Moved(moved, shift)
 
         self._merging = run(compute)
@@ -178,14 +181,16 @@ class OwnCopy:
     def __init__(
         self,
         parts: Sequence[ShardRange],
-        base: Tensor,
+        base: Floats,
         integers: Tensor,
         device: torch.device,
         settled: Sequence[int],
+        *,
+        mapped: bool = False,
     ) -> None:
         """Start at a ``base``, float32 [floats]. Each shard's version contains its ``settled``
         updates."""
-        self.parts = [OwnPart(part, base, device) for part in parts]
+        self.parts = [OwnPart(part, base, device, mapped=mapped) for part in parts]
         self._ranges = parts
         self._settled = list(settled)
         self.integers = integers
@@ -215,7 +220,7 @@ class OwnCopy:
         self._settled[shard] = settled
         self.parts[shard].settle(settled)
 
-    def read_start(self, out: Tensor) -> None:
+    def read_start(self, out: Floats) -> None:
         """Copy all starts into ``out``, float32 [floats]."""
         for part, own in zip(self._ranges, self.parts, strict=True):
             part.of(out).copy_(own.start.tensor)

@@ -21,6 +21,7 @@ from vcasgd.learning.rank_group import RankGroup, share_norms
 from vcasgd.learning.sharded_model import ShardedModel, check_optimizer, check_task, is_sharded
 from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.training import EvaluationPart, Interval, Metrics, evaluates_at_once
+from vcasgd.learning.vector import Floats
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import Task
@@ -111,6 +112,11 @@ class LeadingLearner(_RankedLearner):
         return "cpu" if self.sharded else self.device
 
     @property
+    def maps_vectors(self) -> bool:
+        """See :meth:`Learner.maps_vectors`."""
+        return self.sharded
+
+    @property
     def is_loaded(self) -> bool:
         """See :meth:`Learner.is_loaded`. New ranks have nothing of a sharded model."""
         return super().is_loaded and (self._ranks.running or not self.sharded)
@@ -149,10 +155,10 @@ class LeadingLearner(_RankedLearner):
 
     def shift(self, shifts: Iterable[tuple[ShardRange, Tensor]]) -> None:
         """See :meth:`Learner.shift`."""
-        shifts = list(shifts)
-        if self._ranks.running:
-            self._ranks.shift([(part.start, floats) for part, floats in shifts])
-        super().shift(shifts)
+        for part, floats in shifts:
+            if self._ranks.running:
+                self._ranks.shift(part.start, floats)
+            super().shift([(part, floats)])
 
     def close(self) -> None:
         """See :meth:`Learner.close`."""
@@ -167,7 +173,7 @@ class LeadingLearner(_RankedLearner):
     def _train_interval(
         self,
         interval: SampleRange,
-        loaded: tuple[Tensor, Tensor] | None,
+        loaded: tuple[Floats, Tensor] | None,
         asynchrony: float,
         should_stop: Callable[[], bool],
         on_step: Callable[[], None],
@@ -189,14 +195,14 @@ class LeadingLearner(_RankedLearner):
             self._ranks.stop()
         return Interval(whole.samples, trained.steps, whole.loss_sum)
 
-    def evaluate(self, floats: Tensor, integers: Tensor, **options: Any) -> dict[str, float]:
+    def evaluate(self, floats: Floats, integers: Tensor, **options: Any) -> dict[str, float]:
         """See :meth:`Learner.evaluate`."""
         self._start_ranks()
         return super().evaluate(floats, integers, **options)
 
     def _evaluate_loaded(
         self,
-        vectors: tuple[Tensor, Tensor],
+        vectors: tuple[Floats, Tensor],
         should_stop: Callable[[], bool],
         on_step: Callable[[], None],
     ) -> list[Metrics]:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -34,6 +34,7 @@ from vcasgd.learning.batch_source import SampleRange
 from vcasgd.learning.rank_group import RankGroup
 from vcasgd.learning.sharded_model import CHUNK_FLOATS
 from vcasgd.learning.training import Metrics
+from vcasgd.learning.vector import Floats
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import base_path
@@ -301,19 +302,18 @@ class Ranks:
 
     # -- together ----------------------------------------------------------------------------------
 
-    def load(self, floats: Tensor, integers: Tensor) -> None:
+    def load(self, floats: Floats, integers: Tensor) -> None:
         """Load a model, float32 [floats] and int64 [k], in the other ranks."""
         for start, stop, memory in self._chunks(0, len(floats)):
             memory.copy_(floats[start:stop])
             self._order(LoadPart(start, stop))
         self._order(LoadIntegers(integers.numpy().tobytes()))
 
-    def shift(self, parts: Sequence[tuple[int, Tensor]]) -> None:
-        """Add vectors, float32 [n] each, to the model of the other ranks from an element on."""
-        for first, floats in parts:
-            for start, stop, memory in self._chunks(first, len(floats)):
-                memory.copy_(floats[start - first : stop - first])
-                self._order(ShiftPart(start, stop))
+    def shift(self, first: int, floats: Tensor) -> None:
+        """Add a vector, float32 [n], to the model of the other ranks from an element on."""
+        for start, stop, memory in self._chunks(first, len(floats)):
+            memory.copy_(floats[start - first : stop - first])
+            self._order(ShiftPart(start, stop))
 
     def read(self, first: int, out: Tensor) -> None:
         """Copy what the others have of a vector from an element on into ``out``, float32 [n]."""

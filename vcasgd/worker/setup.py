@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vcasgd.errors import DataError, MachineDiffers, NotFound, PackageError, SpecError
 from vcasgd.learning.encodings.encoder import codec_for
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import ShardRange
-from vcasgd.learning.vector import vectors_of
+from vcasgd.learning.vector import Floats, vectors_of
 from vcasgd.local_files import default_cache_folder
 from vcasgd.logging import identify
 from vcasgd.session.script import LoopInThread, load
@@ -101,6 +101,7 @@ class Setup:
                     nodes=job.facts.store_nodes,
                     adopts=learner.adopts_own_copy,
                     device=learner.exchange_device,
+                    mapped=learner.maps_vectors,
                 )
             self._learner = learner
         return self._learner
@@ -200,19 +201,20 @@ class Setup:
             facts = replace(facts, codec=codec_for(max(rates)))
         context.leases.report_facts(lease, facts.to_dict())
 
-    def _starting_vectors(self, learner: Learner) -> tuple[Tensor, Tensor] | None:
+    def _starting_vectors(self, learner: Learner) -> tuple[Floats, Tensor] | None:
         source = learner.spec.start_from
         if source is None:
             return None
         storage = Storage(self._context.settings.required("storage_url"))
         code = self._code_of(self._context.jobs.get(self._context.job))
-        return starting_vectors(source, learner.layout, storage, code)
+        mapped = learner.maps_vectors
+        return starting_vectors(source, learner.layout, storage, code, mapped=mapped)
 
     def _install(
         self,
         node: RedisClient,
         part: ShardRange,
-        floats: Tensor,
+        floats: Floats,
         integers: Tensor,
         *,
         first: bool,
@@ -241,18 +243,49 @@ class Setup:
 
 
 def starting_vectors(
-    source: StartFrom, layout: Layout, storage: Storage, code: Path
-) -> tuple[Tensor, Tensor]:
+    source: StartFrom, layout: Layout, storage: Storage, code: Path, *, mapped: bool = False
+) -> tuple[Floats, Tensor]:
     """Return the vectors, float32 [floats] and int64 [integers], of the weights to start with.
 
-    ``code``: folder of the job's code. Raises :class:`SpecError` if the weights don't exist or are
-    those of another model, :class:`~vcasgd.errors.CheckpointDamaged`, and
-    :class:`~vcasgd.errors.StorageUnavailable`.
+    ``code``: folder of the job's code. The first vector may be ``mapped``. Raises
+    :class:`SpecError` if the weights don't exist or are those of another model,
+    :class:`~vcasgd.errors.CheckpointDamaged`, and :class:`~vcasgd.errors.StorageUnavailable`.
     """
-    try:
-        tensors = load_tensors(_bytes(source, storage, code))
-    except (SafetensorError, OSError, NotFound) as error:
-        raise _refused(source, f"can't be read: {error}") from error
+    with TemporaryDirectory(prefix="vcasgd-weights-") as folder:
+        try:
+            tensors = _TensorsOfFile(_file(source, storage, code, Path(folder)))
+        except (SafetensorError, OSError, NotFound) as error:
+            raise _refused(source, f"can't be read: {error}") from error
+        return _vectors_of(source, layout, tensors, mapped=mapped)
+
+
+class _TensorsOfFile(Mapping[str, Tensor]):
+    """The tensors of a safetensors file, of which no more are in memory than the caller keeps.
+
+    Raises :class:`SafetensorError` and :class:`OSError`.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        with safe_open(file, "pt") as opened:
+            self._names = list(opened.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        # The file stays mapped as long as it's open.
+        with safe_open(self._file, "pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _vectors_of(
+    source: StartFrom, layout: Layout, tensors: Mapping[str, Tensor], *, mapped: bool
+) -> tuple[Floats, Tensor]:
     names = {name for name in tensors if not name.startswith(_OWN)}
     known = {entry.name for entry in layout.entries}
     if missing := sorted(known - names):
@@ -260,16 +293,21 @@ def starting_vectors(
     if extra := sorted(names - known - {tensor.name for tensor in layout.base}):
         raise _refused(source, f"has {extra[0]}, and the model doesn't")
     try:
-        return vectors_of(layout, tensors)
+        return vectors_of(layout, tensors, mapped=mapped)
     except ValueError as error:
         raise _refused(source, f"doesn't fit the model: {error}") from error
 
 
-def _bytes(source: StartFrom, storage: Storage, code: Path) -> bytes:
+def _file(source: StartFrom, storage: Storage, code: Path, folder: Path) -> Path:
     if source.file is not None:
-        return (code / source.file).read_bytes()
+        return code / source.file
     assert source.job is not None, "checked"
-    return Checkpoints(storage, source.job).bytes(source.checkpoint or "")
+    path = folder / "weights"
+    with path.open("wb") as file:
+        file.writelines(
+            Checkpoints(storage, source.job).open_stream(source.checkpoint or "").chunks
+        )
+    return path
 
 
 def _refused(source: StartFrom, problem: str) -> SpecError:

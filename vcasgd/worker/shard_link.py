@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from enum import Enum, auto
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -34,6 +34,7 @@ from vcasgd.errors import (
 from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.encodings.steps import StepFormat
 from vcasgd.learning.shards import ShardRange
+from vcasgd.learning.vector import Floats, copy_floats
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.header import Header
@@ -77,6 +78,7 @@ NO_VERSION = (-1, -1)
 #: Seconds that :meth:`ShardLink.close` waits for the push thread.
 CLOSE_SECONDS = 5.0
 
+_T = TypeVar("_T")
 #: A request, and where its result goes.
 _Request = tuple[Callable[[], Any], Future[Any]]
 
@@ -111,12 +113,14 @@ class ShardLink:
         *,
         max_unapplied: int = MAX_UNAPPLIED,
         steps: StepFormat | None = None,
+        turns: threading.Semaphore | None = None,
     ) -> None:
         """``key`` signs the headers of updates; ``max_unapplied`` makes the queue full; ``steps``
-        is the format of the model's steps, None if it is always fetched whole."""
+        is the format of the model's steps, None if it is always fetched whole; ``turns`` limits
+        the links that use vectors at a time."""
         keys = TensorKeys(job, part.shard)
         self.part = part
-        self._steps = steps
+        self._steps, self._turns = steps, turns or threading.Semaphore(2)
         small = steps is None and part.floats * FLOAT32_BYTES <= SMALL_SNAPSHOT
         #: Chunk of a snapshot that comes with the status of updates.
         self._chunk = ONLY_CHUNK if small else ""
@@ -283,7 +287,7 @@ class ShardLink:
         """True if the last poll found a newer snapshot than the newest one here."""
         return self._last.done() and self._newer is not None
 
-    def fetch(self, out: Tensor, base: Tensor, *, needed_at: float | None = None) -> Future[Any]:
+    def fetch(self, out: Floats, base: Floats, *, needed_at: float | None = None) -> Future[Any]:
         """Fetch the snapshot that the last poll found into ``out``, float32 [part.floats].
 
         ``base`` is the present one, which doesn't change. ``out`` has the fetched snapshot already
@@ -295,7 +299,7 @@ class ShardLink:
         self._hurry.clear()
         return self._request(lambda: self._fetch_in_time(out, base, needed_at))
 
-    def watch(self, out: Tensor, base: Tensor, *, adopts: bool) -> Future[Any]:
+    def watch(self, out: Floats, base: Floats, *, adopts: bool) -> Future[Any]:
         """Wait for the next commit, at most :data:`COMMIT_WAIT_SECONDS`, poll, and :meth:`fetch`.
 
         Unless the caller ``adopts`` what that found; see :meth:`adopt`.
@@ -304,7 +308,12 @@ class ShardLink:
 
     def run(self, call: Callable[[], Any]) -> Future[Any]:
         """Call a function that makes no request, in the thread that makes requests."""
-        return self._request(call)
+        return self._request(lambda: self.in_turn(call))
+
+    def in_turn(self, call: Callable[[], _T]) -> _T:
+        """Call a function that uses vectors when it is this link's turn."""
+        with self._turns:
+            return call()
 
     def adopt(self) -> Meta | None:
         """Take the snapshot that the last poll found without a fetch, if it has only this worker's
@@ -344,6 +353,8 @@ class ShardLink:
     def _make_requests(self) -> None:
         while (request := self._requests.get()) is not None:
             self._make(*request)
+            # It holds vectors.
+            del request
 
     def _make(self, call: Callable[[], Any], answer: Future[Any]) -> None:
         try:
@@ -385,7 +396,7 @@ class ShardLink:
         self.has_waited = not self.updates.full
         return status
 
-    def _watch_and_fetch(self, out: Tensor, base: Tensor, *, adopts: bool) -> None:
+    def _watch_and_fetch(self, out: Floats, base: Floats, *, adopts: bool) -> None:
         self._watch()
         if not (adopts and self._own_newer()):
             self._fetch(out, base)
@@ -417,7 +428,7 @@ class ShardLink:
             and not meta.stepped
         )
 
-    def _fetch_in_time(self, out: Tensor, base: Tensor, needed_at: float) -> None:
+    def _fetch_in_time(self, out: Floats, base: Floats, needed_at: float) -> None:
         wait = needed_at - FETCH_MARGIN * self._fetch_seconds - time.monotonic()
         if wait > 0:
             self._hurry.wait(wait)
@@ -427,12 +438,15 @@ class ShardLink:
         if self.updates.unapplied + 1 < self.updates.max_unapplied:
             self._fetch(out, base)
 
-    def _fetch(self, out: Tensor, base: Tensor) -> None:
+    def _fetch(self, out: Floats, base: Floats) -> None:
+        if self._newer is not None:
+            self.in_turn(lambda: self._fetch_newer(out[:], base))
+
+    def _fetch_newer(self, out: Tensor, base: Floats) -> None:
         newer, here = self._newer, self._newest_here
-        if newer is None:
-            return
+        assert newer is not None
         if self._steps is not None and self._fetched is None and self.version is not None:
-            out.copy_(base)
+            copy_floats(base, out)
         # Nothing can be taken while the vector is overwritten.
         self._fetched = self._newer = None
         self._fetched_settled = self.updates.settled
@@ -474,6 +488,7 @@ class ShardLink:
                 finally:
                     for vector in vectors:
                         vector.release()
+                    del update
         except Exception as error:
             log.exception("pushing")
             self.updates.close(error)

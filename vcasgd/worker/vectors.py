@@ -13,16 +13,27 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from vcasgd.learning.vector import new_vector
+from vcasgd.learning.vector import Floats, MappedVector, new_vector
+
+#: Vectors of a pool in one file, which takes memory only for those that exist.
+MAX_MAPPED = 1 << 10
 
 
 class Vector:
-    """A vector, float32 [floats], which can be used again once all holders have released it."""
+    """A vector, float32 [floats], which can be used again once all holders have released it.
 
-    def __init__(self, tensor: Tensor, pool: VectorPool) -> None:
-        self.tensor = tensor
+    ``memory`` is mapped in parts if its pool says so.
+    """
+
+    def __init__(self, memory: Floats, pool: VectorPool) -> None:
+        self.memory = memory
         self._pool = pool
         self._holders = 0
+
+    @property
+    def tensor(self) -> Tensor:
+        """All of it."""
+        return self.memory if isinstance(self.memory, Tensor) else self.memory[:]
 
     @property
     def shared(self) -> bool:
@@ -46,11 +57,18 @@ class Vector:
 
 
 class VectorPool:
-    """All vectors of a worker on one device. Thread-safe."""
+    """All vectors of a worker on one device. Thread-safe.
 
-    def __init__(self, floats: int, device: torch.device | str = "cpu") -> None:
+    If they are ``mapped``, this process has only those parts of them that it uses.
+    """
+
+    def __init__(
+        self, floats: int, device: torch.device | str = "cpu", *, mapped: bool = False
+    ) -> None:
         self._floats = floats
         self.device = torch.device(device)
+        self._mapped = MappedVector(MAX_MAPPED * floats) if mapped else None
+        self._made = 0
         self.lock = threading.Lock()
         #: Vectors without a holder, with any content.
         self.free: list[Vector] = []
@@ -61,7 +79,12 @@ class VectorPool:
             vector = self.free.pop() if self.free else None
         return (vector or Vector(self._new(), self)).hold()
 
-    def _new(self) -> Tensor:
+    def _new(self) -> Floats:
+        if self._mapped is not None:
+            with self.lock:
+                start, self._made = self._made * self._floats, self._made + 1
+            assert self._made <= MAX_MAPPED
+            return self._mapped.between(start, start + self._floats)
         if self.device.type == "cpu":
             return new_vector(self._floats)
         return torch.empty(self._floats, device=self.device)

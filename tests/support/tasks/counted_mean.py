@@ -4,6 +4,7 @@ It counts exactly if all local steps have the same number of samples, a power of
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,10 @@ from vcasgd.chaos.task.audit import Audit
 
 
 class CountedMean(Audit):
+    def __init__(self, parallel: str = "ddp", **args: Any) -> None:
+        super().__init__(**args)
+        self.parallel = parallel
+
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         return super().loss(model, batch) / len(batch)
 

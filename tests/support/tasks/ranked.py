@@ -34,7 +34,7 @@ class Ranked(vcasgd.Task):
 
     def model(self) -> nn.Module:
         norm = [getattr(nn, self.norm)(6)] if self.norm else []
-        return nn.Sequential(nn.Linear(4, 6), *norm, nn.Tanh(), nn.Linear(6, 3))
+        return nn.Sequential(nn.Linear(4, 6, bias=not norm), *norm, nn.Tanh(), nn.Linear(6, 3))
 
     def dataset(self, split: str) -> TensorDataset:
         random = torch.Generator().manual_seed(1)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from ranked import Ranked
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import AdamW, Optimizer
 from torch.utils.data import TensorDataset
 
 TOKENS, LENGTH, WIDTH = 11, 5, 6
@@ -77,3 +82,40 @@ class Sharded(Ranked):
     def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         count = torch.tensor(len(batch[0]))
         return {"loss": self.loss_of(model, batch, "sum") / LENGTH, "count": count}
+
+
+class Wide(Sharded):
+    """Has a model of ``layers`` million parameters, and notes how much memory each process needs.
+
+    The file in ``folder`` named after a process has the most bytes that it had in memory, and in
+    its address space, since the task was made.
+    """
+
+    batch_size = 8
+
+    def __init__(self, layers: int = 32, folder: str = "", **args: Any) -> None:
+        super().__init__(**args)
+        self.layers, self.folder = layers, Path(folder)
+        self.before = _memory()
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(self.layers)))
+
+    def dataset(self, split: str) -> TensorDataset:
+        return TensorDataset(torch.arange(64.0)[:, None] / 64)
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return AdamW(parameters, lr=1e-4)
+
+    def loss_of(self, model: nn.Module, batch: Any, reduction: str) -> Tensor:
+        wanted = batch[0].expand(-1, 1024)
+        found = F.mse_loss(model(wanted), wanted, reduction=reduction)
+        more = [now - before for now, before in zip(_memory(), self.before, strict=True)]
+        (self.folder / str(os.getpid())).write_text(" ".join(map(str, more)))
+        return found
+
+
+def _memory() -> list[int]:
+    status = Path("/proc/self/status").read_text()
+    names = "VmHWM", "VmPeak"
+    return [1024 * int(re.search(rf"{name}:\s+(\d+)", status)[1]) for name in names]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vcasgd.learning.encodings import Codec, Float32
 from vcasgd.learning.encodings.payload import EncodedBytes, EncodedVector
+from vcasgd.learning.vector import Floats, MappedVector, pieces_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Section:
     def size(self) -> int:
         return self.codec.encoded_size(self.stop - self.start)
 
-    def bytes_of(self, vector: Tensor, at: int, end: int) -> memoryview:
+    def bytes_of(self, vector: Floats, at: int, end: int) -> memoryview:
         """Return the payload's bytes ``[at, end)``, which must be whole blocks of the section."""
         codec, first = self.codec, self.start
         start = first + (at - self.at) // codec.block_bytes * codec.block_floats
@@ -82,7 +83,7 @@ class BlockFormat:
         """Bytes of every payload."""
         return sum(section.size for section in self.sections)
 
-    def encode(self, vector: Tensor) -> EncodedBlocks:
+    def encode(self, vector: Floats) -> EncodedBlocks:
         return EncodedBlocks(self, vector)
 
     def fits(self, size: int) -> bool:
@@ -124,7 +125,7 @@ class EncodedBlocks:
     The encoded whole never exists in memory. The vector must not change.
     """
 
-    def __init__(self, payload_format: BlockFormat, vector: Tensor) -> None:
+    def __init__(self, payload_format: BlockFormat, vector: Floats) -> None:
         self._format = payload_format
         self._vector = vector
 
@@ -157,16 +158,17 @@ class ErrorFeedback:
     the worker unless the last update is sent :meth:`whole`.
     """
 
-    def __init__(self, payload_format: BlockFormat) -> None:
-        self._format = payload_format
-        self._residual: Tensor | None = None
+    def __init__(self, payload_format: BlockFormat, *, mapped: bool = False) -> None:
+        self._format, self._mapped = payload_format, mapped
+        self._residual: Floats | None = None
         self._updates = 0
 
     @property
-    def residual(self) -> Tensor:
+    def residual(self) -> Floats:
         """Differences that were not sent yet, float32 ``[parameters]``. Statistics have none."""
         if self._residual is None:
-            self._residual = torch.zeros(self._format.parameters)
+            new = MappedVector if self._mapped else torch.zeros
+            self._residual = new(self._format.parameters)
         return self._residual
 
     @property
@@ -174,7 +176,7 @@ class ErrorFeedback:
         """True if part of an earlier update was not sent yet."""
         return self._residual is not None
 
-    def whole(self, update: Tensor) -> EncodedBlocks:
+    def whole(self, update: Floats) -> EncodedBlocks:
         """Encode an update, float32 ``[floats]``, and the residual without loss.
 
         A codec that loses something is replaced by float32.
@@ -184,11 +186,12 @@ class ErrorFeedback:
         vector = update
         if self._residual is not None:
             vector = update.clone()
-            vector[: self._format.parameters].add_(self._residual)
+            for start, piece in pieces_of(self._residual):
+                vector[start : start + len(piece)].add_(piece)
             self._residual = None
         return EncodedBlocks(replace(self._format, codec=Float32()), vector)
 
-    def encode(self, update: Tensor, most: int = 1 << 18) -> EncodedVector:
+    def encode(self, update: Floats, most: int = 1 << 18) -> EncodedVector:
         """Encode an update, float32 ``[floats]``, plus the residual, and keep the new residual.
 
         ``most``: elements that are encoded, and decoded to find the loss, at a time.
@@ -203,7 +206,7 @@ class ErrorFeedback:
             payload[piece.at : piece.end] = self._encode_piece(piece, update, scratch)
         return EncodedBytes(payload_format.name, payload.toreadonly())
 
-    def _encode_piece(self, piece: BlockPiece, update: Tensor, scratch: Tensor) -> memoryview:
+    def _encode_piece(self, piece: BlockPiece, update: Floats, scratch: Tensor) -> memoryview:
         numbers = update[piece.start : piece.stop]
         if piece.start >= self._format.parameters:
             return piece.codec.encode(numbers)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from torch import Tensor
-
 from vcasgd.learning.encodings import Codec, Float32, Int8, Partition, TopK, make_codec
 from vcasgd.learning.encodings.blocks import BlockFormat, ErrorFeedback
 from vcasgd.learning.encodings.low_bits import Int2
@@ -20,6 +18,7 @@ from vcasgd.learning.encodings.rows import RowsFormat, tables_of
 from vcasgd.learning.encodings.steps import StepFormat
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import ShardRange
+from vcasgd.learning.vector import Floats, within
 from vcasgd.spec.update import Update
 
 #: Rates of a link, in bytes per second, below which each encoding costs less time than it saves. A
@@ -82,17 +81,20 @@ class Encoder:
     Encode each update once: the residual of its encoding becomes part of the next one.
     """
 
-    def __init__(self, update: Update, layout: Layout, part: ShardRange) -> None:
-        self._part = part
+    def __init__(
+        self, update: Update, layout: Layout, part: ShardRange, *, mapped: bool = False
+    ) -> None:
+        """If ``mapped``, this process has only those parts of the residual that it uses."""
+        self._part, self._mapped = part, mapped
         tables = tables_of(layout, part)
         self._rows = RowsFormat(part.floats, tables) if update.codec == ROWS else None
         blocks = BlockFormat(codec_of(update), part.floats, part.parameters)
         self._blocks, self._wire = blocks, as_sent(blocks)
-        self._feedback = ErrorFeedback(blocks)
+        self.reset()
 
     def reset(self) -> None:
         """Forget the residual."""
-        self._feedback = ErrorFeedback(self._blocks)
+        self._feedback = ErrorFeedback(self._blocks, mapped=self._mapped)
 
     @property
     def is_exact(self) -> bool:
@@ -104,17 +106,18 @@ class Encoder:
         """True if part of an earlier update was not sent yet."""
         return self._feedback.has_residual
 
-    def encode(self, vector: Tensor, *, last: bool) -> EncodedVector:
+    def encode(self, vector: Floats, *, last: bool) -> EncodedVector:
         """Encode the shard's part of an update, float32 ``[floats of the job]``.
 
         The ``last`` update also carries the whole residual.
         """
-        return self.encode_part(self._part.of(vector), last=last)
+        own = within(vector, self._part.start, self._part.stop)
+        return self.encode_part(own, last=last)
 
-    def encode_part(self, own: Tensor, *, last: bool) -> EncodedVector:
+    def encode_part(self, own: Floats, *, last: bool) -> EncodedVector:
         """Do what :meth:`encode` does with the shard's part alone, float32 ``[floats]``."""
         if self._rows is not None:
-            return self._rows.encode(own)
+            return self._rows.encode(own[:])
         if last:
             return self._feedback.whole(own)
         encoded = self._feedback.encode(own)

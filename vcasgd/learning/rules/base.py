@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.layout import DOUBLES, TensorKind, as_kind
+from vcasgd.learning.vector import Floats, pieces_of
 from vcasgd.spec.update import Staleness
 
 
@@ -116,7 +117,7 @@ def payload_of(
     return out
 
 
-def interval_start(rule: Rule, local: Tensor | None, base: Tensor) -> Tensor:
+def interval_start(rule: Rule, local: Floats | None, base: Floats) -> Floats:
     """Return the start of a worker's next interval, float32 ``[n]``.
 
     It is ``base`` or, under the elastic rules, the worker's own copy moved by α towards the base:
@@ -124,7 +125,11 @@ def interval_start(rule: Rule, local: Tensor | None, base: Tensor) -> Tensor:
     """
     if local is None or rule.pull == 1:
         return base
-    return torch.lerp(local, base, rule.pull)
+    start = base.clone()
+    for at, piece in pieces_of(start):
+        own = local[at : at + len(piece)]
+        torch.lerp(own, piece, rule.pull, out=piece)
+    return start
 
 
 def merge_integers(

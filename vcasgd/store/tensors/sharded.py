@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vcasgd.learning.shards import Cut, ShardRange
-from vcasgd.learning.vector import new_vector
+from vcasgd.learning.vector import Floats, MappedVector, new_vector
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
@@ -18,6 +19,8 @@ from vcasgd.store.tensors.snapshot import Snapshot
 from vcasgd.store.tensors.snapshot_index import ModelPins, ModelSnapshot
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 
+#: Shards that are mapped at a time, if vectors are.
+MAPPED_SHARDS = 2
 #: Digits of the largest stored count.
 DIGITS = 15
 
@@ -33,20 +36,22 @@ class ShardedSnapshots(ModelPins):
             SnapshotStore(nodes[part.shard], TensorKeys(job, part.shard)) for part in cut.parts
         ]
 
-    def fetch_pinned(self, name: str) -> tuple[ModelSnapshot, Tensor]:
+    def fetch_pinned(self, name: str, *, mapped: bool = False) -> tuple[ModelSnapshot, Any]:
         """Return the snapshots pinned under a name and their vector, float32 [floats].
 
-        Reads all nodes in parallel. Raises :class:`SnapshotMissing`.
+        It may be ``mapped``. Reads all nodes in parallel. Raises :class:`SnapshotMissing`.
         """
-        out = new_vector(self._cut.floats)
+        new: Callable[[int], Floats] = MappedVector if mapped else new_vector
+        out = new(self._cut.floats)
 
         def fetch(part: ShardRange) -> Snapshot:
             return self.shards[part.shard].fetch_pinned(name, part.of(out))[0]
 
-        with ThreadPoolExecutor(max_workers=len(self.shards)) as pool:
+        most = MAPPED_SHARDS if mapped else len(self.shards)
+        with ThreadPoolExecutor(max_workers=most) as pool:
             return tuple(pool.map(fetch, self._cut.parts)), out
 
-    def fetch_states(self, whole: ModelSnapshot, first: Tensor | None = None) -> Tensor | None:
+    def fetch_states(self, whole: ModelSnapshot, first: Any = None) -> Any:
         """Return the rules' states in pinned versions, float32 [floats]; None if they have none.
 
         ``first``, float32 [floats], is the state without any update, zeros by default. Raises
