@@ -14,11 +14,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 from support.counted_job import HELD_SECONDS, CountedJob
+from support.trackers import tensorboard_files
 from support.waiting import await_truth
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vcasgd.chaos.faults import Freeze
 from vcasgd.client import Client, Job
@@ -192,13 +191,15 @@ def _log_lines(stack: Stack) -> Iterator[dict[str, Any]]:
 
 
 def _assert_tables(job: Job, folder: Path) -> None:
+    # Imported here, because each process of the tests would wait for it.
+    import pandas
+
     table = pandas.DataFrame(job.metrics())
     assert list(table["version"]) == sorted(table["version"])
     assert table["loss"].dtype == "float64"
     (applied,) = [each.metrics["applied"] for each in job.evaluations]
 
-    files = EventAccumulator(job.track("tensorboard", folder=folder))
-    files.Reload()
+    files = tensorboard_files(job.track("tensorboard", folder=folder))
     (evaluated,) = files.Tensors("validation/applied")
     assert evaluated.step == job.evaluations[0].version
     assert evaluated.tensor_proto.float_val[0] == pytest.approx(applied)

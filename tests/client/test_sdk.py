@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas
 import pytest
 from support.api_harness import Api
 
@@ -45,6 +44,9 @@ def test_job_can_be_controlled(client: Client, job: str) -> None:
 
 
 def test_metrics_fit_into_a_pandas_table(client: Client, job: str) -> None:
+    # Imported here, because each process of the tests would wait for it.
+    import pandas
+
     rows = [row.model_dump(exclude_none=True) for row in client.job(job).metrics()]
 
     table = pandas.json_normalize(rows)

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 from support.api_harness import Api
+from support.trackers import tensorboard_files
 from support.waiting import await_truth
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.summary import Writer
 
 from vcasgd.client import Client
 from vcasgd.client.tracking.base import EVALUATIONS_NAMED, Position, new_points
@@ -42,8 +41,7 @@ def job(api: Api) -> str:
 
 def losses(folder: str) -> list[tuple[int, float, float]]:
     """Return step, time, and loss of each point in event files."""
-    files = EventAccumulator(folder)
-    files.Reload()
+    files = tensorboard_files(folder)
     return [
         (each.step, each.wall_time, each.tensor_proto.float_val[0])
         for each in files.Tensors("train/loss")
@@ -71,8 +69,7 @@ class TestTensorBoard:
 
         assert folder == str(tmp_path / job)
         assert losses(folder) == [(5, 1.0, 1.0), (10, 2.0, 0.5), (20, 4.0, 0.25)]
-        files = EventAccumulator(folder)
-        files.Reload()
+        files = tensorboard_files(folder)
         (top5,) = files.Tensors("validation/top5")
         assert (top5.step, top5.wall_time, top5.tensor_proto.float_val[0]) == (10, 3.0, 0.75)
 
@@ -96,6 +93,8 @@ class TestTensorBoard:
         folder = client.job(job).track("tensorboard", folder=tmp_path)
         with _event_files(folder)[0].open("ab") as file:
             file.write(b"a part of a record")
+        from tensorboard.summary import Writer
+
         writer = Writer(folder)
         writer.add_scalar("train/loss", 9.0, 25)
         writer.close()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset as Table
 from support.compat import (
     Case,
     Metrics,
@@ -242,6 +241,8 @@ class Streams(Points):
         data = super().dataset(split)
         if split != "train":
             return data
+        from datasets import Dataset as Table
+
         assert isinstance(data, TensorDataset)
         points, labels = (tensor.numpy() for tensor in data.tensors)
         table = Table.from_dict({"points": list(points), "label": labels}).with_format("torch")

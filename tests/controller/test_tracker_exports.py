@@ -11,8 +11,8 @@ import psutil
 import pytest
 from support.api_harness import Api
 from support.processes import read_each
+from support.trackers import tensorboard_files
 from support.waiting import PATIENCE, await_truth
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vcasgd.controller import tracker_exports
 from vcasgd.controller.tracker_exports import TrackerExports, read_variables
@@ -57,8 +57,7 @@ def processes(job: str) -> list[psutil.Process]:
 def steps(folder: Path) -> list[int]:
     if not folder.exists():
         return []
-    files = EventAccumulator(str(folder))
-    files.Reload()
+    files = tensorboard_files(folder)
     if "train/loss" not in files.Tags()["tensors"]:
         return []
     return [each.step for each in files.Tensors("train/loss")]
@@ -119,8 +118,7 @@ def test_exports_continue_after_kills_and_disturb_no_other_job(
         # Then each point is there once, and the failing export is named in its own job only
         assert steps(runs / job) == [5, 10, 15]
         assert not processes(job)
-    files = EventAccumulator(str(runs / job))
-    files.Reload()
+    files = tensorboard_files(runs / job)
     assert {"system/w-1/cpu_percent", "system/w-1/memory_bytes"} <= set(files.Tags()["tensors"])
     assert "tracker-failed" not in kinds(api, job)
     texts = [str(each["text"]) for each in api.jobs.events(failing, "0", limit=100)]

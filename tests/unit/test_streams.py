@@ -7,20 +7,26 @@ import os
 import random
 import tarfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset as Table
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.stream_shards import is_stream
 from vcasgd.learning.streams import Run, Stream, StreamLayout
 
-TABLE = Table.from_dict({"number": list(range(100))})
+
+@cache
+def table() -> Any:
+    """Return a table of Hugging Face, whose import takes long."""
+    from datasets import Dataset as Table
+
+    return Table.from_dict({"number": list(range(100))})
 
 
 class Numbers(IterableDataset[int]):
@@ -94,12 +100,12 @@ SOURCES: dict[str, Any] = {
     "parts": (Split, 4),
     "buffer": (Buffered, 4),
     "shards": (Shards, 1),
-    "hugging face": (lambda: TABLE.to_iterable_dataset(num_shards=7), 1),
+    "hugging face": (lambda: table().to_iterable_dataset(num_shards=7), 1),
     "hugging face, shuffled": (
-        lambda: TABLE.to_iterable_dataset(num_shards=7).shuffle(seed=1, buffer_size=9),
+        lambda: table().to_iterable_dataset(num_shards=7).shuffle(seed=1, buffer_size=9),
         1,
     ),
-    "hugging face, loader": (lambda: TABLE.to_iterable_dataset(num_shards=7), 2),
+    "hugging face, loader": (lambda: table().to_iterable_dataset(num_shards=7), 2),
 }
 
 
@@ -132,7 +138,7 @@ def test_an_epoch_gets_its_number() -> None:
 
 
 def test_shuffling_of_hugging_face_follows_the_epoch() -> None:
-    source = TABLE.to_iterable_dataset(num_shards=4).shuffle(seed=1, buffer_size=30)
+    source = table().to_iterable_dataset(num_shards=4).shuffle(seed=1, buffer_size=30)
     stream = Stream(source, seed=0)
 
     epochs = []
@@ -344,9 +350,9 @@ def test_what_has_indices_is_no_stream() -> None:
 
     assert is_stream(Numbers())
     assert is_stream(Sized(3))
-    assert is_stream(TABLE.to_iterable_dataset())
+    assert is_stream(table().to_iterable_dataset())
     assert not is_stream(Both())
-    assert not is_stream(TABLE)
+    assert not is_stream(table())
     assert not is_stream(torch.utils.data.TensorDataset(torch.ones(3)))
     assert not is_stream([1, 2])
     assert not is_stream(Dataset())
