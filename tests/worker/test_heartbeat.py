@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from vcasgd.errors import StoreUnavailable
 from vcasgd.store.ledger.leases import Lease, Leases, Renewal, WorkKind
 from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker.heartbeat import HeartbeatSender, capacity
@@ -28,10 +29,13 @@ class Ledger:
     heartbeats: list[Any] = field(default_factory=list)
     held: list[Lease] = field(default_factory=list)
     lost: frozenset[str] = frozenset()
-    available: bool = True
+    failures: int = 0
     before_answer: Callable[[], None] = lambda: None
 
     def renew(self, heartbeat: Any, held: list[Lease]) -> Renewal:
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("no answer")
         self.heartbeats.append(heartbeat)
         self.held = held
         self.before_answer()
@@ -47,6 +51,7 @@ class Sender:
         self.book = LeaseBook()
         self.alive = True
         self.errors: list[Exception] = []
+        self.leaving: str | None = None
         self.thread = HeartbeatSender(
             cast("Leases", self.ledger),
             self.book,
@@ -62,7 +67,7 @@ class Sender:
     def describe(self) -> Heartbeat:
         if self.errors:
             raise self.errors.pop()
-        return Heartbeat(at=1.0)
+        return Heartbeat(at=1.0, leaving=self.leaving)
 
 
 @pytest.fixture
@@ -117,12 +122,17 @@ def test_the_heartbeat_survives_an_unexpected_error(sender: Sender, eventually: 
     assert not sender.errors
 
 
-def test_stop_sends_a_last_heartbeat(sender: Sender) -> None:
+@pytest.mark.parametrize("failures", [0, 2])
+def test_the_last_heartbeat_is_sent_at_the_end_and_again_without_an_answer(
+    sender: Sender, eventually: Eventually, failures: int
+) -> None:
     sender.thread.start()
+    eventually(lambda: sender.ledger.heartbeats)
+    sender.ledger.failures, sender.leaving = failures, "the end"
+
     sender.thread.stop()
 
-    before = len(sender.ledger.heartbeats)
-    assert before >= 1
+    assert sender.ledger.heartbeats[-1]["leaving"] == "the end"
     assert not sender.thread.is_alive()
 
 

@@ -23,8 +23,8 @@ from vcasgd.worker.lease_book import LeaseBook
 
 log = logging.getLogger(__name__)
 
-#: Seconds that :meth:`HeartbeatSender.stop` waits for the thread.
-STOP_SECONDS = 5.0
+#: Seconds for which the last heartbeat is tried, and those between two attempts.
+STOP_SECONDS, RETRY_SECONDS = 5.0, 0.2
 
 
 class WorkerStatus:
@@ -96,15 +96,19 @@ class HeartbeatSender(EssentialThread):
         self._on_renewal = on_renewal
         self._flush_logs = flush_logs
         self._wake = threading.Event()
-        self._stopped = False
+        #: End of the attempts to send the last heartbeat, by :func:`time.monotonic`.
+        self._stop_by: float | None = None
         #: Time of the ledger's last answer, by :func:`time.monotonic`.
         self.last_answer = time.monotonic()
 
     def work(self) -> None:
-        """Send heartbeats until :meth:`stop`."""
-        while not self._stopped:
-            self._beat()
-            self._wake.wait(self._period)
+        """Send heartbeats until :meth:`stop`, and a last one then."""
+        while True:
+            stop_by = self._stop_by
+            sent = self._beat()
+            if stop_by is not None and (sent or time.monotonic() >= stop_by):
+                return
+            self._wake.wait(self._period if stop_by is None else RETRY_SECONDS)
             self._wake.clear()
 
     def send_now(self) -> None:
@@ -112,13 +116,16 @@ class HeartbeatSender(EssentialThread):
         self._wake.set()
 
     def stop(self) -> None:
-        """End the thread and send a last heartbeat."""
-        self._stopped = True
-        self._wake.set()
-        self.join(timeout=STOP_SECONDS)
-        self._beat()
+        """Send a last heartbeat, which says why the worker leaves, and end the thread.
 
-    def _beat(self) -> None:
+        No other heartbeat can follow it, because the same thread sends it.
+        """
+        self._stop_by = time.monotonic() + STOP_SECONDS
+        self._wake.set()
+        self.join(timeout=2 * STOP_SECONDS)
+
+    def _beat(self) -> bool:
+        """Send a heartbeat. Returns False if the ledger didn't answer, so it may not have it."""
         held = self._book.held() if self._alive() else []
         try:
             renewal = self._leases.renew(self._description().to_json(), held)
@@ -128,11 +135,15 @@ class HeartbeatSender(EssentialThread):
                     self._book.drop(lease)
             self._on_renewal(renewal)
             self._flush_logs()
-        except (StoreUnavailable, StoreDenied, StoreFull) as error:
+        except StoreUnavailable as error:
+            log.debug("heartbeat: %s", error)
+            return False
+        except (StoreDenied, StoreFull) as error:
             log.debug("heartbeat: %s", error)
         except Exception:
             # Without this thread the worker would lose all leases and never notice.
             log.exception("heartbeat")
+        return True
 
     def _description(self) -> Heartbeat:
         """Return the worker's status, or only the time if that fails: leases must be renewed."""
