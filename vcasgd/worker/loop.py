@@ -21,7 +21,7 @@ from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.leases import Lease, Renewal, Wait, WorkKind
 from vcasgd.store.ledger.untrusted import LEFT, Heartbeat
 from vcasgd.worker.context import WorkerContext
-from vcasgd.worker.departure import GONE, Departure
+from vcasgd.worker.departure import GONE, Departure, NoticeLike, NoticePoll, NoticeWatch
 from vcasgd.worker.error_handler import ErrorHandler
 from vcasgd.worker.evaluate import Evaluator
 from vcasgd.worker.exchange import Exchange
@@ -31,7 +31,6 @@ from vcasgd.worker.learner import Learner
 from vcasgd.worker.lease_book import LeaseBook, LeaseState, WorkInterrupted
 from vcasgd.worker.log_capture import LineCapture
 from vcasgd.worker.moments_exchange import MomentsExchange
-from vcasgd.worker.notices import NoticeLike, NoticePoll, NoticeWatch
 from vcasgd.worker.setup import Setup
 from vcasgd.worker.trainer import Trainer, TunedSettings
 from vcasgd.worker.verification import verification_of
