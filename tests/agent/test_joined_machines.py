@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.counted_job import CountedJob
+from support.counted_job import HELD_SECONDS, CountedJob
 from support.harness import Process
 from support.joinable_stack import Volunteers, joinable_stack
 from support.namespaces import OnePort, one_port
@@ -25,6 +25,14 @@ from vcasgd.stack.layout import GATEWAY
 Eventually = Callable[..., Any]
 
 TASKS = Path(__file__).parents[1] / "support" / "tasks"
+#: Fails if it reaches any of the ports.
+PROBE = """
+import socket
+
+for port in {}:
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0, port
+"""
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +49,9 @@ def test_machine_behind_one_port_trains_and_another_one_continues_after_its_deat
     with one_port(volunteers.port) as place:
         _run_audit(volunteers, place, tmp_path, eventually)
         assert place.connections > 0
-        for port in set(volunteers.state.ports.values()):
-            probe = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)"
-            done = Process(place.command([sys.executable, "-c", probe]), tmp_path / "probe.log")
-            assert done.wait() != 0, "no other port is reachable"
+        ports = sorted(set(volunteers.state.ports.values()))
+        done = Process(place.command([sys.executable, "-c", PROBE.format(ports)]), tmp_path / "log")
+        assert done.wait() == 0, "no other port is reachable"
 
 
 def _run_audit(
@@ -52,7 +59,10 @@ def _run_audit(
 ) -> None:
     assert "head" not in volunteers.state.parts, "there is no Ray"
     token = volunteers.token("audit")
-    job = CountedJob(volunteers.client, folder)
+    # Few samples, because each update takes several times as long through the gateway.
+    job = CountedJob(
+        volunteers.client, folder, step_seconds=HELD_SECONDS, args={"samples": 400}, push_every=2
+    )
     share = ("--share", str(folder))
     with volunteers.machine(token, *share, place=place) as first:
         eventually(lambda: job.updates() > 3)

@@ -20,7 +20,7 @@ from support.api_harness import running
 from support.gateways import RunningGateway, gateway_of
 from support.harness import Process
 from support.waiting import await_truth
-from support.wheels import build_own_wheel, write_wheel
+from support.wheels import build_own_wheel, rename_wheel, write_wheel
 
 import vcasgd
 from vcasgd.spec.access import Scope
@@ -67,8 +67,8 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with wheels, which stands for the package index of a machine's owner."""
     folder = tmp_path_factory.mktemp("wheels")
     index = folder / "index"
-    for version in (OLD, NEW):
-        build_own_wheel(folder / version, version, index)
+    own = build_own_wheel(folder / "sources", index)
+    rename_wheel(own, NEW, OLD)
     for version in (PREVIEW, PRIVATE):  # which nobody installs
         write_wheel(index, "vcasgd", version, "")
     return index
@@ -240,6 +240,7 @@ def test_versions_that_are_not_installed_have_reasons(unchanged: Installation) -
     assert unchanged.version == OLD
 
 
+@pytest.mark.extended
 def test_an_update_that_changes_nothing_is_not_repeated(
     gateway: RunningGateway, installation: Installation, index: Path, tmp_path: Path
 ) -> None:
@@ -254,6 +255,7 @@ def test_an_update_that_changes_nothing_is_not_repeated(
     assert log.read_text().count("updates: ") == 1
 
 
+@pytest.mark.extended
 def test_installation_that_pip_should_not_change_is_left_alone(
     installation: Installation,
 ) -> None:

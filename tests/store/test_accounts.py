@@ -18,8 +18,6 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.leases import Evaluations, Lease, Leases
 from vcasgd.store.ledger.servers import Accounts
 
-pytestmark = pytest.mark.both_servers
-
 
 def lease_all(leases: Leases) -> list[Lease]:
     taken = []

@@ -23,8 +23,6 @@ from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.subtasks import read_subtasks
 from vcasgd.store.tensors.snapshot import Record
 
-pytestmark = pytest.mark.both_servers
-
 MILLION = 1_000_000
 #: Updates whose median time counts, and how much slower it may be; other programs cause as much.
 UPDATES, MAX_SLOWER = 15, 5

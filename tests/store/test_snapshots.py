@@ -29,8 +29,6 @@ from vcasgd.store.tensors.snapshot import (
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import UpdateSender
 
-pytestmark = pytest.mark.both_servers
-
 
 class TestRoundTrip:
     CHUNK = CHUNK_BYTES // 4

@@ -8,8 +8,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import vcasgd
-
 ROOT = Path(__file__).parents[2]
 #: Files that the build needs besides the package.
 BUILD_FILES = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore")
@@ -28,12 +26,10 @@ def copy_sources(folder: Path) -> None:
         (pages / "assets" / "index.js").write_text("")
 
 
-def build_own_wheel(folder: Path, version: str, index: Path) -> None:
-    """Build a wheel of vcasgd as another version into ``index``."""
+def build_own_wheel(folder: Path, index: Path) -> Path:
+    """Build a wheel of vcasgd into ``index``."""
     folder.mkdir()
     copy_sources(folder)
-    source = folder / "vcasgd/__init__.py"
-    source.write_text(source.read_text().replace(vcasgd.__version__, version))
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(index)],
         cwd=folder,
@@ -41,6 +37,21 @@ def build_own_wheel(folder: Path, version: str, index: Path) -> None:
         capture_output=True,
         timeout=600,
     )
+    (wheel,) = index.glob("vcasgd-*.whl")
+    return wheel
+
+
+def rename_wheel(wheel: Path, version: str, other: str) -> None:
+    """Copy a wheel of vcasgd as another version."""
+    with (
+        zipfile.ZipFile(wheel) as source,
+        zipfile.ZipFile(wheel.with_name(wheel.name.replace(version, other)), "w") as target,
+    ):
+        for file in source.namelist():
+            content = source.read(file)
+            if file.endswith(("/METADATA", "/RECORD")) or file == "vcasgd/__init__.py":
+                content = content.replace(version.encode(), other.encode())
+            target.writestr(file.replace(f"-{version}.", f"-{other}."), content)
 
 
 def write_wheel(folder: Path, name: str, version: str, source: str, *requires: str) -> Path:

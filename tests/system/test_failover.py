@@ -81,6 +81,7 @@ def fail_over(service: Replicated) -> None:
     assert service.role(old) == "slave"
 
 
+@pytest.mark.extended
 def test_the_primary_of_the_tensors_dies_while_workers_push(build: Build) -> None:
     # Given a running job on a tensors server with a replica
     stores = build(tensors=1)

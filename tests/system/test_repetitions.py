@@ -170,7 +170,7 @@ def _is_found(harness: Harness, attack: str, text: str, epochs: int = EPOCHS) ->
     return job
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_push_of_a_third_of_each_update_is_found(harness: Harness) -> None:
     _is_found(harness, "backdoor", "it differs by", epochs=6)
 

@@ -12,7 +12,7 @@ from support.training import TASKS
 from vcasgd.store.ledger.job import JobRecord, JobState
 
 Eventually = Callable[..., Any]
-SAMPLES, EPOCHS = 100, 30
+SAMPLES, EPOCHS = 100, 16
 #: Rates of the task at which a step multiplies the weight by −1.8, and by −24.
 TOO_HIGH, FAR_TOO_HIGH = 2.8, 25.0
 

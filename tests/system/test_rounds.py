@@ -66,12 +66,12 @@ def test_a_round_does_not_wait_until_a_slow_worker_ends_its_interval(
     job = harness.submit_audit(
         working_dir=TASKS,
         task="uneven:Uneven",
-        args={"slow": str(marker), "slow_seconds": 0.75},
+        args={"slow": str(marker), "slow_seconds": 0.45},
         samples=4000,
         epochs=40,
         subtasks=4,
-        push_every=16,
-        step_seconds=0.05,
+        push_every=12,
+        step_seconds=0.03,
         update=ROUNDS,
     )
     harness.start_server()
@@ -112,7 +112,7 @@ def test_a_kill_loses_nothing(
     training, names = start(harness, 2, push_every)
     eventually(lambda: members(harness, training.job) == 2)
     if push_every is None:
-        eventually(lambda: one_round_late(harness, training.job) > 10)
+        eventually(lambda: one_round_late(harness, training.job) > 3)
 
     if killed == "worker":
         training.worker(names[0]).kill()

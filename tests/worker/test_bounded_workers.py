@@ -264,7 +264,7 @@ def test_a_worker_that_no_server_admits_gives_up_with_a_reason(tmp_path: Path) -
         assert harness.jobs.workers.heartbeats(training.job) == {}
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.extended), 2])
 def test_a_job_is_trained_over_tls(tmp_path: Path, nodes: int) -> None:
     # Given servers that each have their own certificate authority
     with bounded(tmp_path, binary=require_binary("redis"), nodes=nodes) as harness:
