@@ -26,9 +26,13 @@ WHOLE_STACKS = (
     "cli/test_demo.py",
     "terraform/test_terraform_local.py",
 )
-#: Folders with the longest files. Each of several processes takes the next file that is left, so a
-#: long file that started last would run alone.
-LONG = ("browser", "cluster", "terraform", "agent", "stack", "system", "infra", "fleet", "store")
+#: Folders with the longest files, the longest first. Each of several processes takes the next file
+#: that is left, so a long file that started last would run alone; the many short ones of other
+#: folders fill the end.
+LONG = (
+    *("browser", "agent", "cluster", "stack", "terraform", "worker", "system", "infra", "gateway"),
+    *("fleet", "cli", "compat", "integrations", "verification", "controller", "store", "api"),
+)
 
 # The time that an example takes depends on the load of the machine.
 settings.register_profile(
