@@ -235,6 +235,7 @@ def test_three_of_three_workers_die_at_once(stack: Stack, job: str, eventually: 
     eventually(lambda: stack.client.job(job).kills >= kills + WORKERS)
 
 
+@pytest.mark.ci
 def test_evicted_worker_trains_on_and_is_replaced_at_the_notice(
     stack: Stack, job: str, eventually: Eventually
 ) -> None:

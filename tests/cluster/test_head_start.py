@@ -85,6 +85,7 @@ def test_head_exits_if_its_control_service_dies_during_the_start(
     eventually(lambda: not raylet.is_running())
 
 
+@pytest.mark.extended
 def test_head_exits_if_its_ledger_is_no_longer_the_primary(
     ledger: RedisServer,
     start_head: Callable[[str], Process],
