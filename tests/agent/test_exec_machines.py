@@ -13,15 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.counted_job import CountedJob, training_machines
-from support.ports import free_port
+from support.joinable_stack import launching_stack
 from support.provider_backends import exec_commands, exec_pool
 
-from vcasgd.chaos.audited_job import own_settings
 from vcasgd.client import Client
-from vcasgd.spec.access import Scope
-from vcasgd.stack import StackHome, running
 
 Eventually = Callable[..., Any]
 
@@ -60,30 +56,14 @@ def listed() -> list[dict[str, Any]]:
 def stack(tmp_path: Path) -> Iterator[ExecStack]:
     folder = tmp_path / "cloud"
     folder.mkdir()
-    pools = tmp_path / "pools.yaml"
-    pool = exec_pool(POOL, folder, max_machines=MACHINES)
-    pools.write_text(yaml.safe_dump({"pools": [pool]}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         patch.setenv("CLOUD_FOLDER", str(folder))
         patch.setenv("VCASGD_HOME", str(folder))
-        port = free_port()
-        settings = own_settings(
-            tmp_path / "home",
-            heartbeat=0.5,
-            idle_seconds=3.0,
-            pools=pools,
-            join_port=port,
-            join_host="127.0.0.1",
-            join_url=f"https://127.0.0.1:{port}",
-        )
-        with (
-            running(settings) as state,
-            Client(state.api_url, StackHome(settings.home).token()) as client,
-        ):
-            text = client.create_token("any", Scope.JOIN, pool=POOL).token
-            (folder / "token").write_text(text)
+        pool = exec_pool(POOL, folder, max_machines=MACHINES)
+        with launching_stack(tmp_path, pool) as (_, client, token):
+            (folder / "token").write_text(token)
             yield ExecStack(client, folder)
         assert all(row["state"] == "gone" for row in listed()), "`down` left a machine behind"
 

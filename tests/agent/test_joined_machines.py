@@ -63,8 +63,7 @@ def _run_audit(
     job = CountedJob(
         volunteers.client, folder, step_seconds=HELD_SECONDS, args={"samples": 400}, push_every=2
     )
-    share = ("--share", str(folder))
-    with volunteers.machine(token, *share, place=place) as first:
+    with volunteers.machine(token, "--share", str(folder), place=place) as first:
         eventually(lambda: job.updates() > 3)
         workers = first.workers()
         assert workers
@@ -73,7 +72,7 @@ def _run_audit(
         first.process.kill()
         eventually(lambda: not any(each.is_running() for each in workers))
     before = job.updates()
-    with volunteers.machine(token, *share, place=place) as second:
+    with volunteers.machine(token, "--sandbox", "off", place=place) as second:
         eventually(lambda: job.updates() > before + 3)
 
         # Then the other one ends the job, and every sample was applied exactly once
@@ -232,7 +231,8 @@ def test_machine_leaves_while_somebody_uses_it(
     is_idle = "IdleHint=yes\nIdleSinceHint=1000000\n"
     idle.write_text(is_idle)
     token = volunteers.token("away")
-    with volunteers.machine(token, "--when-idle", "1s", programs=tmp_path) as machine:
+    options = ("--when-idle", "1s", "--sandbox", "off")
+    with volunteers.machine(token, *options, programs=tmp_path) as machine:
         eventually(lambda: machine.said("joined as join-away-"))
 
         # When somebody uses it
@@ -246,7 +246,7 @@ def test_machine_leaves_while_somebody_uses_it(
 
 
 def test_revoked_token_ends_the_machine(volunteers: Volunteers, eventually: Eventually) -> None:
-    with volunteers.machine(volunteers.token("eve")) as agent:
+    with volunteers.machine(volunteers.token("eve"), "--sandbox", "off") as agent:
         eventually(lambda: agent.said("joined as join-eve-"))
         volunteers.client.revoke_token("eve")
 

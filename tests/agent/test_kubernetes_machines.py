@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.counted_job import CountedJob, training_machines
+from support.joinable_stack import launching_stack
 from support.kubernetes import NAMESPACE, Kubelet, KubernetesApi, api_server
-from support.ports import free_port
 
-from vcasgd.chaos.audited_job import own_settings
 from vcasgd.client import Client
-from vcasgd.spec.access import Scope
-from vcasgd.stack import StackHome, running
 
 pytestmark = pytest.mark.slow
 
@@ -62,23 +58,11 @@ def stack(
     folder = tmp_path_factory.mktemp("kubernetes")
     with api_server(request.param, folder) as api, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(api.kubeconfig))
-        port, values = free_port(), dict[tuple[str, str], str]()
+        values = dict[tuple[str, str], str]()
         kubelet = Kubelet(api, folder, values)
-        settings = own_settings(
-            folder / "home",
-            heartbeat=0.5,
-            idle_seconds=3.0,
-            pools=_pools_file(folder),
-            join_port=port,
-            join_host="127.0.0.1",
-            join_url=f"https://127.0.0.1:{port}",
-        )
-        with running(settings) as state:
-            assert "head" not in state.parts, "there is no Ray"
-            with Client(state.api_url, StackHome(settings.home).token()) as client:
-                token = client.create_token("kubernetes", Scope.JOIN, pool=POOL).token
-                values["join", "token"] = token
-                yield KubernetesStack(client, api, kubelet, token)
+        with launching_stack(folder, _pool(folder)) as (_, client, token):
+            values["join", "token"] = token
+            yield KubernetesStack(client, api, kubelet, token)
         left = [name for name, pod in api.pods().items()
                 if pod["status"]["phase"] in ("Pending", "Running")
                 and "deletionTimestamp" not in pod["metadata"]]  # fmt: skip
@@ -86,18 +70,15 @@ def stack(
         kubelet.end()
 
 
-def _pools_file(folder: Path) -> Path:
+def _pool(folder: Path) -> dict[str, Any]:
     template = {"image": "vcasgd:test", "token_secret": "join", "namespace": NAMESPACE}
-    pool = {
+    return {
         "name": POOL,
         "provider": "kubernetes",
         "max_machines": MACHINES,
         "template": {**template, "container": {"env": [{"name": "VCASGD_HOME",
                                                         "value": str(folder)}]}},
     }  # fmt: skip
-    path = folder / "pools.yaml"
-    path.write_text(yaml.safe_dump({"pools": [pool]}))
-    return path
 
 
 @pytest.mark.ci

@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.counted_job import CountedJob, training_machines
-from support.ports import free_port
+from support.joinable_stack import launching_stack
 from support.slurm import SlurmCluster, SlurmJob, slurm_cluster
 
-from vcasgd.chaos.audited_job import own_settings
 from vcasgd.client import Client
 from vcasgd.controller.fleet.cloud_cache import NEVER_APPEARED
 from vcasgd.settings import Settings
-from vcasgd.spec.access import Scope
-from vcasgd.stack import StackHome, StackState, running
+from vcasgd.stack import StackState
 
 Eventually = Callable[..., Any]
 
@@ -66,25 +63,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmStack]:
     with slurm_cluster(MACHINES) as cluster, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", str(cluster.configuration))
         patch.setenv("PATH", f"{_slow_commands(folder)}:{os.environ['PATH']}")
-        port = free_port()
-        settings = own_settings(
-            folder / "home",
-            heartbeat=0.5,
-            idle_seconds=3.0,
-            pools=_pools_file(folder),
-            join_port=port,
-            join_host="127.0.0.1",
-            join_url=f"https://127.0.0.1:{port}",
-        )
-        with running(settings) as state:
-            assert "head" not in state.parts, "there is no Ray"
-            token = StackHome(settings.home).token()
-            with Client(state.api_url, token) as client:
-                text = client.create_token("slurm", Scope.JOIN, pool=POOL).token
-                token_file = folder / "token"
-                token_file.write_text(text)
-                token_file.chmod(0o600)
-                yield SlurmStack(settings, client, cluster, folder)
+        with launching_stack(folder, _pool(folder)) as (settings, client, token):
+            token_file = folder / "token"
+            token_file.write_text(token)
+            token_file.chmod(0o600)
+            yield SlurmStack(settings, client, cluster, folder)
         assert cluster.machines() == [], "`down` left a job behind"
         assert cluster.machines("PENDING") == []
 
@@ -98,7 +81,7 @@ def _slow_commands(folder: Path) -> Path:
     return commands
 
 
-def _pools_file(folder: Path) -> Path:
+def _pool(folder: Path) -> dict[str, Any]:
     temporary = folder / "tmp"
     temporary.mkdir()
     environment = {
@@ -107,7 +90,7 @@ def _pools_file(folder: Path) -> Path:
         "TMPDIR": temporary,
         "VCASGD_HOME": folder,
     }
-    pool = {
+    return {
         "name": POOL,
         "provider": "slurm",
         "zones": ["spot"],
@@ -118,9 +101,6 @@ def _pools_file(folder: Path) -> Path:
             "output": str(folder / "%A_%a.log"),
         },
     }
-    path = folder / "pools.yaml"
-    path.write_text(yaml.safe_dump({"pools": [pool]}))
-    return path
 
 
 def _preempt_one(stack: SlurmStack, eventually: Eventually) -> None:

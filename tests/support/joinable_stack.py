@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+import yaml
 
 from support.harness import Process
 from support.namespaces import OnePort
+from support.ports import free_port
 from support.sandboxes import sandbox_options
 from vcasgd.chaos.audited_job import own_settings
 from vcasgd.client import Client
@@ -139,3 +141,25 @@ def joinable_stack(folder: Path) -> Iterator[Volunteers]:
         assert token is not None
         with Client(state.api_url, token) as client:
             yield Volunteers(settings, state, client)
+
+
+@contextmanager
+def launching_stack(
+    folder: Path, pool: Mapping[str, Any]
+) -> Iterator[tuple[Settings, Client, str]]:
+    """Run a stack that launches machines in its only pool; also yield the token they join with."""
+    pools, port, name = folder / "pools.yaml", free_port(), pool["name"]
+    pools.write_text(yaml.safe_dump({"pools": [dict(pool)]}))
+    settings = own_settings(
+        folder / "home",
+        heartbeat=HEARTBEAT,
+        idle_seconds=3.0,
+        pools=pools,
+        join_port=port,
+        join_host="127.0.0.1",
+        join_url=f"https://127.0.0.1:{port}",
+    )
+    with running(settings) as state:
+        assert "head" not in state.parts, "there is no Ray"
+        with Client(state.api_url, StackHome(settings.home).token()) as client:
+            yield settings, client, client.create_token(name, Scope.JOIN, pool=name).token

@@ -227,7 +227,7 @@ def test_an_optimizer_that_is_not_corrected_is_named_in_an_event(user: User) -> 
     ("rate", "padding", "chosen", "codec"),
     [
         (20e6, LARGE, None, "int2"),
-        (20e6, LARGE, "float32", "float32"),
+        pytest.param(20e6, LARGE, "float32", "float32", marks=pytest.mark.extended),
         (20e6, 0, None, "float32"),
     ],
     ids=["slow", "the user's", "small"],
