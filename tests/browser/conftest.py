@@ -17,7 +17,7 @@ from vcasgd.stack import running
 #: Debian's browser; tests download none.
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
-WORKERS = 3
+WORKERS = 2
 #: Milliseconds that a page can take on a busy machine.
 PATIENCE_MS = 240_000
 

@@ -59,7 +59,7 @@ class Site:
         self.client.close()
 
     def submit(self, **fields: Any) -> str:
-        """Submit a job that takes a few seconds on three machines by default."""
+        """Submit a job that takes a few seconds by default."""
         spec = load_job(EXAMPLE / "demo.yaml")
         return self.client.submit_directory(spec.model_copy(update={"epochs": 3, **fields})).id
 

@@ -66,12 +66,12 @@ def test_a_round_does_not_wait_until_a_slow_worker_ends_its_interval(
     job = harness.submit_audit(
         working_dir=TASKS,
         task="uneven:Uneven",
-        args={"slow": str(marker), "slow_seconds": 0.45},
+        args={"slow": str(marker), "slow_seconds": 0.75},
         samples=4000,
         epochs=40,
         subtasks=4,
-        push_every=12,
-        step_seconds=0.03,
+        push_every=16,
+        step_seconds=0.05,
         update=ROUNDS,
     )
     harness.start_server()
