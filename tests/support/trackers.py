@@ -1,4 +1,4 @@
-"""What experiment trackers have stored."""
+"""Readers of the files of experiment trackers."""
 
 from __future__ import annotations
 
