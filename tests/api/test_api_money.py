@@ -126,6 +126,27 @@ class TestPlan:
         api.control.publish({}, {"east": pool(offers=None)})
         assert client.plan(spec(**EAST)).costs_money
 
+    def test_plan_and_submission_judge_a_deadline(self, market: Api, client: Client) -> None:
+        known = Workload(samples=72_000, rates={"east|small": 10.0})
+        Workloads(market.connection).set({("digits", "train:Digits"): known})
+        # an hour of two machines, for each of two epochs
+        fields = {"epochs": 2, **EAST}
+
+        plan = client.plan(spec(**fields, within="6h"))
+
+        assert plan.deadline is not None
+        assert (plan.deadline.in_time, plan.deadline.at > time.time()) == (1.0, True)
+        assert plan.cost_usd is not None
+        assert plan.cost_usd < (plan.deadline.cost_usd or 0) < (plan.on_demand_cost_usd or 0)
+        assert client.plan(spec(**fields)).deadline is None
+        impossible = spec(**fields, within="90m")
+        package = zipped()
+        for ask in (client.plan, lambda job: client.submit(job, package)):
+            with pytest.raises(SpecError, match="within: the job takes about 125 min with 2"):
+                ask(impossible)
+            with pytest.raises(SpecError, match=r"finish_by: .* has passed"):
+                ask(spec(**fields, finish_by="2020-01-01T00:00Z"))
+
     def test_plan_requires_a_controller(self, client: Client) -> None:
         with pytest.raises(Conflict, match="no controller has reported"):
             client.plan(spec())

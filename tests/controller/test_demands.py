@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from vcasgd.spec.job import JobState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.control import Control
-from vcasgd.store.ledger.costs import Workloads
+from vcasgd.store.ledger.costs import Workload, Workloads
 from vcasgd.store.ledger.job import JobRecord, ModelFacts
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.placement import Clearances
@@ -297,6 +298,51 @@ class TestBudget:
     def test_job_without_a_budget_is_not_bounded(self, budgets: Budgets) -> None:
         job = budgets.submit(None)
         assert budgets.demand(job, NOW, budgets.machine_of(job)).affordable is None
+
+
+class TestDeadline:
+    @pytest.fixture
+    def budgets(self, ledger: RedisClient, tmp_path: Path) -> Budgets:
+        known = Workload(samples=36_000, rates={"east|small": 10.0})
+        Workloads(ledger).set({("job", "t:T"): known})
+        return Budgets(tmp_path, ledger)
+
+    def job(self, budgets: Budgets, **deadline: Any) -> JobRecord:
+        # 36,000 samples, of which each of two machines trains 10 in a second: half an hour
+        spec = job_spec(epochs=1, workers={"pools": ["east"], "max": 2}, **deadline)
+        return budgets.jobs.submit(spec, PACKAGE)
+
+    def test_places_are_filled_on_demand_when_the_slack_is_gone(self, budgets: Budgets) -> None:
+        job = self.job(budgets, within="1h")
+        started = job.created_at
+
+        early = budgets.demand(job, started + 1)
+        assert (early.minimum, early.fallback_after) == (1, math.inf)
+        assert "waits for spot machines" in (budgets.jobs.get(job.id).outlook or "")
+        later = budgets.demand(job, started + 1100)
+        assert (later.minimum, later.fallback_after) == (2, 0.0)
+        last = budgets.demand(job, started + 1500, machine("m-1", started))
+        assert (last.on_demand_minimum, last.fallback_after) == (1, 0.0)
+        assert "bought on demand: none of slack" in (budgets.jobs.get(job.id).outlook or "")
+        late = budgets.demand(job, started + 3000)
+        assert late.outlook is not None
+        assert late.outlook.too_late > 0
+
+        events = [event["text"] for event in events_of(budgets.jobs, job.id, "deadline")]
+        assert len(events) == 3, events
+        assert "after its deadline" in events[-1]
+
+    def test_job_without_a_deadline_has_no_outlook(self, budgets: Budgets) -> None:
+        job = self.job(budgets)
+
+        demand = budgets.demand(job, NOW)
+        assert (demand.saves, demand.outlook, demand.fallback_after) == (False, None, None)
+        assert budgets.jobs.get(job.id).outlook is None
+
+    def test_speed_that_is_unknown_gets_measured_on_demand(self, budgets: Budgets) -> None:
+        spec = job_spec(name="new", workers={"pools": ["east"]}, within="1h")
+        demand = budgets.demand(budgets.jobs.submit(spec, PACKAGE), NOW)
+        assert (demand.minimum, demand.fallback_after) == (1, 300.0)
 
 
 class TestActiveJobs:

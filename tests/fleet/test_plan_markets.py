@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,6 +75,7 @@ BLOCKED_SPOT = {
     ("z2", True): refusing(400, blocked=True),
 }
 ALL_REFUSE = pool(*TWO_ZONES, markets=BLOCKED_SPOT)
+SURE = pool(offer(pool="sure", spot=False, price=3.0), name="sure", spot=False)
 FALLBACK = job("A", 1, 1, fallback_after=300.0)
 
 TABLE = [
@@ -172,6 +174,30 @@ TABLE = [
         [machine("a", spot=False, price=3.0), machine("b")], [on("a"), on("b")], [FALLBACK],
         pools=[SPOT_POOL], history=ObservationTimes(0.0, surplus={"A": NOW - 15}),
     ), [StopWorker("A@a", "no work for it")]),
+    Row("one of the fallback is not replaced by another one", observed(
+        [machine(name, spot=False, price=3.0) for name in "ab"], [on("a"), on("b")],
+        [job("A", 2, 2, fallback_after=0.0)],
+        pools=[pool(*TWO_ZONES, quotas={True: 1})],
+    ), [launch(1, "z1")]),
+    Row("a job with slack waits for spot machines", observed(
+        jobs=[job("A", 1, 2, pools=("sure", "local"), saves=True, fallback_after=math.inf)],
+        pools=[ALL_REFUSE, SURE],
+    ), []),
+    Row("without slack, places that no spot machine takes are filled on demand", observed(
+        jobs=[job("A", 2, 2, pools=("sure", "local"), saves=True, fallback_after=0.0)],
+        pools=[pool(*TWO_ZONES, capacity=1), SURE],
+    ), [launch(1, "z1"), launch(1, name="sure", spot=False)]),
+    Row("and each is replaced once there is a spot machine", observed(
+        [machine("a", spot=False, price=3.0, pool="sure"), machine("b")], [on("a"), on("b")],
+        [job("A", 2, 2, pools=("sure", "local"), saves=True, fallback_after=0.0)],
+        pools=[SPOT_POOL, SURE],
+    ), [launch(1, "z1")]),
+    Row("unless no slack is left", observed(
+        [machine("a", spot=False, price=3.0, pool="sure"), machine("b")], [on("a"), on("b")],
+        [job("A", 3, 3, pools=("sure", "local"), saves=True, fallback_after=0.0,
+             on_demand_minimum=2)],
+        pools=[SPOT_POOL, SURE],
+    ), [launch(1, name="sure", spot=False)]),
     Row("a replacement is ordered at the advice", observed(
         [machine("a", advised_at=NOW), machine("b")], [on("a"), on("b")], [job("A", maximum=2)],
     ), [launch(1, "z", "small")]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,8 @@ def test_the_default_steepness_is_that_of_the_paper(fields: dict[str, Any], a: f
     [
         spec(),
         spec(update={"staleness": {"function": "hinge"}}, stop={"max_duration": "1.5s"}),
+        spec(finish_by="2026-12-01T08:00"),
+        spec(within="12h"),
         spec(evaluate={"every": "500 steps"}),
     ],
 )
@@ -335,3 +338,31 @@ def test_labels_of_the_job_and_of_its_data_add_up() -> None:
     assert labelled.labels == ("a", "b")
     assert labelled.required_labels == ("a", "b", "c")
     assert JobSpec.parse(json.loads(labelled.model_dump_json())) == labelled
+
+
+@pytest.mark.parametrize(
+    ("fields", "deadline"),
+    [
+        ({}, None),
+        ({"within": "12h"}, 1_000.0 + 12 * 3600),
+        ({"finish_by": "1970-01-01T01:00+01:00"}, 0.0),
+        ({"finish_by": "1970-01-02T00:00Z"}, 86_400.0),
+        ({"finish_by": "1970-01-02T00:00"}, 86_400.0 + time.timezone),
+    ],
+)
+def test_deadline(fields: dict[str, str], deadline: float | None) -> None:
+    assert spec(**fields).deadline(1_000.0) == deadline
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"finish_by": "tomorrow"}, "finish_by: must be a time such as 2026-12-01T08:00"),
+        ({"finish_by": 5}, "finish_by: must be a time such as"),
+        ({"within": "0s"}, "within: must be longer than 0 seconds"),
+        ({"within": "2h", "finish_by": "2026-12-01T08:00"}, "finish_by and within are both set"),
+    ],
+)
+def test_wrong_deadlines_are_refused(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
+        spec(**fields)

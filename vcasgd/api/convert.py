@@ -32,6 +32,7 @@ def job_view(job: JobRecord, traffic: Traffic, loss: float | None = None) -> Job
         {
             **vars(job),
             "name": job.spec.name,
+            "deadline": job.deadline,
             **_queue(job),
             "progress": _progress(job),
             "traffic": traffic,
@@ -108,20 +109,14 @@ def checkpoint_rows(
     return rows
 
 
-def samples(job: JobRecord) -> tuple[int, int | None]:
-    """Return the samples that a job has applied, and those of the whole job if they are known."""
-    total = job.plan.total_samples if job.plan else job.spec.max_samples
-    return int(job.totals.get("applied", 0)), total
-
-
 def fraction(job: JobRecord) -> float:
     """Return the applied part of all samples, from 0 to 1."""
-    applied, total = samples(job)
+    applied, total = job.samples
     return min(1.0, applied / total) if total else 0.0
 
 
 def _progress(job: JobRecord) -> ProgressView:
-    applied, total = samples(job)
+    applied, total = job.samples
     skipped = int(job.totals.get("skipped", 0))
     # a job that stopped early left samples out; it did not lose them
     complete = job.state.over and job.epochs is not None and job.finished_epochs >= job.epochs

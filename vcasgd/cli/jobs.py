@@ -15,7 +15,7 @@ from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.follow import event_line, log_line, statuses
 from vcasgd.cli.follow import follow as show_progress
 from vcasgd.cli.jobfile import load_job, show_warnings
-from vcasgd.cli.money import Changes, confirm
+from vcasgd.cli.money import Changes, FinishBy, Within, confirm, deadline_changes
 from vcasgd.cli.output import (
     Columns,
     Json,
@@ -28,6 +28,7 @@ from vcasgd.cli.output import (
     show_rows,
     show_traceback,
     size,
+    until,
 )
 from vcasgd.client import Client
 from vcasgd.schemas.history import EventRow, LogRow
@@ -71,6 +72,8 @@ def submit(
     following: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the job until it ends.")
     ] = False,
+    within: Within = None,
+    finish_by: FinishBy = None,
     changes: Changes = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
     idempotency_key: Annotated[
@@ -84,7 +87,7 @@ def submit(
 
     If the job costs money, the command shows the plan and asks for confirmation first.
     """
-    spec = load_job(file, changes or ())
+    spec = load_job(file, [*(changes or ()), *deadline_changes(within, finish_by)])
     show_warnings(spec)
     with open_client(url, token) as client:
         if not yes:
@@ -270,6 +273,15 @@ def _tuned(tuned: TunedView) -> Iterator[str]:
         yield f"up to {max(more)} learners per machine"
 
 
+def _deadline(view: JobView) -> str | None:
+    if view.deadline is None:
+        return None
+    if view.ended_at is not None:
+        early = view.deadline - view.ended_at
+        return f"{'met' if early >= 0 else 'missed'} by {duration(abs(early))}"
+    return "; ".join(filter(None, (until(view.deadline), view.outlook)))
+
+
 def _facts(view: JobView) -> list[tuple[str, object]]:
     progress, totals, traffic = view.progress, view.totals, view.traffic
     moved = f"{size(traffic.pushed_bytes)} pushed, {size(traffic.fetched_bytes)} fetched"
@@ -278,6 +290,7 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         ("state", f"{view.status or view.state}{f': {view.reason}' if view.reason else ''}"),
         ("owner", view.owner),
         ("waiting", view.waiting),
+        ("deadline", _deadline(view)),
         *(("note", note) for note in view.notes),
         ("priority", priority_text(view.spec.priority, view.spec.weight)),
         ("submitted", ago(view.created_at)),

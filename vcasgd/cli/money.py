@@ -10,7 +10,17 @@ import typer
 
 from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.jobfile import load_job, show_warnings
-from vcasgd.cli.output import Columns, Json, duration, err, out, show_facts, show_json, show_rows
+from vcasgd.cli.output import (
+    Columns,
+    Json,
+    duration,
+    err,
+    out,
+    show_facts,
+    show_json,
+    show_rows,
+    until,
+)
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, SpecError
 from vcasgd.schemas.costs import PlanView, WasteView
@@ -44,6 +54,19 @@ Changes = Annotated[
         "--set", metavar="FIELD=VALUE", help="Override a field of the job file. Repeatable."
     ),
 ]
+Within = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="Deadline from now, such as 12h.")
+]
+FinishBy = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Deadline, such as 2026-12-01T08:00.")
+]
+
+
+def deadline_changes(within: str | None, finish_by: str | None) -> list[str]:
+    """Return the changes of a job file that the options for the deadline mean."""
+    if within is None and finish_by is None:
+        return []
+    return [f"within={within or 'null'}", f"finish_by={finish_by or 'null'}"]
 
 
 def plan(
@@ -60,13 +83,15 @@ def plan(
         int | None,
         typer.Option(min=1, help="Parameters of the model, for the traffic between zones."),
     ] = None,
+    within: Within = None,
+    finish_by: FinishBy = None,
     changes: Changes = None,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
     """Show the machines a job would buy now, its duration and its cost. Buys nothing."""
-    spec = load_job(file, changes or ())
+    spec = load_job(file, [*(changes or ()), *deadline_changes(within, finish_by)])
     show_warnings(spec)
     with open_client(url, token) as client:
         offer = client.plan(
@@ -156,6 +181,8 @@ def _lines(plan: PlanView) -> list[str]:
             f"about {duration(plan.hours * 3600)} and {plan.cost_usd:.2f} USD "
             f"({plan.on_demand_cost_usd:.2f} on demand)"
         )
+    if plan.deadline is not None:
+        lines.append(f"deadline {until(plan.deadline.at)}: {plan.deadline.text}")
     lines += [f"assumed: {assumption}" for assumption in plan.assumptions]
     return lines + [f"remedy: {remedy}" for remedy in plan.remedies]
 

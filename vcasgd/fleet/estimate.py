@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vcasgd.errors import SpecError
+from vcasgd.fleet import deadline
 from vcasgd.fleet.hardware import kinds_text, shortfalls, suits
 from vcasgd.fleet.observed import (
     JobDemand,
@@ -20,13 +22,21 @@ from vcasgd.fleet.plan.market import price_of
 from vcasgd.fleet.pools import pools_of_job
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.fleet.traffic import bytes_per_sample, described, traffic
-from vcasgd.schemas.costs import OfferView, PlanView, TrafficEstimateView, VerdictView
+from vcasgd.schemas.costs import (
+    DeadlineEstimate,
+    OfferView,
+    PlanView,
+    TrafficEstimateView,
+    VerdictView,
+)
 from vcasgd.spec.job import JobSpec
 
 #: Name of the planned job; no real job can have it.
 _PLANNED = "-"
 #: Days after which a price is old: those of clouds change rarely, but budgets rely on them.
 MAX_PRICE_DAYS = 365.0
+#: Time limit for a machine to join, where a pool doesn't say.
+BOOT_SECONDS = 300.0
 #: First assumption of a plan that has to wait.
 WAITS = "all machines are in use now: the job waits until these are free"
 
@@ -70,7 +80,8 @@ def estimate(
 ) -> PlanView:
     """Estimate what a job would buy at ``now`` (Unix seconds).
 
-    Money is without the costs of a control plane, disks, and traffic.
+    Money is without the costs of a control plane, disks, and traffic. Raises :class:`SpecError` for
+    a deadline that has passed, or that can't be kept.
 
     ``pools`` are all pools with their remaining room, and ``vacant`` the same pools without any
     machine in use.
@@ -95,6 +106,7 @@ def estimate(
     risk_free = with_spares * sum(row.on_demand_price_per_hour * row.machines for row in rows)
     hours = _hours(spec, rows, workload, machines)
     moved = _traffic(spec, workload, rows, pools, store_zone)
+    ends = deadline_estimate(spec, [by_name[name] for name in demand.pools], workload, now)
     assumptions = [
         *_assumptions(spec, workload, machines, hours, per_hour),
         *_old_prices([row for row in rows if row.machines], now),
@@ -113,7 +125,48 @@ def estimate(
         assumptions=[WAITS] * waits + assumptions,
         remedies=_remedies(spec, workload, machines, rows),
         traffic=moved,
+        deadline=ends,
     )
+
+
+def deadline_estimate(
+    spec: JobSpec, pools: Sequence[PoolStatus], workload: PlannedWork, now: float
+) -> DeadlineEstimate | None:
+    """Estimate how a job that is submitted at ``now`` ends before its deadline, if it has one.
+
+    ``pools`` are those that the job may use. Raises :class:`SpecError` as :func:`estimate`.
+    """
+    at = spec.deadline(now)
+    if at is None:
+        return None
+    field = "finish_by" if spec.finish_by else "within"
+    if at <= now:
+        raise SpecError(
+            f"{field}: {spec.finish_by} has passed", remedy="give a time to come", field=field
+        )
+    wanted = spec.resources
+    offers = [
+        each
+        for pool in pools
+        for each in pool.offers or ()
+        if wanted is None or not shortfalls(wanted, each.hardware)
+    ]
+    given = workload.rate_given
+    rates = {(each.pool, each.machine_type): given for each in offers} if given else workload.rates
+    best, samples = deadline.cheapest(offers, rates or {}), total_samples(spec, workload)
+    if best is None or samples is None:
+        return DeadlineEstimate(at=at, text=deadline.outlook_text(None))
+    offer, rate = best
+    room = sum(float("inf") if pool.capacity is None else pool.capacity for pool in pools)
+    work = deadline.Work(
+        seconds=samples / rate,
+        left=(1 - deadline.END_PART) * (at - now),
+        places=max(1, int(min(spec.workers.max, room))),
+        delay=max(pool.boot_seconds or BOOT_SECONDS for pool in pools),
+        spot_price=price_of(offer, spot=offer.spot),
+        on_demand_price=price_of(offer, spot=False),
+    )
+    return deadline.estimated(work, at, field)
 
 
 def _traffic(
@@ -155,6 +208,7 @@ def _demand(
         max_price=workers.max_price_per_hour,
         rates=workload.rates or {},
         resources=spec.resources,
+        saves=spec.deadline(0.0) is not None and any(p.spot for p in pools if p.name in named),
     )
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vcasgd.fleet.hardware import Hardware
 from vcasgd.fleet.pools import JOIN
 from vcasgd.fleet.providers.base import Machine, MachineState, Offer
 from vcasgd.spec.sections import Resources
+
+if TYPE_CHECKING:
+    from vcasgd.fleet.deadline import Outlook
 
 #: Measured samples per second of one machine, by pool and machine type.
 Rates = Mapping[tuple[str, str], float]
@@ -70,6 +73,10 @@ class JobDemand:
     """Number of machines that it could use beyond those."""
     resources: Resources | None = None
     """Minimum resources of each of its machines."""
+    saves: bool = False
+    """True if pools of on-demand machines are used as by the fallback, too."""
+    outlook: Outlook | None = None
+    """That of a job with a deadline, once its speed is known."""
 
     @property
     def desired(self) -> int:
@@ -191,6 +198,7 @@ class PoolStatus:
             "capacity": self.capacity,
             "launching": self.launching,
             "max_price_per_hour": self.max_price,
+            "boot_seconds": self.boot_seconds,
             "offers": None if self.offers is None else [asdict(offer) for offer in self.offers],
             "markets": [
                 {"zone": zone, "spot": spot, **asdict(market)}
@@ -223,6 +231,7 @@ class PoolStatus:
             markets=markets,
             quotas={kind == "spot": most for kind, most in (row.get("quotas") or {}).items()},
             max_price=row.get("max_price_per_hour"),
+            boot_seconds=row.get("boot_seconds"),
             provider=str(row.get("provider") or ""),
             labels=frozenset(row.get("labels") or ()),
             hardware=tuple(Hardware(**kind) for kind in row.get("hardware") or ()),

@@ -101,6 +101,24 @@ class TrafficEstimateView(Schema):
     assumption: str
 
 
+class DeadlineEstimate(Schema):
+    """Estimate of how a job ends before its deadline; null values are unknown.
+
+    `in_time` is the share of simulated histories of spot machines in which it does, with machines
+    on demand bought when the slack is gone. `cost_usd` is the mean over them, and `high_cost_usd`
+    is exceeded in one of ten.
+    """
+
+    at: float
+    slack_seconds: float | None = None
+    in_time: float | None = None
+    hours: float | None = None
+    cost_usd: float | None = None
+    high_cost_usd: float | None = None
+    on_demand_machine_hours: float | None = None
+    text: str
+
+
 class PlanView(Schema):
     """Estimate of what a job would buy now, and of its cost.
 
@@ -118,6 +136,7 @@ class PlanView(Schema):
     )
     offers: list[OfferView]
     pools: list[VerdictView]
+    deadline: DeadlineEstimate | None = Field(default=None, description="null without a deadline.")
     traffic: TrafficEstimateView | None = Field(
         default=None, description="null if nothing is known about it, or no pool is in a cloud."
     )

@@ -147,6 +147,10 @@ class JobView(Schema):
     queue: QueueView | None = Field(
         default=None, description="null if it doesn't wait for a machine that others have."
     )
+    deadline: float | None = Field(default=None, description="When it has to end.")
+    outlook: str | None = Field(
+        default=None, description="How it stands before its deadline, as of the controller."
+    )
     notes: list[str] = Field(
         default=[], description="What the job does otherwise than one process would."
     )
@@ -210,6 +214,7 @@ class JobView(Schema):
         facts = {
             "state": f"{self.state}: {self.reason}" if self.reason else self.state,
             "machines": self.waiting or "",
+            "deadline": self.outlook or "",
             "notes": "; ".join(self.notes),
             "epoch": f"{self.progress.finished_epochs} of {self.progress.epochs_text} done",
             "progress": f"{self.progress.fraction:.0%}",

@@ -28,7 +28,7 @@ from vcasgd.spec.sections import (
     Tuning,
 )
 from vcasgd.spec.update import RoundsSpec, SmaSpec, Update
-from vcasgd.spec.values import Duration, StrictModel, check_plain
+from vcasgd.spec.values import Duration, Moment, StrictModel, check_plain
 from vcasgd.spec.yaml import load_mapping
 
 
@@ -258,6 +258,12 @@ class JobSpec(StrictModel, metaclass=_Constructor):
         default=None,
         description="what each machine has at least; it chooses pools and machine types",
     )
+    finish_by: Moment | None = Field(
+        default=None, description="deadline; machines on demand are bought when it needs them"
+    )
+    within: Duration | None = Field(
+        default=None, description="the deadline as a duration from the submission"
+    )
     priority: Priority = Field(
         default="normal", description="jobs of a higher priority get machines first"
     )
@@ -298,6 +304,12 @@ class JobSpec(StrictModel, metaclass=_Constructor):
         )
         details = {"field": field, "problem": problem, "remedy": remedy}
         raise PydanticCustomError("length", "{field}: {problem}", details)
+
+    @model_validator(mode="after")
+    def _one_deadline(self) -> JobSpec:
+        if self.finish_by is not None and self.within is not None:
+            raise ValueError("finish_by and within are both set; remove one of them")
+        return self
 
     @model_validator(mode="after")
     def _one_state(self) -> JobSpec:
@@ -360,6 +372,12 @@ class JobSpec(StrictModel, metaclass=_Constructor):
         """Return how many samples of a job of ``total`` samples may be skipped."""
         most = self.max_bad_samples
         return int(most * total) if most < 1 else int(most)
+
+    def deadline(self, submitted: float) -> float | None:
+        """Return when the job has to end, in Unix seconds as the time of its submission."""
+        if self.within is not None:
+            return submitted + self.within.total_seconds()
+        return None if self.finish_by is None else self.finish_by.timestamp()
 
     @property
     def known_subtasks(self) -> int | None:

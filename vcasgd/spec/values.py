@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from math import isfinite
 from typing import Annotated, Any
 
@@ -69,6 +69,27 @@ Duration = Annotated[
     WithJsonSchema(_SCHEMA, mode="validation"),
 ]
 
+
+def parse_moment(value: object) -> datetime:
+    """Parse a time such as ``2026-12-01T08:00`` or ``2026-12-01T08:00+01:00``.
+
+    Without an offset, it is in the time zone of this computer. Raises :class:`ValueError`.
+    """
+    try:
+        at = datetime.fromisoformat(value.strip()) if isinstance(value, str) else value
+        if isinstance(at, datetime):
+            return at if at.tzinfo else at.astimezone()
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError(f"must be a time such as 2026-12-01T08:00; not {value!r}")
+
+
+Moment = Annotated[
+    datetime,
+    BeforeValidator(parse_moment),
+    PlainSerializer(lambda value: value.isoformat(), return_type=str),
+    WithJsonSchema({"type": "string", "examples": ["2026-12-01T08:00"]}, mode="validation"),
+]
 
 _GB = {
     "M": 1e-3, "G": 1.0, "T": 1e3, "Mi": 2**20 / 1e9, "Gi": 2**30 / 1e9, "Ti": 2**40 / 1e9,

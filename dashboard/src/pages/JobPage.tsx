@@ -38,6 +38,7 @@ export default function JobPage() {
       </PageHead>
       <Problem job={job.data} />
       {job.data.waiting && <Notice tone="warn" title={capitalized(job.data.waiting)} />}
+      {job.data.outlook && <p>Deadline: {job.data.outlook}</p>}
       {job.data.notes.map((note) => (
         <Notice key={note} tone="warn" title={capitalized(note)} />
       ))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,13 +11,14 @@ from fastapi import APIRouter
 from vcasgd.api.access import READ
 from vcasgd.api.convert import spend_view
 from vcasgd.api.problems import documented
-from vcasgd.api.services import JobDep, ServicesDep
+from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.errors import Conflict
 from vcasgd.fleet.costs import report
 from vcasgd.fleet.estimate import PlannedWork, estimate
 from vcasgd.fleet.observed import pools_in
 from vcasgd.fleet.pools import JOIN, pools_of_job
 from vcasgd.schemas.costs import CostView, PlanRequest, PlanView, SpendView
+from vcasgd.spec.job import JobSpec
 
 router = APIRouter(tags=["money"])
 
@@ -33,6 +35,19 @@ def get_cost(services: ServicesDep, job: JobDep) -> CostView:
     return CostView(**vars(booked), job=job.id, max_cost_usd=job.spec.stop.max_cost_usd)
 
 
+def planned_work(services: Services, spec: JobSpec) -> PlannedWork:
+    """Return the work of a job as earlier ones with its name and task measured it."""
+    earlier = services.workloads.get(spec.name, spec.task)
+    return PlannedWork(
+        samples=earlier.samples,
+        batch_size=earlier.batch_size,
+        rates=earlier.speeds,
+        bytes_per_sample=earlier.bytes_per_sample,
+        memory_bytes=earlier.memory_bytes,
+        gpu_memory_bytes=earlier.gpu_memory_bytes,
+    )
+
+
 @router.post("/plan", dependencies=READ, responses=documented(409))
 def plan_job(services: ServicesDep, body: PlanRequest) -> PlanView:
     """Estimate what a job would buy now, how long it would take, and what it would cost. This
@@ -44,20 +59,16 @@ def plan_job(services: ServicesDep, body: PlanRequest) -> PlanView:
             remedy="try again once one is running: see vcasgd status, or the page Fleet",
         )
     offered = pools_in(pools)
-    earlier = services.workloads.get(body.spec.name, body.spec.task)
+    work = planned_work(services, body.spec)
     plan = estimate(
         body.spec,
         [pool.with_room() for pool in offered],
-        PlannedWork(
-            samples=body.samples or earlier.samples,
-            batch_size=earlier.batch_size,
-            rates=earlier.speeds,
+        replace(
+            work,
+            samples=body.samples or work.samples,
             samples_given=body.samples is not None,
             rate_given=body.samples_per_second,
-            bytes_per_sample=earlier.bytes_per_sample,
             parameters=body.parameters,
-            memory_bytes=earlier.memory_bytes,
-            gpu_memory_bytes=earlier.gpu_memory_bytes,
         ),
         time.time(),
         vacant=[pool.with_room(vacant=True) for pool in offered],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
@@ -13,10 +14,12 @@ from pydantic import ValidationError
 from vcasgd.api.access import READ, SUBMIT, CallerDep, OwnJobDep
 from vcasgd.api.convert import job_view
 from vcasgd.api.problems import documented
+from vcasgd.api.routes.costs import planned_work
 from vcasgd.api.routes.files import object_name, stored_checkpoints
 from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.encryption import StorageCipher
 from vcasgd.errors import NotFound, SpecError
+from vcasgd.fleet.estimate import deadline_estimate
 from vcasgd.fleet.hardware import check_resources
 from vcasgd.fleet.observed import pools_in
 from vcasgd.fleet.pools import pools_of_job
@@ -84,6 +87,7 @@ def submit_job(
     """Create a job. A repeated request with the same `Idempotency-Key` returns the same job."""
     _check_package(services.storage, body.package)
     _check_pools(services.control, body.spec)
+    _check_deadline(services, body.spec)
     job, created = services.jobs.submit_once(
         _with_start(services, body.spec),
         body.package,
@@ -186,6 +190,14 @@ def _check_pools(control: Control, spec: JobSpec) -> None:
         )
     if pools:
         check_resources(spec.resources, names, kinds)
+
+
+def _check_deadline(services: Services, spec: JobSpec) -> None:
+    """Refuse a deadline that has passed, or that can't be kept by what is known of the job."""
+    pools = pools_in(services.control.pools())
+    names = pools_of_job(spec, pools, {pool.name: pool.kinds for pool in pools})
+    own = [pool.with_room(vacant=True) for pool in pools if pool.name in names]
+    deadline_estimate(spec, own, planned_work(services, spec), time.time())
 
 
 @router.get("/jobs", dependencies=READ, responses=documented(404))

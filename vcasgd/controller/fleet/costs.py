@@ -261,6 +261,12 @@ class Speeds:
         """Return the speeds by pool and type, from all jobs with the same name and task."""
         return self._of(job).speeds
 
+    def total_samples(self, job: JobRecord) -> int | None:
+        """Return the samples of the whole job, before its facts are known those of earlier jobs."""
+        known = self._of(job)
+        work = PlannedWork(samples=known.samples, batch_size=known.batch_size)
+        return job.samples[1] or total_samples(job.spec, work)
+
     def measure(
         self,
         job: JobRecord,

@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from vcasgd.controller.fleet.costs import CostLedger, Speeds
 from vcasgd.errors import JobUnreadable, NotFound
+from vcasgd.fleet import deadline
 from vcasgd.fleet.costs import affordable, commitment, pause_reason
 from vcasgd.fleet.hardware import Hardware, shortfalls
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan.market import price_of
 from vcasgd.fleet.pools import PoolSpec, pools_of_job
-from vcasgd.fleet.providers.base import Machine, Offer
+from vcasgd.fleet.providers.base import Machine, MachineState, Offer
 from vcasgd.logging import isolated
 from vcasgd.settings import Settings
 from vcasgd.spec.job import PRIORITIES, JobSpec, JobState
@@ -69,6 +70,10 @@ class ClearancePolicy:
         """Return the pools that the job names, or the default ones."""
         return pools_of_job(job.spec, self._pools.values(), self.kinds)
 
+    def specs(self, names: Iterable[str]) -> list[PoolSpec]:
+        """Return the present pools of these names."""
+        return [self._pools[name] for name in names if name in self._pools]
+
     def is_volunteer(self, pool: str) -> bool:
         """Return True if the machines of a pool belong to people who aren't well known."""
         return pool in self._pools and self._pools[pool].trust == "volunteer"
@@ -107,6 +112,8 @@ class Demands:
         self._clearance = clearance
         self._speeds = speeds
         self._ended: dict[str, JobRecord | None] = {}
+        #: Outlooks on deadlines as they were recorded last.
+        self._outlooks: dict[str, str] = {}
 
     def active_jobs(self, pools: Collection[str]) -> list[JobRecord]:
         """Return the active jobs, oldest first; fail those that none of ``pools`` can serve."""
@@ -147,7 +154,7 @@ class Demands:
         has_machines = job.state in WITH_MACHINES
         if has_machines and why:
             self._jobs.transition(job.id, JobState.PAUSED, WITH_MACHINES, why=why)
-        return JobDemand(
+        demand = JobDemand(
             job=job.id,
             minimum=workers.min,
             maximum=min(workers.max, most),
@@ -167,6 +174,58 @@ class Demands:
             owner=job.owner,
             resources=job.spec.resources,
         )
+        if job.deadline is None or not demand.running:
+            return demand
+        return self._before_deadline(job, demand, own, offered, now)
+
+    def _before_deadline(
+        self,
+        job: JobRecord,
+        demand: JobDemand,
+        own: Sequence[Machine],
+        offered: Sequence[Offer],
+        now: float,
+    ) -> JobDemand:
+        """Return the demand of a job with a deadline, and record the outlook."""
+        staying = [one for one in own if one.state in (MachineState.BOOTING, MachineState.RUNNING)]
+        view = self._outlook(job, demand, staying, offered, now)
+        saves = any(pool.spot for pool in self._clearance.specs(demand.pools))
+        text = deadline.outlook_text(view, saves=saves)
+        if self._outlooks.get(job.id) != text:
+            self._jobs.set_outlook(job.id, text)
+            self._outlooks[job.id] = text
+        if view is not None:
+            kind = "late" if view.too_late else "waits" if view.spot is None and saves else "buys"
+            self._jobs.announce(
+                job.id, f"deadline-{kind}", "deadline", text, slack_seconds=round(view.slack)
+            )
+        if not saves:
+            return demand
+        spot = sum(one.spot for one in staying)
+        after = job.spec.workers.fallback_after.total_seconds()
+        return deadline.with_deadline(demand, view, after, spot)
+
+    def _outlook(
+        self,
+        job: JobRecord,
+        demand: JobDemand,
+        staying: Sequence[Machine],
+        offered: Sequence[Offer],
+        now: float,
+    ) -> deadline.Outlook | None:
+        """Return None while the speed of the job is unknown."""
+        at, total = job.deadline, self._speeds.total_samples(job)
+        best = deadline.cheapest(offered, demand.rates)
+        pools = self._clearance.specs(demand.pools)
+        if at is None or total is None or best is None or not pools:
+            return None
+        ready = at - deadline.END_PART * (at - job.created_at)
+        room = sum(float("inf") if p.max_machines is None else p.max_machines for p in pools)
+        places = max(1, int(min(demand.maximum, room)))
+        rest = max(0, total - job.samples[0]) / best[1]
+        delay = max(pool.boot_seconds for pool in pools)
+        ages = deadline.ages_on_demand(staying, now)
+        return deadline.outlook(ready - now, rest / places, places, delay, ages)
 
     def unpaid(self, jobs: Sequence[JobRecord]) -> dict[str, str]:
         """Return the machines whose payer has a budget and no longer uses machines, with why."""

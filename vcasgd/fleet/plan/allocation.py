@@ -171,7 +171,9 @@ class Allocation:
         on_demand, beyond = number < job.on_demand_minimum, number >= job.needed
         staff = self._staff[job.job]
         worker = staff.take(on_demand=on_demand)
-        if worker is None and not self._find(job, on_demand=on_demand, beyond=beyond):
+        # A machine of the fallback is not replaced by another one.
+        last_resort = not beyond and (on_demand or not staff.replaceable)
+        if worker is None and not self._find(job, on_demand=on_demand, last_resort=last_resort):
             worker = staff.take_replaceable(on_demand=on_demand)
             if worker is None:
                 return False
@@ -194,7 +196,7 @@ class Allocation:
                 return
             kept += 1
 
-    def _find(self, job: JobDemand, *, on_demand: bool, beyond: bool) -> bool:
+    def _find(self, job: JobDemand, *, on_demand: bool, last_resort: bool) -> bool:
         if not self._rooms.take(job, 1):
             return False
         found = (
@@ -202,7 +204,7 @@ class Allocation:
             or self._succeed(job, on_demand)
             or self._take_over(job, on_demand)
             or self._await(job, on_demand)
-            or self._markets.buy(job, on_demand=on_demand, last_resort=not beyond)
+            or self._markets.buy(job, on_demand=on_demand, last_resort=last_resort)
         )
         if not found:
             self._rooms.give_back(job)
@@ -284,7 +286,7 @@ class Allocation:
             return True
         # In a pool of on-demand machines, none is a fallback.
         pool = self._pools.get(one.pool)
-        bought_as_fallback = not one.spot and pool is not None and pool.spot
+        bought_as_fallback = not one.spot and pool is not None and (pool.spot or job.saves)
         if not bought_as_fallback or job.fallback_after is None:
             return False
         if job.job not in self._sells_spot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isinf
 from statistics import median
 
 from vcasgd.fleet.hardware import shortfalls
@@ -60,11 +61,13 @@ class Markets:
         has a machine.
         """
         pools = [self._pools[name] for name in job.pools if name in self._pools]
-        if any(self._buy_in(pool, job, spot=not on_demand and pool.spot) for pool in pools):
+        saved = {pool.name for pool in pools if not on_demand and (pool.spot or job.saves)}
+        first = [pool for pool in pools if pool.spot or pool.name not in saved]
+        if any(self._buy_in(pool, job, spot=not on_demand and pool.spot) for pool in first):
             return True
         if on_demand or not last_resort or not self.fallback_due(job):
             return False
-        return any(self._buy_in(pool, job, spot=False) for pool in pools if pool.spot)
+        return any(self._buy_in(pool, job, spot=False) for pool in pools if pool.name in saved)
 
     def sells_spot(self, job: JobDemand) -> bool:
         """Return True if a spot machine could be requested now."""
@@ -80,7 +83,7 @@ class Markets:
 
         Markets that are full or too expensive don't count: they were never available.
         """
-        if job.fallback_after is None:
+        if job.fallback_after is None or isinf(job.fallback_after):
             return False
         since = [
             at

@@ -231,6 +231,8 @@ class JobRecord:
     queued: bool = False
     #: What the job does otherwise than one process would, for people.
     notes: tuple[str, ...] = ()
+    #: Its outlook on its deadline, for people, as of the controller.
+    outlook: str | None = None
 
     @property
     def plan(self) -> EpochPlan | None:
@@ -242,6 +244,17 @@ class JobRecord:
             return self.facts.plan(self.spec) if self.facts else None
         except SpecError:
             return None
+
+    @property
+    def deadline(self) -> float | None:
+        """When the job has to end, in Unix seconds; None without a deadline."""
+        return self.spec.deadline(self.created_at)
+
+    @property
+    def samples(self) -> tuple[int, int | None]:
+        """The samples that are applied, and those of the whole job if they are known."""
+        total = self.plan.total_samples if self.plan else self.spec.max_samples
+        return int(self.totals.get("applied", 0)), total
 
     @property
     def idle(self) -> str | None:
@@ -373,7 +386,7 @@ def request_job(pipe: Any, job: str) -> None:
     keys = LedgerKeys(job)
     pipe.hgetall(keys.record)
     pipe.hget(keys.facts, "facts")
-    pipe.hmget(keys.work, "finished", "waiting", "queue", "notes")
+    pipe.hmget(keys.work, "finished", "waiting", "queue", "notes", "outlook")
     pipe.hgetall(keys.shards)
     pipe.hgetall(keys.evaluations)
     pipe.hvals(keys.vanished)
@@ -410,7 +423,7 @@ def _parsed(
     # An empty field is a missing one.
     stored = {name.decode(): value.decode() for name, value in record.items() if value}
     facts, problem = _read_facts(facts_text)
-    finished, waiting, queue, notes = work
+    finished, waiting, queue, notes, outlook = work
     waits = bool(waiting) and stored["state"] in WITH_MACHINES
     place = json.loads(queue or b"{}") if waits else {}
     starting = stored["state"] == JobState.STARTING
@@ -430,6 +443,7 @@ def _parsed(
             "queue": (place["position"], place["length"]) if place.get("position") else None,
             "queued": starting and not place.get("has_machines", True),
             "notes": tuple(json.loads(notes or b"{}").values()),
+            "outlook": outlook if outlook and not JobState(stored["state"]).over else None,
         }
     )
     results, wrong_result = _read_evaluations(evaluations, facts, read.points)

@@ -258,6 +258,10 @@ class Jobs(EventLog):
                 pipe.hset(LedgerKeys(job).work, mapping=row)
             pipe.execute()
 
+    def set_outlook(self, job: str, text: str) -> None:
+        """Record the outlook of a job on its deadline, for people."""
+        self._ledger.hset(LedgerKeys(job).work, "outlook", text)
+
     def note(self, job: str, name: str, text: str, **details: Any) -> None:
         """Announce what a job does otherwise than one process would, and keep it for its page.
 

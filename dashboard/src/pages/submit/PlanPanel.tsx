@@ -127,7 +127,7 @@ function Priced({ plan }: { plan: Plan }) {
         />
       )}
       <ul className={classes.remarks}>
-        {[...excludedPools(plan), ...plan.remedies, ...plan.assumptions].map((each) => (
+        {[...deadline(plan), ...excludedPools(plan), ...plan.remedies, ...plan.assumptions].map((each) => (
           <li key={each}>{each}</li>
         ))}
       </ul>
@@ -151,6 +151,10 @@ function Cost({ plan }: { plan: Plan }) {
       }
     />
   );
+}
+
+function deadline(plan: Plan): string[] {
+  return plan.deadline ? [`deadline: ${plan.deadline.text}`] : [];
 }
 
 function excludedPools(plan: Plan): string[] {
