@@ -306,7 +306,8 @@ All rows of vcasgd: **{met:.2%}** of {total} deadlines met, at **{ratio:.3f}** t
 ## Through the plan of the fleet
 
 The same with the controller's plan (`vcasgd.fleet.plan`), which sees refusals, backs off, starts
-and stops workers, and replaces machines; {planned} starts for each deadline, at the price {price:g}.
+and stops workers, and replaces machines; {planned} starts for each deadline, at the price
+{price:g}.
 
 {planned_rows}
 

@@ -247,6 +247,12 @@ class Settings(BaseSettings):
     store_zone: str | None = Field(
         default=None, description="Zone of the store, for the price of traffic between zones."
     )
+    monthly_budget_usd: float | None = Field(
+        default=None,
+        gt=0,
+        description="Most that all machines cost in a calendar month (UTC), in USD; then jobs with "
+        "billed machines are paused.",
+    )
     local_price_per_hour: float = Field(
         default=0.0, ge=0, description="USD per hour of a local spot machine."
     )

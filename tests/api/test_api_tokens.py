@@ -19,6 +19,7 @@ from vcasgd.errors import Conflict, Forbidden, NotFound, SpecError, Unauthorized
 from vcasgd.spec.access import Scope
 from vcasgd.store import keys
 from vcasgd.store.ledger.api_tokens import MAX_TOKENS, ApiToken, ApiTokens
+from vcasgd.store.ledger.costs import Booking, Costs
 from vcasgd.task.package import digest_of
 
 Eventually = Callable[..., Any]
@@ -155,6 +156,20 @@ def test_tokens_are_listed_with_their_use_and_without_their_secret(
     assert (second.name, second.last_used_at, second.expires_at) == ("bob", None, None)
     with api.http() as http:
         assert text not in http.get("tokens").text
+
+
+def test_a_token_has_a_monthly_budget_and_shows_what_it_spent(api: Api, client: Client) -> None:
+    with user(api, "ann", "submit", max_usd_per_month=12.5) as ann:
+        assert ann.me().max_usd_per_month == 12.5
+        job = ann.submit(spec(), zipped()).id
+    amounts = {"east|spot|working|usd": 1.25, "east|spot|working|seconds": 9.0}
+    assert Costs(api.connection).book([Booking("m-1", None, "{}", job, amounts)]) == [True]
+
+    (token,) = client.tokens()
+    assert (token.month_usd, token.max_usd_per_month) == (1.25, 12.5)
+    assert client.spend().month_usd == 1.25
+    with pytest.raises(SpecError, match="max_usd_per_month"):
+        client.create_token("bob", "submit", max_usd_per_month=-1.0)
 
 
 def test_a_revoked_token_stops_working(api: Api, client: Client) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from support.fleet_records import HOUR, NOW, PACKAGE, job_spec, machine
 
@@ -10,9 +12,10 @@ from vcasgd.fleet.costs import report
 from vcasgd.fleet.providers.base import Machine
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
-from vcasgd.store.ledger.costs import Costs
+from vcasgd.store.ledger.costs import Costs, month_of
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
+from vcasgd.store.ledger.retention import Retention
 
 
 class Rounds:
@@ -68,6 +71,32 @@ def test_machine_is_charged_to_the_jobs_that_it_worked_for(rounds: Rounds) -> No
     assert report(rounds.amounts("B")).machine_seconds == pytest.approx(50)
     assert rounds.costs.payers == {}
     assert rounds.costs.ended("m-1")
+
+
+def test_month_has_the_costs_of_each_user_once_and_after_jobs_are_deleted(
+    rounds: Rounds, jobs: Jobs
+) -> None:
+    job, other = (jobs.submit(job_spec(), PACKAGE, owner=owner).id for owner in ("ann", None))
+    machines, month = [machine("m-1"), machine("m-2")], month_of(time.time())
+    rounds.costs.launched(machines, [job, other])
+    works_for = {"m-1": job, "m-2": other}
+    rounds.record(NOW + 100, *machines, joined="m-1 m-2", works_for=works_for)
+    # and one second that is not booked yet
+    owners = {job: "ann", other: None}
+    open_ = rounds.costs.spent_in_month(owners, NOW + 101)
+    assert open_ == {"ann": pytest.approx(101 / HOUR), "": pytest.approx(101 / HOUR)}
+
+    stale = CostLedger(rounds.ledger)
+    rounds.record(NOW + 200)
+    stale.record([], joined=(), works_for={}, unlisted=(), billing_seconds=60.0, now=NOW + 200)
+
+    booked = Costs(rounds.ledger).spent_in(month)
+    assert booked["ann"] == pytest.approx(report(rounds.amounts(job)).spent_usd)
+    assert sum(booked.values()) == pytest.approx(200 / HOUR)
+    jobs.cancel(job)
+    Retention(rounds.ledger).delete(job)
+    assert Costs(rounds.ledger).spent_in(month) == booked
+    assert Costs(rounds.ledger).spent_in("1999-12") == {}
 
 
 def test_a_machine_that_is_listed_before_its_launch_is_answered_is_paid_from_the_start(

@@ -300,6 +300,36 @@ class TestBudget:
         assert budgets.demand(job, NOW, budgets.machine_of(job)).affordable is None
 
 
+class TestMonthlyBudgets:
+    @pytest.mark.parametrize(
+        ("cluster", "user", "field"),
+        [
+            (0.127, None, "VCASGD_MONTHLY_BUDGET_USD: 0.1001 of 0.127 USD are spent"),
+            (None, 0.127, "max_usd_per_month of ann: 0.1001 of 0.127 USD are spent"),
+            (0.128, 0.128, None),
+            (None, None, None),
+        ],
+    )
+    def test_jobs_are_paused_before_the_month_costs_more(
+        self, ledger: RedisClient, tmp_path: Path, cluster: float | None, user: float | None,
+        field: str | None,
+    ) -> None:  # fmt: skip
+        budgets, tokens = Budgets(tmp_path, ledger), ApiTokens(ledger)
+        tokens.create("ann", Scope.SUBMIT, max_usd_per_month=user)
+        spec = job_spec(workers={"pools": ["east"]})
+        job = budgets.jobs.submit(spec, PACKAGE, owner="ann")
+        one, now = budgets.machine_of(job), NOW + 100.1
+
+        budgets.demands.set_months([job], {job.id: [one]}, cluster, tokens.all(), LIMITS, now)
+        demand = budgets.demand(job, now, one)
+
+        assert demand.running is (field is None)
+        assert (budgets.jobs.get(job.id).reason or "").startswith(field or "")
+        paused = [budgets.jobs.get(job.id)]
+        assert list(budgets.demands.unpaid(paused)) == ["m-1"] * (field is not None)
+        assert (demand.affordable is None) is (cluster is None and user is None)
+
+
 class TestDeadline:
     @pytest.fixture
     def budgets(self, ledger: RedisClient, tmp_path: Path) -> Budgets:

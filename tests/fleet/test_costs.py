@@ -17,6 +17,7 @@ from vcasgd.fleet.costs import (
     clock_amounts,
     commitment,
     last_charge,
+    monthly_budgets,
     pause_reason,
     report,
 )
@@ -214,9 +215,32 @@ class TestBudget:
         )
 
     def test_what_is_left(self) -> None:
-        assert affordable(None, 1.0, 1.0) is None
         assert affordable(5.0, 1.0, 1.5) == 2.5
         assert affordable(5.0, 4.0, 1.5) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("own", "least", "reason"),
+    [
+        (0.0, 0.0, None),
+        (0.6, 0.0, "max_usd_per_month of ann: 4.0000 of 5 USD are spent, and 1.0000 more would"),
+        (0.0, 0.1, "the least that a machine costs; to continue, resume it next month"),
+    ],
+)
+def test_a_used_up_month_pauses_the_jobs_that_cost_something(
+    own: float, least: float, reason: str | None
+) -> None:
+    limits = {"ann": 5.0, "bob": 5.0, None: 50.0}
+    spent, committed = {"ann": 4.0, "": 30.0}, {"ann": 1.0, None: 2.0}
+    found = monthly_budgets(limits, spent, committed, {"ann": 2, None: 1})
+
+    why = found["ann"].pause_reason(own, least)
+    assert (why is None) is (reason is None)
+    assert (reason or "") in (why or "")
+    assert (found["bob"].pause_reason(1.0, 1.0), found["bob"].affordable) == (None, 5.0)
+    cluster = found[None]
+    assert (cluster.spent, cluster.committed, cluster.jobs) == (34.0, 3.0, 3)
+    assert cluster.affordable == pytest.approx(13 / 3)
 
 
 def test_what_is_not_booked_yet_counts() -> None:

@@ -227,7 +227,8 @@ def picture(overview: Mapping[str, Any], problem: str | None = None) -> Renderab
     parts: list[RenderableType] = [
         Text(
             f"machines {counts}   per hour ${spend['usd_per_hour']:.2f}   "
-            f"spent ${spend['spent_usd']:.2f}   saved ${spend['saved_usd']:.2f}"
+            f"spent ${spend['spent_usd']:.2f}   saved ${spend['saved_usd']:.2f}   "
+            f"this month ${spend['month_usd']:.2f}{_of(spend['monthly_budget_usd'])}"
         ),
         Text(),
         table(jobs, _TOP_JOBS) if jobs else Text("no active jobs", style="dim"),
@@ -251,3 +252,7 @@ def _memory(server: Mapping[str, Any]) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}".removesuffix(".0")
+
+
+def _of(budget: float | None) -> str:
+    return "" if budget is None else f" of ${budget:g}"

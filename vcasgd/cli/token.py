@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +18,7 @@ _TOKENS: Columns = {
     "NAME": lambda row: row["name"],
     "SCOPE": lambda row: row["scope"],
     "MACHINES": lambda row: row["max_machines"],
+    "USD THIS MONTH": lambda row: _spent(row),
     "POOL": lambda row: row["pool"],
     "CREATED": lambda row: ago(row["created_at"]),
     "LAST USED": lambda row: ago(row["last_used_at"]) or "never",
@@ -27,6 +29,13 @@ TokenName = Annotated[
     str,
     typer.Argument(metavar="NAME", help="User name: lowercase letters, digits, hyphens."),
 ]
+
+
+def _spent(row: Mapping[str, Any]) -> str | None:
+    budget = row["max_usd_per_month"]
+    if budget is None:
+        return f"{row['month_usd']:.2f}" if row["month_usd"] else None
+    return f"{row['month_usd']:.2f} of {budget:g}"
 
 
 @app.command()
@@ -47,6 +56,10 @@ def create(
             help="Machine limit: of all jobs of the user; with --join, of joined machines.",
         ),
     ] = None,
+    max_usd_per_month: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Budget of all jobs of the user in a calendar month (UTC)."),
+    ] = None,
     expires: Annotated[
         str | None, typer.Option(help="Lifetime, such as 12h or 30d (default: never expires).")
     ] = None,
@@ -65,8 +78,9 @@ def create(
         raise SpecError("--scope or --join is required", field="scope")
     with open_client(url, token) as client:
         created = client.create_token(
-            name, scope, max_machines=max_machines, expires=expires, pool=pool
-        )
+            name, scope, max_machines=max_machines, max_usd_per_month=max_usd_per_month,
+            expires=expires, pool=pool,
+        )  # fmt: skip
     if as_json:
         show_json(created)
         return

@@ -217,6 +217,7 @@ class Client:
         scope: Scope | str,
         *,
         max_machines: int | None = None,
+        max_usd_per_month: float | None = None,
         expires: float | str | None = None,
         pool: str | None = None,
     ) -> NewToken:
@@ -227,7 +228,10 @@ class Client:
         :class:`~vcasgd.errors.Conflict` if the name is taken.
         """
         body: dict[str, Any] = {"name": name, "scope": scope}
-        options = {"max_machines": max_machines, "expires": expires, "pool": pool}
+        options = {
+            "max_machines": max_machines, "max_usd_per_month": max_usd_per_month,
+            "expires": expires, "pool": pool,
+        }  # fmt: skip
         body |= {key: value for key, value in options.items() if value is not None}
         return self._api.post(NewToken, "tokens", body)
 

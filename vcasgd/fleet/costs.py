@@ -234,9 +234,9 @@ def commitment(machines: Iterable[Machine], limits: Limits, now: float) -> float
     )
 
 
-def affordable(budget: float | None, spent: float, committed: float) -> float | None:
-    """Return USD that may still be committed, or None without a budget."""
-    return None if budget is None else max(0.0, budget - spent - committed)
+def affordable(budget: float, spent: float, committed: float) -> float:
+    """Return USD that may still be committed."""
+    return max(0.0, budget - spent - committed)
 
 
 def pause_reason(
@@ -244,14 +244,79 @@ def pause_reason(
     spent: float,
     committed: float,
     purpose: str = "spent until its machines are gone",
+    *,
+    field: str = FIELD,
+    remedy: str = "resume it with a larger budget",
 ) -> str | None:
-    """Return why the job must be paused now, or None if it may continue until the next check."""
+    """Return why the job must be paused now, or None if it may continue until the next check.
+
+    ``field`` names the budget.
+    """
     if budget is None or spent + committed < budget:
         return None
     return (
-        f"{FIELD}: {spent:.4f} of {budget:g} USD are spent, and {committed:.4f} more would be "
-        f"{purpose}; to continue, resume it with a larger budget"
+        f"{field}: {spent:.4f} of {budget:g} USD are spent, and {committed:.4f} more would be "
+        f"{purpose}; to continue, {remedy}"
     )
+
+
+@dataclass(frozen=True)
+class MonthlyBudget:
+    """Budget in USD of a calendar month, of the cluster or of the jobs of a user.
+
+    ``spent`` is the cost in this month. ``committed``: what the present machines still cost if they
+    are given up now. ``jobs``: the number of jobs that share the rest.
+    """
+
+    field: str
+    usd: float
+    spent: float
+    committed: float
+    jobs: int = 1
+
+    @property
+    def affordable(self) -> float:
+        """USD that each of the jobs may still commit."""
+        return max(0.0, self.usd - self.spent - self.committed) / max(self.jobs, 1)
+
+    def pause_reason(self, own: float, least: float) -> str | None:
+        """Return why a job must be paused now, or None.
+
+        ``own``: what its machines are committed to; ``least``: the cost of the cheapest machine, if
+        it has none. A job whose machines cost nothing goes on.
+        """
+        remedy = "resume it next month, or after an administrator has raised the budget"
+        named = {"field": self.field, "remedy": remedy}
+        if own > 0:
+            return pause_reason(self.usd, self.spent, self.committed, **named)
+        if least > 0:
+            what = "the least that a machine costs"
+            return pause_reason(self.usd, self.spent, self.committed + least, what, **named)
+        return None
+
+
+def monthly_budgets(
+    limits: Mapping[str | None, float],
+    spent: Mapping[str, float],
+    committed: Mapping[str | None, float],
+    jobs: Mapping[str | None, int],
+) -> dict[str | None, MonthlyBudget]:
+    """Return the budgets of users by their names, and that of the cluster as None.
+
+    ``limits`` has those in USD. ``spent``, ``committed``, and ``jobs`` are those of each user; an
+    empty name, and None, stand for jobs without one.
+    """
+    budgets: dict[str | None, MonthlyBudget] = {}
+    for user, usd in limits.items():
+        every = user is None
+        budgets[user] = MonthlyBudget(
+            field="VCASGD_MONTHLY_BUDGET_USD" if every else f"max_usd_per_month of {user}",
+            usd=usd,
+            spent=sum(spent.values()) if every else spent.get(user or "", 0.0),
+            committed=sum(committed.values()) if every else committed.get(user, 0.0),
+            jobs=sum(jobs.values()) if every else jobs.get(user, 0),
+        )
+    return budgets
 
 
 def _at_price(meter: Meter, one: Machine) -> Meter:

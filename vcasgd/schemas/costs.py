@@ -174,6 +174,8 @@ class SpendView(Schema):
 
     usd_per_hour: float
     on_demand_usd_per_hour: float
+    month_usd: float = Field(default=0.0, description="Cost in this calendar month (UTC).")
+    monthly_budget_usd: float | None = Field(default=None, description="null: none.")
     spent_usd: float
     on_demand_usd: float
     saved_usd: float

@@ -22,7 +22,7 @@ from vcasgd.errors import (
     VersionDiffers,
 )
 from vcasgd.schemas.base import RequestBody, Schema
-from vcasgd.spec.access import Lifetime, MachineLimit, PoolName, Scope, TokenName
+from vcasgd.spec.access import Lifetime, MachineLimit, MonthlyBudget, PoolName, Scope, TokenName
 
 
 class Health(Schema):
@@ -95,12 +95,19 @@ _LIMIT = (
 )
 
 
+_BUDGET = (
+    "Most that the machines of this user's jobs cost in a calendar month (UTC); then they are "
+    "paused. null without a budget."
+)
+
+
 class CallerView(Schema):
     """Token that a request was sent with, also if a sign-in stands for it."""
 
     name: str = Field(description="Name of the token, which is the user's.")
     scope: Scope
     max_machines: int | None = Field(default=None, description=_LIMIT)
+    max_usd_per_month: float | None = Field(default=None, description=_BUDGET)
     expires_at: float | None = Field(default=None, description="null: never")
 
 
@@ -112,6 +119,7 @@ class TokenView(CallerView):
     pool: str | None = Field(
         default=None, description="Pool that machines with this token join; only with scope join."
     )
+    month_usd: float = Field(default=0.0, description="Cost of the user's jobs in this month.")
     last_used_at: float | None = Field(
         default=None, description="Time of the last use, to about a minute; null: never used."
     )
@@ -146,6 +154,7 @@ class TokenRequest(RequestBody):
     name: TokenName = Field(description="Name of the user: lowercase letters, digits, and hyphens.")
     scope: Scope
     max_machines: MachineLimit | None = Field(default=None, description=_LIMIT)
+    max_usd_per_month: MonthlyBudget | None = Field(default=None, description=_BUDGET)
     pool: PoolName | None = Field(
         default=None, description="Pool that machines join; required with scope join, else null."
     )

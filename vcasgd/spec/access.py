@@ -59,4 +59,5 @@ def _not_too_long(lifetime: timedelta) -> timedelta:
 TokenName = Annotated[str, Field(pattern=NAME_PATTERN), AfterValidator(_not_reserved)]
 Lifetime = Annotated[Duration, AfterValidator(_not_too_long)]
 PoolName = Annotated[str, Field(pattern=POOL_PATTERN)]
+MonthlyBudget = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 MachineLimit = Annotated[int, Field(ge=1, le=MAX_MACHINES)]

@@ -33,6 +33,8 @@ LAUNCHES = "vcasgd:{fleet}:launches"
 CLEARANCES = "vcasgd:{fleet}:clearances"
 #: Hash: machine → time up to which its cost is booked, and the job that pays.
 METERS = "vcasgd:{fleet}:meters"
+#: Hash: ``month|user``, such as ``2026-11|ann`` → USD that jobs of the user were booked then.
+SPEND = "vcasgd:{fleet}:spend"
 #: Hash: ``name|task`` of jobs → their measured speed on each type of machine.
 WORKLOADS = "vcasgd:{fleet}:workloads"
 #: Hash: store node → newest token of its parameter server.

@@ -19,6 +19,7 @@ from vcasgd.fleet.observed import pools_in
 from vcasgd.fleet.pools import JOIN, pools_of_job
 from vcasgd.schemas.costs import CostView, PlanRequest, PlanView, SpendView
 from vcasgd.spec.job import JobSpec
+from vcasgd.store.ledger.costs import month_of
 
 router = APIRouter(tags=["money"])
 
@@ -85,7 +86,10 @@ def get_spend(services: ServicesDep) -> SpendView:
     newest = services.jobs.newest(MAX_JOBS)
     reports = [report(amounts) for amounts in services.costs.of_all(newest)]
     control = services.control
-    return spend_view(control.machines().values(), control.pools(), reports)
+    view = spend_view(control.machines().values(), control.pools(), reports)
+    month = sum(services.costs.spent_in(month_of(time.time())).values())
+    budget = services.settings.monthly_budget_usd
+    return view.model_copy(update={"month_usd": month, "monthly_budget_usd": budget})
 
 
 def _costs_money(pool: dict[str, Any] | None) -> bool:

@@ -23,6 +23,7 @@ from vcasgd.schemas.service import (
     TokenView,
 )
 from vcasgd.spec.access import Scope
+from vcasgd.store.ledger.costs import month_of
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ def create_token(
         body.name,
         body.scope,
         max_machines=body.max_machines,
+        max_usd_per_month=body.max_usd_per_month,
         lifetime=lifetime,
         pool=body.pool,
     )
@@ -133,10 +135,12 @@ def _installation(url: str | None, pin: str | None) -> dict[str, str]:
 def list_tokens(services: ServicesDep) -> list[TokenView]:
     """List all tokens by name, without their secrets, also expired ones."""
     uses, now = services.tokens.last_uses(), time.time()
+    spent = services.costs.spent_in(month_of(now))
     return [
         TokenView.model_validate(
             {
                 **token.model_dump(),
+                "month_usd": spent.get(name, 0.0),
                 "last_used_at": uses.get(name),
                 "expired": token.expired(now),
             }

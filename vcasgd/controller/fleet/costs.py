@@ -23,7 +23,7 @@ from vcasgd.fleet.estimate import PlannedWork, memory_text, total_samples
 from vcasgd.fleet.observed import Rates
 from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.costs import Advance, Booking, Costs, Workload, Workloads
+from vcasgd.store.ledger.costs import Advance, Booking, Costs, Workload, Workloads, month_of
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.store.ledger.workers import read_beats
@@ -70,6 +70,19 @@ class CostLedger:
         clock = self._clocks.get(job) or 0.0
         open_ = sum(accrued(each, now, clock) for each in self._paid.get(job, {}).values())
         return self._costs.spent(job) + open_
+
+    def spent_in_month(self, owners: Mapping[str, str | None], now: float) -> dict[str, float]:
+        """Return what the jobs of each user cost in this month, with what is not booked yet.
+
+        ``owners``: users by job. Others have an empty name.
+        """
+        spent = defaultdict(float, self._costs.spent_in(month_of(now)))
+        for job, meters in self._paid.items():
+            clock = self._clocks.get(job) or 0.0
+            spent[owners.get(job) or ""] += sum(
+                accrued(each, now, clock) for each in meters.values()
+            )
+        return dict(spent)
 
     @property
     def paid(self) -> dict[str, Collection[str]]:

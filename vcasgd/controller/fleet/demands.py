@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from vcasgd.controller.fleet.costs import CostLedger, Speeds
 from vcasgd.errors import JobUnreadable, NotFound
 from vcasgd.fleet import deadline
-from vcasgd.fleet.costs import affordable, commitment, pause_reason
+from vcasgd.fleet.costs import (
+    MonthlyBudget,
+    affordable,
+    commitment,
+    monthly_budgets,
+    pause_reason,
+)
 from vcasgd.fleet.hardware import Hardware, shortfalls
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan.market import price_of
@@ -114,6 +121,8 @@ class Demands:
         self._ended: dict[str, JobRecord | None] = {}
         #: Outlooks on deadlines as they were recorded last.
         self._outlooks: dict[str, str] = {}
+        #: Budgets of this month, by user, and that of the cluster.
+        self._months: Mapping[str | None, MonthlyBudget] = {}
 
     def active_jobs(self, pools: Collection[str]) -> list[JobRecord]:
         """Return the active jobs, oldest first; fail those that none of ``pools`` can serve."""
@@ -125,6 +134,33 @@ class Demands:
                     self._jobs.transition(job.id, JobState.FAILED, [JobState.STARTING], why=why)
                 jobs.append(job)
         return jobs
+
+    def set_months(
+        self,
+        jobs: Sequence[JobRecord],
+        own: Mapping[str, Sequence[Machine]],
+        cluster: float | None,
+        tokens: Mapping[str, ApiToken],
+        limits: Limits,
+        now: float,
+    ) -> None:
+        """Set the budgets of this month, once in a round. ``own``: the machines by their payers."""
+        limited = [(None, cluster), *((n, token.max_usd_per_month) for n, token in tokens.items())]
+        given = {user: usd for user, usd in limited if usd is not None}
+        if not given:
+            self._months = {}
+            return
+        owners = {job.id: job.owner for job in jobs}
+        committed: defaultdict[str | None, float] = defaultdict(float)
+        for job, machines in own.items():
+            committed[owners.get(job)] += commitment(machines, limits, now)
+        running = Counter(job.owner for job in jobs if job.state in WITH_MACHINES)
+        spent = self._costs.spent_in_month(owners, now)
+        self._months = monthly_budgets(given, spent, committed, running)
+
+    def _months_of(self, job: JobRecord) -> list[MonthlyBudget]:
+        users = {None, job.owner}
+        return [self._months[user] for user in users if user in self._months]
 
     def of(
         self,
@@ -233,7 +269,9 @@ class Demands:
         reasons: dict[str, str] = {}
         for payer, machines in self._costs.paid.items():
             job = active.get(payer) or self._inactive(payer)
-            if job is not None and job.spec.stop.max_cost_usd and job.state not in WITH_MACHINES:
+            if job is None or job.state in WITH_MACHINES:
+                continue
+            if job.spec.stop.max_cost_usd or self._months_of(job):
                 reasons |= dict.fromkeys(machines, f"{payer} has a budget and is {job.state}")
         return reasons
 
@@ -250,15 +288,20 @@ class Demands:
         ``own``: the machines that it pays for. ``least``: the cost of the cheapest machine. A job
         that can't pay it would wait forever.
         """
-        budget = job.spec.stop.max_cost_usd
-        if budget is None:
+        budget, months = job.spec.stop.max_cost_usd, self._months_of(job)
+        if budget is None and not months:
             return None, None
-        spent = self._costs.spent(job.id, now)
-        committed = commitment(own, limits, now)
-        why = pause_reason(budget, spent, committed)
-        if why is None and not own:
-            why = pause_reason(budget, spent, least, "the least that a machine costs")
-        return affordable(budget, spent, committed), why
+        committed, least = commitment(own, limits, now), 0.0 if own else least
+        reasons = [month.pause_reason(committed, least) for month in months]
+        rest = [month.affordable for month in months]
+        if budget is not None:
+            spent = self._costs.spent(job.id, now)
+            rest.append(affordable(budget, spent, committed))
+            reasons.append(pause_reason(budget, spent, committed))
+            if not own:
+                what = "the least that a machine costs"
+                reasons.append(pause_reason(budget, spent, least, what))
+        return min(rest), next(filter(None, reversed(reasons)), None)
 
     def _inactive(self, job: str) -> JobRecord | None:
         """Return an ended job, whose state can't change any more."""

@@ -23,7 +23,7 @@ from vcasgd.fleet.plan import within_limits
 from vcasgd.fleet.pools import JOIN
 from vcasgd.fleet.providers.base import Machine, MachineState, Offer
 from vcasgd.logging import isolated
-from vcasgd.store.ledger.api_tokens import ApiTokens
+from vcasgd.store.ledger.api_tokens import ApiToken, ApiTokens
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker_names import machine_of
@@ -110,12 +110,13 @@ class Observer:
         for one in (*machines, *self._cloud.unlisted()):
             if payer := payers.get(one.id):
                 paid[payer].append(one)
+        tokens = self._tokens.all()
         return Observed(
             cluster=self._fleet.settings.cluster,
             machines=machines,
             nodes=self._workplaces.nodes,
             workers=self._workplaces.workers,
-            jobs=tuple(self._job_demands(jobs, paid, offers, limits, now)),
+            jobs=tuple(self._job_demands(jobs, paid, offers, limits, tokens, now)),
             pools=views,
             history=self._history,
             limits=limits,
@@ -126,7 +127,7 @@ class Observer:
             payers=payers,
             unpaid=self._demands.unpaid(jobs),
             draining={one: successors.get(one) for workers in draining for one in workers},
-            owner_limits=owner_limits(jobs, self._tokens.all()),
+            owner_limits=owner_limits(jobs, tokens),
             ending=self._cloud.ending,
             gpus=_gpus(beats),
         )
@@ -137,13 +138,17 @@ class Observer:
         paid: Mapping[str, Sequence[Machine]],
         offers: Mapping[str, Sequence[Offer]],
         limits: Limits,
+        tokens: Mapping[str, ApiToken],
         now: float,
     ) -> Iterator[JobDemand]:
         """Yield the demand of each job. ``paid``: the machines that each job pays for."""
         work = self._jobs.work_of([job.id for job in jobs])
+        ordered = {job.id: [*paid.get(job.id, ()), *self._cloud.ordered(job.id)] for job in jobs}
+        cluster = self._fleet.settings.monthly_budget_usd
+        self._demands.set_months(jobs, {**paid, **ordered}, cluster, tokens, limits, now)
         for job in jobs:
             with isolated(job.id, job.request):
-                own = [*paid.get(job.id, ()), *self._cloud.ordered(job.id)]
+                own = ordered[job.id]
                 yield self._demands.of(job, own, offers, limits, now, work[job.id])
 
     def _limits(self) -> Limits:

@@ -39,6 +39,8 @@ class ApiToken(BaseModel):
     expires_at: float | None = None
     #: Most machines that the jobs of this user have together; with scope ``join``, that join.
     max_machines: int | None = None
+    #: Most USD that the machines of this user's jobs cost in a calendar month (UTC).
+    max_usd_per_month: float | None = None
     #: Pool that machines join; only with scope ``join``.
     pool: str | None = None
 
@@ -74,6 +76,7 @@ class ApiTokens:
         scope: Scope,
         *,
         max_machines: int | None = None,
+        max_usd_per_month: float | None = None,
         lifetime: float | None = None,
         pool: str | None = None,
     ) -> tuple[ApiToken, str]:
@@ -91,6 +94,7 @@ class ApiTokens:
             created_at=now,
             expires_at=None if lifetime is None else now + lifetime,
             max_machines=max_machines,
+            max_usd_per_month=max_usd_per_month,
             pool=pool,
         )
         if self._ledger.hlen(names.API_TOKENS) >= MAX_TOKENS:

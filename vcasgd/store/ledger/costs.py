@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from vcasgd.spec.job import MEMBER
@@ -35,9 +37,10 @@ class Booking:
     @property
     def words(self) -> _Words:
         """The words for the script."""
-        costs = LedgerKeys(self.job).costs if self.job else names.METERS
+        keys = LedgerKeys(self.job) if self.job else None
+        costs, record = (keys.costs, keys.record) if keys else (names.METERS, "")
         meter = names.METERS, self.machine, self.before or "", self.after
-        return *meter, costs, _clock(self.clock)
+        return *meter, costs, _clock(self.clock), record
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,13 @@ class Advance:
     @property
     def words(self) -> _Words:
         """The words for the script."""
-        costs, before = LedgerKeys(self.job).costs, _clock(self.before)
-        return costs, CLOCK, before, _clock(self.after), costs, before
+        keys, before = LedgerKeys(self.job), _clock(self.before)
+        return keys.costs, CLOCK, before, _clock(self.after), keys.costs, before, keys.record
 
 
-#: Key and field of a meter, its value before and after; key and clock of the costs.
-_Words = tuple[str, str, str, str, str, str]
+#: Key and field of a meter, its value before and after; key and clock of the costs; key of the
+#: job's record.
+_Words = tuple[str, str, str, str, str, str, str]
 
 
 class Costs:
@@ -88,14 +92,14 @@ class Costs:
         """
         booked: list[bool] = []
         for first in range(0, len(charges), BOOKINGS_AT_ONCE):
-            numbers: dict[str, int] = {}
-            arguments: list[str | int] = []
+            numbers: dict[str, int] = {names.SPEND: 1}
+            arguments: list[str | int] = [month_of(time.time())]
             for charge in charges[first : first + BOOKINGS_AT_ONCE]:
-                meters, field_name, before, after, costs, clock = charge.words
-                for key in (meters, costs):
+                meters, field_name, before, after, costs, clock, record = charge.words
+                for key in (meters, costs, *([record] if record else [])):
                     numbers.setdefault(key, len(numbers) + 1)
                 arguments += [numbers[meters], field_name, before, after, numbers[costs], clock]
-                arguments.append(len(charge.amounts))
+                arguments += [numbers.get(record, 0), len(charge.amounts)]
                 for name, value in charge.amounts.items():
                     arguments += [name, repr(value)]
             booked += [bool(done) for done in self._charge(keys=list(numbers), args=arguments)]
@@ -113,6 +117,15 @@ class Costs:
         """
         return sum(usd for name, usd in self.of(job).items() if name.endswith("|usd"))
 
+    def spent_in(self, month: str) -> dict[str, float]:
+        """Return the USD that were booked in a month for the jobs of each user.
+
+        Those of jobs without a user, and of deleted jobs, have an empty name.
+        """
+        rows = self._ledger.hgetall(names.SPEND)
+        parts = ((name.decode().partition("|"), value) for name, value in rows.items())
+        return {user: float(value) for (at, _, user), value in parts if at == month}
+
     def of(self, job: str) -> dict[str, float]:
         """Return the sums of all amounts of a job."""
         return _amounts(self._ledger.hgetall(LedgerKeys(job).costs))
@@ -121,6 +134,11 @@ class Costs:
         """Return :meth:`of` for several jobs, in one round trip."""
         rows = self._ledger.of_each("HGETALL", (LedgerKeys(job).costs for job in jobs))
         return [_amounts(row) for row in rows]
+
+
+def month_of(now: float) -> str:
+    """Return the month of a Unix time, in UTC, such as ``2026-11``."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
 
 
 def _amounts(row: Mapping[bytes, bytes]) -> dict[str, float]:
