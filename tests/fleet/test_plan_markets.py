@@ -179,6 +179,14 @@ TABLE = [
         [job("A", 2, 2, fallback_after=0.0)],
         pools=[pool(*TWO_ZONES, quotas={True: 1})],
     ), [launch(1, "z1")]),
+    Row("a spot machine that waits replaces one of them while the market refuses", observed(
+        [*(machine(name, spot=False, price=3.0) for name in "ab"), machine("c")],
+        [on("a"), on("b")], [job("A", 2, 2, fallback_after=0.0)], pools=[ALL_REFUSE],
+    ), [StartWorker("c", "A")]),
+    Row("and one on demand that waits replaces none", observed(
+        [machine(name, spot=False, price=3.0) for name in "abc"], [on("a"), on("b")],
+        [job("A", 2, 2, fallback_after=0.0)], pools=[pool(*TWO_ZONES, quotas={True: 1})],
+    ), [launch(1, "z1")]),
     Row("a job with slack waits for spot machines", observed(
         jobs=[job("A", 1, 2, pools=("sure", "local"), saves=True, fallback_after=math.inf)],
         pools=[ALL_REFUSE, SURE],

@@ -13,7 +13,7 @@ from support.work import calls_of
 
 from vcasgd.fleet.observed import ObservationTimes, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide
-from vcasgd.fleet.plan.staff import Stock, worth
+from vcasgd.fleet.plan.staff import ANY, ON_DEMAND, Stock, worth
 from vcasgd.fleet.providers.base import Machine, Offer
 
 #: Four times the fleet may cost this many times the work; sorting adds a little.
@@ -56,7 +56,8 @@ def test_stock_takes_what_a_search_finds(
             and one.price_per_hour <= limit
         ]
         expected = min(fitting, key=worth, default=None)
-        taken = stock.take(pools, lambda *_, most=limit: float(most), on_demand=on_demand)
+        spots = ON_DEMAND if on_demand else ANY
+        taken = stock.take(pools, lambda *_, most=limit: float(most), spots)
         assert taken == (expected.id if expected else None)
         left = [one for one in left if one is not expected]
 

@@ -51,12 +51,20 @@ _JOBS: Columns = {
     "LOST": lambda row: row["evictions"] + row["kills"],
     "OWNER": lambda row: row["owner"],
     "SUBMITTED": lambda row: ago(row["created_at"]),
+    "DEADLINE": lambda row: _due(row),
     "WAITING": lambda row: row.get("waiting"),
 }
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Job ID.")]
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Stream new entries until the job ends.")
 ]
+
+
+def _due(row: Mapping[str, Any]) -> str | None:
+    at = row.get("deadline")
+    if at is None or row["ended_at"] is not None:
+        return None
+    return until(at) if at > time.time() else "missed"
 
 
 def _seconds(text: str) -> float:
@@ -279,7 +287,8 @@ def _deadline(view: JobView) -> str | None:
     if view.ended_at is not None:
         early = view.deadline - view.ended_at
         return f"{'met' if early >= 0 else 'missed'} by {duration(abs(early))}"
-    return "; ".join(filter(None, (until(view.deadline), view.outlook)))
+    left = until(view.deadline) if view.deadline > time.time() else "missed"
+    return "; ".join(filter(None, (left, view.outlook)))
 
 
 def _facts(view: JobView) -> list[tuple[str, object]]:

@@ -31,12 +31,12 @@ from vcasgd.schemas.costs import DeadlineEstimate
 WORK_MARGIN = 1.05
 #: Part of the whole time that is left for the end: the last evaluation and checkpoint.
 END_PART = 0.02
-#: Losses of a whole fleet in an hour, for which slack is reserved: recorded histories of spot
-#: machines have 0.1 to 0.4 (``benchmarks/results/deadlines.md``).
+#: Losses of a whole fleet in an hour, for which slack is reserved. While machines are for sale,
+#: recorded histories have 0.06, 0.5, and 0.9 (``benchmarks/cifar10/traces``).
 LOSSES_PER_HOUR = 0.5
-#: Means of the seconds in which spot machines are for sale, and are not, in estimates: rounded from
-#: the recorded histories.
-SOLD_SECONDS, REFUSED_SECONDS = 4 * 3600.0, 2 * 3600.0
+#: Mean seconds in which spot machines are for sale, and are not, in estimates: the geometric means
+#: of those of two recorded zones, 1.8 and 2.2 hours, and 21 and 8 hours.
+SOLD_SECONDS, REFUSED_SECONDS = 6 * 3600.0, 4 * 3600.0
 #: Histories in an estimate, and steps in each.
 HISTORIES, STEPS = 100, 400
 #: Seconds after which a market that refused is asked again.
@@ -146,7 +146,10 @@ def span(seconds: float) -> str:
 def outlook_text(now: Outlook | None, *, saves: bool = True) -> str:
     """Return the outlook for people. ``saves``: the job may have spot machines."""
     if now is None:
-        return "it is not known yet whether the job ends by its deadline: its speed is not measured"
+        return (
+            "it is not known yet whether the job ends by its deadline: that needs its speed, and "
+            "pools with prices"
+        )
     if now.left <= 0:
         return f"the deadline was missed {span(-now.left)} ago"
     if now.too_late:

@@ -11,6 +11,9 @@ from vcasgd.fleet.plan.actions import Blame, Launch, StartWorker, StopWorker, Te
 from vcasgd.fleet.plan.market import Markets
 from vcasgd.fleet.plan.shares import OwnerRooms, Shares, by_minimum, fill_by_share, levels
 from vcasgd.fleet.plan.staff import (
+    ANY,
+    ON_DEMAND,
+    SPOT,
     Claim,
     Donation,
     Donors,
@@ -38,6 +41,11 @@ class Allocation:
         self._pools = {pool.name: pool for pool in state.pools}
         self._markets = Markets(state, [(b.pool, b.zone, b.spot) for b in blames], now)
         self._sells_spot: dict[str, bool] = {}
+        busy = self._busy()
+        #: Pools with a spot machine that has no worker, or that is ordered.
+        self._free_spot = {one.pool for one in self._machines.values()
+                           if one.spot and one.id not in busy}  # fmt: skip
+        self._free_spot |= {pool.name for pool in state.pools if pool.launching_of(spot=True)}
         self._hardware = hardware_by_type(state)
         self._staff: dict[str, Staff]
         self._staff, spare = divide(state, self._machines, self._replaceable, now)
@@ -171,9 +179,8 @@ class Allocation:
         on_demand, beyond = number < job.on_demand_minimum, number >= job.needed
         staff = self._staff[job.job]
         worker = staff.take(on_demand=on_demand)
-        # A machine of the fallback is not replaced by another one.
-        last_resort = not beyond and (on_demand or not staff.replaceable)
-        if worker is None and not self._find(job, on_demand=on_demand, last_resort=last_resort):
+        spots = ON_DEMAND if on_demand else self._replaced_by(staff)
+        if worker is None and not self._find(job, spots, last_resort=not beyond):
             worker = staff.take_replaceable(on_demand=on_demand)
             if worker is None:
                 return False
@@ -182,50 +189,55 @@ class Allocation:
             self._donations.append(Donation(job, worker, self._machines[worker.machine_id]))
         return True
 
+    def _replaced_by(self, staff: Staff) -> Sequence[bool]:
+        """Return which machines replace the next worker that is to be replaced, if there is one."""
+        if not staff.replaceable:
+            return ANY
+        # A machine of the fallback is not replaced by another one.
+        advised = self._machines[staff.replaceable[0].machine_id].advised_at
+        return SPOT if advised is None else ANY
+
     def _keep_spares(self, job: JobDemand) -> None:
         """Keep machines without a worker, or order them, as long as there are some."""
         kept = 0
         while kept < job.spares and self._rooms.take(job, 1):
-            idle = self._idle_stock.take(job.pools, self._limit(job), on_demand=False)
+            idle = self._idle_stock.take(job.pools, self._limit(job))
             if idle is not None:
                 del self._idle[idle]
-            elif not self._await(job, False) and not self._markets.buy(
-                job, on_demand=False, last_resort=False
-            ):
+            elif not self._await(job, ANY) and not self._markets.buy(job, ANY, last_resort=False):
                 self._rooms.give_back(job)
                 return
             kept += 1
 
-    def _find(self, job: JobDemand, *, on_demand: bool, last_resort: bool) -> bool:
+    def _find(self, job: JobDemand, spots: Sequence[bool], *, last_resort: bool) -> bool:
         if not self._rooms.take(job, 1):
             return False
         found = (
-            self._reuse(job, on_demand)
-            or self._succeed(job, on_demand)
-            or self._take_over(job, on_demand)
-            or self._await(job, on_demand)
-            or self._markets.buy(job, on_demand=on_demand, last_resort=last_resort)
+            self._reuse(job, spots)
+            or self._succeed(job, spots)
+            or self._take_over(job, spots)
+            or self._await(job, spots)
+            or self._markets.buy(job, spots, last_resort=last_resort)
         )
         if not found:
             self._rooms.give_back(job)
         return found
 
-    def _reuse(self, job: JobDemand, on_demand: bool) -> bool:
+    def _reuse(self, job: JobDemand, spots: Sequence[bool]) -> bool:
         for pool in job.pools:
-            chosen = self._idle_stock.take((pool,), self._limit(job), on_demand=on_demand)
+            chosen = self._idle_stock.take((pool,), self._limit(job), spots)
             if chosen is not None:
                 del self._idle[chosen]
                 self.starts.append(StartWorker(chosen, job.job))
                 return True
         return False
 
-    def _succeed(self, job: JobDemand, on_demand: bool) -> bool:
+    def _succeed(self, job: JobDemand, spots: Sequence[bool]) -> bool:
         """Wait for a machine whose worker was asked to leave."""
-        limit = self._limit(job)
-        return self._vacated_stock.take(job.pools, limit, on_demand=on_demand) is not None
+        return self._vacated_stock.take(job.pools, self._limit(job), spots) is not None
 
-    def _take_over(self, job: JobDemand, on_demand: bool) -> bool:
-        chosen = self._spare_stock.take(job.pools, self._limit(job), on_demand=on_demand)
+    def _take_over(self, job: JobDemand, spots: Sequence[bool]) -> bool:
+        chosen = self._spare_stock.take(job.pools, self._limit(job), spots)
         if chosen is None:
             return False
         worker = self._spare.pop(chosen)
@@ -234,9 +246,9 @@ class Allocation:
             self.handovers.append(StopWorker(worker.name, reason))
         return True
 
-    def _await(self, job: JobDemand, on_demand: bool) -> bool:
+    def _await(self, job: JobDemand, spots: Sequence[bool]) -> bool:
         for pool in job.pools:
-            for spot in (False,) if on_demand else (True, False):
+            for spot in spots:
                 for kind, coming in self._coming[pool, spot].items():
                     if coming and self._suits(job, kind):
                         coming.popleft()
@@ -290,7 +302,8 @@ class Allocation:
         if not bought_as_fallback or job.fallback_after is None:
             return False
         if job.job not in self._sells_spot:
-            self._sells_spot[job.job] = self._markets.sells_spot(job)
+            free = not self._free_spot.isdisjoint(job.pools)
+            self._sells_spot[job.job] = free or self._markets.sells_spot(job)
         return self._sells_spot[job.job]
 
     # -- machines without a worker -------------------------------------------------------------

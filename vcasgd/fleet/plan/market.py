@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isinf
 from statistics import median
@@ -53,21 +53,22 @@ class Markets:
         self._refusals_of: dict[tuple[str, str], list[float | None]] = {}
         self._orders: defaultdict[_Order, list[str]] = defaultdict(list)
 
-    def buy(self, job: JobDemand, *, on_demand: bool, last_resort: bool) -> bool:
+    def buy(self, job: JobDemand, spots: Sequence[bool], *, last_resort: bool) -> bool:
         """Order one machine from the first of the job's pools that has a suitable one.
 
-        ``on_demand`` excludes spot machines. ``last_resort`` adds on-demand machines if the job
-        allows a fallback and its spot pools have refused for long enough. Returns False if no pool
-        has a machine.
+        ``spots``: whether it may be spot, on demand, or both. ``last_resort`` adds on-demand
+        machines if the job allows a fallback and its spot pools have refused for long enough.
+        Returns False if no pool has a machine.
         """
         pools = [self._pools[name] for name in job.pools if name in self._pools]
-        saved = {pool.name for pool in pools if not on_demand and (pool.spot or job.saves)}
-        first = [pool for pool in pools if pool.spot or pool.name not in saved]
-        if any(self._buy_in(pool, job, spot=not on_demand and pool.spot) for pool in first):
+        if True not in spots:
+            return any(self._buy_in(pool, job, spot=False) for pool in pools)
+        also_firm = False in spots and not job.saves
+        if any(self._buy_in(pool, job, spot=pool.spot) for pool in pools if pool.spot or also_firm):
             return True
-        if on_demand or not last_resort or not self.fallback_due(job):
+        if False not in spots or not last_resort or not self.fallback_due(job):
             return False
-        return any(self._buy_in(pool, job, spot=False) for pool in pools if pool.name in saved)
+        return any(self._buy_in(pool, job, spot=False) for pool in pools if pool.spot or job.saves)
 
     def sells_spot(self, job: JobDemand) -> bool:
         """Return True if a spot machine could be requested now."""

@@ -18,6 +18,8 @@ from vcasgd.fleet.providers.base import Machine
 
 Item = TypeVar("Item")
 
+#: Values of ``spot`` of machines that a place accepts.
+ANY, ON_DEMAND, SPOT = (True, False), (False,), (True,)
 #: Returns what a machine has; None for all machines if no job asks for anything.
 KindOf = Callable[[Machine], Hardware | None]
 
@@ -132,19 +134,18 @@ class Stock(Generic[Item]):
         self,
         pools: Sequence[str],
         limit: Callable[[str, Hardware | None], float],
-        *,
-        on_demand: bool,
+        spots: Sequence[bool] = ANY,
     ) -> Item | None:
         """Remove and return the item on the best machine of several pools, or None.
 
         ``limit`` returns the maximum price of a pool's machines of a kind, in USD per hour.
-        ``on_demand`` excludes spot machines.
+        ``spots``: whether the machine may be spot, on demand, or both.
         """
         # The head of a queue is its cheapest machine, so no other one can be below the limit.
         heads = [
             queue
             for pool in pools
-            for spot in ((False,) if on_demand else (True, False))
+            for spot in spots
             if (pool, spot) in self._queues
             for kind, queue in self._queues[pool, spot].items()
             if queue and queue[0][0].price_per_hour <= limit(pool, kind)

@@ -443,7 +443,7 @@ def _parsed(
             "queue": (place["position"], place["length"]) if place.get("position") else None,
             "queued": starting and not place.get("has_machines", True),
             "notes": tuple(json.loads(notes or b"{}").values()),
-            "outlook": outlook if outlook and not JobState(stored["state"]).over else None,
+            "outlook": outlook if outlook and stored["state"] in WITH_MACHINES else None,
         }
     )
     results, wrong_result = _read_evaluations(evaluations, facts, read.points)
