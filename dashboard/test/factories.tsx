@@ -93,7 +93,7 @@ export function aBest(metric: string, value: number): NonNullable<Brief["best"]>
 }
 
 export function aCaller(scope: Caller["scope"], name = "ann"): Caller {
-  return { name, scope, max_machines: null, expires_at: null };
+  return { name, scope, max_machines: null, max_usd_per_month: null, expires_at: null };
 }
 
 export function aMachine(id: string, state = "running"): Machine {
@@ -146,6 +146,7 @@ export function aPlan(changes: Partial<Plan> = {}): Plan {
     on_demand_cost_usd: 1,
     costs_money: true,
     traffic: null,
+    deadline: null,
     offers: [],
     pools: [],
     assumptions: ["prices stay"],

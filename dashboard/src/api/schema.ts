@@ -1076,6 +1076,11 @@ export interface components {
              */
             max_machines: number | null;
             /**
+             * Max Usd Per Month
+             * @description Most that the machines of this user's jobs cost in a calendar month (UTC); then they are paused. null without a budget.
+             */
+            max_usd_per_month: number | null;
+            /**
              * Expires At
              * @description null: never
              */
@@ -1203,6 +1208,32 @@ export interface components {
              * @default []
              */
             labels: string[];
+        };
+        /**
+         * DeadlineEstimate
+         * @description Estimate of how a job ends before its deadline; null values are unknown.
+         *
+         *     `in_time` is the share of simulated histories of spot machines in which it does, with machines
+         *     on demand bought when the slack is gone. `cost_usd` is the mean over them, and `high_cost_usd`
+         *     is exceeded in one of ten.
+         */
+        DeadlineEstimate: {
+            /** At */
+            at: number;
+            /** Slack Seconds */
+            slack_seconds: number | null;
+            /** In Time */
+            in_time: number | null;
+            /** Hours */
+            hours: number | null;
+            /** Cost Usd */
+            cost_usd: number | null;
+            /** High Cost Usd */
+            high_cost_usd: number | null;
+            /** On Demand Machine Hours */
+            on_demand_machine_hours: number | null;
+            /** Text */
+            text: string;
         };
         /**
          * Ema
@@ -1571,6 +1602,16 @@ export interface components {
             /** @description what each machine has at least; it chooses pools and machine types */
             resources?: components["schemas"]["Resources-Input"] | null;
             /**
+             * Finish By
+             * @description deadline; machines on demand are bought when it needs them
+             */
+            finish_by?: string | null;
+            /**
+             * Within
+             * @description the deadline as a duration from the submission
+             */
+            within?: number | string | null;
+            /**
              * Priority
              * @description jobs of a higher priority get machines first
              * @default normal
@@ -1762,6 +1803,16 @@ export interface components {
             /** @description what each machine has at least; it chooses pools and machine types */
             resources?: components["schemas"]["Resources-Output"] | null;
             /**
+             * Finish By
+             * @description deadline; machines on demand are bought when it needs them
+             */
+            finish_by?: string | null;
+            /**
+             * Within
+             * @description the deadline as a duration from the submission
+             */
+            within?: number | null;
+            /**
              * Priority
              * @description jobs of a higher priority get machines first
              * @default normal
@@ -1849,6 +1900,16 @@ export interface components {
             waiting: string | null;
             /** @description null if it doesn't wait for a machine that others have. */
             queue: components["schemas"]["QueueView"] | null;
+            /**
+             * Deadline
+             * @description When it has to end.
+             */
+            deadline: number | null;
+            /**
+             * Outlook
+             * @description How it stands before its deadline, as of the controller.
+             */
+            outlook: string | null;
             /**
              * Notes
              * @description What the job does otherwise than one process would.
@@ -2216,6 +2277,11 @@ export interface components {
              */
             max_machines: number | null;
             /**
+             * Max Usd Per Month
+             * @description Most that the machines of this user's jobs cost in a calendar month (UTC); then they are paused. null without a budget.
+             */
+            max_usd_per_month: number | null;
+            /**
              * Expires At
              * @description null: never
              */
@@ -2227,6 +2293,12 @@ export interface components {
              * @description Pool that machines with this token join; only with scope join.
              */
             pool: string | null;
+            /**
+             * Month Usd
+             * @description Cost of the user's jobs in this month.
+             * @default 0
+             */
+            month_usd: number;
             /**
              * Last Used At
              * @description Time of the last use, to about a minute; null: never used.
@@ -2492,6 +2564,8 @@ export interface components {
             offers: components["schemas"]["OfferView"][];
             /** Pools */
             pools: components["schemas"]["VerdictView"][];
+            /** @description null without a deadline. */
+            deadline: components["schemas"]["DeadlineEstimate"] | null;
             /** @description null if nothing is known about it, or no pool is in a cloud. */
             traffic: components["schemas"]["TrafficEstimateView"] | null;
             /** Assumptions */
@@ -3014,6 +3088,17 @@ export interface components {
             usd_per_hour: number;
             /** On Demand Usd Per Hour */
             on_demand_usd_per_hour: number;
+            /**
+             * Month Usd
+             * @description Cost in this calendar month (UTC).
+             * @default 0
+             */
+            month_usd: number;
+            /**
+             * Monthly Budget Usd
+             * @description null: none.
+             */
+            monthly_budget_usd: number | null;
             /** Spent Usd */
             spent_usd: number;
             /** On Demand Usd */
@@ -3290,6 +3375,11 @@ export interface components {
              */
             max_machines?: number | null;
             /**
+             * Max Usd Per Month
+             * @description Most that the machines of this user's jobs cost in a calendar month (UTC); then they are paused. null without a budget.
+             */
+            max_usd_per_month?: number | null;
+            /**
              * Pool
              * @description Pool that machines join; required with scope join, else null.
              */
@@ -3318,6 +3408,11 @@ export interface components {
              */
             max_machines: number | null;
             /**
+             * Max Usd Per Month
+             * @description Most that the machines of this user's jobs cost in a calendar month (UTC); then they are paused. null without a budget.
+             */
+            max_usd_per_month: number | null;
+            /**
              * Expires At
              * @description null: never
              */
@@ -3329,6 +3424,12 @@ export interface components {
              * @description Pool that machines with this token join; only with scope join.
              */
             pool: string | null;
+            /**
+             * Month Usd
+             * @description Cost of the user's jobs in this month.
+             * @default 0
+             */
+            month_usd: number;
             /**
              * Last Used At
              * @description Time of the last use, to about a minute; null: never used.

@@ -127,9 +127,11 @@ function Priced({ plan }: { plan: Plan }) {
         />
       )}
       <ul className={classes.remarks}>
-        {[...deadline(plan), ...excludedPools(plan), ...plan.remedies, ...plan.assumptions].map((each) => (
-          <li key={each}>{each}</li>
-        ))}
+        {[...deadline(plan), ...excludedPools(plan), ...plan.remedies, ...plan.assumptions].map(
+          (each) => (
+            <li key={each}>{each}</li>
+          ),
+        )}
       </ul>
     </>
   );
