@@ -351,7 +351,7 @@ class TestDeadline:
         assert "waits for spot machines" in (budgets.jobs.get(job.id).outlook or "")
         later = budgets.demand(job, started + 1100)
         assert (later.minimum, later.fallback_after) == (2, 0.0)
-        last = budgets.demand(job, started + 1500, machine("m-1", started))
+        last = budgets.demand(job, started + 1450, machine("m-1", started))
         assert (last.on_demand_minimum, last.fallback_after) == (1, 0.0)
         assert "bought on demand: none of slack" in (budgets.jobs.get(job.id).outlook or "")
         late = budgets.demand(job, started + 3000)

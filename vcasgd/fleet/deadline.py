@@ -47,9 +47,10 @@ RETRY_SECONDS = 300.0
 class Outlook:
     """State of a job with a deadline. All times are seconds.
 
-    ``left``: until it has to end. ``work``: the duration of the rest with all ``places`` filled.
-    ``delay``: from the purchase of a machine until it trains. ``late``: the mean of the delays that
-    are ahead if every place is filled on demand now.
+    ``left``: until it has to end, without the ``spare`` ones that are kept for its end. ``work``:
+    the duration of the rest with all ``places`` filled. ``delay``: from the purchase of a machine
+    until it trains. ``late``: the mean of the delays that are ahead if every place is filled on
+    demand now.
     """
 
     left: float
@@ -57,6 +58,7 @@ class Outlook:
     places: int
     delay: float
     late: float
+    spare: float = 0.0
 
     @property
     def slack(self) -> float:
@@ -79,15 +81,21 @@ class Outlook:
     @property
     def too_late(self) -> float:
         """Seconds after the deadline at which it ends at the measured speed; 0 if in time."""
-        return max(0.0, self.work + self.late - self.left)
+        return max(0.0, self.work + self.late - self.left - self.spare)
 
 
 def outlook(
-    left: float, work: float, places: int, delay: float, ages: Iterable[float] = ()
+    left: float,
+    work: float,
+    places: int,
+    delay: float,
+    ages: Iterable[float] = (),
+    spare: float = 0.0,
 ) -> Outlook:
     """Return the outlook of a job whose machines on demand have these ages in seconds."""
     booted = sum(min(delay, max(0.0, age)) for age in sorted(ages, reverse=True)[:places])
-    return Outlook(left, work, places, delay, max(0.0, delay - booted / max(places, 1)))
+    late = max(0.0, delay - booted / max(places, 1))
+    return Outlook(left, work, places, delay, late, spare)
 
 
 def with_deadline(
@@ -150,8 +158,8 @@ def outlook_text(now: Outlook | None, *, saves: bool = True) -> str:
             "it is not known yet whether the job ends by its deadline: that needs its speed, and "
             "pools with prices"
         )
-    if now.left <= 0:
-        return f"the deadline was missed {span(-now.left)} ago"
+    if (left := now.left + now.spare) <= 0:
+        return f"the deadline was missed {span(-left)} ago"
     if now.too_late:
         return (
             f"ends about {span(now.too_late)} after its deadline, even with {now.places} machines "
@@ -164,8 +172,8 @@ def outlook_text(now: Outlook | None, *, saves: bool = True) -> str:
             f"waits for spot machines: {span(now.slack)} of slack, and below {span(now.reserve)} "
             "missing machines are bought on demand"
         )
-    left = span(now.slack) if now.slack > 0 else "none"
-    return f"missing machines are bought on demand: {left} of slack"
+    rest = span(now.slack) if now.slack > 0 else "none"
+    return f"missing machines are bought on demand: {rest} of slack"
 
 
 # -- simulation ------------------------------------------------------------------------------

@@ -255,13 +255,13 @@ class Demands:
         pools = self._clearance.specs(demand.pools)
         if at is None or total is None or best is None or not pools:
             return None
-        ready = at - deadline.END_PART * (at - job.created_at)
+        spare = deadline.END_PART * (at - job.created_at)
         room = sum(float("inf") if p.max_machines is None else p.max_machines for p in pools)
         places = max(1, int(min(demand.maximum, room)))
         rest = max(0, total - job.samples[0]) / best[1]
         delay = max(pool.boot_seconds for pool in pools)
         ages = deadline.ages_on_demand(staying, now)
-        return deadline.outlook(ready - now, rest / places, places, delay, ages)
+        return deadline.outlook(at - spare - now, rest / places, places, delay, ages, spare)
 
     def unpaid(self, jobs: Sequence[JobRecord]) -> dict[str, str]:
         """Return the machines whose payer has a budget and no longer uses machines, with why."""
