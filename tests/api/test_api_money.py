@@ -142,7 +142,7 @@ class TestPlan:
         impossible = spec(**fields, within="90m")
         package = zipped()
         for ask in (client.plan, lambda job: client.submit(job, package)):
-            with pytest.raises(SpecError, match="within: the job takes about 125 min with 2"):
+            with pytest.raises(SpecError, match="within: the job takes about 2 h 5 min with 2"):
                 ask(impossible)
             with pytest.raises(SpecError, match=r"finish_by: .* has passed"):
                 ask(spec(**fields, finish_by="2020-01-01T00:00Z"))

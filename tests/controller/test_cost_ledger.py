@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from support.fleet_records import HOUR, NOW, PACKAGE, job_spec, machine
 
@@ -77,7 +75,7 @@ def test_month_has_the_costs_of_each_user_once_and_after_jobs_are_deleted(
     rounds: Rounds, jobs: Jobs
 ) -> None:
     job, other = (jobs.submit(job_spec(), PACKAGE, owner=owner).id for owner in ("ann", None))
-    machines, month = [machine("m-1"), machine("m-2")], month_of(time.time())
+    machines, month = [machine("m-1"), machine("m-2")], month_of(NOW)
     rounds.costs.launched(machines, [job, other])
     works_for = {"m-1": job, "m-2": other}
     rounds.record(NOW + 100, *machines, joined="m-1 m-2", works_for=works_for)

@@ -311,7 +311,7 @@ def estimated(work: Work, at: float, field: str) -> DeadlineEstimate:
         enough = math.ceil(work.seconds / max(1.0, work.left - work.delay))
         raise SpecError(
             f"{field}: the job takes about {span(view.work + view.late)} with {work.places} "
-            f"machines on demand, and {span(work.left)} are left",
+            f"machines on demand, and {span(work.left / (1 - END_PART))} are left",
             remedy=f"set workers.max to {enough} or more, in pools that have as many machines, or "
             "give it more time",
             field=field,

@@ -131,7 +131,7 @@ class CostLedger:
         self._seen |= dict.fromkeys(listed, now)
         gone = self._meters.keys() - listed.keys() - set(unlisted)
         charges = self._charges(listed, works_for, joined, now)
-        if self._book(charges + self._last_charges(gone, billing_seconds)):
+        if self._book(charges + self._last_charges(gone, billing_seconds), now):
             self._advance(now)
         self._forget(gone, now)
 
@@ -161,7 +161,7 @@ class CostLedger:
             for clock in [self._clocks.get(job)]
             if meters and now - (clock or 0.0) >= CHARGE_SECONDS
         ]
-        advanced = self._costs.book(due)
+        advanced = self._costs.book(due, now)
         self._clocks |= {each.job: now for each, done in zip(due, advanced, strict=True) if done}
         if others := [each.job for each, done in zip(due, advanced, strict=True) if not done]:
             log.warning("%s: another controller advanced the clock", ", ".join(others))
@@ -199,7 +199,7 @@ class CostLedger:
             del self._meters[name]
             self._seen.pop(name, None)
 
-    def _book(self, charges: Sequence[Charge]) -> bool:
+    def _book(self, charges: Sequence[Charge], now: float | None = None) -> bool:
         """Book charges; return False if another controller has advanced a meter or a clock."""
         if not charges:
             return True
@@ -215,7 +215,7 @@ class CostLedger:
             )
             for due in charges
         ]
-        booked = self._costs.book(bookings)
+        booked = self._costs.book(bookings, now)
         for due, done in zip(charges, booked, strict=True):
             if done:
                 self._keep(due.machine, due.after)

@@ -84,8 +84,8 @@ class Costs:
         clocks = self._ledger.of_each("HGET", (LedgerKeys(job).costs for job in jobs), CLOCK)
         return {job: float(clock) for job, clock in zip(jobs, clocks, strict=True) if clock}
 
-    def book(self, charges: Sequence[Booking | Advance]) -> list[bool]:
-        """Book each of several costs atomically, in few round trips.
+    def book(self, charges: Sequence[Booking | Advance], now: float | None = None) -> list[bool]:
+        """Book each of several costs atomically, in few round trips, in the month of ``now``.
 
         Returns whether each was booked. One whose meter or clock is not ``before``, or whose job's
         clock is not ``clock``, adds nothing.
@@ -93,7 +93,7 @@ class Costs:
         booked: list[bool] = []
         for first in range(0, len(charges), BOOKINGS_AT_ONCE):
             numbers: dict[str, int] = {names.SPEND: 1}
-            arguments: list[str | int] = [month_of(time.time())]
+            arguments: list[str | int] = [month_of(now or time.time())]
             for charge in charges[first : first + BOOKINGS_AT_ONCE]:
                 meters, field_name, before, after, costs, clock, record = charge.words
                 for key in (meters, costs, *([record] if record else [])):
