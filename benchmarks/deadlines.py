@@ -21,7 +21,7 @@ from statistics import fmean
 
 from markdown import table
 from vcasgd.fleet import deadline
-from vcasgd.fleet.deadline import Outlook, Run, Work, outlook, simulate, with_deadline
+from vcasgd.fleet.deadline import DeadlineRun, Outlook, Work, outlook, simulate, with_deadline
 from vcasgd.fleet.observed import (
     JobDemand,
     Market,
@@ -155,9 +155,9 @@ class PlannedFleet:
         offer = ("p", "z", "t", True, work.spot_price, work.on_demand_price, 1.0, 0, 0.0, "")
         self._offers = (Offer(*offer),)
 
-    def run(self, counts: Sequence[int]) -> Run:
+    def run(self, counts: Sequence[int]) -> DeadlineRun:
         """Run the job as :func:`simulate` does."""
-        work, run, rest = self._work, Run(), self._work.seconds
+        work, run, rest = self._work, DeadlineRun(), self._work.seconds
         for number, room in enumerate(counts):
             now = number * STEP
             self._lose(room)
@@ -265,7 +265,7 @@ def compare(
     return found
 
 
-def add(sums: Sums, run: Run, work: Work, best: float) -> None:
+def add(sums: Sums, run: DeadlineRun, work: Work, best: float) -> None:
     sums.met.append(run.ended is not None and run.ended <= work.left / (1 - deadline.END_PART))
     sums.ratios.append(run.usd / best)
 

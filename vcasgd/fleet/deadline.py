@@ -196,7 +196,7 @@ class Work:
 
 
 @dataclass
-class Run:
+class DeadlineRun:
     """Simulated run of a job. ``ended``: seconds since its start; None if it never ended."""
 
     usd: float = 0.0
@@ -223,13 +223,13 @@ def simulate(
     available: Sequence[int],
     step: float,
     rule: Callable[[Outlook, float], int | None] = lambda now, _: now.spot,
-) -> Run:
+) -> DeadlineRun:
     """Run a job while so many spot machines are for sale in each ``step`` of so many seconds.
 
     ``rule`` returns :attr:`Outlook.spot` from the outlook and the part of the work that is done.
     The last machines that were bought are lost first. On-demand machines are always for sale.
     """
-    fleet, run, rest, retry = _Fleet(), Run(), work.seconds, 0.0
+    fleet, run, rest, retry = _Fleet(), DeadlineRun(), work.seconds, 0.0
     for number, room in enumerate(available):
         now = number * step
         del fleet.spot[room:]
