@@ -22,7 +22,7 @@ from vcasgd.store.tensors.snapshot import RoundFacts
 INTERVAL = 2.0
 
 
-def header(worker: str = "w", samples: int = 1000, **fields: Any) -> Header:
+def header(worker: str = "w", samples: int = 960, **fields: Any) -> Header:
     return Header(
         **{"update": "u", "worker": worker, "subtask": 0, "start": 0, "stop": samples, "base": 0,
            "token": 0, "codec": "float32", "size": 4, "layout": "", **fields}
@@ -52,7 +52,7 @@ def during(present: Mapping[str, Header], *rounds: Mapping[str, Header]) -> Roun
 
 def trained(worker: str, seconds: float = INTERVAL) -> Header:
     """Return the header of an update that took so long."""
-    return header(worker, batch=1000.0, step_seconds=seconds)
+    return header(worker, batch=960.0, step_seconds=seconds)
 
 
 def after_a_round_of(*workers: str) -> RoundMembers:
@@ -187,6 +187,13 @@ def test_one_slow_member_changes_the_step_only_by_the_speed_that_it_lacks() -> N
 
     # 2080 samples in a second.
     assert facts.step_seconds == pytest.approx(256 / 2080)
+
+
+def test_batches_count_as_the_members_have_made_them() -> None:
+    # One step of 40 samples instead of 1.25, and two of 24 instead of 1.5.
+    present = {"a": header(batch=32.0, samples=40), "b": header(batch=32.0, samples=48)}
+
+    assert during(present).facts() == RoundFacts(workers=2, batch=40.0 + 24.0)
 
 
 def test_a_round_without_updates_has_no_facts() -> None:

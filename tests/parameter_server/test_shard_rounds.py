@@ -142,7 +142,7 @@ def test_a_snapshot_has_the_facts_of_its_round(world: World) -> None:
     for nth, (worker, exchange) in enumerate((("a", 0.5), ("b", 0.2), ("c", 0.0))):
         world.push(
             nth, 0, 1, vector=torch.zeros(world.layout.floats), worker=worker,
-            update=f"{worker}.1", base=0, batch=2.0, step_seconds=nth * 0.01,
+            update=f"{worker}.1", base=0, batch=1.0, step_seconds=nth * 0.01,
             exchange_seconds=exchange,
         )  # fmt: skip
 
@@ -150,7 +150,7 @@ def test_a_snapshot_has_the_facts_of_its_round(world: World) -> None:
 
     # Zeros are workers that have not measured it yet.
     assert world.snapshots.read().meta.round == RoundFacts(
-        workers=3, batch=6.0, step_seconds=pytest.approx(4 / 300), exchange_seconds=0.2
+        workers=3, batch=3.0, step_seconds=pytest.approx(4 / 300), exchange_seconds=0.2
     )
 
 

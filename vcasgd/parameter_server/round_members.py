@@ -142,8 +142,19 @@ class RoundMembers:
 
 
 def _credible_batches(headers: Mapping[str, Header]) -> dict[str, float]:
-    """Return the local batch of each member in samples; all members make about as many steps."""
+    """Return the local batch of each member in samples; all members make about as many steps.
+
+    It is the mean of the steps that the member made, because an interval needn't be a multiple of
+    the batch that it meant to use. So members make up for larger ones with their next batches.
+    """
     samples = {worker: header.stop - header.start for worker, header in headers.items()}
     steps = [samples[worker] / each.batch for worker, each in headers.items() if each.batch]
     most = MAX_LARGER / median_high(steps) if steps else 0.0
-    return {worker: min(each.batch, most * samples[worker]) for worker, each in headers.items()}
+    made = {worker: _mean_batch(samples[worker], each.batch) for worker, each in headers.items()}
+    return {worker: min(made[worker], most * samples[worker]) for worker in headers}
+
+
+def _mean_batch(samples: int, batch: float) -> float:
+    """Return the mean batch of an interval of so many samples that is cut into equal ones."""
+    # No step has less than a sample.
+    return samples / max(1, round(min(samples / batch, samples))) if batch else 0.0
