@@ -14,7 +14,7 @@ for a batch of b samples. Its first moments are a mean of about ``1/r`` gradient
 their squares is ``q = μ² + r·σ²/b`` with ``r = (1 - β₁)/(1 + β₁)``. From both follows v for the
 job's batch B,
 
-    v_B = μ² + σ²/B = v - (1 - b/B)·(v - q)/(1 - r),
+    v_B = μ² + σ²/B = v - (1 - b/B)·(v - q)/(1 - r)     (r is larger in the first steps),
 
 which is never less than ``v·b/B``, the noise of the whole batch alone.
 
@@ -28,8 +28,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -41,6 +43,9 @@ from vcasgd.learning.vector import local_part
 #: Numbers that are corrected at a time, which bounds the memory for it. A multiple of the width of
 #: any vector instruction, so that each number is computed as in one piece.
 PIECE = 1 << 22
+
+#: Times the steps that first moments look back, after which their number doesn't matter.
+_FIRST_STEPS = 20
 
 #: Names of first moments in the states of SGD and Adam.
 FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
@@ -149,7 +154,8 @@ class LocalMoments:
             used, _ = local_part(state["exp_avg_sq"])
             moments = self.by_parameter[parameter] = NoiseMoments(used.clone(), used.clone())
         first, second = map(float, group["betas"])
-        unbias = 1 - first ** (int(state["step"]) + 1)
+        step = int(state["step"]) + 1
+        unbias, noisier = 1 - first**step, _noisier(first, second, max(step, 2))
         adams = (parameter, gradient, state["exp_avg"], state["exp_avg_sq"])
         vectors = (*(local_part(each)[0] for each in adams), moments.own, moments.mean)
         # Adam keeps moments of the real and of the imaginary parts.
@@ -159,9 +165,23 @@ class LocalMoments:
             own.lerp_(squared, 1 - second)
             unbiased = torch.lerp(momentum, averaged, 1 - first).div_(unbias)
             mean.lerp_(unbiased.square_(), 1 - second)
-            noise = (own - mean).clamp_(min=0).div_(2 * first / (1 + first))
+            noise = (own - mean).clamp_(min=0).div_(noisier)
             used = torch.maximum(torch.sub(own, noise, alpha=1 - self.share), own * self.share)
             out.copy_(used.sub_(squared.mul_(1 - second)).div_(second))
+
+
+@lru_cache(maxsize=4096)
+def _noisier(first: float, second: float, step: int) -> float:
+    """Return ``1 − r`` as the mean over all steps until this one, weighted as in v.
+
+    A first moment of s gradients is a mean of fewer than ``1/r``: their weights ``β₁ⁱ`` add up to
+    ``(1 - β₁ˢ)/(1 - β₁)``, so ``rₛ = r·(1 + β₁ˢ)/(1 - β₁ˢ)``, which is r after the first steps.
+    """
+    ratio = (1 - first) / (1 + first)
+    steps = np.arange(1, min(step, _FIRST_STEPS / (1 - first)) + 1)
+    excess = 2 * ratio * first**steps / (1 - first**steps)
+    weights = second ** (step - steps) * (1 - second) / (1 - second**step)
+    return float(1 - ratio - weights @ excess)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
