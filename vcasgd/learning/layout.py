@@ -87,6 +87,12 @@ class TensorEntry:
         return as_kind(part, self.kind).view(self.shape)
 
 
+def is_double(tensor: Tensor) -> bool:
+    """Return True for a tensor in double precision, real or complex."""
+    floating = tensor.is_floating_point() or tensor.is_complex()
+    return floating and tensor.dtype.itemsize == _BYTES[tensor.is_complex()]
+
+
 def as_kind(part: Tensor, kind: TensorKind) -> Tensor:
     """Return a part of a vector, [n], as the numbers that tensors of this kind have there."""
     if kind not in DOUBLES:
@@ -101,7 +107,9 @@ class Layout:
     """Order of a module's tensors in the vectors; equal layouts have interchangeable vectors.
 
     Tensors of the ``base`` are in no vector. With ``gradients``, those of the parameters and a mark
-    are at the end of the float32 vector (:mod:`vcasgd.learning.mean_gradients`).
+    are at the end of the float32 vector (:mod:`vcasgd.learning.mean_gradients`). Tensors that are
+    named in ``doubles`` are also exact, as float64, at the end of the int64 vector. The parameter
+    server adds up the updates there, and updates don't have them.
     """
 
     entries: tuple[TensorEntry, ...]
@@ -111,6 +119,7 @@ class Layout:
     rounded: str = ""
     #: Names of complex tensors, which the vector has as [*shape, 2]: real and imaginary parts.
     complexes: tuple[str, ...] = ()
+    doubles: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -141,9 +150,7 @@ class Layout:
         floats += [part for part in state if part[2] is TensorKind.STATISTIC]
         integers = [part for part in state if part[2] not in FLOATS]
         fixed = (BaseTensor.of(name, tensor) for name, tensor in base.items())
-        doubles = [
-            name for name, each, _ in floats if each.dtype.itemsize == _BYTES[each.is_complex()]
-        ]
+        doubles = [name for name, each, _ in floats if is_double(each)]
         complexes = tuple(name for name, each, _ in state if each.is_complex())
         placed = (*_placed(floats), *_placed(integers))
         return cls(placed, tuple(fixed), rounded=doubles[0] if doubles else "", complexes=complexes)
@@ -164,9 +171,26 @@ class Layout:
         return self._count(TensorKind.PARAMETER, TensorKind.STATISTIC, TensorKind.FROZEN)
 
     @cached_property
+    def counted(self) -> int:
+        """Numbers of the int64 vector that updates have; the index where exact ones start."""
+        return sum(entry.size for entry in self.entries if entry.kind not in FLOATS)
+
+    @cached_property
     def integers(self) -> int:
         """Length of the int64 vector."""
-        return sum(entry.size for entry in self.entries if entry.kind not in FLOATS)
+        return self.counted + sum(
+            entry.size for entry in self.entries if entry.name in self.doubles
+        )
+
+    @cached_property
+    def exact(self) -> tuple[tuple[TensorEntry, slice], ...]:
+        """The :attr:`doubles`, each with its part of the int64 vector."""
+        found, start = [], self.counted
+        for entry in self.entries:
+            if entry.name in self.doubles:
+                found.append((entry, slice(start, start + entry.size)))
+                start += entry.size
+        return tuple(found)
 
     @cached_property
     def counters(self) -> tuple[tuple[TensorKind, slice], ...]:
@@ -220,7 +244,7 @@ class Layout:
     def to_json(self) -> str:
         """Return canonical JSON: equal layouts give equal text."""
         value: Any = [asdict(entry) for entry in self.entries]
-        if self.base or self.gradients or self.rounded or self.complexes:
+        if self.base or self.gradients or self.rounded or self.complexes or self.doubles:
             base = [tensor.to_json() for tensor in self.base]
             value = {"version": FORMAT, "entries": value, "base": base}
         if self.gradients:
@@ -229,6 +253,8 @@ class Layout:
             value["rounded"] = self.rounded
         if self.complexes:
             value["complex"] = self.complexes
+        if self.doubles:
+            value["doubles"] = self.doubles
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -243,8 +269,11 @@ class Layout:
             base = tuple(BaseTensor.from_json(tensor) for tensor in value["base"])
             entries = tuple(_entry(entry) for entry in value["entries"])
             gradients = value.get("gradients") is True
-            complexes = tuple(map(str, value.get("complex", ())))
-            return cls(entries, base, gradients, str(value.get("rounded", "")), complexes)
+            complexes, doubles = (
+                tuple(map(str, value.get(name, ()))) for name in ("complex", "doubles")
+            )
+            rounded = str(value.get("rounded", ""))
+            return cls(entries, base, gradients, rounded, complexes, doubles)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"not a layout: {error!r}") from error
 

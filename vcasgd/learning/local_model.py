@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,11 @@ from vcasgd.learning.base import (
 )
 from vcasgd.learning.beside import Beside, StateSearch, WholeState
 from vcasgd.learning.buffers import declared_buffers, unexplained_buffers
-from vcasgd.learning.layout import Layout, TensorKind
+from vcasgd.learning.layout import FLOATS, Layout, TensorKind, is_double
 from vcasgd.learning.training import build
 from vcasgd.learning.vector import (
     Floats,
+    exact_parameters,
     gather,
     gather_difference,
     gather_integers,
@@ -58,6 +60,8 @@ class LocalModel:
         self._first: tuple[Tensor, Tensor] | None = None
         #: Number of vectors that were loaded.
         self.loads = 0
+        #: Values that the version has for tensors in double precision, by name, after the update.
+        self._starts: dict[str, Tensor] = {}
 
     def _build(self) -> nn.Module:
         return build(self._task, self._seed, self._device)
@@ -68,8 +72,18 @@ class LocalModel:
     def _use(self, module: nn.Module) -> None:
         self.module = module
         self._guard = BaseGuard(module, self._buffers)
-        #: The model, with the tensors beside it that travel with it.
         self._whole: nn.Module = module
+
+    def doubles(self) -> tuple[str, ...]:
+        """Return the names of tensors in double precision that travel as floats."""
+        named: dict[str, Tensor] = {**parameters_of(self._whole), **buffers_of(self._whole)}
+        floats = (each for each in self.layout.entries if each.kind in FLOATS)
+        return tuple(each.name for each in floats if is_double(named[each.name]))
+
+    @property
+    def whole(self) -> nn.Module:
+        """The model, with the tensors beside it that travel with it."""
+        return self._whole
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -130,8 +144,7 @@ class LocalModel:
         self._kinds = kinds
         self.layout = Layout.of(self._whole, self._buffers, self._carried, kinds)
         if self._first is not None:
-            self._first = self._vectors()
-            gather(self._whole, self.layout, *self._first)
+            self._note_first()
 
     def follow_state(self, first: Layout) -> None:
         """Let the same tensors travel as in the ``first`` worker's layout."""
@@ -159,15 +172,20 @@ class LocalModel:
         self._whole = WholeState(self.module, beside) if beside else self.module
         self.layout = Layout.of(self._whole, self._buffers, carried, self._kinds)
         self._guard = BaseGuard(self.module, self._buffers, carried)
-        self._first = self._vectors()
-        gather(self._whole, self.layout, *self._first)
+        self._note_first()
+
+    def _note_first(self) -> None:
+        layout = replace(self.layout, doubles=self.doubles())
+        self._first = new_vector(layout.floats), torch.empty(layout.integers, dtype=torch.int64)
+        gather(self._whole, layout, *self._first)
 
     def initial(self) -> tuple[Floats, Tensor]:
         """Return the model before any training: float32 [floats] and int64 [integers]."""
         floats, integers = self._vectors()
         if self._first is not None:
-            floats[: self.layout.state_floats] = self._first[0]
-            return floats, self._first[1].clone()
+            floats[: self.layout.state_floats] = self._first[0][: self.layout.state_floats]
+            # Exact tensors are its end.
+            return floats, self._first[1][: self.layout.integers].clone()
         # A new model has a copy of the base in memory, so it is built only if necessary.
         module = self.module if not self.loads else build(self._task, self._seed, self._device)
         gather(module, self.layout, floats, integers)
@@ -177,6 +195,8 @@ class LocalModel:
         """Load the vectors, float32 [floats] and int64 [integers], into the model."""
         self.loads += 1
         scatter(floats[:], integers, self._whole, self.layout)
+        pairs = exact_parameters(self._whole, self.layout)
+        self._starts = {entry.name: each.clone() for entry, each in pairs}
 
     def load_part(self, floats: Floats, start: int) -> None:
         """Load ``floats``, float32 [n], into the model's vector from an element on."""
@@ -189,6 +209,7 @@ class LocalModel:
 
     def shift_part(self, floats: Tensor, start: int) -> None:
         """Add ``floats``, float32 [n], to the model's vector from an element on."""
+        self._starts = {}
         shift_part(floats, start, self._whole, self.layout)
 
     def read_part(self, out: Tensor, start: int) -> None:
@@ -222,6 +243,12 @@ class LocalModel:
             gather(self._whole, self.layout, out[:], integers)
         else:
             gather_difference(self._whole, self.layout, origin[:], out[:], integers)
+            for entry, value in exact_parameters(self._whole, self.layout):
+                if (start := self._starts.get(entry.name)) is not None:
+                    part = entry.view(out[:], integers)
+                    part.copy_(value - start)
+                    # What was rounded is in the next update.
+                    start.add_(part.to(start))
         return integers
 
     def statistics(self) -> list[Tensor]:

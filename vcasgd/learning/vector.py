@@ -131,6 +131,7 @@ def gather(module: nn.Module, layout: Layout, floats: Tensor, integers: Tensor) 
     """
     for tensor, part in _pairs(module, layout, floats, integers):
         part.copy_(tensor.detach())
+    _gather_exact(module, layout, integers)
 
 
 def gather_difference(
@@ -147,6 +148,7 @@ def gather_difference(
             torch.sub(tensor.detach().to(part), entry.view(origin, integers), out=part)
         else:
             part.copy_(tensor.detach())
+    _gather_exact(module, layout, integers)
 
 
 def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout) -> None:
@@ -157,6 +159,7 @@ def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout)
     with torch.no_grad():
         for tensor, part in _pairs(module, layout, floats, integers):
             tensor.copy_(part)
+    _scatter_exact(module, layout, integers)
 
 
 def vectors_of(
@@ -176,6 +179,8 @@ def vectors_of(
         if tensor.shape != part.shape:
             raise ValueError(f"{entry.name} has shape {list(tensor.shape)}")
         part.copy_(tensor)
+    for entry, at in layout.exact:
+        doubles_of(integers, at, entry).copy_(as_real(tensors[entry.name]))
     return floats, integers
 
 
@@ -210,6 +215,7 @@ def scatter_integers(integers: Tensor, module: nn.Module, layout: Layout) -> Non
         if entry.kind not in FLOATS:
             with torch.no_grad():
                 _tensor_of(entry, tensors).copy_(entry.view(integers, integers))
+    _scatter_exact(module, layout, integers)
 
 
 def shift_part(floats: Tensor, start: int, module: nn.Module, layout: Layout) -> None:
@@ -281,15 +287,18 @@ def gather_integers(module: nn.Module, layout: Layout) -> Tensor:
     for entry in layout.entries:
         if entry.kind not in FLOATS:
             entry.view(out, out).copy_(_tensor_of(entry, tensors))
+    _gather_exact(module, layout, out)
     return out
 
 
 def counted(layout: Layout, before: Tensor, after: Tensor) -> Tensor | None:
-    """Return what an update has about integer state, int64 ``[layout.integers]``.
+    """Return what an update has about integer state, int64 ``[layout.counted]``.
 
     Those are increments for kinds that are added, and otherwise the values ``after``. ``before``
-    are the values of the base. Returns None if nothing has changed.
+    are the values of the base, both int64 ``[layout.integers]``. Returns None if nothing has
+    changed.
     """
+    before, after = before[: layout.counted], after[: layout.counted]
     if torch.equal(before, after):
         return None
     out = after.clone()
@@ -317,9 +326,54 @@ def named_tensors(layout: Layout, floats: Tensor, integers: Tensor) -> dict[str,
     """
     _check_lengths(layout, floats, integers)
     named = {entry.name: entry.view(floats, integers) for entry in layout.entries}
+    for entry, at in layout.exact:
+        named[entry.name] = refined(named[entry.name], doubles_of(integers, at, entry))
     # An odd offset is no view of complex numbers.
     pairs = {name: named[name].unbind(-1) for name in layout.complexes}
     return named | {name: torch.complex(*pair) for name, pair in pairs.items()}
+
+
+# -- tensors in double precision -------------------------------------------------------------------
+
+#: Largest relative difference of a float64 and what it is as float32, and the same of the smallest.
+_ROUNDING = 2.0**-23, 1e-37
+
+
+def doubles_of(integers: Tensor, at: slice, entry: TensorEntry) -> Tensor:
+    """Return a view of the exact values of a tensor, float64, in the int64 vector."""
+    return integers[at].view(torch.float64).view(entry.shape)
+
+
+def refined(rounded: Tensor, exact: Tensor) -> Tensor:
+    """Return the ``exact`` numbers, float64, where they are those that were ``rounded`` to float32.
+
+    Elsewhere, the vectors are of different models, such as an average.
+    """
+    rounded = rounded.double()
+    relative, least = _ROUNDING
+    near = (exact - rounded).abs() <= relative * rounded.abs() + least
+    return torch.where(near, exact, rounded)
+
+
+def _gather_exact(module: nn.Module, layout: Layout, integers: Tensor) -> None:
+    tensors = _tensors(module) if layout.doubles else {}
+    for entry, at in layout.exact:
+        doubles_of(integers, at, entry).copy_(tensors[entry.name])
+
+
+def _scatter_exact(module: nn.Module, layout: Layout, integers: Tensor) -> None:
+    tensors = _tensors(module) if layout.doubles else {}
+    for entry, at in layout.exact:
+        tensor = tensors[entry.name]
+        with torch.no_grad():
+            tensor.copy_(refined(tensor, doubles_of(integers, at, entry).to(tensor.device)))
+
+
+def exact_parameters(module: nn.Module, layout: Layout) -> list[tuple[TensorEntry, Tensor]]:
+    """Return the trained tensors that are exact in the vectors, without their gradients."""
+    tensors = _tensors(module) if layout.doubles else {}
+    found = [entry for entry, _ in layout.exact if entry.kind is TensorKind.PARAMETER]
+    return [(entry, tensors[entry.name]) for entry in found]
 
 
 def _pairs(

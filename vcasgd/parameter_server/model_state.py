@@ -46,6 +46,8 @@ class ShardConfig:
         self.layout_digest = layout.digest()
         #: Kinds of the integer state.
         self.counters = layout.counters
+        #: Numbers of it that updates have, and exact tensors with their part of it.
+        self.counted, self.exact = layout.counted, layout.exact
         self.part = Cut(layout.floats, layout.parameters, facts.shards).parts[shard]
         #: True if workers may exchange the shards of a store node in turn.
         self.in_turn = facts.takes_turns
@@ -219,7 +221,7 @@ class ModelState:
 
         Raises :class:`InvalidUpdate`; the model is then unchanged.
         """
-        integers = _integers(header, self.integers.numel())
+        integers = _integers(header, self._config.counted)
         payload = self._format(header).unpack(self.payload(header))
         staleness = self._staleness(header)
         weight = self._round_weight(header, staleness)
@@ -233,7 +235,8 @@ class ModelState:
         )
         if integers is not None:
             # It may refuse the update, whose numbers have been inspected.
-            merge_integers(self.integers, integers, self._config.counters)
+            counted = self.integers[: self._config.counted]
+            merge_integers(counted, integers, self._config.counters)
         self.torn = True
         self._blend_floats(self._format(header), payload, context)
         self.batch.weight += weight
@@ -324,6 +327,12 @@ class ModelState:
         self._average(factor)
         if self._sum is not None and factor:
             Rounds.finish(self.weights, self._sum, self.batch.weight, factor)
+            for entry, at in self._config.exact:
+                # Layouts with exact tensors have one shard.
+                part = slice(entry.offset, entry.offset + entry.size)
+                exact = self.integers[at].view(torch.float64)
+                Rounds.finish(exact, self._sum[part], self.batch.weight, factor)
+                self.weights[part] = exact
             self._sum.zero_()
         if self.state is not None and self._config.decay is not None:
             self.state[self.parameters :] = self.weights[self.parameters :]

@@ -80,6 +80,8 @@ log = logging.getLogger(__name__)
 #: the encoding has kept back. A worker gets one of them even if it is that many times slower than
 #: the others.
 LAST_SUBTASKS = 4
+#: Most numbers that keep double precision: each version describes them in its metadata.
+MAX_EXACT = 1 << 16
 #: Local steps that show which state of the task training changes.
 PROBED_STEPS = 3
 
@@ -94,7 +96,7 @@ class Learner:
         task.skips_bad_samples = spec.skips_bad_samples
         task.follow_job(spec)
         self._model = self._build_model()
-        self._use_layout(gradients=False)
+        self._use_layout()
         self._rule = make_rule(spec.update)
         #: This worker's own copy, float32 [floats], if the rule keeps one.
         self._local: Floats | None = None
@@ -140,8 +142,12 @@ class Learner:
         """True if this process can't have the whole vector of the model."""
         return False
 
-    def _use_layout(self, *, gradients: bool) -> None:
-        self.layout = self._model.layout = replace(self._model.layout, gradients=gradients)
+    def _use_layout(self, *, gradients: bool = False, doubles: tuple[str, ...] = ()) -> None:
+        names = self._model.doubles()
+        rounded = names[0] if names and not doubles else ""
+        self.layout = self._model.layout = replace(
+            self._model.layout, gradients=gradients, doubles=doubles, rounded=rounded
+        )
         self.layout_digest = self.layout.digest()
 
     @property
@@ -274,14 +280,14 @@ class Learner:
         """
         self._find_state()
         self._model.find_buffers(self._find_buffers)
-        self._use_layout(gradients=False)
+        self._use_layout()
         adapter = adapter_of(self._model.module)
         needed = False
         if shards_for(nodes, self.layout.floats) == 1:
             needed = needs_mean_gradients(
                 *(self.spec, self.task, self.layout.state_floats, self._new_optimizer)
             )
-            self._use_layout(gradients=needed)
+            self._use_layout(gradients=needed, doubles=() if verified else self._exact_doubles())
         # Mean gradients have to be in one piece, too.
         in_pieces = not verified and not needed
         floats = self.layout.floats
@@ -405,12 +411,19 @@ class Learner:
         self._model.find_state(self._new_optimizer, probe)
         # It depends on the size of the model.
         self._plan = None
-        self._use_layout(gradients=False)
+        self._use_layout()
+
+    def _exact_doubles(self) -> tuple[str, ...]:
+        """Return the names of the tensors that keep their double precision in versions."""
+        update, names = self.spec.update, self._model.doubles()
+        sizes = (entry.size for entry in self.layout.entries if entry.name in names)
+        exact = self._rule.rounds and update.codec in ("auto", Float32.name)
+        return names if exact and self.spec.workers.gpus == 1 and sum(sizes) <= MAX_EXACT else ()
 
     def _follow_layout(self, first: Layout) -> None:
         """Use the layout of the first worker, as far as this machine's model has it."""
         self._model.follow_state(first)
-        self._use_layout(gradients=first.gradients)
+        self._use_layout(gradients=first.gradients, doubles=first.doubles)
 
     def check_against(self, facts: ModelFacts) -> None:
         """Raise :class:`MachineDiffers` if the model or the data differs from the first worker's.
@@ -550,6 +563,7 @@ class Learner:
                 least=least,
                 most_alone=most,
                 gradients=self.layout.gradients,
+                exact=bool(self.layout.doubles),
             )
         return self._member
 
@@ -566,7 +580,7 @@ class Learner:
     @property
     def adopts_own_copy(self) -> bool:
         """True if the mean of a round with no other worker is this worker's copy."""
-        exact = self._codec in (Float32.name, ROWS)
+        exact = self._codec in (Float32.name, ROWS) and not self.layout.doubles
         return exact and self._rule.rounds and not self.spec.tuning.mixing
 
     def shift(self, shifts: Iterable[tuple[ShardRange, Tensor]]) -> None:

@@ -65,7 +65,8 @@ class Member:
     steps in an interval of so many workers: in all intervals if it is ``fixed``, otherwise until
     the workers know how long an exchange takes. ``large``: the vector is long enough to be
     exchanged in parts. ``most_alone`` is the most local steps of an interval of a worker that is
-    alone. ``gradients``: rounds have one step, whose gradients are exchanged. The rule is in
+    alone. ``gradients``: rounds have one step, whose gradients are exchanged. ``exact``: versions
+    are more precise than workers' copies, so every interval starts from a version. The rule is in
     :mod:`vcasgd.learning.rules.rounds`.
     """
 
@@ -80,12 +81,14 @@ class Member:
         least: int = MIN_BATCH,
         most_alone: float = math.inf,
         gradients: bool = False,
+        exact: bool = False,
     ) -> None:
         self._job_batch = job_batch
         self._least = min(least, job_batch)
         self._batch = LocalBatch(job_batch, workers, least)
         self._workers = workers
         self._gradients = gradients
+        self._may_run_ahead = not exact
         if gradients:
             steps, fixed = 1, True
         self._steps = steps
@@ -152,7 +155,8 @@ class Member:
         self._facts = facts = base.round
         self._alone = facts.workers == 1
         if self._alone:
-            self.keeps_copy = self.exchange_seconds >= COPY_FROM and not self._gradients
+            slow = self.exchange_seconds >= COPY_FROM
+            self.keeps_copy = slow and self._may_run_ahead and not self._gradients
         else:
             self.keeps_copy = (
                 self._large and not self._fixed and takes_turns(facts, self.keeps_copy)
@@ -160,7 +164,7 @@ class Member:
         if not self._fixed:
             balanced = balanced_steps(facts)
             self._steps = balanced or self._first_steps
-            self._overlaps = balanced == 1 and not self._alone
+            self._overlaps = balanced == 1 and not self._alone and self._may_run_ahead
         elif facts.workers:
             # With fewer workers, each has a larger batch. Intervals of as many samples keep the
             # rounds as short, for newcomers and for what a lost worker loses.

@@ -148,7 +148,9 @@ class JobLifecycle:
                     job.id,
                     "float64-rounded",
                     f"{name} is float64: workers compute in float64, and snapshots, checkpoints, "
-                    "and downloads have the model as float32, with seven digits",
+                    "and downloads have the model as float32, with seven digits; models of at "
+                    "most 65,536 numbers in float64 keep them on one store node, with the rule "
+                    "rounds and the encoding float32",
                 )
             for kind, text in job.facts.notes.items():
                 self._jobs.note(job.id, kind, text)
