@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.compat import (
+    SEEDS,
     Case,
     Metrics,
     assert_as_plain,
@@ -201,7 +202,7 @@ import vcasgd
 task = Accumulated()
 model = task.model()
 optimizer = task.optimizer(model.parameters())
-session = vcasgd.Session(model, optimizer, batch_weight=task.batch_weight)
+session = vcasgd.Session(model, optimizer{weight})
 session.evaluation(task.dataset("validation"))(task.evaluate)
 """
 STEPS = """
@@ -224,13 +225,36 @@ for batch in loader:
 
 @pytest.mark.parametrize("loop", [STEPS, LOOP], ids=["session", "own-steps"])
 def test_scripts(tmp_path: Path, loop: str) -> None:
-    start = SCRIPT.format(tests=str(Path(__file__).parents[1]))
+    weight = ", batch_weight=task.batch_weight"
+    start = SCRIPT.format(tests=str(Path(__file__).parents[1]), weight=weight)
     source = start + "from torch.utils.data import DataLoader\n" + loop
     make_task = script(source, tmp_path)
 
     ends = [simulated(make_task, 4)["loss"]]
 
     assert_close(ends, [accumulated(Accumulated(), 4, 0, parts=4)["loss"]])
+
+
+#: A loop without accumulation, whose labels are found.
+FOUND = """
+for batch in session.loader(
+    DataLoader(task.dataset("train"), 16, shuffle=True, collate_fn=task.collate)
+):
+    optimizer.zero_grad()
+    task.loss(model, batch).backward()
+    optimizer.step()
+"""
+
+
+@grid
+def test_labels_that_are_found_in_a_script(tmp_path: Path, workers: int) -> None:
+    start = SCRIPT.format(tests=str(Path(__file__).parents[1]), weight="")
+    source = start.replace("Accumulated", "FewLabels")
+    make_task = script(source + "from torch.utils.data import DataLoader\n" + FOUND, tmp_path)
+
+    ends = [simulated(make_task, workers, seed)["loss"] for seed in SEEDS]
+
+    assert_close(ends, [accumulated(FewLabels(), 4, seed, parts=1)["loss"] for seed in SEEDS])
 
 
 class NoNumber(MeanOverTokens):

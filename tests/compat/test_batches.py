@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.compat import Case, Points, assert_as_plain, grid, on_workers, script
+from support.compat import (
+    Case,
+    Points,
+    assert_as_plain,
+    grid,
+    on_workers,
+    plain,
+    script,
+    simulated,
+)
 from support.harness import Harness
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,7 +25,9 @@ from torch.optim import Optimizer
 
 from vcasgd.learning.batch_probe import division_of, probed
 from vcasgd.learning.local_batch import Division, LocalBatch, most_workers
+from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import JobState
+from vcasgd.worker.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -172,6 +183,56 @@ def test_what_a_loss_needs_is_measured(task: Points, least: int, why: str) -> No
     assert all(each.training for each in model.modules())
     for name, each in model.state_dict().items():
         assert torch.equal(each, before[name])
+
+
+#: The same losses in scripts, whose session makes the steps, or whose loop does.
+SCRIPT = """
+import sys
+
+sys.path.insert(0, {support!r})
+from compat.test_batches import {task}
+
+import vcasgd
+
+task = {task}()
+model = task.model()
+optimizer = task.optimizer(model.parameters())
+session = vcasgd.Session(model, optimizer)
+session.evaluation(task.dataset("validation"))(task.evaluate)
+"""
+LOOPS = {
+    "session": """
+for batch in session.batches(task.dataset("train"), task.batch_size):
+    session.step(task.loss(model, batch))
+""",
+    "own-steps": """
+for batch in session.loader(task.dataset("train"), task.batch_size):
+    optimizer.zero_grad()
+    task.loss(model, batch).backward()
+    optimizer.step()
+""",
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("task", [Contrastive, Summed, WholeOnly, FewPoints])
+def test_what_the_loss_of_a_script_needs_is_measured(
+    tmp_path: Path, task: type[Points], loop: str
+) -> None:
+    source = SCRIPT.format(support=str(Path(__file__).parents[1]), task=task.__name__)
+    make_task = script(source + LOOPS[loop], tmp_path)
+    job = {"name": "j", "task": "t:T", "epochs": 2, "workers": {"max": 4}}
+    learner = Learner(JobSpec.parse(job), make_task(), "cpu")
+    before = learner.initial()[0]
+
+    facts = learner.facts(1)
+
+    assert facts.min_local_batch == (2 if task is FewPoints else task.batch_size)
+    assert torch.equal(learner.initial()[0], before)
+    if task is Contrastive:
+        # One of the workers trains, exactly as a loop.
+        end = simulated(make_task, 4, epochs=2)["loss"]
+        assert end == pytest.approx(plain(task(), 2, 0)["loss"], rel=1e-5)
 
 
 class Frozen(Normalized):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,14 +19,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from vcasgd.learning.batch_weights import CountedLabels, counted_labels, declared_weight
 from vcasgd.learning.buffers import rest, untouched
 from vcasgd.learning.local_batch import MIN_BATCH, MIN_NORMALIZED, Division
 from vcasgd.learning.precision import autocast
+from vcasgd.learning.rates import set_options
 from vcasgd.learning.training import batch_size_of, load_groups, set_seed, to_device
 from vcasgd.task.task import Task
 
@@ -65,20 +68,30 @@ def probed(
     dataset: Dataset[Any],
     indices: Sequence[int],
     device: torch.device | str,
+    *,
+    state: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
 ) -> Division:
     """Return :func:`division_of` after a look at the loss of the samples ``indices``.
 
     They are the first batch, or micro-batch. The model, random numbers, and the task's attributes
-    stay as they are. A loss that fails is left to the training.
+    stay as they are, but for variables of a loop, which gets the batch and its parts. Its steps
+    have the learning rate 0, and ``state``, all that they may change, has its values again after
+    each. A loss that fails is left to the training.
     """
     division = division_of(task, module)
     given = task.min_local_batch is not None
     # A compiled model would be compiled again for each size.
     compiled = any("_orig_mod" in name for name, _ in module.named_parameters())
-    if given or compiled or not task.repeatable or len(indices) < MIN_SAMPLES:
+    if given or compiled or len(indices) < MIN_SAMPLES:
         return division
     try:
-        finding = _find(copy(task), module, dataset, indices, device)
+        if task.makes_steps and optimizer is not None:
+            with _without_steps(task, optimizer):
+                finding = _find(task, module, dataset, indices, device, state or module)
+        else:
+            own = copy(task) if task.repeats_loss else task
+            finding = _find(own, module, dataset, indices, device)
     except Exception as error:  # noqa: BLE001 - user code
         log.debug("the loss of the first batch can't be measured: %r", error)
         return division
@@ -112,6 +125,10 @@ class _Losses:
         return math.inf if math.isnan(relative) else relative
 
     @property
+    def are_equal(self) -> bool:
+        return all(_same(self.whole[0], each) for each in self.parts[0])
+
+    @property
     def is_sum(self) -> bool:
         return all(
             _same(whole, sum(parts)) for whole, parts in zip(self.whole, self.parts, strict=True)
@@ -129,34 +146,71 @@ def _find(
     dataset: Dataset[Any],
     indices: Sequence[int],
     device: torch.device | str,
+    state: nn.Module | None = None,
 ) -> str | CountedLabels | None:
-    """Return the reason why a batch can't be divided, or the labels by which parts count."""
+    """Return the reason why a batch can't be divided, or the labels by which parts count.
+
+    With ``state``, the loss makes steps, which are undone.
+    """
     count = min(PARTS, len(indices) // MIN_BATCH)
     cuts = [len(indices) * part // count for part in range(count + 1)]
     groups = [list(indices[start:stop]) for start, stop in pairwise(cuts)]
 
-    def loss(batch: Any, seed: int) -> float:
-        set_seed(seed, device)
-        with autocast(task, device):
-            return float(task.loss(module, to_device(batch, device)).detach())
-
     with untouched(module) as restore:
         set_seed(0, device)
-        _shake(module)
         whole, *parts = load_groups(task, dataset, [list(indices), *groups])
+        if task.repeats_loss:
+            _shake(module)
+            if not math.isfinite(_loss(task, module, whole, device, 0)):
+                restore()
+        losses = _measured(task, module, whole, parts, device, state)
+        if not task.repeats_loss and isinstance(losses, _Losses) and losses.are_equal:
+            # Not at first, because loops keep averages of the parameters.
+            _shake(module)
+            losses = _measured(task, module, whole, parts, device, state)
+    if not isinstance(losses, _Losses):
+        return losses
+    return _judged(task, losses, whole, parts, [float(len(group)) for group in groups])
+
+
+def _loss(
+    task: Task, module: nn.Module, batch: Any, device: torch.device | str, seed: int
+) -> float:
+    set_seed(seed, device)
+    with autocast(task, device):
+        return float(task.loss(module, to_device(batch, device)).detach())
+
+
+def _measured(
+    task: Task,
+    module: nn.Module,
+    whole: Any,
+    parts: Sequence[Any],
+    device: torch.device | str,
+    state: nn.Module | None,
+) -> _Losses | str | None:
+    """Return the losses of a batch and its parts; a text if those have none, None if it has none.
+
+    ``state`` has its values again after each.
+    """
+    kept: AbstractContextManager[Any] = nullcontext(lambda: None)
+    with kept if state is None else untouched(state) as undo:
+
+        def loss(batch: Any, seed: int) -> float:
+            value = _loss(task, module, batch, device, seed)
+            undo()
+            return value
+
         if not math.isfinite(loss(whole, 0)):
-            restore()
-            if not math.isfinite(loss(whole, 0)):
-                return None
+            return None
         repeats = range(REPEATS if _is_random(module, lambda seed: loss(whole, seed)) else 1)
         try:
-            losses = _Losses(
+            return _Losses(
                 [loss(whole, 100 * number) for number in repeats],
                 [[loss(part, 100 * n + at) for at, part in enumerate(parts, 1)] for n in repeats],
             )
         except Exception as error:  # noqa: BLE001 - user code
             return f"its loss needs whole batches: {type(error).__name__}: {error}"
-    return _judged(task, losses, whole, parts, [float(len(group)) for group in groups])
 
 
 def _is_random(module: nn.Module, loss: Callable[[int], float]) -> bool:
@@ -192,6 +246,23 @@ def _judged(
     if losses.is_sum:
         return "its loss is a sum over samples; divide it by their number"
     return f"its loss isn't a mean over samples: {losses.text}"
+
+
+@contextmanager
+def _without_steps(task: Task, optimizer: Optimizer) -> Iterator[None]:
+    """Let a loop's steps change nothing, and a loss that isn't finite be none of its errors."""
+    groups = optimizer.param_groups
+    rates, skips = [group.get("lr") for group in groups], task.skips_bad_samples
+    rates = [each.clone() if isinstance(each, Tensor) else each for each in rates]
+    task.skips_bad_samples = True
+    try:
+        for group, rate in zip(groups, rates, strict=True):
+            set_options(group, {} if rate is None else {"lr": 0.0})
+        yield
+    finally:
+        task.skips_bad_samples = skips
+        for group, rate in zip(groups, rates, strict=True):
+            set_options(group, {} if rate is None else {"lr": rate})
 
 
 @torch.no_grad()

@@ -239,7 +239,11 @@ class Learner:
         # Accumulated micro-batches have losses of their own.
         size = -(-batch_size_of(task) // batch_size_of(task, "gradient_accumulation_steps"))
         indices = self.plan.indices(0, 0, min(self.plan.size(0), size)).tolist()
-        return probed(task, module, self._data.dataset, indices, self.device)
+        return probed(
+            *(task, module, self._data.dataset, indices, self.device),
+            state=self._model.whole,
+            optimizer=self._new_optimizer() if task.makes_steps else None,
+        )
 
     @property
     def division(self) -> Division:
