@@ -56,6 +56,20 @@ def test_what_is_approximated_is_noted(
     assert list(facts_of(task(), **fields).notes) == kinds
 
 
+class Bucketed(WithoutMomentum):
+    """Batches of a sampler of their own."""
+
+    def sampler(self, dataset: Any) -> Any:
+        return [list(range(start, start + 64)) for start in range(0, len(dataset), 64)]
+
+
+@pytest.mark.parametrize(("fields", "kinds"), [({}, ["batches-mixed"]), ({"batch": "worker"}, [])])
+def test_batches_of_a_sampler_that_are_mixed_are_noted(
+    fields: dict[str, Any], kinds: list[str]
+) -> None:
+    assert list(facts_of(Bucketed(), **fields).notes) == kinds
+
+
 def test_one_worker_approximates_nothing() -> None:
     assert not facts_of(Momentum(), workers=1).notes
 

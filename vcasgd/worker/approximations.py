@@ -19,11 +19,18 @@ ALONE = "with workers.max 1, the job trains as one process"
 
 
 def approximations(
-    spec: JobSpec, task: Task, layout: Layout, optimizer: Optimizer, undivided: Sequence[str]
+    spec: JobSpec,
+    task: Task,
+    layout: Layout,
+    optimizer: Optimizer,
+    undivided: Sequence[str],
+    *,
+    mixes: bool = False,
 ) -> dict[str, str]:
     """Return what is approximated, each with its remedy, by the kinds of the events that say so.
 
-    ``undivided`` are buffers that depend on whole batches although workers share them.
+    ``undivided`` are buffers that depend on whole batches although workers share them. ``mixes``:
+    workers share the steps, and a sampler has batches of its own.
     """
     if spec.workers.max == 1:
         return {}
@@ -32,6 +39,12 @@ def approximations(
         found["buffers-averaged"] = (
             f"{', '.join(undivided)}: whole batches change these buffers as parts of them don't, "
             f"and each version has the mean of the workers' values; {ALONE}"
+        )
+    if mixes:
+        found["batches-mixed"] = (
+            "the sampler has batches of its own, and a step of several workers has a part of one "
+            "batch of each; set batch: worker, so that each worker trains whole batches, or "
+            "min_local_batch to their size, so that one worker trains"
         )
     if task.clip_norm is not None and not layout.gradients:
         found["clip-approximated"] = (

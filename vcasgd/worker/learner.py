@@ -230,6 +230,13 @@ class Learner:
         return self._undivided if shared else []
 
     @property
+    def _mixes_batches(self) -> bool:
+        """True if a step of several workers has parts of several batches of a sampler."""
+        own = self.plan.ends(0, 0, self.plan.size(0)) is not None
+        shared = self._rule.rounds and self.spec.batch != "worker"
+        return own and shared and most_workers(self._batch_size, self.division.least) > 1
+
+    @property
     def _divided_loss(self) -> Division:
         """The division without a look at buffers."""
         task, module, spec = self.task, self._model.module, self.spec
@@ -310,7 +317,8 @@ class Learner:
             batch_labels=labels.to_json() if (labels := self.division.labels) else "",
             min_local_batch_why=self.division.why[:MAX_NAME_LENGTH],
             notes=approximations(
-                *(self.spec, self.task, self.layout, self._new_optimizer(), self._averaged)
+                *(self.spec, self.task, self.layout, self._new_optimizer(), self._averaged),
+                mixes=self._mixes_batches,
             ),
             subtasks_per_epoch=self.plan.subtasks_per_epoch,
             adapter=adapter.to_json() if adapter else "",
