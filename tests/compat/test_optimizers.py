@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.compat import (
+    SEEDS,
     Case,
     Points,
     assert_as_plain,
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset
 
-from vcasgd.errors import SpecError
+from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.store.ledger.job import JobState
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -301,6 +302,72 @@ def test_a_loop_that_steps_two_optimizers(tmp_path: Path) -> None:
     make_task = script(LISTED.format(support=str(Path(__file__).parents[1])), tmp_path)
     ends = [simulated(each, 4, epochs=1)["loss"] for each in (make_task, TwoOptimizers)]
     assert ends[0] == pytest.approx(ends[1], rel=1e-6)
+
+
+#: A loop that steps two optimizers one after the other, as of a generator and its critic, and
+#: bounds the parameters.
+IN_TURN = """
+import sys
+import torch
+import vcasgd
+
+sys.path.insert(0, {support!r})
+from support.compat import Points
+
+points = Points()
+model = points.model()
+optimizers = [torch.optim.RMSprop(model[at].parameters(), lr=1e-3) for at in (0, 2)]
+session = vcasgd.Session(model, optimizers)
+evaluate = session.evaluation(points.dataset("validation"))(points.evaluate)
+for batch in session.loader(points.dataset("train"), batch_size=points.batch_size):
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+        points.loss(model, batch).backward()
+        optimizer.step()
+    for parameter in model.parameters():
+        parameter.data.clamp_(-{bound}, {bound})
+"""
+
+
+def in_turn_twin(seed: int, bound: float) -> dict[str, float]:
+    torch.manual_seed(seed)
+    points = Points()
+    model, data = points.model(), points.dataset("train")
+    optimizers = [torch.optim.RMSprop(model[at].parameters(), lr=1e-3) for at in (0, 2)]  # type: ignore[index]
+    for indices in orders(len(data), 2, seed, points.batch_size):  # type: ignore[arg-type]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+            points.loss(model, points.collate([data[index] for index in indices])).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        for parameter in model.parameters():
+            parameter.data.clamp_(-bound, bound)
+    return evaluate_plainly(points, model)
+
+
+@grid
+def test_optimizers_that_a_loop_steps_in_turn(tmp_path: Path, workers: int) -> None:
+    bound = 100.0
+    source = IN_TURN.format(support=str(Path(__file__).parents[1]), bound=bound)
+    make_task = script(source, tmp_path)
+    ends = [simulated(make_task, workers, seed, epochs=2)["loss"] for seed in SEEDS]
+
+    assert_close(ends, [in_turn_twin(seed, bound)["loss"] for seed in SEEDS])
+
+
+SOME_STEPS = IN_TURN.replace("    for optimizer in optimizers:", "    for optimizer in {chosen}:")
+
+
+def test_a_loop_that_steps_an_optimizer_less_often(tmp_path: Path) -> None:
+    def run(chosen: str) -> float:
+        support = str(Path(__file__).parents[1])
+        source = SOME_STEPS.format(support=support, bound=100, chosen=chosen)
+        return simulated(script(source, tmp_path), 2, epochs=1)["loss"]
+
+    assert run("optimizers[: 1 + (session.global_step % 5 == 0)]") < 2.2
+    with pytest.raises(UserCodeError, match="without a step of each optimizer") as refused:
+        run("optimizers[:1]")
+    assert refused.value.remedy is not None
+    assert "session.global_step" in refused.value.remedy
 
 
 class WithLBFGS(Points):

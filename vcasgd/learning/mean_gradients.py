@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from vcasgd.learning.base import as_real
 from vcasgd.learning.local_moments import LocalMoments
-from vcasgd.learning.optimizers import OptimizerList, set_mode
+from vcasgd.learning.optimizers import OptimizerList, gradient_first, set_mode
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.sections import Tuning
 from vcasgd.spec.update import RoundsSpec
@@ -80,16 +80,24 @@ def needs_mean_gradients(
 
 
 @dataclass
+class _Before:
+    """State before the step of one optimizer: its parameters, states, and groups' settings."""
+
+    parameters: dict[Tensor, Tensor]
+    states: dict[Tensor, State]
+    groups: list[State]
+
+
+@dataclass
 class _Step:
     """A step that may be made again: what was before it, and its gradients.
 
-    ``gradients`` are those of the local batch, before clipping; None for a parameter without one.
+    ``gradients`` are those of the local batch, before clipping, by parameters. In a loop, those of
+    one optimizer can be computed after the step of another.
     """
 
-    parameters: list[Tensor]
-    states: list[dict[Tensor, State]]
-    groups: list[State]
-    gradients: list[Tensor | None]
+    before: dict[Optimizer, _Before] = field(default_factory=dict)
+    gradients: dict[Tensor, Tensor] = field(default_factory=dict)
 
 
 class MeanGradients:
@@ -113,13 +121,17 @@ class MeanGradients:
         self._version = 0
         #: False in steps with the whole batch, which are final.
         self.captures = True
-        #: True if steps can't be made again.
-        self.gave_up = False
+        #: True if steps can't be made again; and if some of them weren't, because the loop makes no
+        #: step of some optimizers, or changes parameters itself.
+        self.gave_up = self.keeps_own = False
         #: The optimizers that a loop steps.
         self._optimizers = optimizer.parts if isinstance(optimizer, OptimizerList) else (optimizer,)
         self._hooks = []
+        #: True if a loop makes the steps; parameters after them, and True if it has changed those.
+        self._in_loop = self._changes = False
+        self._after: dict[Tensor, Tensor] = {}
         for part in self._optimizers:
-            before = part.register_step_pre_hook(lambda *_: self.capture())
+            before = part.register_step_pre_hook(self._capture_in_loop)
             self._hooks += [before, part.register_step_post_hook(self._count)]
             # Before another hook clips the gradients.
             hooks: Any = part._optimizer_step_pre_hooks
@@ -148,25 +160,38 @@ class MeanGradients:
         with torch.no_grad():
             self._make_again(step, mean)
         set_mode(self._optimizer, training=False)
-        if version // RESTART != before // RESTART:
+        if version // RESTART != before // RESTART or self._changes:
             return None
         return [each.detach().clone() for each in self._parameters]
 
     @torch.no_grad()
-    def capture(self) -> None:
-        """Note the gradients and the state before a step; does nothing if they are noted."""
-        if not self.captures or self.gave_up or self._step is not None:
+    def capture(self, *parts: Optimizer) -> None:
+        """Note the gradients and the state before the step of these optimizers, by default all.
+
+        Does nothing for those that are noted.
+        """
+        if not self.captures or self.gave_up:
             return
-        groups = self._optimizer.param_groups
-        self._step = _Step(
-            [each.detach().clone() for each in self._parameters],
-            [
-                {each: _copied(state) for each, state in part.state.items()}
-                for part in self._optimizers
-            ],
-            [_copied({k: v for k, v in group.items() if k != "params"}) for group in groups],
-            [None if each.grad is None else each.grad.clone() for each in self._parameters],
-        )
+        self._step = self._step or _Step()
+        for part in parts or self._optimizers:
+            if part in self._step.before:
+                continue
+            owned = [each for group in part.param_groups for each in group["params"]]
+            gradients = {each: each.grad.clone() for each in owned if each.grad is not None}
+            self._step.gradients |= gradients
+            self._step.before[part] = _Before(
+                {each: each.detach().clone() for each in owned},
+                {each: _copied(state) for each, state in part.state.items()},
+                [_copied(_settings(group)) for group in part.param_groups],
+            )
+
+    def _capture_in_loop(self, part: Optimizer, args: Any, options: Any) -> Any:
+        if self._step is not None and part in self._step.before:
+            return None
+        present = gradient_first(part, args, options)
+        self.capture(part)
+        self._in_loop = True
+        return present
 
     def give_up(self) -> None:
         """Keep the steps of an optimizer that needs more than their gradients."""
@@ -176,47 +201,54 @@ class MeanGradients:
     def _is_single(self) -> bool:
         return self._steps == len(self._optimizers)
 
-    def _count(self, *_: Any) -> None:
+    def _count(self, part: Optimizer, *_: Any) -> None:
         self._steps += 1
+        if self._in_loop and self._step is not None:
+            owned = self._step.before[part].parameters
+            self._after |= {each: each.detach().clone() for each in owned}
 
     def read(self, out: Tensor) -> None:
         """Copy the gradients of the last step into ``out``, float32 [parameters + 1]."""
         out.zero_()
+        self._changes = any(not torch.equal(each, end) for each, end in self._after.items())
+        self._after = {}
         single = self._step is not None and self._is_single
+        some = 0 < self._steps < len(self._optimizers)
+        self.keeps_own |= some or self._changes
         out[-1] = mark(self._version) if single else NO_MARK
         if not single:
             return
         assert self._step is not None
-        parts = self._parts(out)
-        for gradient, part in zip(self._step.gradients, parts, strict=True):
+        for parameter, part in zip(self._parameters, self._parts(out), strict=True):
+            gradient = self._step.gradients.get(parameter)
             if gradient is not None:
                 part.copy_(as_real(gradient.to_dense() if gradient.is_sparse else gradient))
 
     def _make_again(self, step: _Step, mean: Tensor) -> None:
-        self._restore(step)
-        trained = zip(self._parameters, step.gradients, self._parts(mean), strict=True)
-        for parameter, own, part in trained:
-            parameter.grad = _like(own, part, parameter)
+        for one in reversed(self._optimizers):
+            _restore(one, step.before[one])
+        for parameter, part in zip(self._parameters, self._parts(mean), strict=True):
+            parameter.grad = _like(step.gradients.get(parameter), part, parameter)
         self._clip()
         for one in self._optimizers:
             _step_of(one)(one)
         self._optimizer.zero_grad(set_to_none=True)
-
-    def _restore(self, step: _Step) -> None:
-        for parameter, before in zip(self._parameters, step.parameters, strict=True):
-            parameter.copy_(before)
-        for part, states in zip(self._optimizers, step.states, strict=True):
-            part.state.clear()
-            part.state.update(states)
-        # Groups that were added since have no state yet.
-        for group, fields in zip(self._optimizer.param_groups, step.groups, strict=False):
-            group.update(fields)
 
     def _parts(self, vector: Tensor) -> list[Tensor]:
         """Return the views of the parameters in a vector of gradients, complex ones as real."""
         shapes = [as_real(each).shape for each in self._parameters]
         parts = torch.split(vector[:-MARKS], [shape.numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _restore(optimizer: Optimizer, before: _Before) -> None:
+    for parameter, value in before.parameters.items():
+        parameter.copy_(value)
+    optimizer.state.clear()
+    optimizer.state.update(before.states)
+    # Groups that were added since have no state yet.
+    for group, fields in zip(optimizer.param_groups, before.groups, strict=False):
+        group.update(fields)
 
 
 def mark(version: int) -> float:
@@ -239,6 +271,10 @@ def _like(own: Tensor | None, mean: Tensor, parameter: Tensor) -> Tensor | None:
     rows = gradient.flatten(1).any(1).nonzero().T
     values, shape = gradient[rows[0]], gradient.shape
     return torch.sparse_coo_tensor(rows, values, shape, is_coalesced=True, check_invariants=False)
+
+
+def _settings(group: State) -> State:
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _copied(state: State) -> State:

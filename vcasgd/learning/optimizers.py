@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,8 +23,18 @@ class OptimizerList(Optimizer):
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = tuple(parts)
         super().__init__([each for part in parts for each in _parameters(part)], {})
-        # The same objects, so that settings of a group reach its optimizer.
-        self.param_groups = [group for part in parts for group in part.param_groups]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all, which may get more of them."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Nothing: the groups are those of the parts."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Nothing: parts have their groups."""
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> None:  # type: ignore[override]
         """Make a step of each; ``closure`` is for those that take one."""
@@ -41,7 +52,6 @@ class OptimizerList(Optimizer):
         """Load what :meth:`state_dict` returned."""
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
 
 
 def as_optimizer(given: Any) -> Optimizer:
@@ -63,9 +73,21 @@ def as_optimizer(given: Any) -> Optimizer:
 def parts_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
     """Return the optimizers that keep the state: those of a list, or that inside a wrapper."""
     if isinstance(optimizer, OptimizerList):
-        return optimizer.parts
+        return tuple(inner for part in optimizer.parts for inner in parts_of(part))
     inner = getattr(optimizer, "base_optimizer", None)
     return (inner if isinstance(inner, Optimizer) else optimizer,)
+
+
+def reset(optimizer: Optimizer, first: dict[str, Any]) -> None:
+    """Give an optimizer its ``first`` state again; groups that were added since have none."""
+    if isinstance(optimizer, OptimizerList):
+        for part, state in zip(optimizer.parts, first["parts"], strict=True):
+            reset(part, state)
+        return
+    groups = first["param_groups"]
+    added = optimizer.state_dict()["param_groups"][len(groups) :]
+    # The optimizer changes the tensors that it loads.
+    optimizer.load_state_dict(copy.deepcopy({**first, "param_groups": [*groups, *added]}))
 
 
 def name_of(optimizer: Optimizer) -> str:
@@ -99,6 +121,30 @@ def takes_closure(optimizer: Optimizer) -> bool:
     step = inspect.unwrap(type(optimizer).step)
     of_torch = step.__module__.startswith("torch.optim")
     return not of_torch and "closure" in inspect.signature(step).parameters
+
+
+def reevaluates(optimizer: Optimizer) -> bool:
+    """Return True if a step computes the gradient several times, as those of L-BFGS and SAM do."""
+    if isinstance(optimizer, OptimizerList):
+        return any(map(reevaluates, optimizer.parts))
+    return isinstance(optimizer, LBFGS) or parts_of(optimizer) != (optimizer,)
+
+
+def gradient_first(
+    optimizer: Optimizer, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Compute the gradient that the closure of a step would, so that hooks of the step see it.
+
+    It is a hook of the step: ``args`` begin with the optimizer, and it returns those to use. Does
+    nothing without a closure, and for an optimizer that :func:`reevaluates` it.
+    """
+    closure = args[1] if len(args) > 1 else options.get("closure")
+    if closure is None or reevaluates(optimizer):
+        return None
+    with torch.enable_grad():
+        loss = closure()
+    others = {name: each for name, each in options.items() if name != "closure"}
+    return (optimizer, lambda: loss, *args[2:]), others
 
 
 class Closure:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
-from vcasgd.learning.optimizers import OptimizerList
+from vcasgd.learning.optimizers import gradient_first, parts_of, reevaluates
 from vcasgd.learning.precision import MAX_SKIPPED
 from vcasgd.learning.rates import clip
 from vcasgd.learning.stream_shards import is_stream
@@ -68,7 +68,8 @@ class BatchLoader:
         #: Steps in a row that a scaler of gradients skipped.
         self._skipped = 0
         #: The optimizers that a loop steps, and those that it has stepped for the present batch.
-        self._parts = optimizer.parts if isinstance(optimizer, OptimizerList) else (optimizer,)
+        self._parts = parts_of(optimizer)
+        self._in_step = False
         self._stepped: list[Optimizer] = []
         #: Sum of the losses of the present batch, and the factor of its gradient.
         self._loss: Tensor | None = None
@@ -209,12 +210,18 @@ class BatchLoader:
         self._stepped = []
 
     def _check_stepped(self) -> None:
+        if self._lacks_step and self._stepped:
+            raise UserCodeError(
+                "a batch ended without a step of each optimizer",
+                remedy="for one that steps less often, decide by session.global_step: a worker has "
+                "only some of the batches",
+            )
         if self._lacks_step:
             raise UserCodeError(
-                "a batch ended without optimizer.step",
-                remedy="make one step for each batch of session.loader; to accumulate gradients "
-                "over several batches, pass gradient_accumulation_steps and make a step if "
-                "ends_step of the loader is True",
+                "a batch ended without optimizer.step of the session's optimizer",
+                remedy="make one step for each batch of session.loader, with an optimizer that the "
+                "Session got; to accumulate gradients over several batches, pass "
+                "gradient_accumulation_steps and make a step if ends_step of the loader is True",
             )
 
     # -- losses --------------------------------------------------------------------------------
@@ -231,7 +238,9 @@ class BatchLoader:
         scaled, self._scaled = self._scaled, None
         unscaled = scaled[1] if scaled is not None and loss is scaled[0] else loss
         part = unscaled.detach() * self._weight
-        self._loss = part if self._loss is None else self._loss + part
+        # Others in a step are of the same batch.
+        if self._loss is None or not self._in_step:
+            self._loss = part if self._loss is None else self._loss + part
         return loss if self._weight == 1 else loss * self._weight
 
     def _finite_loss(self) -> float:
@@ -258,7 +267,7 @@ class BatchLoader:
 
     def makes_steps_of(self, optimizer: Optimizer) -> bool:
         """Return True if the loop's steps are those of this optimizer."""
-        return optimizer in self._parts
+        return set(parts_of(optimizer)) <= set(self._parts)
 
     def end_scaled_step(self, *, overflows: bool) -> None:
         """Count a step that a scaler of gradients made, or skipped because a gradient overflows.
@@ -277,19 +286,22 @@ class BatchLoader:
                 step=self._steps,
             )
 
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, options: Any) -> Any:
+        present = gradient_first(optimizer, args, options)
+        self._in_step = True
         if optimizer in self._stepped:
             self._lacks_step = False
         elif self._stepped:
             self._stepped.append(optimizer)
-            return
+            return present
         self._count_step()
         self._stepped.append(optimizer)
-        if self._script and self._task.skips_bad_samples:
+        if self._script and self._task.skips_bad_samples and self._loss is not None:
             self._drop_bad_step(self._optimizer)
         # A fused optimizer skips a step itself.
         may_overflow = hasattr(optimizer, "found_inf")
         clip(self._task, self._optimizer, self._steps, may_overflow=may_overflow)
+        return present
 
     def _drop_bad_step(self, optimizer: Optimizer) -> None:
         """Make an optimizer's step change nothing if the loss or the gradient isn't finite."""
@@ -313,10 +325,13 @@ class BatchLoader:
         self._steps += 1
         if self._script:
             self._check_rates()
-            self._finite_loss()
+            if self._loss is not None or not reevaluates(self._optimizer):
+                self._finite_loss()
 
     def _after_step(self, *_: Any) -> None:
-        self._lacks_step = len(self._stepped) < len(self._parts)
+        self._in_step = False
+        # A loop that knows the job's step may step some optimizers less often.
+        self._lacks_step = len(self._stepped) < len(self._parts) and not self._task.sets_rates
 
     def _present_rates(self) -> list[Any]:
         return [group.get("lr") for group in self._optimizer.param_groups]

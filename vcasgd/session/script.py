@@ -28,6 +28,7 @@ from torch.utils.data import Dataset, default_collate
 
 from vcasgd.errors import LoopEnded, SpecError, TaskImportError, UserCodeError, VcasgdError
 from vcasgd.learning.beside import variables_of_callers
+from vcasgd.learning.optimizers import reset
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, import_first_from, load_task, user_traceback
 
@@ -279,8 +280,7 @@ class LoopInThread(LoopTask):
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:  # noqa: ARG002 - The loop's optimizer has them.
         """Return the loop's optimizer in its initial state."""
         assert self.user_optimizer is not None, "the loop has started"
-        # The optimizer changes the tensors that it loads.
-        self.user_optimizer.load_state_dict(copy.deepcopy(self._first_state))
+        reset(self.user_optimizer, self._first_state)
         return self.user_optimizer
 
     def source(self) -> str:

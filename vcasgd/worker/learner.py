@@ -721,7 +721,8 @@ class Learner:
             weights=self._weights,
             mean_gradients=self._mean_gradients,
         )
-        if member is not None and self._mean_gradients and self._mean_gradients.gave_up:
+        mean = self._mean_gradients
+        if member is not None and mean is not None and (mean.gave_up or mean.keeps_own):
             member.uncorrectable = name_of(self.optimizer)
         if group is not None:
             group.average(self._model.statistics())
