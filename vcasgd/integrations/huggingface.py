@@ -31,7 +31,7 @@ from vcasgd.learning.training_set import first_place
 from vcasgd.session.schedules import Options, Replay
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
-from vcasgd.task.task import Task
+from vcasgd.task.task import Task, source_of, variables_of
 
 #: Arguments of a trainer that this task can't follow, and why.
 _REFUSED = {
@@ -233,6 +233,15 @@ class TrainerTask(Task):
                 "transformers.get_scheduler are",
             )
         self._replay = Replay([scheduler.optimizer], [scheduler], lambda _: scheduler.step())
+
+    def variables(self) -> dict[str, Callable[[], Any]]:
+        """Return the callbacks, which may have averages of the model."""
+        handler: Any = self.trainer.callback_handler
+        return variables_of(handler.callbacks)
+
+    def source(self) -> str:
+        handler: Any = self.trainer.callback_handler
+        return source_of([self.trainer, *handler.callbacks])
 
     # -- evaluation ----------------------------------------------------------------------------
 

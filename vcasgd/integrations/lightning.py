@@ -26,13 +26,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from vcasgd.errors import SpecError
 from vcasgd.integrations.lightning_callbacks import hooks_of, kept_callbacks, stops_after
-from vcasgd.learning.optimizers import as_optimizer
+from vcasgd.learning.optimizers import as_optimizer, reevaluates
 from vcasgd.learning.training_set import LoaderData, data_of, first_place
 from vcasgd.session.loader import BatchLoader
 from vcasgd.session.schedules import Replay, check_scheduler
 from vcasgd.session.script import LoopInThread, LoopTask
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
+from vcasgd.task.task import source_of, variables_of
 
 #: Batches of an epoch as Lightning sees it. The loader ends an epoch; a known length keeps
 #: Lightning from loading a batch ahead.
@@ -200,6 +201,18 @@ class ModuleTask(LoopInThread):
 
     def check_evaluation(self) -> None:
         """Nothing: ``validation_step`` was checked."""
+
+    def variables(self) -> dict[str, Callable[[], Any]]:
+        """Return the callbacks, and attributes of the module that Lightning hasn't."""
+        module: Any = self.network
+        found: dict[str, Callable[[], Any]] = {
+            name: lambda name=name: vars(module)[name]  # type: ignore[misc]
+            for name in vars(module).keys() - vars(LightningModule()).keys()
+        }
+        return found | variables_of(self.trainer.callbacks)
+
+    def source(self) -> str:
+        return source_of([self.network, *self.trainer.callbacks])
 
     def steps_of_job(self) -> Place:
         """Return the first place of the job, which has its length."""
@@ -432,10 +445,14 @@ class _JobEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]
 def _gradient_first(plugin: Any) -> Callable[..., Any]:
     """Return an ``optimizer_step`` that computes the gradient before the step, not in it.
 
-    So hooks of the optimizer see it.
+    So hooks of the optimizer see it, unless it computes the gradient several times.
     """
 
+    wrapped = plugin.optimizer_step
+
     def optimizer_step(optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:
+        if reevaluates(optimizer):
+            return wrapped(optimizer, model, closure, **kwargs)
         result = plugin._wrap_closure(model, optimizer, closure)
         optimizer.step(lambda: result, **kwargs)
         return result

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 import vcasgd
 from vcasgd.learning.base import parameters_of
 from vcasgd.learning.layout import BESIDE, Layout, TensorKind
-from vcasgd.task.task import Task
+from vcasgd.task.task import Task, is_own
 
 #: Most tensors that are looked at, and levels of containers and objects that they are in.
 MAX_TENSORS, MAX_DEPTH = 10_000, 4
@@ -105,7 +105,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Get]]:
     elif isinstance(value, list | tuple):
         for number in range(len(value)):
             yield str(number), lambda number=number: value[number]  # type: ignore[misc]
-    elif _is_own(value):
+    elif is_own(value):
         for name in vars(value):
             yield name, lambda name=name: vars(value)[name]  # type: ignore[misc]
 
@@ -113,12 +113,6 @@ def _parts(value: Any) -> Iterator[tuple[str, Get]]:
 def _attribute(module: nn.Module, name: str) -> Get:
     owner, _, last = name.rpartition(".")
     return lambda: getattr(module.get_submodule(owner), last)
-
-
-def _is_own(value: Any) -> bool:
-    """Return True for an object with attributes whose class isn't torch's or this package's."""
-    library = type(value).__module__.partition(".")[0]
-    return hasattr(value, "__dict__") and library not in ("torch", "vcasgd", "builtins")
 
 
 class WholeState(nn.Module):

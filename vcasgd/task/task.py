@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -210,10 +211,7 @@ class Task:
 
     def source(self) -> str:
         """Return the code of the task's class, without that of its base classes."""
-        try:
-            return inspect.getsource(type(self))
-        except (OSError, TypeError):
-            return ""
+        return source_of([self])
 
     def variables(self) -> dict[str, Callable[[], Any]]:
         """Return what may have tensors beside the model, by name: the task's attributes.
@@ -230,6 +228,31 @@ class Task:
         self.prefetch_factor = loader.prefetch_factor or self.prefetch_factor
         self.pin_memory = loader.pin_memory or self.pin_memory
         self.worker_init_fn = loader.worker_init_fn
+
+
+def source_of(objects: Iterable[object]) -> str:
+    """Return the code of the classes of objects, without that of libraries."""
+    found = []
+    for each in objects:
+        if is_own(each):
+            with suppress(OSError, TypeError):
+                found.append(inspect.getsource(type(each)))
+    return "\n".join(found)
+
+
+def variables_of(objects: Iterable[object]) -> dict[str, Callable[[], Any]]:
+    """Return functions that return the objects, by the names of their classes."""
+    return {type(each).__name__: lambda each=each: each for each in objects}  # type: ignore[misc]
+
+
+#: Libraries whose objects have no state or code of the user's.
+_LIBRARIES = ("torch", "vcasgd", "builtins", "lightning", "pytorch_lightning", "transformers")
+
+
+def is_own(value: object) -> bool:
+    """Return True for an object with attributes whose class isn't one of a library."""
+    library = type(value).__module__.partition(".")[0]
+    return hasattr(value, "__dict__") and library not in _LIBRARIES
 
 
 #: Folders from which this process has loaded tasks.
