@@ -16,7 +16,7 @@ MODULES := dashboard/node_modules/.installed
 PAGES   := vcasgd/api/static/index.html
 SOURCES := $(shell find dashboard -type f -not -path '*/node_modules/*' -not -path '*/test/*' -not -name '*.py' -not -name openapi.json)
 
-.PHONY: help setup dashboard types screenshots demo test test-all test-ci check protocol format bench race soak up down clean
+.PHONY: help setup dashboard types screenshots demo test test-all test-ci check docs docs-check protocol format bench race soak up down clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("vcasgd needs Python 3.11 or newer, this is %d.%d; set PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[stack,test,check,examples]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[stack,test,check,examples,docs]'
 	@touch $@
 
 dashboard: $(PAGES)  ## build the dashboard into the package, if its sources changed
@@ -72,7 +72,7 @@ test-all: setup dashboard  ## all tests: long ones too, and every store test on 
 test-ci: setup dashboard  ## long tests that continuous integration runs too
 	$(PYTEST) --extended -m ci
 
-check: setup $(MODULES)  ## style, types, layers, prose
+check: setup $(MODULES) docs  ## style, types, layers, prose, documentation site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -82,6 +82,14 @@ check: setup $(MODULES)  ## style, types, layers, prose
 	$(BIN)/python dashboard/openapi.py dashboard/openapi.json
 	$(NPM) run check
 	@if [ -n "$$(find terraform -name '*.tf' 2>/dev/null)" ]; then terraform fmt -check -recursive terraform; fi
+
+# Without a hint at another product.
+docs: setup  ## the documentation site in build/site, with references from the code
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python docs/site/commands.py
+
+docs-check: setup  ## run the commands of the documentation that can run here: ten minutes
+	$(BIN)/python docs/site/commands.py --run
 
 protocol:  ## the model of the protocol, with spin: a minute
 	$(PYTHON) docs/protocol/check.py

@@ -76,7 +76,7 @@ def _document(report: Report) -> Iterator[str]:
     yield ""
     yield (
         f"Written by `make bench` (`{report.command}`) on {date}, in {report.minutes:.1f} minutes."
-        " [The README](../README.md) explains what is counted. Values are medians; the systems took"
+        " [The method](method.md) explains what is counted. Values are medians; the systems took"
         " turns."
     )
     yield ""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "JobSpec", "Session", "Task", "__version__", "base", "load", "log"]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "Client": "vcasgd.client",
@@ -33,5 +33,10 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     # lazy, because torch takes seconds to import and most processes don't need it
     if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
+        try:
+            return getattr(importlib.import_module(_MODULES[name]), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] == "torch":
+                error.msg = f"vcasgd.{name} needs torch: pip install 'vcasgd[worker]'"
+            raise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

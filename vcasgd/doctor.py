@@ -154,10 +154,11 @@ def packages() -> Findings:
     except importlib.metadata.PackageNotFoundError:
         return  # run from a source folder
     # A part of the stack's libraries says nothing: other programs need some of them, too.
-    extra = "" if missing_libraries() else EXTRA
+    extras = ("",) if missing_libraries() else ("", "worker", EXTRA)
     for line in sorted(lines):
         requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
             yield from package(requirement, _installed(requirement.name))
 
 

@@ -1,7 +1,7 @@
 # Images of workers with everything installed, which boot in a fraction of the time.
 #
 #   packer init infra/packer
-#   packer build -only 'amazon-ebs.*' -var wheel=dist/vcasgd-0.1.0-py3-none-any.whl infra/packer
+#   packer build -only 'amazon-ebs.*' -var wheel=dist/vcasgd-0.2.0-py3-none-any.whl infra/packer
 #   packer build -only 'googlecompute.*' -var project=my-project-123 -var wheel=… infra/packer
 #
 # Name the image in the image of a pool. With gpu=true it has NVIDIA's driver and torch with CUDA.

@@ -4,7 +4,7 @@ cluster = "vcasgd"
 region  = "us-central1"
 
 # With the dashboard. Built by: .venv/bin/pip wheel --no-deps --wheel-dir dist .
-package = "../../dist/vcasgd-0.1.0-py3-none-any.whl"
+package = "../../dist/vcasgd-0.2.0-py3-none-any.whl"
 
 # Packages that the jobs import; the digits example needs scikit-learn.
 python_packages = ["scikit-learn"]

@@ -170,7 +170,7 @@ def test_without_the_option_a_machine_says_what_to_install(
 ) -> None:
     with joining(gateway, unchanged, "ann") as (process, log):
         assert process.wait(60) == 1
-    command = shlex.join([unchanged.python, "-m", "pip", "install", f"vcasgd=={NEW}"])
+    command = shlex.join([unchanged.python, "-m", "pip", "install", f"vcasgd[worker]=={NEW}"])
     said = log.read_text()
     assert f"error: the stack has vcasgd {NEW}, and this machine {OLD}\n" in said
     assert f"remedy: {command}, or join with --update" in said

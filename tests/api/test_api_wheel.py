@@ -45,7 +45,8 @@ def test_a_machine_installs_the_version_of_its_stack(stack: httpx.Client, tmp_pa
     ).stdout.splitlines()
     assert said[0] == str(tmp_path / "vcasgd" / "__init__.py")
     assert vcasgd.__version__ in said[1]
-    # With the scripts, and all files that workers need
+    # With the example of the demo, the scripts, and all files that workers need
+    assert (tmp_path / "vcasgd/_examples/digits/demo.yaml").exists()
     assert (tmp_path / "bin" / "vcasgd").exists()
     for path in Path(vcasgd.__file__).parent.rglob("*.lua"):
         assert (tmp_path / "vcasgd" / path.relative_to(Path(vcasgd.__file__).parent)).exists()
@@ -81,6 +82,6 @@ def test_only_a_certificate_that_others_know_is_verified() -> None:
     own = wheel.install_command("https://192.0.2.7:8790", own_certificate=True)
 
     assert own.startswith(
-        "pip install --trusted-host 192.0.2.7:8790 'https://192.0.2.7:8790/wheel/"
+        "pip install --trusted-host 192.0.2.7:8790 'vcasgd[worker] @ https://192.0.2.7:8790/wheel/"
     )
     assert "trusted" not in wheel.install_command("https://stack", own_certificate=False)

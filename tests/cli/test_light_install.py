@@ -1,4 +1,4 @@
-"""An installation without the extra ``stack``: clients work, and other commands say why not."""
+"""An installation without extras, so without torch: clients work, other commands say why not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vcasgd.stack.control import EXTRA, MODULES
 
 ROOT = Path(__file__).parents[2]
 #: Imports of these modules fail as if they were not installed.
-BLOCKER = f"import sys\nsys.modules.update(dict.fromkeys({MODULES}))\n"
+BLOCKER = f"import sys\nsys.modules.update(dict.fromkeys({(*MODULES, 'torch')}))\n"
 
 
 FOR_A_STACK = ("up", "up --foreground", "demo", "chaos audit")
@@ -62,6 +62,18 @@ def test_commands_for_a_stack_name_the_remedy(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists(), "they changed nothing"
 
 
+def test_commands_that_train_name_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("{name: digits, task: 'train:Digits', epochs: 1}")
+    (tmp_path / "train.py").write_text("import vcasgd\nclass Digits(vcasgd.Task): ...")
+
+    done = run(tmp_path, "-c", ALL_OF, f"simulate {tmp_path / 'job.yaml'}", "data index /nowhere")
+    bare = run(tmp_path, "-c", "import vcasgd; vcasgd.Task")
+
+    assert done.stdout.count("ended with 1\n") == 2
+    assert done.stderr.count("remedy: pip install 'vcasgd[worker]'") == 2
+    assert "vcasgd.Task needs torch: pip install 'vcasgd[worker]'" in bare.stderr
+
+
 def test_commands_for_an_api_work(api: Api, tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("{name: digits, task: 'train:Digits', epochs: 1, workers: {pools: [local]}}")
@@ -81,11 +93,14 @@ def test_commands_for_an_api_work(api: Api, tmp_path: Path) -> None:
 
 def test_modules_are_those_of_the_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = {_name(each) for each in project["optional-dependencies"][EXTRA]}
+    extras = project["optional-dependencies"]
+    wanted = {_name(each) for each in extras[EXTRA]} - {"vcasgd"}
     distributions = packages_distributions()
 
     assert {canonicalize_name(distributions[name][0]) for name in MODULES} == wanted
     assert wanted.isdisjoint(_name(each) for each in project["dependencies"])
+    assert "vcasgd[worker]" in extras[EXTRA]
+    assert [_name(each) for each in extras["worker"]] == ["torch"]
 
 
 def _name(requirement: str) -> str:

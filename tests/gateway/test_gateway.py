@@ -185,7 +185,7 @@ def test_another_version_is_refused_with_the_one_to_install(gateway: RunningGate
     body = JoinRequest(version="0.0.1", host="laptop", cpus=1, memory_mb=1).model_dump()
     with pytest.raises(Conflict, match=f"the stack has vcasgd {vcasgd.__version__}") as caught:
         gateway.transport(text).call("POST", "join", json=body)
-    assert caught.value.remedy == f"pip install vcasgd=={vcasgd.__version__}"
+    assert caught.value.remedy == f"pip install 'vcasgd[worker]=={vcasgd.__version__}'"
 
 
 def test_too_many_machines_are_refused_until_one_leaves(gateway: RunningGateway) -> None:

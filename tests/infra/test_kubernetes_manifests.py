@@ -66,4 +66,4 @@ def test_kustomize_renders_the_manifests() -> None:
     assert rendered.keys() == {*documents(), "ConfigMap"}
     assert list(rendered["ConfigMap"]["data"]) == ["pools.yaml"]
     (container,) = rendered["StatefulSet"]["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == "registry.example.com/vcasgd:0.1.0"
+    assert container["image"] == "registry.example.com/vcasgd:0.2.0"

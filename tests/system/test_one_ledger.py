@@ -1,4 +1,4 @@
-"""A ledger belongs to one cluster."""
+"""A ledger belongs to one cluster, and its data have a format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import sys
 import pytest
 from support.harness import Harness
 
-from vcasgd.store.ledger.control import Control
+import vcasgd
+from vcasgd.errors import SpecError
+from vcasgd.store import keys as names
+from vcasgd.store.ledger.control import DATA_FORMAT, Control, agree_on_format
 
 
 @pytest.mark.parametrize("module", ["parameter_server.main", "controller.main", "api"])
@@ -26,3 +29,52 @@ def test_a_process_of_another_cluster_does_not_start(harness: Harness, module: s
 
     assert done.returncode == 1
     assert "the ledger belongs to cluster ours, not to theirs" in done.stderr + done.stdout
+
+
+def test_data_of_a_newer_version_are_refused_by_each_process(harness: Harness) -> None:
+    ledger = harness.ledger.connection
+    Control(ledger).claim("ours")
+    ledger.hset(names.DATA_FORMAT, mapping={"format": DATA_FORMAT + 1, "version": "9.1.0"})
+
+    done = subprocess.run(
+        [sys.executable, "-m", "vcasgd.api"],
+        env={**os.environ, **harness.env, "VCASGD_CLUSTER": "ours", "VCASGD_TOKEN": "a-token"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    said = done.stderr + done.stdout
+    assert done.returncode == 1
+    assert f"data of format {DATA_FORMAT + 1}, which vcasgd 9.1.0 wrote" in said
+    assert "install vcasgd 9.1.0 or newer" in said
+
+
+def test_older_data_are_upgraded_step_by_step_or_refused(harness: Harness) -> None:
+    # Given a ledger of a version without a number
+    ledger = harness.ledger.connection
+    ledger.set(names.CLUSTER, "ours")
+    ledger.delete(names.DATA_FORMAT)
+    done: list[int] = []
+
+    # When a version with format 3 starts
+    agree_on_format(ledger, 3, {1: lambda _: done.append(1), 2: lambda _: done.append(2)})
+
+    # Then each step ran, once
+    agree_on_format(ledger, 3, {})
+    assert done == [1, 2]
+    row = {b"format": b"3", b"version": vcasgd.__version__.encode()}
+    assert ledger.hgetall(names.DATA_FORMAT) == row
+    with pytest.raises(SpecError, match="can't upgrade it") as refused:
+        agree_on_format(ledger, 4, {})
+    assert "start with an empty home" in (refused.value.remedy or "")
+    assert ledger.hgetall(names.DATA_FORMAT) == row
+
+
+def test_an_empty_ledger_has_the_present_format(harness: Harness) -> None:
+    ledger = harness.ledger.connection
+    ledger.delete(names.CLUSTER, names.DATA_FORMAT)
+
+    Control(ledger).claim("ours")
+
+    assert ledger.hget(names.DATA_FORMAT, "format") == str(DATA_FORMAT).encode()

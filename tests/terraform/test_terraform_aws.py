@@ -60,7 +60,7 @@ def applied(
     need(_aws_command_line(), "the AWS command line, which destroy calls, is not installed")
     directory = tmp_path_factory.mktemp("terraform-aws")
     terraform = Terraform.of(directory, "aws", AWS_MIRROR)
-    wheel = directory / "vcasgd-0.1.0-py3-none-any.whl"
+    wheel = directory / "vcasgd-0.2.0-py3-none-any.whl"
     wheel.write_bytes(b"a wheel")
     settings = {
         "endpoint_url": aws.url,

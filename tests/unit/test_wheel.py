@@ -130,3 +130,19 @@ def test_a_wheel_contains_scripts_and_examples_but_no_tests(wheel: Path) -> None
     assert {"vcasgd/py.typed", "vcasgd/_examples/digits/train.py"} <= names
     assert "vcasgd/store/scripts/tensors/commit.lua" in names
     assert not any(name.startswith(("tests/", "dashboard/")) for name in names)
+
+
+@pytest.mark.extended
+def test_a_wheel_works_in_empty_environments(wheel: Path) -> None:
+    script = ROOT / "tests/support/empty_environment.py"
+
+    done = subprocess.run(
+        [sys.executable, str(script), str(wheel), "--offline"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=800,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a client without torch, and a stack that trains" in done.stdout

@@ -100,7 +100,7 @@ def update_to(stack: str, *, allowed: bool, show: Callable[[str], None]) -> None
     the command for people if it isn't installed, and :class:`VcasgdError` if pip fails.
     """
     version = _parsed(stack)
-    command = [sys.executable, "-m", "pip", "install", f"vcasgd=={version}"]
+    command = [sys.executable, "-m", "pip", "install", f"vcasgd[worker]=={version}"]
     differs = f"the stack has vcasgd {version}, and this machine {vcasgd.__version__}"
     if not allowed:
         remedy = f"{shlex.join(command)}, or join with --update, which does this"

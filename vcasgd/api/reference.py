@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -32,10 +32,7 @@ _EXAMPLE = escape('curl -H "Authorization: Bearer $VCASGD_TOKEN" http://127.0.0.
 
 def page(document: Mapping[str, Any]) -> str:
     """Return the page for an OpenAPI document."""
-    groups: defaultdict[str, list[tuple[str, str, Any]]] = defaultdict(list)
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            groups[operation.get("tags", ["other"])[0]].append((method.upper(), path, operation))
+    groups = routes(document)
     schemas = document["components"]["schemas"]
     info = document["info"]
     body = [
@@ -46,7 +43,10 @@ def page(document: Mapping[str, Any]) -> str:
         "<nav><ul>",
         *(f'<li><a href="#tag-{escape(tag)}">{escape(tag)}</a></li>' for tag in groups),
         '<li><a href="#schemas">schemas</a></li></ul></nav>',
-        *(part for tag, rows in groups.items() for part in _group(tag, rows)),
+        *(
+            f'<h2 id="tag-{escape(tag)}">{escape(tag.capitalize())}</h2>{group(rows)}'
+            for tag, rows in groups.items()
+        ),
         '<h2 id="schemas">Schemas</h2>',
         *(part for name in sorted(schemas) for part in _schema(name, schemas[name])),
     ]
@@ -58,8 +58,26 @@ def page(document: Mapping[str, Any]) -> str:
     )
 
 
-def _group(tag: str, rows: list[tuple[str, str, Any]]) -> Iterator[str]:
-    yield f'<h2 id="tag-{escape(tag)}">{escape(tag.capitalize())}</h2>'
+def routes(document: Mapping[str, Any]) -> Mapping[str, list[tuple[str, str, Any]]]:
+    """Return method, path, and operation of each route, by the route's first tag."""
+    groups: defaultdict[str, list[tuple[str, str, Any]]] = defaultdict(list)
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            groups[operation.get("tags", ["other"])[0]].append((method.upper(), path, operation))
+    return groups
+
+
+def group(rows: Sequence[tuple[str, str, Any]]) -> str:
+    """Return the HTML of some routes."""
+    return "".join(_group(rows))
+
+
+def schema(name: str, content: Mapping[str, Any]) -> str:
+    """Return the HTML of a schema."""
+    return "".join(_schema(name, content))
+
+
+def _group(rows: Sequence[tuple[str, str, Any]]) -> Iterator[str]:
     for method, path, operation in rows:
         yield f'<h3><span class="method">{method}</span> <code>{escape(path)}</code></h3>'
         yield f"<p>{_prose(operation.get('description') or operation.get('summary', ''))}</p>"

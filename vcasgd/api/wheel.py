@@ -30,7 +30,11 @@ PATH = "/wheel"
 MEDIA_TYPE = "application/zip"
 NAME = f"vcasgd-{vcasgd.__version__}-py3-none-any.whl"
 #: Files of the package by their endings: others in a checkout are none of a machine's business.
-ENDINGS = frozenset({".py", ".lua", ".c", ".json", ".typed", ".html", ".js", ".css", ".svg"})
+ENDINGS = frozenset(
+    {".py", ".lua", ".c", ".json", ".typed", ".html", ".js", ".css", ".svg", ".yaml", ".md"}
+)
+#: What ``vcasgd demo`` trains, in the package.
+EXAMPLE = "_examples/digits"
 #: Bytes that are sent at a time, so that a client that reads slowly takes little memory.
 CHUNK = 1 << 16
 #: Files of the installed metadata that a wheel has, too.
@@ -74,7 +78,8 @@ def install_command(url: str, *, own_certificate: bool) -> str:
     With ``own_certificate``, pip can't verify the stack's certificate; the digest is enough.
     Raises :class:`NotFound` if this installation can't be packed.
     """
-    source = shlex.quote(f"{url.rstrip('/')}{PATH}/{NAME}#sha256={wheel()[1]}")
+    address = f"{url.rstrip('/')}{PATH}/{NAME}#sha256={wheel()[1]}"
+    source = shlex.quote(f"vcasgd[worker] @ {address}")
     trust = f" --trusted-host {urlsplit(url).netloc}" if own_certificate else ""
     return f"pip install{trust} {source}"
 
@@ -102,6 +107,11 @@ def _package() -> Iterator[tuple[str, bytes]]:
     for path in sorted(root.rglob("*")):
         if path.suffix in ENDINGS and path.is_file() and not path.is_symlink():
             yield f"vcasgd/{path.relative_to(root).as_posix()}", path.read_bytes()
+    # A checkout has the examples beside the package, an installation inside it.
+    if not (root / EXAMPLE).exists():
+        for path in sorted((root.parent / "examples/digits").glob("*")):
+            if path.is_file():
+                yield f"vcasgd/{EXAMPLE}/{path.name}", path.read_bytes()
 
 
 def _metadata() -> Iterator[tuple[str, bytes]]:

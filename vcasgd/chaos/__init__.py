@@ -28,6 +28,9 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 @app.callback()
 def chaos() -> None:
     """Inject faults and count lost samples."""
+    from vcasgd.stack import require_libraries
+
+    require_libraries()
 
 
 @app.command("audit")

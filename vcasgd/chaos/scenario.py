@@ -61,8 +61,10 @@ class FaultSpec(StrictModel):
 
     model_config = ConfigDict(serialize_by_alias=True)
 
-    what: FaultKind
-    where: Place
+    what: FaultKind = Field(description="kind of fault")
+    where: Place = Field(
+        description="a part of the stack, a random machine that trains (worker), pool, or storage"
+    )
     when: Duration = Field(description="time of the first fault")
     every: Duration | None = Field(default=None, description="time between two faults")
     times: int = Field(default=1, ge=1, le=1000, strict=True, description="number of faults")

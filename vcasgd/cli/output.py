@@ -61,6 +61,11 @@ class Group(TyperGroup):
             return super().invoke(ctx)
         except VcasgdError as error:
             show_error(error)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "torch":
+                raise
+            err.print("error: this needs torch, and it is not installed")
+            err.print("remedy: pip install 'vcasgd[worker]'")
         except OSError as error:
             err.print(f"error: {error.filename or ''}: {error.strerror or error}")
         raise typer.Exit(1)

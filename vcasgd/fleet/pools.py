@@ -67,13 +67,16 @@ _OWN_POD = ("containers", "restartPolicy", "terminationGracePeriodSeconds")
 _OWN_CONTAINER = ("name", "image", "command", "args")
 
 
+_SECRETS = "variables that the machine fetches from the secret store itself, by secret"
+
+
 class LocalTemplate(StrictModel):
     """Simulated properties of this computer's machines. None means the value of the settings."""
 
     price_per_hour: float | None = Field(default=None, ge=0, description="USD, spot")
     on_demand_price_per_hour: float | None = Field(default=None, ge=0, description="USD")
-    boot_seconds: float | None = Field(default=None, ge=0)
-    notice_seconds: float | None = Field(default=None, ge=0)
+    boot_seconds: float | None = Field(default=None, ge=0, description="simulated boot time")
+    notice_seconds: float | None = Field(default=None, ge=0, description="length of a notice")
 
 
 class AwsTemplate(StrictModel):
@@ -83,10 +86,16 @@ class AwsTemplate(StrictModel):
     their values itself, so they aren't in its user data.
     """
 
-    launch_template: Name
-    version: str = Field(default="$Default", pattern=r"^(\$Default|\$Latest|[1-9][0-9]*)$")
-    subnets: dict[str, Name] = Field(default_factory=dict)
-    secrets: dict[str, Name] = Field(default_factory=dict)
+    launch_template: Name = Field(description="its name or ID")
+    version: str = Field(
+        default="$Default",
+        pattern=r"^(\$Default|\$Latest|[1-9][0-9]*)$",
+        description="version of the launch template",
+    )
+    subnets: dict[str, Name] = Field(
+        default_factory=dict, description="a subnet for each zone; by default the zone's own"
+    )
+    secrets: dict[str, Name] = Field(default_factory=dict, description=_SECRETS)
 
 
 class GcpTemplate(StrictModel):
@@ -97,12 +106,12 @@ class GcpTemplate(StrictModel):
     itself, so they aren't in its metadata.
     """
 
-    project: Name
-    instance_template: Name
-    network: Name | None = None
-    subnetwork: Name | None = None
-    service_account: Name | None = None
-    secrets: dict[str, Name] = Field(default_factory=dict)
+    project: Name = Field(description="ID of the project")
+    instance_template: Name = Field(description="its name or path")
+    network: Name | None = Field(default=None, description="instead of the template's")
+    subnetwork: Name | None = Field(default=None, description="instead of the template's")
+    service_account: Name | None = Field(default=None, description="instead of the template's")
+    secrets: dict[str, Name] = Field(default_factory=dict, description=_SECRETS)
 
 
 class SlurmTemplate(StrictModel):
@@ -113,11 +122,13 @@ class SlurmTemplate(StrictModel):
 
     token_file: Name = Field(pattern=r"^/", description="file with the token, on the nodes, too")
     setup: str = Field(default="", max_length=10_000, description="shell commands to run first")
-    account: SlurmName | None = None
-    qos: SlurmName | None = None
-    constraint: SlurmName | None = None
-    memory: str | None = Field(default=None, pattern=r"^[1-9][0-9]*[KMGT]$")
-    time_limit: Duration | None = None
+    account: SlurmName | None = Field(default=None, description="account of the jobs")
+    qos: SlurmName | None = Field(default=None, description="quality of service")
+    constraint: SlurmName | None = Field(default=None, description="features of the nodes")
+    memory: str | None = Field(
+        default=None, pattern=r"^[1-9][0-9]*[KMGT]$", description="memory of each job, such as 8G"
+    )
+    time_limit: Duration | None = Field(default=None, description="time limit of each job")
     output: Name = Field(default="/dev/null", description="file for the output; %A, %a: the job")
     price_per_hour: float = Field(default=0.0, ge=0, description="USD of one machine")
 
@@ -136,14 +147,22 @@ class KubernetesTemplate(StrictModel):
     gets it.
     """
 
-    image: Name
-    token_secret: KubernetesName
-    namespace: KubernetesName = "default"
+    image: Name = Field(description="image with vcasgd")
+    token_secret: KubernetesName = Field(description="secret with the token for joining")
+    namespace: KubernetesName = Field(default="default", description="namespace of the pods")
     context: Name | None = Field(default=None, description="of the kubeconfig")
-    memory: str | None = Field(default=None, pattern=r"^[1-9][0-9]*(Mi|Gi|M|G)$")
-    grace_seconds: int = Field(default=60, ge=1, le=3600, strict=True)
-    pod: dict[str, Any] = Field(default_factory=dict)
-    container: dict[str, Any] = Field(default_factory=dict)
+    memory: str | None = Field(
+        default=None, pattern=r"^[1-9][0-9]*(Mi|Gi|M|G)$", description="memory of each pod"
+    )
+    grace_seconds: int = Field(
+        default=60, ge=1, le=3600, strict=True, description="time between notice and end"
+    )
+    pod: dict[str, Any] = Field(
+        default_factory=dict, description="further fields of the pod's specification"
+    )
+    container: dict[str, Any] = Field(
+        default_factory=dict, description="further fields of the container's specification"
+    )
     price_per_hour: float = Field(default=0.0, ge=0, description="USD of one machine")
 
     @property
@@ -174,13 +193,18 @@ class ExecTemplate(StrictModel):
     #: The pool's own field says it.
     memory_gb: ClassVar[float | None] = None
 
-    list: Command
-    launch: Command
-    terminate: Command
-    token_file: Name
-    env: tuple[Name, ...] = ()
+    list: Command = Field(description="command that prints the machines")
+    launch: Command = Field(description="command that launches a machine")
+    terminate: Command = Field(description="command that ends a machine")
+    token_file: Name = Field(description="file with the token for joining")
+    env: tuple[Name, ...] = Field(
+        default=(), description="variables of the controller that the commands get"
+    )
     timeout: Duration = Field(
-        default=timedelta(seconds=30), gt=timedelta(0), le=timedelta(seconds=30)
+        default=timedelta(seconds=30),
+        gt=timedelta(0),
+        le=timedelta(seconds=30),
+        description="time limit of a command",
     )
     price_per_hour: float = Field(default=0.0, ge=0, description="USD of one machine")
     on_demand_price_per_hour: float | None = Field(
@@ -200,30 +224,54 @@ class PoolSpec(StrictModel):
     #: True if region, zones, and types have defaults.
     simple: ClassVar[bool] = False
 
-    name: str = Field(pattern=POOL_PATTERN)
-    provider: Literal["local", "aws", "gcp", "join", "slurm", "kubernetes", "exec"]
-    region: str = ""
-    zones: tuple[Name, ...] = ()
-    machine_types: tuple[Name, ...] = ()
-    spot: bool = True
-    max_machines: int | None = Field(default=None, ge=0, le=10_000, strict=True)
-    labels: frozenset[Label] = frozenset()
-    """Labels of data that this pool is cleared for."""
+    name: str = Field(
+        pattern=POOL_PATTERN,
+        description="up to 40 lowercase letters, digits, and dashes; local only with the provider "
+        "local",
+    )
+    provider: Literal["local", "aws", "gcp", "join", "slurm", "kubernetes", "exec"] = Field(
+        description="where machines come from"
+    )
+    region: str = Field(default="", description="region of a cloud; required for aws and gcp")
+    zones: tuple[Name, ...] = Field(
+        default=(), description="zones; required for aws and gcp; partitions of slurm"
+    )
+    machine_types: tuple[Name, ...] = Field(
+        default=(), description="what to buy; required for aws and gcp"
+    )
+    spot: bool = Field(default=True, description="false buys on demand")
+    max_machines: int | None = Field(
+        default=None,
+        ge=0,
+        le=10_000,
+        strict=True,
+        description="most machines in the pool; by default the cloud's limit",
+    )
+    labels: frozenset[Label] = Field(
+        default=frozenset(), description="labels of data that the pool is cleared for"
+    )
     trust: Literal["own", "volunteer"] = Field(
         default="own", description="volunteer: what its machines send is screened"
     )
-    boot_seconds: float = Field(default=300.0, gt=0, description="time limit for a machine to join")
+    boot_seconds: float = Field(
+        default=300.0,
+        gt=0,
+        description="time limit for a machine to join; 900 by default for slurm, kubernetes, and "
+        "exec",
+    )
     max_price_per_hour: float | None = Field(
         default=None, gt=0, description="USD per hour of one machine"
     )
-    template: Any = None
+    template: Any = Field(default=None, description="fields of the provider")
     cpus: float | None = Field(
         default=None, gt=0, description="of each machine; default: by its type"
     )
-    gpus: int | None = Field(default=None, ge=0, strict=True)
-    memory: Size | None = None
-    gpu: str | None = Field(default=None, min_length=1, max_length=100, description="its name")
-    gpu_memory: Size | None = None
+    gpus: int | None = Field(default=None, ge=0, strict=True, description="of each machine")
+    memory: Size | None = Field(default=None, description="of each machine, such as 16GB")
+    gpu: str | None = Field(
+        default=None, min_length=1, max_length=100, description="the GPU's name"
+    )
+    gpu_memory: Size | None = Field(default=None, description="of one GPU")
 
     @field_validator("zones", "machine_types")
     @classmethod

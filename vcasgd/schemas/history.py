@@ -9,6 +9,87 @@ from pydantic import ConfigDict, Field
 
 from vcasgd.schemas.base import Row, Schema
 
+#: Kinds of events, and what each one says.
+EVENTS = {
+    "submitted": "the job was accepted",
+    "job-running": "training started or continued",
+    "job-paused": "the job was paused, with the reason",
+    "job-finishing": "everything is applied; the last model is evaluated and stored",
+    "job-succeeded": "the job ended with a model",
+    "job-failed": "the job failed, with the reason",
+    "job-cancelled": "a user cancelled the job",
+    "job-quarantined": "the job failed because a worker wrote what can't be read, or too much; the "
+    "reason names the field: a worker of another version, or a hostile one",
+    "changed": "priority or weight changed",
+    "estimate": "time and memory that the job needs, by its first steps",
+    "evaluated": "metrics of an evaluated model",
+    "checkpoint": "a checkpoint was written",
+    "checkpoint-failed": "writing a checkpoint failed; it is retried",
+    "checkpoint-damaged": "a digest did not match; the previous checkpoint is used",
+    "restored": "no server had the model in memory, so the job went back to a checkpoint; the "
+    "event names what is trained again",
+    "restarted": "no server had the model in memory and there was no checkpoint, so the job "
+    "started again",
+    "republished": "the tensors server restarted empty, or older, and was filled from memory",
+    "rounded": "a parameter server took over without the last bits of the last version",
+    "rolled-back": "training diverged and went back to the best model or, with an owner, to before "
+    "a volunteer's wrong work",
+    "not-rolled-back": "no checkpoint exists to undo a volunteer's wrong work",
+    "unreplicated": "no replica of the tensors server answers; updates continue without one",
+    "replicated": "the tensors server has its replica again",
+    "store-nodes-missing": "the model needs more store nodes than are configured; the job waits",
+    "server-failing": "a parameter server fails again and again at this job, with the last error; "
+    "it tries again every 30 s",
+    "worker-started": "a worker started",
+    "worker-evicted": "a machine was lost after a notice",
+    "worker-killed": "a machine was lost without a notice",
+    "worker-left": "a machine that joined left as its owner wanted; it handed in its work, and "
+    "counts as no loss",
+    "worker-crashed": "a worker's process ended, and its machine still lives; if there are many, "
+    "memory may be short",
+    "worker-quarantined": "a worker gets no more work: too many invalid updates, or its machine "
+    "has other data or another model",
+    "eviction-notice": "a machine received a notice; its replacement is ordered",
+    "rebalance-advice": "the cloud recommends leaving a machine; a replacement is ordered",
+    "not-handed-in": "the stack ended without waiting longer for some workers",
+    "stack-stopped": "`vcasgd down` ended the stack and its machines",
+    "machine-given": "a machine was taken from the job for another one, with the reason",
+    "machine-received": "the job received a machine of another one, with the reason",
+    "machine-unreachable": "a machine of a removed pool may still run and cost money",
+    "machines-limited": "the limit of the user gives the job fewer machines than it could use",
+    "boot-failed": "a machine failed to boot, with the reason",
+    "pool-refused": "a pool may not see the job's data, with the reason",
+    "lease-refused": "a worker may not see the job's data, with the reason",
+    "update-rejected": "a worker sent an invalid update, with the reason",
+    "slow-link": "a worker needs longer to push an update than to train for it: use a smaller "
+    "update.codec or a longer push_every",
+    "bad-sample": "a sample is skipped, with its index and error",
+    "batch-undivided": "whole batches are trained by one worker, with the reason",
+    "batch-exceeds-data": "the batch is larger than the training set",
+    "batches-mixed": "a step has parts of several batches",
+    "batch-weights": "what the parts of a batch are weighted by",
+    "buffers-averaged": "buffers whose first batches did not show how to merge them are averaged",
+    "clip-approximated": "gradients are clipped by the norm of a part of the batch",
+    "loop-clips": "the loop clips the gradients of a part of the batch by itself",
+    "codec-chosen": "updates travel in a lossy encoding, because the first worker's link is slow",
+    "float64-rounded": "a large model in float64 travels as float32",
+    "hooks-on-workers": "what hooks and callbacks keep is each worker's own",
+    "optimizer-uncorrected": "the optimizer's moments are those of a part of the batch",
+    "several-ranks": "a worker trains each batch with several processes",
+    "state-beside": "state beside the model that travels with it",
+    "state-starts-again": "a new worker starts with an empty state of this optimizer",
+    "tuned-learners": "automatic tuning of learners per machine, with the measurement",
+    "tuned-local-steps": "automatic tuning of local steps, with the measurement",
+    "tuned-mixing": "automatic tuning of the weight of updates, with the measurement",
+    "tuned-momentum": "automatic tuning of the momentum, with the measurement",
+    "owner-quarantined": "what a volunteer's machines sent is wrong; they get no more work",
+    "repetition-failed": "a repeated update differs from the volunteer's",
+    "repetitions-off": "no updates are repeated, with the reason",
+    "repetitions-unclear": "neither of two repetitions of an update is right",
+    "tracker-failed": "the export to a tracker failed twice in a row; it is retried",
+    "exec": "an administrator ran a command or a shell beside a worker",
+}
+
 
 class EventRow(Row):
     """An event of a job. `kind` is short and stable; `text` is for people."""

@@ -105,8 +105,16 @@ class Workers(StrictModel):
     ``fallback_after``. ``on_demand_min`` machines are on demand from the start.
     """
 
-    min: int = Field(default=1, ge=0, le=10_000, strict=True)
-    max: int = Field(default=4, ge=1, le=10_000, strict=True)
+    min: int = Field(
+        default=1,
+        ge=0,
+        le=10_000,
+        strict=True,
+        description="machines that the job gets before others get more than theirs, and keeps",
+    )
+    max: int = Field(
+        default=4, ge=1, le=10_000, strict=True, description="most machines that the job uses"
+    )
     gpus: Literal["all"] | Annotated[int, Field(ge=1, le=64, strict=True)] = Field(
         default=1,
         description="GPUs of a machine that train as one worker; processes on machines without "
@@ -122,15 +130,29 @@ class Workers(StrictModel):
     pools: tuple[str, ...] | None = Field(
         default=None,
         min_length=1,
-        description="all spot pools of the cluster that may see the job, if not set",
+        description="where machines come from, in order of preference; by default all spot pools "
+        "of the cluster that may see the job",
     )
-    fallback: Literal["on-demand"] | None = None
+    fallback: Literal["on-demand"] | None = Field(
+        default=None, description="buys min machines on demand when all spot pools refuse"
+    )
     fallback_after: Duration = Field(
-        default=timedelta(minutes=5), json_schema_extra={"default": 300}
+        default=timedelta(minutes=5),
+        json_schema_extra={"default": 300},
+        description="how long all spot pools must have refused",
     )
-    on_demand_min: int = Field(default=0, ge=0, le=10_000, strict=True)
+    on_demand_min: int = Field(
+        default=0,
+        ge=0,
+        le=10_000,
+        strict=True,
+        description="machines that are bought on demand from the start",
+    )
     max_price_per_hour: float | None = Field(
-        default=None, gt=0, strict=True, description="USD per machine"
+        default=None,
+        gt=0,
+        strict=True,
+        description="USD per machine; more expensive ones are excluded",
     )
 
     @model_validator(mode="after")
@@ -144,14 +166,26 @@ class Workers(StrictModel):
 class Data(StrictModel):
     """The data of the task. ``labels`` restrict it to pools that are cleared for all of them."""
 
-    labels: Labels = ()
+    labels: Labels = Field(
+        default=(), description="labels that a pool must be cleared for to see the data"
+    )
 
 
 class Checkpoint(StrictModel):
     """Interval of checkpoints, in addition to those of evaluated models, and how many to keep."""
 
-    every: Duration = Field(default=timedelta(minutes=5), json_schema_extra={"default": 300})
-    keep: int = Field(default=3, ge=1, le=1000, strict=True)
+    every: Duration = Field(
+        default=timedelta(minutes=5),
+        json_schema_extra={"default": 300},
+        description="time between two checkpoints, besides those of evaluated models",
+    )
+    keep: int = Field(
+        default=3,
+        ge=1,
+        le=1000,
+        strict=True,
+        description="newest checkpoints to keep; the best one is kept in addition",
+    )
 
 
 class _Constructor(type(StrictModel)):  # type: ignore[misc]
@@ -167,13 +201,24 @@ class _Constructor(type(StrictModel)):  # type: ignore[misc]
 class JobSpec(StrictModel, metaclass=_Constructor):
     """The specification of one training run. Raises :class:`SpecError` for a wrong field."""
 
-    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+    name: str = Field(
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        description="up to 63 lowercase letters, digits, and dashes; the job's ID is this name and "
+        "six more characters",
+    )
     task: str = Field(
         pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|([\w-][\w.-]*/)*[\w-][\w.-]*\.py)$",
         description="module:Class, or the path of a script in working_dir",
     )
-    working_dir: str = "."
-    args: dict[str, Any] = Field(default_factory=dict)
+    working_dir: str = Field(
+        default=".",
+        description="folder with your code, relative to the file; sent to the workers as a zip",
+    )
+    args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="keyword arguments of the task's class, as JSON values; for a script, its "
+        "command line",
+    )
     env: Environment = Field(
         default={}, description="environment variables of the workers; everyone can read them"
     )
@@ -249,14 +294,26 @@ class JobSpec(StrictModel, metaclass=_Constructor):
         description="with the rule rounds: workers share each batch of the task's batch_size, or "
         "each worker has whole ones, so that K workers make one step where one makes K",
     )
-    seed: int = Field(default=0, ge=0, lt=2**32, strict=True)
-    max_epoch_lead: int = Field(default=1, ge=0, le=100, strict=True)
-    update: Update = RoundsSpec()
-    tuning: Tuning = Tuning()
-    workers: Workers = Workers()
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=2**32,
+        strict=True,
+        description="seed of the model, the sample order, and the workers' random numbers",
+    )
+    max_epoch_lead: int = Field(
+        default=1,
+        ge=0,
+        le=100,
+        strict=True,
+        description="epochs beyond the slowest unfinished one that workers can lease",
+    )
+    update: Update = Field(default=RoundsSpec(), description="how updates are blended and encoded")
+    tuning: Tuning = Field(default=Tuning(), description="settings tuned from measurements")
+    workers: Workers = Field(default=Workers(), description="number and kind of machines")
     resources: Resources | None = Field(
         default=None,
-        description="what each machine has at least; it chooses pools and machine types",
+        description="what each machine has at least, which chooses pools and machine types",
     )
     finish_by: Moment | None = Field(
         default=None, description="deadline; machines on demand are bought when it needs them"
@@ -270,18 +327,22 @@ class JobSpec(StrictModel, metaclass=_Constructor):
     weight: Weight = Field(
         default=1.0, description="share of the machines among jobs of the same priority"
     )
-    checkpoint: Checkpoint = Checkpoint()
-    evaluate: Evaluate = Evaluate()
+    checkpoint: Checkpoint = Field(
+        default=Checkpoint(), description="how often the model is stored, and how many are kept"
+    )
+    evaluate: Evaluate = Field(default=Evaluate(), description="when the model is evaluated")
     ema: EmaOrDecay = Field(
         default=None,
         description="moving average of the parameters: its decay in each step, or a mapping",
     )
-    stop: Stop = Stop()
+    stop: Stop = Field(
+        default=Stop(), description="what ranks models, ends the job early, or pauses it"
+    )
     track: Tracks = Field(
         default=(), description="trackers to which the job is exported while it runs"
     )
     labels: Labels = Field(default=(), description="labels of the job's code and model")
-    data: Data = Data()
+    data: Data = Field(default=Data(), description="the data of the task")
 
     @model_validator(mode="before")
     @classmethod

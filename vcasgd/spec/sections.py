@@ -61,9 +61,21 @@ class StartFrom(StrictModel):
     ``weights.safetensors``.
     """
 
-    job: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,99}$")
-    checkpoint: str | None = Field(default=None, min_length=1, max_length=200)
-    file: str | None = Field(default=None, min_length=1, max_length=1000)
+    job: str | None = Field(
+        default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,99}$", description="ID of a job"
+    )
+    checkpoint: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="best, last, or the name of a checkpoint; by default the best one",
+    )
+    file: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1000,
+        description="safetensors file in working_dir, instead of a job",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -174,9 +186,13 @@ class Metric(StrictModel):
     name alone is short for a mapping.
     """
 
-    name: str = Field(min_length=1, max_length=100)
-    mode: Literal["min", "max"]
-    target: float | None = Field(default=None, strict=True, allow_inf_nan=False)
+    name: str = Field(
+        min_length=1, max_length=100, description="key of the result of the task's evaluate"
+    )
+    mode: Literal["min", "max"] = Field(description="whether lower or higher values are better")
+    target: float | None = Field(
+        default=None, strict=True, allow_inf_nan=False, description="value that ends the job"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -239,8 +255,18 @@ class Stop(StrictModel):
     cost ``max_cost_usd``.
     """
 
-    accuracy: float | None = Field(default=None, gt=0, le=1, strict=True)
-    metric: Metric | None = None
+    accuracy: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        strict=True,
+        description="short for a metric with the name accuracy, the mode max, and this target",
+    )
+    metric: Metric | None = Field(
+        default=None,
+        description="metric that ranks evaluated models, also by its name alone; by default "
+        "accuracy, else loss, else the first well-known name",
+    )
     patience: int | None = Field(
         default=None,
         ge=1,
@@ -248,8 +274,17 @@ class Stop(StrictModel):
         strict=True,
         description="evaluations in a row without a better value of the metric, which end the job",
     )
-    max_cost_usd: float | None = Field(default=None, gt=0, strict=True)
-    max_duration: Duration | None = None
+    max_cost_usd: float | None = Field(
+        default=None,
+        gt=0,
+        strict=True,
+        description="pause the job before its machines cost this much",
+    )
+    max_duration: Duration | None = Field(
+        default=None,
+        description="time since training started, after which the job ends with the last "
+        "evaluated model",
+    )
 
     @model_validator(mode="after")
     def _one_metric(self) -> Stop:
@@ -273,8 +308,10 @@ class Ema(StrictModel):
     ``instead`` of it.
     """
 
-    decay: float = Field(gt=0, lt=1, strict=True)
-    evaluate: Literal["beside", "instead"] = "beside"
+    decay: float = Field(gt=0, lt=1, strict=True, description="decay in each step")
+    evaluate: Literal["beside", "instead"] = Field(
+        default="beside", description="evaluate the average beside the model, or instead of it"
+    )
 
 
 #: Start of the names of an average's metrics beside those of the model.
@@ -298,11 +335,16 @@ class Resources(StrictModel):
     ``gpu_types``: the GPU's name has all words of one of these.
     """
 
-    gpus: int | None = Field(default=None, ge=0, le=64, strict=True)
-    gpu_memory: Size | None = None
-    cpus: float | None = Field(default=None, gt=0, le=100_000)
-    memory: Size | None = None
-    gpu_types: tuple[GpuType, ...] | None = Field(default=None, min_length=1, max_length=50)
+    gpus: int | None = Field(default=None, ge=0, le=64, strict=True, description="number of GPUs")
+    gpu_memory: Size | None = Field(default=None, description="memory of one GPU")
+    cpus: float | None = Field(default=None, gt=0, le=100_000, description="processors")
+    memory: Size | None = Field(default=None, description="memory of the machine")
+    gpu_types: tuple[GpuType, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=50,
+        description="kinds of GPUs, such as L4; the GPU's name has all words of one of them",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Resources:
@@ -345,7 +387,7 @@ class TrackerKind(StrEnum):
 class Track(StrictModel):
     """A tracker of a job. Its address and credentials are settings of the cluster."""
 
-    to: TrackerKind
+    to: TrackerKind = Field(description="kind of the tracker")
     project: str = Field(
         default=PROJECT,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]{0,99}$",
@@ -369,17 +411,30 @@ class Tuning(StrictModel):
     """Settings that are tuned from measurements.
 
     All are off by default: with self-tuning, a run depends on the speed of its machines and can't
-    be reproduced exactly. ``local_steps``: slower workers make fewer local steps in a push
-    interval, so that all push at the same rate. ``momentum``: the momentum of local optimizers is
-    reduced by the momentum that asynchrony adds. ``mixing``: updates get less weight while
-    validation worsens. ``learners_per_machine``: the largest number of learners on a machine;
-    learners are added while they raise its throughput.
+    be reproduced exactly.
     """
 
-    local_steps: bool = Field(default=False, strict=True)
-    momentum: bool = Field(default=False, strict=True)
-    mixing: bool = Field(default=False, strict=True)
-    learners_per_machine: int = Field(default=1, ge=1, le=64, strict=True)
+    local_steps: bool = Field(
+        default=False,
+        strict=True,
+        description="give slower workers fewer local steps per push interval, so that all push at "
+        "the same rate",
+    )
+    momentum: bool = Field(
+        default=False,
+        strict=True,
+        description="lower the optimizers' momentum by the momentum that asynchrony adds",
+    )
+    mixing: bool = Field(
+        default=False, strict=True, description="give updates less weight while validation worsens"
+    )
+    learners_per_machine: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        strict=True,
+        description="most learners per machine; each is added only if it raises the throughput",
+    )
 
     @property
     def of_workers(self) -> bool:

@@ -26,7 +26,9 @@ class Staleness(StrictModel):
     The default of a is that of the paper: 0.5, or 10 for hinge.
     """
 
-    function: Literal["constant", "polynomial", "hinge"] = "constant"
+    function: Literal["constant", "polynomial", "hinge"] = Field(
+        default="constant", description="weight of an update by its staleness"
+    )
     a: float = Field(
         default=0.5, gt=0, strict=True, description="steepness; the default is 10 for hinge"
     )
@@ -42,6 +44,10 @@ class Staleness(StrictModel):
         return value
 
 
+_RULE = "name of the update rule"
+_STALENESS = "weight of stale updates"
+_CODEC = "encoding of updates"
+
 _WeightsCodec = Literal["float32", "bfloat16"]
 _DeltaCodec = Literal["float32", "bfloat16", "int8", "int2", "topk", "partition", "rows"]
 
@@ -49,10 +55,12 @@ _DeltaCodec = Literal["float32", "bfloat16", "int8", "int2", "topk", "partition"
 class VcAsgdSpec(StrictModel):
     """``W ← αW + (1−α)w`` (Atre 2021); ``alpha: var`` is α = e/(e+1) in epoch e (1, 2, …)."""
 
-    rule: Literal["vc-asgd"] = "vc-asgd"
-    alpha: Annotated[float, Field(gt=0, lt=1)] | Literal["var"] = "var"
-    staleness: Staleness = Staleness()
-    codec: _WeightsCodec = "float32"
+    rule: Literal["vc-asgd"] = Field(default="vc-asgd", description=_RULE)
+    alpha: Annotated[float, Field(gt=0, lt=1)] | Literal["var"] = Field(
+        default="var", description="weight of the model; var is e/(e+1) in epoch e"
+    )
+    staleness: Staleness = Field(default=Staleness(), description=_STALENESS)
+    codec: _WeightsCodec = Field(default="float32", description=_CODEC)
 
     @field_validator("alpha", mode="before")
     @classmethod
@@ -74,8 +82,10 @@ class RoundsSpec(StrictModel):
     worker's link to the store needs for a large model.
     """
 
-    rule: Literal["rounds"] = "rounds"
-    codec: Literal["auto", "float32", "bfloat16", "int8", "int2", "topk", "rows"] = "auto"
+    rule: Literal["rounds"] = Field(default="rounds", description=_RULE)
+    codec: Literal["auto", "float32", "bfloat16", "int8", "int2", "topk", "rows"] = Field(
+        default="auto", description=_CODEC
+    )
 
 
 class SmaSpec(StrictModel):
@@ -85,11 +95,19 @@ class SmaSpec(StrictModel):
     by the number of workers; ``momentum`` is μ. With μ = 0 this is EASGD (Zhang 2015).
     """
 
-    rule: Literal["sma"]
-    moving_rate: float = Field(default=0.25, gt=0, lt=1, strict=True)
-    momentum: float = Field(default=0.5, ge=0, lt=1, strict=True)
-    staleness: Staleness = Staleness()
-    codec: _WeightsCodec = "float32"
+    rule: Literal["sma"] = Field(description=_RULE)
+    moving_rate: float = Field(
+        default=0.25,
+        gt=0,
+        lt=1,
+        strict=True,
+        description="weight of an update, and how far a worker is pulled toward the model",
+    )
+    momentum: float = Field(
+        default=0.5, ge=0, lt=1, strict=True, description="momentum of the model"
+    )
+    staleness: Staleness = Field(default=Staleness(), description=_STALENESS)
+    codec: _WeightsCodec = Field(default="float32", description=_CODEC)
 
 
 class AsyncLocalSgdSpec(StrictModel):
@@ -99,11 +117,13 @@ class AsyncLocalSgdSpec(StrictModel):
     ``codec: partition`` each update carries one of ``partitions`` parts.
     """
 
-    rule: Literal["async-local-sgd"]
-    eta: float = Field(default=1.0, gt=0, le=10, strict=True)
-    statistics_mix: float = Field(default=0.5, gt=0, le=1, strict=True)
-    staleness: Staleness = Staleness()
-    codec: _DeltaCodec = "float32"
+    rule: Literal["async-local-sgd"] = Field(description=_RULE)
+    eta: float = Field(default=1.0, gt=0, le=10, strict=True, description="weight of a difference")
+    statistics_mix: float = Field(
+        default=0.5, gt=0, le=1, strict=True, description="weight of running statistics"
+    )
+    staleness: Staleness = Field(default=Staleness(), description=_STALENESS)
+    codec: _DeltaCodec = Field(default="float32", description=_CODEC)
     partitions: int = Field(
         default=4, ge=2, le=64, strict=True, description="parts of codec partition"
     )

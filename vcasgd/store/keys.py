@@ -17,6 +17,8 @@ ACTIVE = "vcasgd:{fleet}:active"
 DELETED = "vcasgd:{fleet}:deleted"
 #: String: the name of the cluster that owns this ledger.
 CLUSTER = "vcasgd:{fleet}:cluster"
+#: Hash: the format of all stored data, and the version of vcasgd that used it last.
+DATA_FORMAT = "vcasgd:{fleet}:data-format"
 #: Hash: the controller's lease, and the time of its last round.
 CONTROLLER = "vcasgd:{fleet}:controller"
 #: List: requests from the API to the controller.

@@ -985,21 +985,24 @@ export interface components {
          */
         AsyncLocalSgdSpec: {
             /**
-             * @description discriminator enum property added by openapi-typescript
+             * @description name of the update rule (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             rule: "async-local-sgd";
             /**
              * Eta
+             * @description weight of a difference
              * @default 1
              */
             eta: number;
             /**
              * Statistics Mix
+             * @description weight of running statistics
              * @default 0.5
              */
             statistics_mix: number;
             /**
+             * @description weight of stale updates
              * @default {
              *       "function": "constant",
              *       "a": 0.5,
@@ -1009,6 +1012,7 @@ export interface components {
             staleness: components["schemas"]["Staleness"];
             /**
              * Codec
+             * @description encoding of updates
              * @default float32
              * @enum {string}
              */
@@ -1103,11 +1107,13 @@ export interface components {
         "Checkpoint-Input": {
             /**
              * Every
+             * @description time between two checkpoints, besides those of evaluated models
              * @default 300
              */
             every: number | string;
             /**
              * Keep
+             * @description newest checkpoints to keep; the best one is kept in addition
              * @default 3
              */
             keep: number;
@@ -1119,11 +1125,13 @@ export interface components {
         "Checkpoint-Output": {
             /**
              * Every
+             * @description time between two checkpoints, besides those of evaluated models
              * @default 300
              */
             every: number;
             /**
              * Keep
+             * @description newest checkpoints to keep; the best one is kept in addition
              * @default 3
              */
             keep: number;
@@ -1205,6 +1213,7 @@ export interface components {
         Data: {
             /**
              * Labels
+             * @description labels that a pool must be cleared for to see the data
              * @default []
              */
             labels: string[];
@@ -1244,10 +1253,14 @@ export interface components {
          *     ``instead`` of it.
          */
         Ema: {
-            /** Decay */
+            /**
+             * Decay
+             * @description decay in each step
+             */
             decay: number;
             /**
              * Evaluate
+             * @description evaluate the average beside the model, or instead of it
              * @default beside
              * @enum {string}
              */
@@ -1464,7 +1477,10 @@ export interface components {
          * @description The specification of one training run. Raises :class:`SpecError` for a wrong field.
          */
         "JobSpec-Input": {
-            /** Name */
+            /**
+             * Name
+             * @description up to 63 lowercase letters, digits, and dashes; the job's ID is this name and six more characters
+             */
             name: string;
             /**
              * Task
@@ -1473,10 +1489,14 @@ export interface components {
             task: string;
             /**
              * Working Dir
+             * @description folder with your code, relative to the file; sent to the workers as a zip
              * @default .
              */
             working_dir: string;
-            /** Args */
+            /**
+             * Args
+             * @description keyword arguments of the task's class, as JSON values; for a script, its command line
+             */
             args?: {
                 [key: string]: unknown;
             };
@@ -1563,16 +1583,19 @@ export interface components {
             batch: "job" | "worker";
             /**
              * Seed
+             * @description seed of the model, the sample order, and the workers' random numbers
              * @default 0
              */
             seed: number;
             /**
              * Max Epoch Lead
+             * @description epochs beyond the slowest unfinished one that workers can lease
              * @default 1
              */
             max_epoch_lead: number;
             /**
              * Update
+             * @description how updates are blended and encoded
              * @default {
              *       "rule": "rounds",
              *       "codec": "auto"
@@ -1580,6 +1603,7 @@ export interface components {
              */
             update: components["schemas"]["RoundsSpec"] | components["schemas"]["VcAsgdSpec"] | components["schemas"]["SmaSpec"] | components["schemas"]["AsyncLocalSgdSpec"];
             /**
+             * @description settings tuned from measurements
              * @default {
              *       "local_steps": false,
              *       "momentum": false,
@@ -1589,6 +1613,7 @@ export interface components {
              */
             tuning: components["schemas"]["Tuning"];
             /**
+             * @description number and kind of machines
              * @default {
              *       "min": 1,
              *       "max": 4,
@@ -1599,7 +1624,7 @@ export interface components {
              *     }
              */
             workers: components["schemas"]["Workers-Input"];
-            /** @description what each machine has at least; it chooses pools and machine types */
+            /** @description what each machine has at least, which chooses pools and machine types */
             resources?: components["schemas"]["Resources-Input"] | null;
             /**
              * Finish By
@@ -1625,6 +1650,7 @@ export interface components {
              */
             weight: number;
             /**
+             * @description how often the model is stored, and how many are kept
              * @default {
              *       "every": 300,
              *       "keep": 3
@@ -1632,6 +1658,7 @@ export interface components {
              */
             checkpoint: components["schemas"]["Checkpoint-Input"];
             /**
+             * @description when the model is evaluated
              * @default {
              *       "every": "epoch"
              *     }
@@ -1639,7 +1666,10 @@ export interface components {
             evaluate: components["schemas"]["Evaluate"];
             /** @description moving average of the parameters: its decay in each step, or a mapping */
             ema?: components["schemas"]["Ema"] | null;
-            /** @default {} */
+            /**
+             * @description what ranks models, ends the job early, or pauses it
+             * @default {}
+             */
             stop: components["schemas"]["Stop-Input"];
             /**
              * Track
@@ -1654,6 +1684,7 @@ export interface components {
              */
             labels: string[];
             /**
+             * @description the data of the task
              * @default {
              *       "labels": []
              *     }
@@ -1665,7 +1696,10 @@ export interface components {
          * @description The specification of one training run. Raises :class:`SpecError` for a wrong field.
          */
         "JobSpec-Output": {
-            /** Name */
+            /**
+             * Name
+             * @description up to 63 lowercase letters, digits, and dashes; the job's ID is this name and six more characters
+             */
             name: string;
             /**
              * Task
@@ -1674,10 +1708,14 @@ export interface components {
             task: string;
             /**
              * Working Dir
+             * @description folder with your code, relative to the file; sent to the workers as a zip
              * @default .
              */
             working_dir: string;
-            /** Args */
+            /**
+             * Args
+             * @description keyword arguments of the task's class, as JSON values; for a script, its command line
+             */
             args?: {
                 [key: string]: unknown;
             };
@@ -1764,16 +1802,19 @@ export interface components {
             batch: "job" | "worker";
             /**
              * Seed
+             * @description seed of the model, the sample order, and the workers' random numbers
              * @default 0
              */
             seed: number;
             /**
              * Max Epoch Lead
+             * @description epochs beyond the slowest unfinished one that workers can lease
              * @default 1
              */
             max_epoch_lead: number;
             /**
              * Update
+             * @description how updates are blended and encoded
              * @default {
              *       "rule": "rounds",
              *       "codec": "auto"
@@ -1781,6 +1822,7 @@ export interface components {
              */
             update: components["schemas"]["RoundsSpec"] | components["schemas"]["VcAsgdSpec"] | components["schemas"]["SmaSpec"] | components["schemas"]["AsyncLocalSgdSpec"];
             /**
+             * @description settings tuned from measurements
              * @default {
              *       "local_steps": false,
              *       "momentum": false,
@@ -1790,6 +1832,7 @@ export interface components {
              */
             tuning: components["schemas"]["Tuning"];
             /**
+             * @description number and kind of machines
              * @default {
              *       "min": 1,
              *       "max": 4,
@@ -1800,7 +1843,7 @@ export interface components {
              *     }
              */
             workers: components["schemas"]["Workers-Output"];
-            /** @description what each machine has at least; it chooses pools and machine types */
+            /** @description what each machine has at least, which chooses pools and machine types */
             resources?: components["schemas"]["Resources-Output"] | null;
             /**
              * Finish By
@@ -1826,6 +1869,7 @@ export interface components {
              */
             weight: number;
             /**
+             * @description how often the model is stored, and how many are kept
              * @default {
              *       "every": 300,
              *       "keep": 3
@@ -1833,6 +1877,7 @@ export interface components {
              */
             checkpoint: components["schemas"]["Checkpoint-Output"];
             /**
+             * @description when the model is evaluated
              * @default {
              *       "every": "epoch"
              *     }
@@ -1840,7 +1885,10 @@ export interface components {
             evaluate: components["schemas"]["Evaluate"];
             /** @description moving average of the parameters: its decay in each step, or a mapping */
             ema?: components["schemas"]["Ema"] | null;
-            /** @default {} */
+            /**
+             * @description what ranks models, ends the job early, or pauses it
+             * @default {}
+             */
             stop: components["schemas"]["Stop-Output"];
             /**
              * Track
@@ -1855,6 +1903,7 @@ export interface components {
              */
             labels: string[];
             /**
+             * @description the data of the task
              * @default {
              *       "labels": []
              *     }
@@ -2157,14 +2206,21 @@ export interface components {
          *     name alone is short for a mapping.
          */
         Metric: {
-            /** Name */
+            /**
+             * Name
+             * @description key of the result of the task's evaluate
+             */
             name: string;
             /**
              * Mode
+             * @description whether lower or higher values are better
              * @enum {string}
              */
             mode: "min" | "max";
-            /** Target */
+            /**
+             * Target
+             * @description value that ends the job
+             */
             target?: number | null;
         };
         /**
@@ -2810,15 +2866,30 @@ export interface components {
          *     ``gpu_types``: the GPU's name has all words of one of these.
          */
         "Resources-Input": {
-            /** Gpus */
+            /**
+             * Gpus
+             * @description number of GPUs
+             */
             gpus?: number | null;
-            /** Gpu Memory */
+            /**
+             * Gpu Memory
+             * @description memory of one GPU
+             */
             gpu_memory?: string | null;
-            /** Cpus */
+            /**
+             * Cpus
+             * @description processors
+             */
             cpus?: number | null;
-            /** Memory */
+            /**
+             * Memory
+             * @description memory of the machine
+             */
             memory?: string | null;
-            /** Gpu Types */
+            /**
+             * Gpu Types
+             * @description kinds of GPUs, such as L4; the GPU's name has all words of one of them
+             */
             gpu_types?: string[] | null;
         };
         /**
@@ -2828,15 +2899,30 @@ export interface components {
          *     ``gpu_types``: the GPU's name has all words of one of these.
          */
         "Resources-Output": {
-            /** Gpus */
+            /**
+             * Gpus
+             * @description number of GPUs
+             */
             gpus?: number | null;
-            /** Gpu Memory */
+            /**
+             * Gpu Memory
+             * @description memory of one GPU
+             */
             gpu_memory?: string | null;
-            /** Cpus */
+            /**
+             * Cpus
+             * @description processors
+             */
             cpus?: number | null;
-            /** Memory */
+            /**
+             * Memory
+             * @description memory of the machine
+             */
             memory?: string | null;
-            /** Gpu Types */
+            /**
+             * Gpu Types
+             * @description kinds of GPUs, such as L4; the GPU's name has all words of one of them
+             */
             gpu_types?: string[] | null;
         };
         /**
@@ -2860,12 +2946,13 @@ export interface components {
          */
         RoundsSpec: {
             /**
-             * @description discriminator enum property added by openapi-typescript
+             * @description name of the update rule (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             rule: "rounds";
             /**
              * Codec
+             * @description encoding of updates
              * @default auto
              * @enum {string}
              */
@@ -3032,21 +3119,24 @@ export interface components {
          */
         SmaSpec: {
             /**
-             * @description discriminator enum property added by openapi-typescript
+             * @description name of the update rule (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             rule: "sma";
             /**
              * Moving Rate
+             * @description weight of an update, and how far a worker is pulled toward the model
              * @default 0.25
              */
             moving_rate: number;
             /**
              * Momentum
+             * @description momentum of the model
              * @default 0.5
              */
             momentum: number;
             /**
+             * @description weight of stale updates
              * @default {
              *       "function": "constant",
              *       "a": 0.5,
@@ -3056,6 +3146,7 @@ export interface components {
             staleness: components["schemas"]["Staleness"];
             /**
              * Codec
+             * @description encoding of updates
              * @default float32
              * @enum {string}
              */
@@ -3118,6 +3209,7 @@ export interface components {
         Staleness: {
             /**
              * Function
+             * @description weight of an update by its staleness
              * @default constant
              * @enum {string}
              */
@@ -3167,11 +3259,20 @@ export interface components {
          *     ``weights.safetensors``.
          */
         StartFrom: {
-            /** Job */
+            /**
+             * Job
+             * @description ID of a job
+             */
             job?: string | null;
-            /** Checkpoint */
+            /**
+             * Checkpoint
+             * @description best, last, or the name of a checkpoint; by default the best one
+             */
             checkpoint?: string | null;
-            /** File */
+            /**
+             * File
+             * @description safetensors file in working_dir, instead of a job
+             */
             file?: string | null;
         };
         /**
@@ -3214,17 +3315,27 @@ export interface components {
          *     cost ``max_cost_usd``.
          */
         "Stop-Input": {
-            /** Accuracy */
+            /**
+             * Accuracy
+             * @description short for a metric with the name accuracy, the mode max, and this target
+             */
             accuracy?: number | null;
+            /** @description metric that ranks evaluated models, also by its name alone; by default accuracy, else loss, else the first well-known name */
             metric?: components["schemas"]["Metric"] | null;
             /**
              * Patience
              * @description evaluations in a row without a better value of the metric, which end the job
              */
             patience?: number | null;
-            /** Max Cost Usd */
+            /**
+             * Max Cost Usd
+             * @description pause the job before its machines cost this much
+             */
             max_cost_usd?: number | null;
-            /** Max Duration */
+            /**
+             * Max Duration
+             * @description time since training started, after which the job ends with the last evaluated model
+             */
             max_duration?: number | string | null;
         };
         /**
@@ -3238,17 +3349,27 @@ export interface components {
          *     cost ``max_cost_usd``.
          */
         "Stop-Output": {
-            /** Accuracy */
+            /**
+             * Accuracy
+             * @description short for a metric with the name accuracy, the mode max, and this target
+             */
             accuracy?: number | null;
+            /** @description metric that ranks evaluated models, also by its name alone; by default accuracy, else loss, else the first well-known name */
             metric?: components["schemas"]["Metric"] | null;
             /**
              * Patience
              * @description evaluations in a row without a better value of the metric, which end the job
              */
             patience?: number | null;
-            /** Max Cost Usd */
+            /**
+             * Max Cost Usd
+             * @description pause the job before its machines cost this much
+             */
             max_cost_usd?: number | null;
-            /** Max Duration */
+            /**
+             * Max Duration
+             * @description time since training started, after which the job ends with the last evaluated model
+             */
             max_duration?: number | null;
         };
         /**
@@ -3474,6 +3595,7 @@ export interface components {
          * @description A tracker of a job. Its address and credentials are settings of the cluster.
          */
         Track: {
+            /** @description kind of the tracker */
             to: components["schemas"]["TrackerKind"];
             /**
              * Project
@@ -3580,30 +3702,30 @@ export interface components {
          * @description Settings that are tuned from measurements.
          *
          *     All are off by default: with self-tuning, a run depends on the speed of its machines and can't
-         *     be reproduced exactly. ``local_steps``: slower workers make fewer local steps in a push
-         *     interval, so that all push at the same rate. ``momentum``: the momentum of local optimizers is
-         *     reduced by the momentum that asynchrony adds. ``mixing``: updates get less weight while
-         *     validation worsens. ``learners_per_machine``: the largest number of learners on a machine;
-         *     learners are added while they raise its throughput.
+         *     be reproduced exactly.
          */
         Tuning: {
             /**
              * Local Steps
+             * @description give slower workers fewer local steps per push interval, so that all push at the same rate
              * @default false
              */
             local_steps: boolean;
             /**
              * Momentum
+             * @description lower the optimizers' momentum by the momentum that asynchrony adds
              * @default false
              */
             momentum: boolean;
             /**
              * Mixing
+             * @description give updates less weight while validation worsens
              * @default false
              */
             mixing: boolean;
             /**
              * Learners Per Machine
+             * @description most learners per machine; each is added only if it raises the throughput
              * @default 1
              */
             learners_per_machine: number;
@@ -3631,16 +3753,18 @@ export interface components {
          */
         VcAsgdSpec: {
             /**
-             * @description discriminator enum property added by openapi-typescript
+             * @description name of the update rule (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             rule: "vc-asgd";
             /**
              * Alpha
+             * @description weight of the model; var is e/(e+1) in epoch e
              * @default var
              */
             alpha: number | "var";
             /**
+             * @description weight of stale updates
              * @default {
              *       "function": "constant",
              *       "a": 0.5,
@@ -3650,6 +3774,7 @@ export interface components {
             staleness: components["schemas"]["Staleness"];
             /**
              * Codec
+             * @description encoding of updates
              * @default float32
              * @enum {string}
              */
@@ -3828,11 +3953,13 @@ export interface components {
         "Workers-Input": {
             /**
              * Min
+             * @description machines that the job gets before others get more than theirs, and keeps
              * @default 1
              */
             min: number;
             /**
              * Max
+             * @description most machines that the job uses
              * @default 4
              */
             max: number;
@@ -3850,24 +3977,29 @@ export interface components {
             spare: number;
             /**
              * Pools
-             * @description all spot pools of the cluster that may see the job, if not set
+             * @description where machines come from, in order of preference; by default all spot pools of the cluster that may see the job
              */
             pools?: string[] | null;
-            /** Fallback */
+            /**
+             * Fallback
+             * @description buys min machines on demand when all spot pools refuse
+             */
             fallback?: "on-demand" | null;
             /**
              * Fallback After
+             * @description how long all spot pools must have refused
              * @default 300
              */
             fallback_after: number | string;
             /**
              * On Demand Min
+             * @description machines that are bought on demand from the start
              * @default 0
              */
             on_demand_min: number;
             /**
              * Max Price Per Hour
-             * @description USD per machine
+             * @description USD per machine; more expensive ones are excluded
              */
             max_price_per_hour?: number | null;
         };
@@ -3881,11 +4013,13 @@ export interface components {
         "Workers-Output": {
             /**
              * Min
+             * @description machines that the job gets before others get more than theirs, and keeps
              * @default 1
              */
             min: number;
             /**
              * Max
+             * @description most machines that the job uses
              * @default 4
              */
             max: number;
@@ -3903,24 +4037,29 @@ export interface components {
             spare: number;
             /**
              * Pools
-             * @description all spot pools of the cluster that may see the job, if not set
+             * @description where machines come from, in order of preference; by default all spot pools of the cluster that may see the job
              */
             pools?: string[] | null;
-            /** Fallback */
+            /**
+             * Fallback
+             * @description buys min machines on demand when all spot pools refuse
+             */
             fallback?: "on-demand" | null;
             /**
              * Fallback After
+             * @description how long all spot pools must have refused
              * @default 300
              */
             fallback_after: number;
             /**
              * On Demand Min
+             * @description machines that are bought on demand from the start
              * @default 0
              */
             on_demand_min: number;
             /**
              * Max Price Per Hour
-             * @description USD per machine
+             * @description USD per machine; more expensive ones are excluded
              */
             max_price_per_hour?: number | null;
         };

@@ -63,7 +63,7 @@ def join(
     if body.version != vcasgd.__version__:
         raise VersionDiffers(
             f"the stack has vcasgd {vcasgd.__version__}, and this machine {body.version}",
-            remedy=f"pip install vcasgd=={vcasgd.__version__}",
+            remedy=f"pip install 'vcasgd[worker]=={vcasgd.__version__}'",
             version=vcasgd.__version__,
         )
     if len(secret) < MIN_MACHINE_SECRET:

@@ -96,19 +96,27 @@ class _Scrape(Collector):
 
     def collect(self) -> Iterator[Metric]:
         services = self._services
-        version = {"version": vcasgd.__version__}
-        yield InfoMetricFamily("vcasgd_build", "Version of the platform.", version)
-        yield GaugeMetricFamily(
-            "vcasgd_controller_up",
-            "1 if a controller is running.",
-            float(services.control.held()),
-        )
-        counts = services.jobs.states()
-        states = [((state.value,), float(counts.get(state, 0))) for state in JobState]
-        yield _gauge("vcasgd_jobs", "Jobs by state.", ["state"], states)
+        yield from _platform(services.control.held(), services.jobs.states())
         yield from _jobs(list(_sources(services)))
         yield from _store(services.servers.all(), read_gauges(services.ledger))
         yield from _fleet(services.control.machines())
+
+
+def empty_metrics() -> Iterator[Metric]:
+    """Yield all metrics with their descriptions and labels, and without measured values."""
+    yield from _platform(False, {})
+    yield from _jobs(())
+    yield from _store({}, ServerGauges(0, None, 0, 0))
+    yield from _fleet({})
+
+
+def _platform(controlled: bool, counts: Mapping[JobState, int]) -> Iterator[Metric]:
+    version = {"version": vcasgd.__version__}
+    yield InfoMetricFamily("vcasgd_build", "Version of the platform.", version)
+    text = "1 if a controller is running."
+    yield GaugeMetricFamily("vcasgd_controller_up", text, float(controlled))
+    states = [((state.value,), float(counts.get(state, 0))) for state in JobState]
+    yield _gauge("vcasgd_jobs", "Jobs by state.", ["state"], states)
 
 
 @dataclass(frozen=True)
