@@ -83,6 +83,13 @@ def test_machines_of_slurm_need_a_port_to_join_and_no_ray(tmp_path: Path) -> Non
     assert "VCASGD_JOIN_KEY" not in environment_of(parts["controller"])
 
 
+def test_machines_join_where_the_gateway_listens(tmp_path: Path) -> None:
+    environment = plan(tmp_path, join_port=0, join_host="127.0.0.1").join_env
+
+    port = environment["VCASGD_JOIN_PORT"]
+    assert environment["VCASGD_JOIN_URL"] == f"https://127.0.0.1:{port}"
+
+
 def test_number_of_nodes_defaults_to_the_last_start(tmp_path: Path) -> None:
     assert plan(tmp_path).nodes == 1
     assert plan(tmp_path, StackState(store_nodes=3)).nodes == 3

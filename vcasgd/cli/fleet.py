@@ -39,7 +39,7 @@ POLL_SECONDS = 0.2
 _WORKERS: Columns = {
     "WORKER": lambda row: row["name"],
     "MACHINE": lambda row: row.get("machine"),
-    "DOING": lambda row: row.get("quarantined") or row.get("leaving") or row.get("doing"),
+    "DOING": lambda row: _doing(row),
     "STEPS": lambda row: row.get("steps"),
     "PER PUSH": lambda row: row.get("local_steps"),
     "SAMPLES": lambda row: row.get("samples"),
@@ -66,6 +66,12 @@ _POOLS: Columns = {
     "LABELS": lambda row: ", ".join(row.get("labels") or ()) or None,
     "BLOCKED": lambda row: row.get("reason"),
 }
+
+
+def _doing(row: Mapping[str, Any]) -> str | None:
+    """Return what a worker does, or why it leaves or gets no work."""
+    doing: str | None = row.get("quarantined") or row.get("leaving") or row.get("doing")
+    return "asked to leave" if doing == "drain" else doing
 
 
 def workers(

@@ -159,11 +159,12 @@ class StackLayout:
         """Variables of the gateway, and of the API behind it; empty without a gateway."""
         if GATEWAY not in self.ports:
             return {}
-        port = self.ports[GATEWAY]
+        port, host = self.ports[GATEWAY], self.settings.join_host
+        address = _own_address() if host in ("0.0.0.0", "::") else host
         env = {
             "VCASGD_API_SOCKET": str(self.scratch / "api.sock"),
             "VCASGD_JOIN_PORT": str(port),
-            "VCASGD_JOIN_URL": self.settings.join_url or f"https://{_own_address()}:{port}",
+            "VCASGD_JOIN_URL": self.settings.join_url or f"https://{address}:{port}",
         }
         if self.settings.join_certificate is None:
             folder = self.home.path / GATEWAY

@@ -31,7 +31,7 @@ export function Rates({ job }: { job: Job }) {
   return (
     <Panel
       title="Updates per second"
-      note={`${decimal(rate.at(-1)?.[1], 1)} now`}
+      note={job.ended_at ? undefined : `${decimal(rate.at(-1)?.[1], 1)} now`}
       empty={rate.length ? undefined : "No updates yet."}
     >
       <Chart height={180} label={`Updates per second, ${rate.length} points`} describe={describe} />

@@ -138,5 +138,6 @@ const GPU_COLUMNS: Column<Worker>[] = [
 ];
 
 function activity(row: Worker): string | null {
-  return row.quarantined ?? row.leaving ?? row.doing;
+  const doing = row.quarantined ?? row.leaving ?? row.doing;
+  return doing === "drain" ? "asked to leave" : doing;
 }
