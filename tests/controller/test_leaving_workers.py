@@ -68,3 +68,26 @@ def test_worker_that_an_earlier_controller_stopped_is_killed_in_time(
     loop.round()
 
     assert not cloud.workers()
+
+
+def test_a_job_that_is_resumed_soon_keeps_its_workers(controllers: Controllers, jobs: Jobs) -> None:
+    # Given a job whose workers left because it was paused
+    cloud = Cloud()
+    job = submit(jobs, 1)
+    loop, _ = controllers.run_with(cloud, 2)
+    jobs.transition(job, JobState.PAUSED, [JobState.STARTING], why="test")
+    loop.round()
+    workers = sorted(cloud.workers())
+    cloud.crashed.update(workers)
+
+    # When it is resumed in the time that they had to leave
+    jobs.transition(job, JobState.STARTING, [JobState.PAUSED], why="test")
+    loop.round()
+    cloud.crashed.clear()
+    controllers.run(loop, lambda: sorted(cloud.workers()) == workers)
+
+    # Then its new workers, which have the same names, aren't killed after that time
+    controllers.ahead += drain_seconds(controllers.settings) + 1
+    for _ in range(2):
+        loop.round()
+        assert sorted(cloud.workers()) == workers

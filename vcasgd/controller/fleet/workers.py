@@ -45,6 +45,8 @@ class WorkerActuator:
         self._drain_seconds = drain_seconds(fleet.settings)
         #: Deadlines of the workers that were asked to leave, in Unix seconds.
         self._draining: dict[str, float] = {}
+        #: Workers that were started in this round; they have the names of those before them.
+        self._started: set[str] = set()
         #: Jobs that the machines of these workers were taken for.
         self.successors: dict[str, str] = {}
 
@@ -76,6 +78,7 @@ class WorkerActuator:
                 except SpecError as error:
                     log.warning("%s: %s", action, error)
         self._fleet.workplaces.start(environments)
+        self._started |= environments.keys()
 
     def _environment(self, name: str, action: StartWorker, pool: str) -> dict[str, str]:
         if not is_joined(action.machine_id):
@@ -105,7 +108,9 @@ class WorkerActuator:
         """
         alive, now = self._fleet.workplaces.alive, self._fleet.clock()
         self._draining = dict.fromkeys(draining, now + self._drain_seconds) | self._draining
-        self._draining = {name: at for name, at in self._draining.items() if name in alive}
+        asked = alive - self._started
+        self._started.clear()
+        self._draining = {name: at for name, at in self._draining.items() if name in asked}
         self.successors = {name: job for name, job in self.successors.items() if name in alive}
         for name, deadline in self._draining.items():
             if now > deadline:
