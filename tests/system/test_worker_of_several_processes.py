@@ -13,7 +13,6 @@ import pytest
 from safetensors.torch import load_file
 from support.counted_job import CountedJob, client_of
 
-from vcasgd.fleet.providers.local.processes import MARKER, kill_all
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
@@ -53,7 +52,8 @@ def test_nothing_is_lost_when_ranks_die(
             job.await_updates(3, eventually)
         # And a machine with all of them
         row = eventually(lambda: training(client.job(job.id).workers()), timeout=120)
-        assert kill_all(psutil.Process(row.pid).environ()[MARKER], None)
+        client.evict(row.name, kill=True)
+        eventually(lambda: not psutil.pid_exists(row.pid))
         job.await_updates(3, eventually)
 
         # Then every sample was applied exactly once in each epoch
@@ -65,28 +65,16 @@ def test_nothing_is_lost_when_ranks_die(
 @pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.timeout(EXAMPLE_SECONDS + 120)
-@pytest.mark.parametrize(
-    ("example", "ranks", "is_good"),
-    [
-        ("text/fsdp.yaml", 4, lambda metrics: metrics["loss"] < 3.4),
-        ("huggingface/job.yaml", 2, lambda metrics: metrics["accuracy"] > 0.8),
-    ],
-)
-def test_examples_train_to_their_end(
-    tmp_path: Path, example: str, ranks: int, is_good: Callable[[dict[str, float]], bool]
-) -> None:
-    if example.startswith("huggingface"):
-        pytest.importorskip("transformers", reason="needs the extra huggingface")
+def test_the_example_of_a_model_in_parts_trains_to_its_end(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=1)
     with client_of(settings) as client:
-        spec = JobSpec.load(EXAMPLES / example)
-        workers = spec.workers.model_copy(update={"gpus": ranks})
-        spec = spec.model_copy(update={"workers": workers})
+        spec = JobSpec.load(EXAMPLES / "text" / "fsdp.yaml")
         job = client.job(client.submit_directory(spec).id)
         view = job.wait(EXAMPLE_SECONDS)
         assert view.state == "succeeded", view.reason
-        assert is_good(view.evaluations[-1].metrics)
-        assert any(event.details.get("ranks") == ranks for event in job.events())
+        # Guesses have 4.56.
+        assert view.evaluations[-1].metrics["loss"] < 3.4
+        assert any(event.details.get("ranks") == RANKS for event in job.events())
         assert load_file(job.download(tmp_path / "model.safetensors"))
 
 
@@ -103,7 +91,7 @@ def test_no_process_has_a_model_that_is_in_parts(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=1)
     with client_of(settings) as client:
         spec = JobSpec.parse({
-            "name": "wide", "task": "sharded:Wide", "working_dir": str(TASKS), "epochs": 2,
+            "name": "wide", "task": "sharded:Wide", "working_dir": str(TASKS), "epochs": 1,
             "args": {"layers": layers, "folder": str(notes)}, "workers": {"max": 1, "gpus": RANKS},
         })  # fmt: skip
         view = client.job(client.submit_directory(spec).id).wait(EXAMPLE_SECONDS)
