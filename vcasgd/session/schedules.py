@@ -97,6 +97,12 @@ class Replay:
         self._kept.append(self._changed())
 
 
+_SOME_STEPS = "after some steps only, so that no function of the job's step is known"
+#: Steps of a loop in which each scheduler that it calls after steps has to be called. Later, a loop
+#: may be done with one.
+_WATCHED_STEPS = 50
+
+
 class LoopSchedulers:
     """Schedulers of ``optimizers`` that a loop steps itself, after each of its steps or epochs.
 
@@ -110,6 +116,8 @@ class LoopSchedulers:
         #: True for each scheduler that the loop calls after its epochs; None until that is known.
         self._by_epoch: list[bool | None] = [None] * len(self._found)
         self._steps, self._between, self._epoch_steps = 0, False, 1
+        #: Schedulers that it has called since the last step.
+        self._called: set[int] = set()
         self._first = options_of(optimizers)
         self._replay: Replay | None = None
         for number, each in enumerate(self._found):
@@ -118,6 +126,10 @@ class LoopSchedulers:
 
     def begin_step(self) -> None:
         """Record that the loop gets the batch of its next step."""
+        by_step = {number for number, each in enumerate(self._by_epoch) if each is False}
+        if self._steps <= _WATCHED_STEPS and by_step - self._called:
+            raise _refused(_SOME_STEPS)
+        self._called.clear()
         if self._steps:
             # Those that it didn't call after its first step.
             self._by_epoch = [each is not False for each in self._by_epoch]
@@ -166,7 +178,8 @@ class LoopSchedulers:
         if known is None:
             self._by_epoch[number] = self._between
         elif known != self._between:
-            raise _refused("after some steps only, so that no function of the job's step is known")
+            raise _refused(_SOME_STEPS)
+        self._called.add(number)
 
 
 def schedulers_of(optimizers: Sequence[Optimizer]) -> list[Any]:
