@@ -131,22 +131,21 @@ def test_job_buys_on_demand_when_its_slack_is_gone_and_not_before(
 ) -> None:
     # Given a job that two machines train in 100 s, and the only spot machine alone in 200 s
     assert HELD_SECONDS * SAMPLES / BATCH_SIZE == 200
-    fields: dict[str, Any] = {"workers": {"max": 2, "pools": ["cheap", "sure"]}, "within": "220s"}
+    fields: dict[str, Any] = {"workers": {"max": 2, "pools": ["cheap", "sure"]}, "within": "250s"}
     job = CountedJob(fleet.client, tmp_path, 1, step_seconds=HELD_SECONDS, **fields)
-    seen: list[str | None] = []
 
-    def on_demand() -> bool:
-        bought = bool(fleet.of_pool("sure"))
-        seen.append(fleet.client.job(job.id).outlook)
-        assert not (bought and (seen[-1] or "").startswith("waits")), seen[-1]
-        return bought
+    def on_demand() -> list[float]:
+        """Return the slack when it waited and when it bought, once it has bought."""
+        bought = fleet.of_pool("sure")
+        slack = [event["slack_seconds"] for event in job.events("deadline")]
+        assert len(slack) > 1 or not bought, "nothing is bought while it waits"
+        return slack if bought else []
 
-    eventually(on_demand, timeout=200)
+    waited, bought = eventually(on_demand, timeout=240)[:2]
 
-    assert any((text or "").startswith("waits for spot machines") for text in seen)
+    # of which the time that a machine may take to join is kept, and what losses may take
+    assert waited > 32 > bought
     eventually(lambda: fleet.training_machines(job) == {"cheap", "sure"})
-    kinds = [event["slack_seconds"] for event in job.events("deadline")]
-    assert kinds == sorted(kinds, reverse=True)
     view = job.finish()
     assert view.deadline is not None
     assert view.ended_at is not None
