@@ -27,7 +27,7 @@ from vcasgd.client.transport import Transport
 from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import SpecError, StackError, VcasgdError
 from vcasgd.fleet.estimate import MAX_PRICE_DAYS
-from vcasgd.fleet.pools import LocalPoolSpec, PoolSpec, load_pools
+from vcasgd.fleet.pools import AwsPoolSpec, GcpPoolSpec, PoolSpec, load_pools
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.registry import ask_account
 from vcasgd.gpus import Gpu, visible_gpus
@@ -331,7 +331,7 @@ def pools(settings: Settings) -> Findings:
         return
     ages: dict[str, float] = {}
     for pool in specs:
-        if not isinstance(pool, LocalPoolSpec):
+        if isinstance(pool, AwsPoolSpec | GcpPoolSpec):
             for kind in pool.machine_types:
                 try:
                     table = PriceTable.load(pool.provider, settings.prices)

@@ -19,8 +19,6 @@ from vcasgd.store.keys import MACHINES
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.leases import Leases
-from vcasgd.worker_names import worker_name
 
 
 def submit(jobs: Jobs, machines: int = 1, **options: Any) -> str:
@@ -44,7 +42,7 @@ def test_rebalance_advice_is_reported_once(controllers: Controllers, jobs: Jobs)
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_machine_whose_owner_stops_it_is_no_loss(
-    controllers: Controllers, jobs: Jobs, ledger: RedisClient, seen: bool
+    controllers: Controllers, jobs: Jobs, seen: bool
 ) -> None:
     # Given a machine that joined, and works for a job
     job, cloud = submit(jobs), Cloud()
@@ -56,9 +54,8 @@ def test_a_machine_whose_owner_stops_it_is_no_loss(
         cloud.change(one.id, state=MachineState.LEAVING, notice_at=NOW, leaves=True)
         loop.round()
     else:
+        # It is no longer among those that joined.
         loop._fleet.pools.specs[one.pool] = JoinPoolSpec(name=one.pool, provider="join")
-        worker = worker_name(one.id, job)
-        Leases(ledger, job, worker, 60).renew({"doing": "left: the machine leaves"}, [])
     cloud.take(one.id)
     loop.round()
 

@@ -27,7 +27,8 @@ from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import LostWorkers
-from vcasgd.store.ledger.workers import WorkerBeats, read_beats
+from vcasgd.store.ledger.machines import JoinedMachines
+from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.worker_names import machine_of, worker_name
 
 #: Seconds between two complete writes of the published view.
@@ -243,19 +244,18 @@ class FleetView:
     def _left(self, lost: Mapping[str, Machine]) -> dict[str, str]:
         """Return why machines are no loss whose owners let them leave, by machine.
 
-        One that leaves quickly was never observed while it did, but its worker said so.
+        One that leaves quickly was never observed while it did, but it has removed itself.
         """
         specs = self._fleet.pools.specs
-        mine = {
-            (one.job, worker_name(name, one.job)): name
+        joined = JoinedMachines(self._fleet.ledger, self._fleet.settings.lease_seconds)
+        gone = [
+            name
             for name, one in lost.items()
-            if one.job is not None
-            and one.state is not MachineState.LEAVING
+            if one.state is not MachineState.LEAVING
             and one.pool in specs
             and specs[one.pool].provider == JOIN
-        }
-        beats = read_beats(self._fleet.ledger, mine) if mine else {}
-        gone = [mine[worker] for worker, beat in beats.items() if beat.has_left]
+            and joined.get(name) is None
+        ]
         return dict.fromkeys([*(n for n, one in lost.items() if one.leaves), *gone], "it left")
 
     def _losses(
