@@ -147,6 +147,13 @@ def test_a_scheduler_that_follows_one_worker_is_refused(
         simulated(task, 2, epochs=EPOCHS)
 
 
+def test_a_rate_that_the_loop_sets_between_epochs_is_refused(tmp_path: Path) -> None:
+    task = loop(tmp_path, SGD, "None", by_epoch="optimizer.param_groups[0]['lr'] *= 0.1")
+
+    with pytest.raises(UserCodeError, match="the loop changed the learning rate"):
+        simulated(task, 2, epochs=EPOCHS)
+
+
 def test_a_scheduler_that_follows_a_metric_is_refused(tmp_path: Path) -> None:
     task = loop(tmp_path, SGD, f"{LR}ReduceLROnPlateau(optimizer)")
 

@@ -149,6 +149,9 @@ class BatchLoader:
 
     def _batches_of_job(self, script: LoopInThread) -> Iterator[Any]:
         """Yield the batches of an epoch that this worker trains."""
+        if self._epoch >= 0:
+            # The loop may have set them between two epochs.
+            self._check_rates()
         self.wait()
         self._epoch = max(self._epoch + 1, script.place.epoch)
         while script.place.epoch <= self._epoch or not self._by_epoch:
@@ -163,6 +166,7 @@ class BatchLoader:
                 yield batch
                 self._end_part()
             self.wait()
+        self._rates = self._present_rates()
         if self._schedulers is not None:
             self._schedulers.end_epoch()
 
