@@ -221,7 +221,10 @@ def run(page: str) -> bool:
         files = text if RUN[page].files is None else (ROOT / RUN[page].files).read_text()
         for block in blocks(files):
             if block.title:
-                (there / block.title).write_text(block.text)
+                # Other pages are read in the folder of a job.
+                path = Path(block.title if RUN[page].files is None else Path(block.title).name)
+                (there / path).parent.mkdir(exist_ok=True)
+                (there / path).write_text(block.text)
         own = {
             **{k: v for k, v in os.environ.items() if not k.startswith("VCASGD_")},
             "HOME": folder,
