@@ -49,8 +49,8 @@ def bounded(home: Path, **options: Any) -> Iterator[Harness]:
 
 @pytest.fixture(params=KINDS)
 def harness(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Harness]:
-    """Servers of each kind for one test. Users of jobs that ended linger for 24 heartbeats."""
-    with bounded(tmp_path, heartbeat=0.5, binary=require_binary(request.param)) as harness:
+    """Servers of each kind for one test."""
+    with bounded(tmp_path, binary=require_binary(request.param)) as harness:
         yield harness
 
 

@@ -145,8 +145,11 @@ def _credible_batches(headers: Mapping[str, Header]) -> dict[str, float]:
     """Return the local batch of each member in samples; all members make about as many steps.
 
     It is the mean of the steps that the member made, because an interval needn't be a multiple of
-    the batch that it meant to use. So members make up for larger ones with their next batches.
+    the batch that it meant to use. So members make up for larger ones with their next batches. A
+    worker that is alone makes the job's batches; only the last one of an epoch may be smaller.
     """
+    if len(headers) == 1:
+        return {worker: header.batch for worker, header in headers.items()}
     samples = {worker: header.stop - header.start for worker, header in headers.items()}
     steps = [samples[worker] / each.batch for worker, each in headers.items() if each.batch]
     most = MAX_LARGER / median_high(steps) if steps else 0.0
