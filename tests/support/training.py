@@ -198,12 +198,9 @@ class Training:
     # -- the trace ------------------------------------------------------------------------------
 
     def steps(self) -> list[tuple[int, list[int]]]:
-        """Return the process and the samples of every started local step.
-
-        Without the first one, which the first worker rehearses and undoes before training starts.
-        """
+        """Return the process and the samples of every started local step."""
         lines = self._trace.read_text().splitlines() if self._trace.exists() else []
-        numbers = [[int(word) for word in line.split()] for line in lines[1:]]
+        numbers = [[int(word) for word in line.split()] for line in lines]
         return [(pid, samples) for pid, *samples in numbers]
 
     def steps_of(self, name: str) -> list[list[int]]:

@@ -41,6 +41,8 @@ LOCK_SECONDS = INSTALL_SECONDS + SETUP_SECONDS + 60
 COMPLETE = "vcasgd-complete"
 #: The distribution of this package.
 PLATFORM = "vcasgd"
+#: Its extra with what trains.
+WORKER_EXTRA = "worker"
 
 
 def set_variables(context: WorkerContext, spec: JobSpec, on_progress: Callable[[], None]) -> None:
@@ -187,7 +189,7 @@ def _refers_to_files(line: str) -> bool:
 
 
 def platform_versions() -> dict[str, str]:
-    """Return the versions of this package's dependencies, and of theirs, by sorted names.
+    """Return the versions of what a worker depends on, and of what that does, by sorted names.
 
     A job can't replace them. All installed packages count if this package is not installed itself.
     """
@@ -201,12 +203,13 @@ def platform_versions() -> dict[str, str]:
 def _needed_by(root: Distribution) -> dict[str, str]:
     found: dict[str, str] = {}
     left = [root]
+    extras: tuple[str, ...] = ("", WORKER_EXTRA)
     while left:
         for line in left.pop().requires or ():
             requirement = Requirement(line)
-            name = canonicalize_name(requirement.name)
+            name, marker = canonicalize_name(requirement.name), requirement.marker
             if name in found or not (
-                requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+                marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
             ):
                 continue
             try:
@@ -215,4 +218,5 @@ def _needed_by(root: Distribution) -> dict[str, str]:
                 continue
             found[name] = needed.version
             left.append(needed)
+        extras = ("",)
     return found

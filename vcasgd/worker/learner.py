@@ -124,6 +124,7 @@ class Learner:
         #: Vectors that had been loaded into the model at the end of the last interval; −1 while
         #: there is none.
         self._loads = -1
+        self._is_rehearsed = False
         #: Processes that train every batch together with this one.
         self._group: RankGroup | None = None
         #: Where the last interval ended in the order of an epoch; None if that is unknown.
@@ -331,8 +332,10 @@ class Learner:
         before the first epoch is trained.
 
         Calls ``on_progress`` between them. Raises :class:`SpecError` if the evaluation lacks the
-        metric that the job names, and errors of the user's code.
+        metric that the job names, and errors of the user's code. Does nothing the second time.
         """
+        if self._is_rehearsed:
+            return
         self._rehearse_step()
         on_progress()
         names = self._rehearse()
@@ -343,6 +346,7 @@ class Learner:
                 remedy=did_you_mean(chosen.name, names) or "name one of them, or return it",
                 field="stop.metric",
             )
+        self._is_rehearsed = True
 
     def _rehearse_step(self) -> None:
         # Loops, trainers, and several processes count their steps themselves.
