@@ -341,8 +341,10 @@ def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_despite_heartbeat
 
 
 HANGING = """
-import os, threading
+import itertools, os, threading
 from vcasgd.chaos.task.audit import Audit
+
+calls = itertools.count()
 
 class Mine(Audit):
     def __init__(self, marker, **args):
@@ -350,6 +352,8 @@ class Mine(Audit):
         self.marker = marker
 
     def loss(self, model, batch):
+        if next(calls) == 0:  # the rehearsal of the first worker
+            return super().loss(model, batch)
         try:
             os.close(os.open(self.marker, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
