@@ -25,7 +25,7 @@ import reference  # noqa: E402
 OUTSIDE = "repository"
 #: Parts of the navigation that have all pages of some folders.
 SECTIONS = {"Examples": ("examples/", "terraform/"), "Measurements": ("benchmarks/",)}
-#: Where a reference belongs, with the line before it, which is for readers of the file.
+#: Place of a generated reference, with the note before it for people who read the file itself.
 _MARK = re.compile(r"(?:^.*`make docs` builds .*\n\n)?^<!-- generated: (\w+) -->$", re.MULTILINE)
 _FENCE = re.compile(r"^( *```).*?^\1", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(((?!https?:|mailto:|#)[^)\s]+)\)")

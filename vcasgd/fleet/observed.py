@@ -76,7 +76,7 @@ class JobDemand:
     saves: bool = False
     """True if pools of on-demand machines are used as by the fallback, too."""
     outlook: Outlook | None = None
-    """That of a job with a deadline, once its speed is known."""
+    """Forecast for a deadline; None without one, or until the job's speed is known."""
 
     @property
     def desired(self) -> int:
