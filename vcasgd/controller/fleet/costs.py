@@ -19,6 +19,7 @@ from vcasgd.fleet.costs import (
     last_charge,
     opened,
 )
+from vcasgd.fleet.deadline import span
 from vcasgd.fleet.estimate import PlannedWork, memory_text, total_samples
 from vcasgd.fleet.observed import Rates
 from vcasgd.fleet.providers.base import Machine, MachineState
@@ -315,7 +316,7 @@ class Speeds:
             return None
         length, workers = job.spec.length, f"{len(rates)} worker{'s'[: len(rates) != 1]}"
         text = (
-            f"{length} take{'s' * length.startswith('1 ')} about {_span(samples / speed)} at "
+            f"{length} take{'s' * length.startswith('1 ')} about {span(max(1.0, samples / speed))} at "
             f"{speed:{'.3g' if speed < 1000 else ',.0f'}} samples/s, the speed of the first steps "
             f"of {workers}"
         )
@@ -402,13 +403,6 @@ def _first_rate(beat: Heartbeat) -> float | None:
 
 def _gpu_bytes(beat: Heartbeat) -> int:
     return max(0, (beat.gpu_memory_bytes or 0) - (beat.gpu_memory_free_bytes or 0))
-
-
-def _span(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(1.0, seconds):.0f} s"
 
 
 def _rate(
