@@ -12,7 +12,7 @@ import torch
 import vcasgd
 from vcasgd.errors import TaskImportError
 from vcasgd.task import task as task_module
-from vcasgd.task.task import calling_user_code, load_task
+from vcasgd.task.task import calling_user_code, load_task, variables_of
 
 SOURCE = """
 import vcasgd
@@ -120,3 +120,9 @@ def test_error_in_a_method_names_the_method() -> None:
     error = calling_user_code("loss", ValueError("too large"))
 
     assert str(error) == "loss raised ValueError: too large"
+
+
+def test_objects_of_one_class_have_names_of_their_own() -> None:
+    found = variables_of([[1], {}, [2]])
+
+    assert {name: read() for name, read in found.items()} == {"list": [1], "dict": {}, "list2": [2]}

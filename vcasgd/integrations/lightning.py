@@ -11,6 +11,8 @@ import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import getitem
 from typing import Any
 
 import torch
@@ -206,7 +208,7 @@ class ModuleTask(LoopInThread):
         """Return the callbacks, and attributes of the module that Lightning hasn't."""
         module: Any = self.network
         found: dict[str, Callable[[], Any]] = {
-            name: lambda name=name: vars(module)[name]  # type: ignore[misc]
+            name: partial(getitem, vars(module), name)
             for name in vars(module).keys() - vars(LightningModule()).keys()
         }
         return found | variables_of(self.trainer.callbacks)

@@ -7,8 +7,11 @@ import inspect
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from operator import getitem
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -220,7 +223,7 @@ class Task:
         """
         if type(self).__module__.partition(".")[0] == vcasgd.__name__:
             return {}
-        return {name: lambda name=name: vars(self)[name] for name in vars(self)}  # type: ignore[misc]
+        return {name: partial(getitem, vars(self), name) for name in vars(self)}
 
     def use_loader_settings(self, loader: DataLoader[Any]) -> None:
         """Load batches with the processes that a ``DataLoader`` would use."""
@@ -241,8 +244,20 @@ def source_of(objects: Iterable[object]) -> str:
 
 
 def variables_of(objects: Iterable[object]) -> dict[str, Callable[[], Any]]:
-    """Return functions that return the objects, by the names of their classes."""
-    return {type(each).__name__: lambda each=each: each for each in objects}  # type: ignore[misc]
+    """Return functions that return the objects, by the names of their classes, the second one of
+    a class with a 2."""
+    found: dict[str, Callable[[], Any]] = {}
+    count: Counter[str] = Counter()
+    for each in objects:
+        name = type(each).__name__
+        count[name] += 1
+        number = count[name] if count[name] > 1 else ""
+        found[f"{name}{number}"] = partial(_itself, each)
+    return found
+
+
+def _itself(value: object) -> object:
+    return value
 
 
 #: Libraries whose objects have no state or code of the user's.

@@ -315,8 +315,9 @@ class Speeds:
         if samples is None:
             return None
         length, workers = job.spec.length, f"{len(rates)} worker{'s'[: len(rates) != 1]}"
+        lasts = span(max(1.0, samples / speed))
         text = (
-            f"{length} take{'s' * length.startswith('1 ')} about {span(max(1.0, samples / speed))} at "
+            f"{length} take{'s' * length.startswith('1 ')} about {lasts} at "
             f"{speed:{'.3g' if speed < 1000 else ',.0f'}} samples/s, the speed of the first steps "
             f"of {workers}"
         )
