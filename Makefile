@@ -61,7 +61,7 @@ pages: setup
 demo: pages  ## train on this machine while workers die, in two minutes
 	$(BIN)/vcasgd demo
 
-test: setup dashboard  ## the tests, in about 15 minutes: real servers, kills and a real browser
+test: setup dashboard  ## the tests, in 15 to 18 minutes: real servers, kills and a real browser
 	$(NPM) test
 	$(PYTEST)
 
