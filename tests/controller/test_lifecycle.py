@@ -225,7 +225,7 @@ def test_paused_job_keeps_its_work_and_continues_when_resumed(
     harness.jobs.resume(training.job)
     training.add_workers(2)
     training.await_success()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
 
 
 def test_cancelled_job_releases_everything_at_once(

@@ -213,16 +213,26 @@ class Training:
         assert self.plan.order is not None or len(trained) == self.plan.samples
         return trained.total() - self.total
 
+    def unexplained_repeats(self) -> int:
+        """Return how many samples were trained again although no lease expired or was overtaken.
+
+        On a busy machine, both happen to living workers.
+        """
+        return max(0, self.repeated_samples() - self._cost_of_lost_leases(killed=0))
+
     def most_repeated_samples(self, killed: int = 1) -> int:
         """Return the most samples that can be trained again after workers were killed.
 
         Each was killed in the middle of a push interval. On a busy machine, the lease of a living
         worker can expire, too; that also costs its unapplied updates.
         """
+        return self._cost_of_lost_leases(killed)
+
+    def _cost_of_lost_leases(self, killed: int) -> int:
         work = self.harness.jobs.work(self.job)
-        expired = work.get("expired", 0) + work.get("overtaken", 0)
-        assert expired >= killed
-        return self.interval * (killed + (1 + MAX_UNAPPLIED) * (expired - killed))
+        lost = work.get("expired", 0) + work.get("overtaken", 0)
+        assert lost >= killed
+        return self.interval * (killed + (1 + MAX_UNAPPLIED) * (lost - killed))
 
     def heartbeat(self, name: str) -> Heartbeat:
         """Return a worker's last heartbeat, or an empty one."""

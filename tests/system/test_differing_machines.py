@@ -76,7 +76,7 @@ def test_a_late_machine_with_other_data_is_quarantined_and_the_job_goes_on(
 
     # and the job ends, with every sample exactly once
     training.finish()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
 
 
 def test_a_job_fails_if_its_first_machine_is_the_wrong_one(harness: Harness) -> None:

@@ -96,7 +96,7 @@ def test_the_primary_of_the_tensors_dies_while_workers_push(build: Build) -> Non
 
     # Then every sample is applied exactly once, and no work was wasted
     training.finish()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
     assert stores.harness.server.alive
     assert stores.harness.events(training.job, "restored") == []
 
@@ -135,7 +135,7 @@ def test_the_primary_of_the_tensors_and_the_parameter_server_die_together(build:
     # Then it resumes: applied updates are kept, and the others are pushed again
     training.finish()
     assert stores.harness.events(training.job, "restarted") == []
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
 
 
 def test_the_primary_of_the_ledger_dies_while_workers_push(
@@ -182,7 +182,7 @@ def test_a_frozen_primary_that_wakes_up_is_not_written_to(build: Build) -> None:
     stores.tensors.await_replica(old)
     training.finish()
     assert stores.tensors.primary is new
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
 
 
 @pytest.mark.extended
@@ -209,7 +209,7 @@ def test_training_continues_without_the_replica_and_the_job_reports_it(
     replica.start()
     eventually(lambda: harness.events(training.job, "replicated"))
     training.finish()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
     eventually(lambda: Servers(harness.ledger.connection).all()["node-0"]["unreplicated"] == {})
 
 
@@ -244,7 +244,7 @@ def test_updates_that_the_replica_lacks_are_pushed_again(
     assert behind > 0
     eventually(lambda: sum(training.heartbeat(name).pushed_again or 0 for name in names) >= 1)
     training.finish()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
 
 
 def cut_off(replica: RedisServer) -> None:

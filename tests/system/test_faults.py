@@ -35,7 +35,7 @@ def test_repeated_deaths_of_the_parameter_server_lose_nothing(harness: Harness) 
 
     # Then nothing is lost, and nothing is trained or pushed twice
     training.finish()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
     assert harness.jobs.get(training.job).totals["rejected"] == {}
 
 
@@ -56,7 +56,7 @@ def test_a_suspended_parameter_server_that_was_replaced_gives_up(harness: Harnes
     assert sleeper.wait() == 3
     training.finish()
     assert harness.server.alive
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
 
 
 # --- the tensors server ----------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_an_empty_tensors_server_gets_model_and_updates_again(
     training.finish()
     assert len(harness.events(training.job, "republished")) == 1
     eventually(lambda: all((training.heartbeat(name).pushed_again or 0) >= 1 for name in names))
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
 
 
 def test_repeated_deaths_of_the_tensors_server_lose_nothing(
@@ -207,7 +207,7 @@ def test_training_continues_while_the_ledger_is_down_and_nothing_is_lost(
     assert harness.jobs.events(training.job)[: len(events)] == events
     assert harness.jobs.work(training.job)["tokens"] >= tokens
     training.finish()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
     assert all(training.worker(name).alive for name in names)
     assert harness.server.alive
 
@@ -288,5 +288,5 @@ def test_updates_of_a_rogue_client_are_rejected_counted_and_reported(
     assert "rogue" in harness.jobs.workers.quarantined(training.job)
     assert len(harness.events(training.job, "worker-quarantined")) == 1
     training.finish()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
     assert harness.server.alive

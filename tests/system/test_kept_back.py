@@ -83,4 +83,4 @@ def test_the_end_of_a_job_leaves_no_residual(harness: Harness) -> None:
 
     # Then the model is exact when the job is complete
     training.finish()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0

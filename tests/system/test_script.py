@@ -135,7 +135,7 @@ def test_a_worker_that_is_asked_to_leave_ends_the_script_in_its_loop(
     assert "the end:" not in (harness.home / f"{leaver}.log").read_text()
     training.add_workers(1)
     training.finish()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
 
 
 def test_a_script_that_raises_fails_the_job_after_three_attempts_of_one_worker(

@@ -276,7 +276,7 @@ def test_a_slow_node_delays_only_its_shard(sharded: Harness) -> None:
     sharded.nodes[1].process.thaw()
 
     training.finish()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def test_a_worker_that_is_asked_to_leave_loses_nothing(
     training.finish()
     expected = training.plan.indices(0, trained, trained + BATCH)
     assert training.steps_of(successor)[0] == expected.tolist()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
     assert "expired" not in harness.jobs.work(training.job)
 
 
@@ -129,7 +129,7 @@ def test_a_worker_evicted_with_notice_loses_nothing(
 
     # and nothing is lost or trained twice
     training.finish()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
 
 
 def test_a_drained_worker_loses_nothing(harness: Harness) -> None:
@@ -144,7 +144,7 @@ def test_a_drained_worker_loses_nothing(harness: Harness) -> None:
     # Then it leaves in good order
     assert training.worker(drained).wait() == 0
     training.finish()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
 
 
 def test_an_advised_worker_finishes_its_subtask_first(
@@ -169,7 +169,7 @@ def test_an_advised_worker_finishes_its_subtask_first(
     training.finish()
     counters = harness.ledger.connection.hkeys(LedgerKeys(training.job).counters)
     assert not [name for name in counters if name.startswith(b"again:")]
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
 
 
 def test_an_advised_worker_returns_a_subtask_that_takes_too_long(
@@ -193,7 +193,7 @@ def test_an_advised_worker_returns_a_subtask_that_takes_too_long(
     assert advised not in harness.jobs.leases(training.job).values()
     training.add_workers(1)
     training.finish()
-    assert training.repeated_samples() == 0
+    assert training.unexplained_repeats() == 0
 
 
 # --- without notice --------------------------------------------------------------------

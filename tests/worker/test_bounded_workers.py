@@ -199,7 +199,7 @@ def test_no_worker_is_blamed_for_another_ones_updates(rogue: Rogue, eventually: 
     eventually(lambda: rogue.rejected("signature") == 4 * REJECTIONS_BEFORE_QUARANTINE)
     assert rogue.harness.jobs.workers.quarantined(rogue.training.job) == {}
     rogue.training.await_success()
-    assert rogue.training.repeated_samples() == 0
+    assert rogue.training.unexplained_repeats() == 0
 
 
 def test_a_rogue_worker_is_quarantined_under_its_own_name(
@@ -228,7 +228,7 @@ def test_a_flood_of_garbage_does_not_stop_training(rogue: Rogue, eventually: Eve
     eventually(lambda: rogue.rejected("header") == 1000)
     events = rogue.harness.events(rogue.training.job, "update-rejected")
     assert len(events) < 20, "the history is kept"
-    assert rogue.training.repeated_samples() == 0
+    assert rogue.training.unexplained_repeats() == 0
 
 
 @pytest.mark.extended
