@@ -170,6 +170,7 @@ def test_task_that_tries_to_break_out_finds_nothing_and_trains_to_its_end(
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_worker_that_takes_too_much_memory_is_killed(
     volunteers: Volunteers, eventually: Eventually
 ) -> None:

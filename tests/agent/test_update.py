@@ -165,6 +165,7 @@ def joining(
         sys.stdout.write(log.read_text())
 
 
+@pytest.mark.ci
 def test_without_the_option_a_machine_says_what_to_install(
     gateway: RunningGateway, unchanged: Installation
 ) -> None:
@@ -178,6 +179,7 @@ def test_without_the_option_a_machine_says_what_to_install(
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_with_the_option_a_machine_updates_once_and_joins(
     gateway: RunningGateway, installation: Installation, eventually: Eventually
 ) -> None:

@@ -38,6 +38,7 @@ def test_the_document_is_the_same_with_and_without_compression(
     assert httpx.head(url, trust_env=False).status_code == 200
 
 
+@pytest.mark.ci
 def test_generated_requests_get_documented_responses(
     api: Api, document: dict[str, Any], subtests: pytest.Subtests
 ) -> None:

@@ -207,6 +207,7 @@ def _assert_tables(job: Job, folder: Path) -> None:
     assert losses == pytest.approx(list(table["loss"]))
 
 
+@pytest.mark.ci
 def test_no_machine_holds_server_passwords(stack: Stack, job: str) -> None:
     private = {stack.home.ensure_password(name) for name in SECRETS}
     for machine in stack.training_workers(job):

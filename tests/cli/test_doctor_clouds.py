@@ -97,6 +97,7 @@ def test_no_permission_to_run_instances(doctor: Callable[..., Found], ec2: Emula
     ],
 )
 @pytest.mark.parametrize("limit", [0, 1])
+@pytest.mark.ci
 def test_quota_below_the_smallest_machine(
     doctor: Callable[..., Found],
     ec2: EmulatedEc2,

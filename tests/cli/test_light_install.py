@@ -9,6 +9,7 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support.api_harness import Api
@@ -74,6 +75,7 @@ def test_commands_that_train_name_the_remedy(tmp_path: Path) -> None:
     assert "vcasgd.Task needs torch: pip install 'vcasgd[worker]'" in bare.stderr
 
 
+@pytest.mark.ci
 def test_commands_for_an_api_work(api: Api, tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("{name: digits, task: 'train:Digits', epochs: 1, workers: {pools: [local]}}")

@@ -247,6 +247,7 @@ for batch in session.loader(
 
 
 @grid
+@pytest.mark.ci
 def test_labels_that_are_found_in_a_script(tmp_path: Path, workers: int) -> None:
     start = SCRIPT.format(tests=str(Path(__file__).parents[1]), weight="")
     source = start.replace("Accumulated", "FewLabels")

@@ -124,6 +124,7 @@ class CountingFloats(Counting):
 
 @pytest.mark.parametrize("task", [Counting, CountingFloats])
 @grid
+@pytest.mark.ci
 def test_counters_have_what_all_workers_count(workers: int, task: type[Counting]) -> None:
     ends = simulated(task, workers, epochs=4)
 
@@ -275,6 +276,7 @@ class Queued(Points):
 
 @pytest.mark.parametrize("task", [WithCentre, Spectral, Quantized, Queued])
 @grid
+@pytest.mark.ci
 def test_buffers_of_a_forward_pass(workers: int, task: type[Points]) -> None:
     assert_as_plain(Case(task, epochs=2), workers)
 

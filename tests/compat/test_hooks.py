@@ -113,6 +113,7 @@ def plain_loop(seed: int, made: str, scheduled: str, *, by_epoch: bool = False) 
 
 @EACH
 @grid
+@pytest.mark.ci
 def test_a_scheduler_that_the_loop_steps(workers: int, name: str, tmp_path: Path) -> None:
     task = loop(tmp_path, *SCHEDULERS[name], by_step="scheduler.step()")
 
@@ -122,6 +123,7 @@ def test_a_scheduler_that_the_loop_steps(workers: int, name: str, tmp_path: Path
 
 
 @grid
+@pytest.mark.ci
 def test_a_scheduler_that_the_loop_steps_after_each_epoch(workers: int, tmp_path: Path) -> None:
     scheduled = SGD, f"{LR}StepLR(optimizer, 1, gamma=0.2)"
     task = loop(tmp_path, *scheduled, by_epoch="scheduler.step()")

@@ -152,6 +152,7 @@ def test_any_optimizer(name: str, workers: int) -> None:
 
 
 @grid
+@pytest.mark.ci
 def test_gradients_that_are_clipped_in_nearly_each_step(workers: int) -> None:
     assert_as_plain(Case(points(OPTIMIZERS["AdamW"], clip=0.3)), workers)
 
@@ -215,6 +216,7 @@ def rmsprop_script(tmp_path: Path) -> Path:
 
 
 @grid
+@pytest.mark.ci
 def test_a_script_trains_as_its_task(rmsprop_script: Path, workers: int) -> None:
     make_task = script((rmsprop_script / "train.py").read_text(), rmsprop_script)
     ends = (
@@ -298,6 +300,7 @@ for batch in session.loader(points.dataset("train"), batch_size=points.batch_siz
 """
 
 
+@pytest.mark.ci
 def test_a_loop_that_steps_two_optimizers(tmp_path: Path) -> None:
     make_task = script(LISTED.format(support=str(Path(__file__).parents[1])), tmp_path)
     ends = [simulated(each, 4, epochs=1)["loss"] for each in (make_task, TwoOptimizers)]
@@ -345,6 +348,7 @@ def in_turn_twin(seed: int, bound: float) -> dict[str, float]:
 
 
 @grid
+@pytest.mark.ci
 def test_optimizers_that_a_loop_steps_in_turn(tmp_path: Path, workers: int) -> None:
     bound = 100.0
     source = IN_TURN.format(support=str(Path(__file__).parents[1]), bound=bound)

@@ -41,6 +41,7 @@ for points, goals in session.batches(data, batch_size=16):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.ci
 def test_double_precision_is_kept(harness: Harness, tmp_path: Path, workers: int) -> None:
     script(DOUBLE, tmp_path)
     metrics, job = on_workers(harness, tmp_path, "train.py", workers, epochs=60)
@@ -116,5 +117,6 @@ class ComplexRmsProp(Complex):
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("task", [Complex, ComplexRmsProp])
 @grid
+@pytest.mark.ci
 def test_complex_parameters_train_as_in_a_plain_loop(workers: int, task: type[Points]) -> None:
     assert_as_plain(Case(task), workers)

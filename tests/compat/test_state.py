@@ -181,6 +181,7 @@ main()
 
 @pytest.mark.parametrize("loop", LOOPS)
 @grid
+@pytest.mark.ci
 def test_an_average_of_a_script_is_evaluated(tmp_path: Path, loop: str, workers: int) -> None:
     tests = str(Path(__file__).parents[1])
     task = script((HEAD + LOOPS[loop]).format(tests=tests), tmp_path)
@@ -217,6 +218,7 @@ class Copied(Averaged):
 
 
 @grid
+@pytest.mark.ci
 def test_a_frozen_copy_that_training_moves_travels(workers: int) -> None:
     assert_as_plain(Case(Copied, epochs=2), workers)
 
@@ -246,6 +248,7 @@ class Centred(Points):
 
 
 @grid
+@pytest.mark.ci
 def test_parameters_of_the_loss_are_in_updates(workers: int) -> None:
     assert_as_plain(Case(Centred, epochs=2), workers)
 

@@ -161,6 +161,7 @@ def by_trainer(seed: int, **arguments: Any) -> dict[str, float]:
 
 
 @grid
+@pytest.mark.ci
 def test_a_trainer_ends_as_with_its_own_loop(workers: int) -> None:
     plain = [by_trainer(seed) for seed in SEEDS]
 

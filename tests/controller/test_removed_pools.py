@@ -32,6 +32,7 @@ def rows(clouds: TwoClouds) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("restarts", "renamed"), [(False, False), (True, False), (True, True)])
+@pytest.mark.ci
 def test_machines_of_a_clouds_last_pool_are_ended(
     clouds: TwoClouds, jobs: Jobs, aws: AwsBackend, gcp: GcpBackend, restarts: bool, renamed: bool
 ) -> None:
@@ -77,6 +78,7 @@ def test_machines_that_were_launched_when_their_pool_was_removed_are_ended(
 
 
 @pytest.mark.parametrize("lacks", ["credentials", "library"])
+@pytest.mark.ci
 def test_machines_of_a_provider_that_can_t_be_reached_stay_listed(
     clouds: TwoClouds,
     jobs: Jobs,

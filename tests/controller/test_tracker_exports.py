@@ -68,6 +68,7 @@ def add_point(api: Api, job: str, number: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_exports_continue_after_kills_and_disturb_no_other_job(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def provider(
         yield ExecProvider("c", [spec], NothingJoined())
 
 
+@pytest.mark.ci
 def test_machines_are_launched_once_listed_and_ended(
     provider: ExecProvider, tmp_path: Path
 ) -> None:

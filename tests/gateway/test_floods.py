@@ -169,6 +169,7 @@ def answers_unread(flood: Flood) -> None:
      *(pytest.param(attack, marks=pytest.mark.extended) for attack in
        (slow_handshakes, begun_requests, idle_after_a_request, second_requests_begun))],
 )  # fmt: skip
+@pytest.mark.ci
 def test_a_flood_keeps_nobody_else_out(
     gateway: RunningGateway, idle_bytes: int, flood: Flood, attack: Callable[[Flood], None]
 ) -> None:

@@ -56,6 +56,7 @@ LONG = {
         *(pytest.param(each, id=name, marks=pytest.mark.extended) for name, each in LONG.items()),
     ],
 )
+@pytest.mark.ci
 def test_no_command_of_a_script_fails_unnoticed(script: Script, tmp_path: Path) -> None:
     # Given what a run leaves in which no command fails
     clean = run_script(script, tmp_path / "clean")
@@ -81,6 +82,7 @@ def test_boot_starts_the_worker_last_and_without_what_a_launch_still_has_to_writ
 
 
 @pytest.mark.parametrize("call", ["curl.2", "curl.4"])
+@pytest.mark.ci
 def test_a_request_that_fails_once_is_repeated(call: str, tmp_path: Path) -> None:
     # Given a first read of a secret, or its first write, that fails
     script = LONG["secrets of managed Redis"]

@@ -145,6 +145,7 @@ def knows_the_replica(client: redis.Redis) -> bool:
     return (int(state["num-slaves"]), int(state["num-other-sentinels"])) == (1, 2)
 
 
+@pytest.mark.ci
 def test_replica_takes_over_and_the_dead_primary_comes_back_as_its_replica(
     machines: StoreMachines,
 ) -> None:

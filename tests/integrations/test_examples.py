@@ -51,6 +51,7 @@ def folder(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         ),
     ],
 )
+@pytest.mark.ci
 def test_the_example_learns_with_two_workers(
     folder: Path, args: dict[str, Any], every: int, bounds: dict[str, float]
 ) -> None:

@@ -138,6 +138,7 @@ def test_killed_or_disconnected_at_any_command(build: Build, turn: Turn, moment:
     at_each_command(moment, play)
 
 
+@pytest.mark.ci
 def test_the_tensors_server_comes_back_empty_at_any_command(build: Build) -> None:
     def play(fault: Fault) -> None:
         with build(fault) as each:
@@ -148,6 +149,7 @@ def test_the_tensors_server_comes_back_empty_at_any_command(build: Build) -> Non
     at_each_command("before", play)
 
 
+@pytest.mark.ci
 def test_both_are_lost_at_any_command(build: Build) -> None:
     """The tensors server comes back empty while the parameter server is killed; the last
     checkpoint, from the very beginning, takes their place."""
@@ -187,6 +189,7 @@ class TestRollback:
     ) -> None:
         at_each_command(moment, lambda fault: self.play(build, fault, turn), shortest=20)
 
+    @pytest.mark.ci
     def test_the_tensors_server_comes_back_empty_at_any_command(self, build: Build) -> None:
         def play(fault: Fault) -> None:
             self.play(build, fault, FaultyShard.turn_or_wait, empty=True)

@@ -289,6 +289,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="vcasgd.parameter_server.reports")
 
 
+@pytest.mark.ci
 def test_a_parameter_server_refuses_all_of_it(world: World) -> None:
     shard, count = busy_shard(world), 0
 

@@ -53,6 +53,7 @@ def trained(name: str, *, epochs: int, update: Update | None = None, **args: Any
         pytest.param(VcAsgdSpec(), id="vc-asgd", marks=pytest.mark.extended),
     ],
 )
+@pytest.mark.ci
 def test_a_network_learns_digits(update: Update) -> None:
     (point,) = trained("digits", epochs=6, update=update).points
 
@@ -66,6 +67,7 @@ def test_a_support_vector_machine_learns_digits() -> None:
     assert point.metrics["loss"] <= 0.5
 
 
+@pytest.mark.ci
 def test_an_embedding_learns_digits_from_the_rows_that_were_touched() -> None:
     outcome = trained("embeddings", epochs=3, width=16)
 

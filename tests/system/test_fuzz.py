@@ -97,6 +97,7 @@ def fuzz(harness: Harness, calls: int, seed: int) -> None:
         api.end()
 
 
+@pytest.mark.ci
 def test_random_calls_of_a_worker_stop_no_other_job(harness: Harness) -> None:
     fuzz(harness, CALLS, seed=1)
 

@@ -16,6 +16,7 @@ def stored(harness: Harness) -> set[str]:
 
 
 @pytest.mark.parametrize("sharded", [0.25], indirect=True)
+@pytest.mark.ci
 def test_a_job_that_ends_between_two_controllers_leaves_nothing(sharded: Harness) -> None:
     # Given two jobs, and data of one that this ledger doesn't know
     harness = sharded

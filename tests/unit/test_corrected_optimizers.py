@@ -169,6 +169,7 @@ def difference(one: Workers, other: Process) -> float:
 
 
 @pytest.mark.parametrize("name", CORRECTED)
+@pytest.mark.ci
 def test_several_workers_train_as_one_process(name: str) -> None:
     one, workers = Process(CORRECTED[name]), Workers(CORRECTED[name])
 

@@ -52,6 +52,7 @@ class Training:
 @pytest.mark.parametrize(
     ("signal", "noise"), [(0.0, 1.0), (1.0, 0.0), (1.0, 2.0)], ids=["noise", "signal", "both"]
 )
+@pytest.mark.ci
 def test_second_moments_are_those_of_the_whole_batch(
     name: str, signal: float, noise: float
 ) -> None:

@@ -20,6 +20,7 @@ CHECK = Path(__file__).parents[2] / "docs" / "protocol" / "check.py"
     [["--quick"], pytest.param(["--deep"], marks=pytest.mark.extended)],
     ids=["quick", "deep"],
 )
+@pytest.mark.ci
 def test_spin_finds_no_error_and_finds_each_missing_check(options: list[str]) -> None:
     for program in ("spin", "cc"):
         if shutil.which(program) is None:

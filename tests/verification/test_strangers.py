@@ -74,6 +74,7 @@ class Strangers:
         return fates[len(OWNERS) - 1 :: len(OWNERS)]
 
 
+@pytest.mark.ci
 def test_an_owner_of_noise_is_named_and_the_applied_record_goes_back_with_its_work(
     make_world: MakeWorld,
 ) -> None:

@@ -139,6 +139,7 @@ def works(call: Callable[[], Any]) -> bool:
     return True
 
 
+@pytest.mark.ci
 def test_a_job_is_trained_from_its_first_snapshot_to_its_end(
     harness: Harness, eventually: Eventually
 ) -> None:

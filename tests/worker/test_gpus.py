@@ -86,6 +86,7 @@ def test_no_gpu(environment: dict[str, str]) -> None:
         ({**CARD, "name": "Card of tomorrow"}, {"gpu_utilization": None}),
     ],
 )
+@pytest.mark.ci
 def test_use_of_a_gpu(card: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
     """The share of the peak is known for known cards only."""
     assert on_gpus(tmp_path, USE, [card]) == {"samples_per_second": 10.0, **expected}

@@ -104,6 +104,7 @@ def test_ranks_train_what_one_process_trains(task: str, ranks: int, args: dict[s
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.extended)])
+@pytest.mark.ci
 def test_ranks_measure_statistics_of_the_whole_batch(ranks: int) -> None:
     with (
         learner_of(1, WHOLE, norm="BatchNorm1d") as one,
@@ -121,6 +122,7 @@ def evaluated(learner: Learner, floats: Tensor) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("task", [pytest.param(WHOLE, marks=pytest.mark.extended), PARTS])
+@pytest.mark.ci
 def test_a_part_of_the_vector_moves_in_all_ranks(task: str) -> None:
     """A copy of its own moves by parts, which begin and end within tensors."""
     with learner_of(2, task) as learner:
