@@ -117,6 +117,13 @@ def commands(page: str) -> Iterator[tuple[int, str]]:
                 yield number, text
 
 
+def mentions(page: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each command of ``vcasgd`` within a sentence."""
+    prose = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), page)
+    for match in re.finditer(r"`(vcasgd [a-z][^`…]*)`", prose):
+        yield prose.count("\n", 0, match.start()) + 1, match[1].replace("\n", " ")
+
+
 def _is_open(text: str) -> bool:
     try:
         shlex.split(text, comments=True)
@@ -180,7 +187,8 @@ def check() -> Iterator[str]:
     root = typer.main.get_command(app)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in pages():
-        for line, command in commands((ROOT / page).read_text()):
+        text = (ROOT / page).read_text()
+        for line, command in (*commands(text), *mentions(text)):
             if wrong := problem(command, root, targets):
                 yield f"{page}:{line}: {wrong}"
 

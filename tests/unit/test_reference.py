@@ -62,9 +62,9 @@ def kinds(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             parts = [node.slice]
         for each in ast.walk(ast.Tuple(elts=parts, ctx=ast.Load())):
-            if isinstance(each, ast.Constant) and isinstance(each.value, str):
-                if re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", each.value):
-                    yield each.value
+            text = each.value if isinstance(each, ast.Constant) else None
+            if isinstance(text, str) and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", text):
+                yield text
 
 
 def test_each_kind_of_event_is_described_and_recorded() -> None:
@@ -138,6 +138,11 @@ def test_commands_are_found_in_both_kinds_of_blocks() -> None:
         (3, "vcasgd up"), (7, "curl -d '{\n}' x \\\n  y"), (10, "MODE=1"),
     ]  # fmt: skip
     assert [block.title for block in commands.blocks(page)] == [None, None, "a.py"]
+
+
+def test_commands_are_found_within_sentences() -> None:
+    page = "Run `vcasgd\nup` once.\n\n    vcasgd jobs\n\nThen `vcasgd show JOB`.\n"
+    assert list(commands.mentions(page)) == [(1, "vcasgd up"), (6, "vcasgd show JOB")]
 
 
 def read(page: str) -> str:
