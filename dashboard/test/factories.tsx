@@ -144,6 +144,7 @@ export function aPlan(changes: Partial<Plan> = {}): Plan {
     hours: 0.5,
     cost_usd: 0.3,
     on_demand_cost_usd: 1,
+    start_seconds: null,
     costs_money: true,
     traffic: null,
     deadline: null,

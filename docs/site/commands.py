@@ -226,11 +226,12 @@ def run(page: str) -> bool:
         there = Path(folder) / "work"
         ignored = shutil.ignore_patterns("data", "__pycache__")
         shutil.copytree(ROOT / "examples", there / "examples", ignore=ignored)
-        files = text if RUN[page].files is None else (ROOT / RUN[page].files).read_text()
-        for block in blocks(files):
+        other = RUN[page].files
+        found = [*(blocks((ROOT / other).read_text()) if other else ()), *blocks(text)]
+        for block in found:
             if block.title:
-                # Other pages are read in the folder of a job.
-                path = Path(block.title if RUN[page].files is None else Path(block.title).name)
+                # Pages with files of another one are read in the folder of a job.
+                path = Path(Path(block.title).name if other else block.title)
                 (there / path).parent.mkdir(exist_ok=True)
                 (there / path).write_text(block.text)
         own = {

@@ -185,6 +185,15 @@ def test_every_sample_counts_once_despite_evictions(push_every: Any) -> None:
     assert outcome.points[-1].metrics["weight"] == -EPOCHS * SAMPLES / Downhill.batch_size
 
 
+def test_machines_are_paid_from_their_purchase_and_train_after_their_boot() -> None:
+    from_the_start = simulate(always(2))
+    booted = simulate([*always(2), Life(0.0, 40.0)], conditions={"boot_seconds": 50.0})
+
+    assert booted.seconds == from_the_start.seconds + 50
+    assert booted.machine_seconds == 2 * booted.seconds + 40
+    assert (booted.machines_lost, booted.samples_lost) == (1, 0)
+
+
 def test_same_seed_gives_the_same_result() -> None:
     machines = lives([3, 1] * 50, 20.0, seed=2)
 

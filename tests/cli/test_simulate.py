@@ -32,13 +32,15 @@ def test_simulate_trains_a_job() -> None:
 def test_simulate_follows_a_trace(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     trace.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [4, 2, 3, 0, 4] * 9}))
-    arguments = ["--trace", str(trace), "--faster", "3000"]
+    arguments = ["--trace", str(trace), "--faster", "3000", "--boot-seconds", "0.01"]
+    arguments += ["--price-per-hour", "36000"]
 
     result = CliRunner().invoke(app, ["simulate", JOB, *SHORT, *arguments])
 
     assert result.exit_code == 0, result.stderr
     facts = dict(line.split("  ", 1) for line in result.stdout.splitlines())
     assert int(facts["machines lost"]) > 0
+    assert float(facts["cost"].removesuffix(" USD")) > 0
     assert facts["updates"].strip().startswith("15,")
 
 

@@ -90,6 +90,27 @@ class TestSpeeds:
             "later steps count as they are measured"
         )
 
+    def test_the_time_from_launch_to_first_samples_is_kept_for_the_next_plan(
+        self, ledger: RedisClient, jobs: Jobs
+    ) -> None:
+        speeds, job = Speeds(ledger), jobs.submit(job_spec(), PACKAGE)
+        began = job.created_at
+        # The last one was there before the job.
+        machines = {
+            f"m-{number}": machine(f"m-{number}", launched_at=began + age)
+            for number, age in enumerate((1.0, 2.0, 3.0, -500.0))
+        }
+        beats = {
+            f"{job.id}.{name}": Heartbeat(at=began + 42.0, samples=16, pid=1) for name in machines
+        }
+
+        speeds.measure(job, beats, machines, began + 42.0)
+        later = {name: beat.model_copy(update={"at": began + 99.0}) for name, beat in beats.items()}
+        speeds.measure(job, later, machines, began + 99.0)
+        speeds.write()
+
+        assert Workloads(ledger).get("job", "t:T").start_seconds == pytest.approx(40.0)
+
     def test_traffic_of_a_sample_is_kept_for_the_next_plan(
         self, ledger: RedisClient, jobs: Jobs
     ) -> None:

@@ -63,6 +63,16 @@ def test_hours_and_cost() -> None:
     assert "2 epochs of 36000 samples, as in an earlier job" in plan.assumptions
 
 
+def test_the_time_until_machines_train_counts() -> None:
+    plan = planned(replace(MEASURED, start_seconds=360.0))
+
+    assert plan.hours == pytest.approx(2 / 3 + 0.1)
+    assert plan.cost_usd == pytest.approx(4 * (2 / 3 + 0.1))
+    assert "each trains 6 min after its launch, as in an earlier job" in plan.assumptions
+    assert not any("booting" in line for line in plan.assumptions)
+    assert any("booting" in line for line in planned().assumptions)
+
+
 def test_the_age_of_an_old_price_is_said() -> None:
     old = replace(offer("east", "a", 1.0), as_of=NOW - 400 * 86400)
     plan = planned(MEASURED, PoolStatus("east", offers=(old,)))

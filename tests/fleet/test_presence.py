@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vcasgd.errors import SpecError
-from vcasgd.fleet.presence import always, lives, read_counts
+from vcasgd.fleet.presence import Life, always, lives, read_counts
 
 
 def test_lives_match_the_counts() -> None:
@@ -58,3 +58,22 @@ def test_read_counts_refuses_invalid_files(tmp_path: Path, content: str) -> None
 
     with pytest.raises(SpecError, match=r"^trace: "):
         read_counts(path, most=4)
+
+
+@pytest.mark.parametrize(
+    ("counts", "bought"),
+    [
+        # Refused at 10 s: asked again at 11, 13, 17, 25 s, and then every 8 s.
+        ([2, 0, 0, 2, 2], 33.0),
+        ([2, 0, 2, 2, 2], 25.0),
+        # Bought at 41 s, lost at 50 s, and refused from then on.
+        ([2, 0, 0, 0, 2, 0, 0, 0, 2, 2], 81.0),
+    ],
+)
+def test_machines_are_bought_at_the_next_attempt(counts: list[int], bought: float) -> None:
+    machines = lives(counts, 10.0, seed=1, retry=(1.0, 8.0))
+
+    assert machines[:2] == [Life(0.0, 10.0)] * 2
+    assert [life for life in machines[2:] if life.stop == 10.0 * len(counts)] == (
+        [Life(bought, 10.0 * len(counts))] * 2
+    )

@@ -34,6 +34,12 @@ Spread = Annotated[
 Latency = Annotated[
     float, typer.Option(min=0, help="Seconds from a push until its update is applied.")
 ]
+Boot = Annotated[
+    float, typer.Option("--boot-seconds", min=0, help="Seconds from a purchase until it trains.")
+]
+Price = Annotated[
+    float | None, typer.Option("--price-per-hour", min=0, help="USD of a machine, for the cost.")
+]
 Seed = Annotated[int, typer.Option(help="Random seed for the machines and their times.")]
 
 
@@ -46,6 +52,8 @@ def simulate(
     speed_range: SpeedRange = 1.0,
     spread: Spread = 0.2,
     latency: Latency = 0.0,
+    boot: Boot = 0.0,
+    price: Price = None,
     seed: Seed = 0,
     changes: Changes = None,
     as_json: Json = False,
@@ -56,7 +64,7 @@ def simulate(
     simulated. The same seed gives the same result.
     """
     # Imported here because torch takes seconds to import.
-    from vcasgd.fleet.presence import machines
+    from vcasgd.fleet.presence import RETRY_SECONDS, machines
     from vcasgd.session.script import load
     from vcasgd.simulation.job import Conditions, Simulation
     from vcasgd.storage.base_files import prepare_base
@@ -64,17 +72,20 @@ def simulate(
     spec = load_job(file, changes or ())
     _check(trace, faster)
     prepare_base(spec.base, load_settings())
-    lives = machines(workers, trace, faster, seed)
+    lives = machines(workers, trace, faster, seed, RETRY_SECONDS)
     outcome = Simulation(
         spec,
         lambda: load(spec.task, spec.args, Path(spec.working_dir)),
-        Conditions(lives, seconds_per_sample, spread, latency, seed, speed_range),
+        Conditions(
+            lives, seconds_per_sample, spread, latency, seed, speed_range, boot_seconds=boot
+        ),
         on_point=lambda point: err.print(_line(point)),
     ).run()
     if as_json:
-        show_json(outcome.to_dict())
+        usd = None if price is None else outcome.machine_seconds / 3600 * price
+        show_json({**outcome.to_dict(), "usd": usd})
     else:
-        _show(outcome)
+        _show(outcome, price)
 
 
 def _check(trace: Path | None, faster: float) -> None:
@@ -87,15 +98,18 @@ def _line(point: Point) -> str:
     return f"epoch {point.epoch}  {duration(point.seconds)}  {point.samples} samples  {metrics}"
 
 
-def _show(outcome: Outcome) -> None:
+def _show(outcome: Outcome, price: float | None) -> None:
     facts = {
         "updates": f"{outcome.updates}, {outcome.bytes_pushed / 1e6:.1f} MB",
         "fetched": f"{outcome.bytes_fetched / 1e6:.1f} MB",
         "staleness": f"mean {outcome.staleness_mean:.2f}",
         "time": f"{duration(outcome.seconds)}, simulated",
+        "machine time": f"{duration(outcome.machine_seconds)} of all machines",
         "machines lost": f"{outcome.machines_lost}",
         "trained again": f"{outcome.samples_lost} samples",
     }
+    if price is not None:
+        facts["cost"] = f"{outcome.machine_seconds / 3600 * price:.2f} USD"
     if outcome.divergence is not None:
         facts["diverged"] = outcome.divergence
     show_facts(facts.items(), width=15)

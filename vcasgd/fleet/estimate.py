@@ -48,8 +48,8 @@ class PlannedWork:
     ``samples`` is the number in an epoch, ``batch_size`` that in a local step. ``rates`` are
     measured samples per second of one machine by pool and type; ``rate_given``, from the user,
     replaces them all. ``bytes_per_sample`` is what workers pushed and fetched for one;
-    ``parameters``, from the user, replaces it. ``memory_bytes`` and ``gpu_memory_bytes`` are what a
-    worker used.
+    ``parameters``, from the user, replaces it. ``start_seconds`` is the time from a machine's
+    launch to its first samples. ``memory_bytes`` and ``gpu_memory_bytes`` are what a worker used.
     """
 
     samples: int | None = None
@@ -61,6 +61,7 @@ class PlannedWork:
     parameters: int | None = None
     memory_bytes: int | None = None
     gpu_memory_bytes: int | None = None
+    start_seconds: float | None = None
 
     def rate(self, offer: Offer) -> float | None:
         """Return samples per second of one machine, or None if unknown."""
@@ -122,6 +123,7 @@ def estimate(
         hours=hours,
         cost_usd=None if hours is None else hours * per_hour,
         on_demand_cost_usd=None if hours is None else hours * risk_free,
+        start_seconds=workload.start_seconds,
         assumptions=[WAITS] * waits + assumptions,
         remedies=_remedies(spec, workload, machines, rows),
         traffic=moved,
@@ -332,7 +334,7 @@ def _hours(
     speed = sum(row.machines * (row.samples_per_second or 0.0) for row in taken)
     if any(rate is None for rate in rates) or speed <= 0:
         return None
-    return samples / speed / 3600
+    return ((workload.start_seconds or 0.0) + samples / speed) / 3600
 
 
 def total_samples(spec: JobSpec, workload: PlannedWork) -> int | None:
@@ -361,10 +363,13 @@ def _assumptions(
         lines.append(f"{spec.length} of {workload.batch_size} samples, as in an earlier job")
     if needed := memory_text(workload.memory_bytes, workload.gpu_memory_bytes):
         lines.append(f"each needs about {needed}, as in an earlier job")
-    lines.append(
-        "prices stay constant; booting, evaluations, evictions, and traffic between zones are not "
-        "included"
-    )
+    left_out = "evaluations, evictions, and traffic between zones are not included"
+    if workload.start_seconds is None:
+        left_out = f"booting, {left_out}"
+    else:
+        start = deadline.span(max(1.0, workload.start_seconds))
+        lines.append(f"each trains {start} after its launch, as in an earlier job")
+    lines.append(f"prices stay constant; {left_out}")
     budget = spec.stop.max_cost_usd
     if budget is not None and hours is not None and hours * per_hour > budget:
         part = budget / (hours * per_hour)

@@ -11,6 +11,10 @@ from pathlib import Path
 
 from vcasgd.errors import SpecError
 
+#: Seconds until a market that refused is asked again: at first, and at most after doublings. Those
+#: of the controller.
+RETRY_SECONDS = (1.0, 300.0)
+
 
 @dataclass(frozen=True)
 class Life:
@@ -25,34 +29,59 @@ def always(machines: int) -> list[Life]:
     return [Life(0.0, math.inf)] * machines
 
 
-def machines(workers: int, trace: Path | None, faster: float, seed: int) -> list[Life]:
+def machines(
+    workers: int,
+    trace: Path | None,
+    faster: float,
+    seed: int,
+    retry: tuple[float, float] | None = None,
+) -> list[Life]:
     """Return the lifetimes of ``workers`` machines, or of at most as many from a ``trace``.
 
-    ``faster`` divides the times of the trace. Raises :class:`SpecError` for an invalid trace.
+    ``faster`` divides all times; for ``retry`` see :func:`lives`. Raises :class:`SpecError` for an
+    invalid trace.
     """
     if trace is None:
         return always(workers)
     counts, gap = read_counts(trace, workers)
-    return lives(counts, gap / faster, seed)
+    waits = None if retry is None else (retry[0] / faster, retry[1] / faster)
+    return lives(counts, gap / faster, seed, waits)
 
 
-def lives(counts: Sequence[int], gap: float, seed: int) -> list[Life]:
+def lives(
+    counts: Sequence[int], gap: float, seed: int, retry: tuple[float, float] | None = None
+) -> list[Life]:
     """Return lifetimes such that ``counts[n]`` machines run in the nth interval of ``gap`` seconds.
 
-    The evicted machines are drawn with ``seed``. All machines stop at the end of the counts.
+    The evicted machines are drawn with ``seed``. All machines stop at the end of the counts. With
+    ``retry``, machines that are for sale again are bought at the next attempt: after these seconds
+    at first, twice as many after each refusal, and at most the second number.
     """
     rng = random.Random(seed)
     alive: list[float] = []
     ended: list[Life] = []
+    refused: float | None = None
     for nth, count in enumerate(counts):
         now = nth * gap
         while len(alive) > count:
             ended.append(Life(alive.pop(rng.randrange(len(alive))), now))
-        alive += [now] * (count - len(alive))
-    return sorted(
-        [*ended, *(Life(start, len(counts) * gap) for start in alive)],
-        key=lambda life: (life.start, life.stop),
-    )
+        if count > len(alive):
+            bought = now if retry is None or refused is None else _attempt(refused, now, *retry)
+            alive += [bought] * (count - len(alive))
+            refused = bought
+        refused = None if count == max(counts) else now if refused is None else refused
+    stop = len(counts) * gap
+    ended += [Life(start, stop) for start in alive]
+    # What was lost before its purchase never existed.
+    existed = [life for life in ended if life.start < life.stop]
+    return sorted(existed, key=lambda life: (life.start, life.stop))
+
+
+def _attempt(refused: float, now: float, wait: float, most: float) -> float:
+    """Return the time of the first attempt from ``now`` on of those since the first refusal."""
+    while refused < now:
+        refused, wait = refused + wait, min(2 * wait, most)
+    return refused
 
 
 def read_counts(path: Path, most: int) -> tuple[list[int], float]:

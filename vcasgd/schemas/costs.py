@@ -131,6 +131,9 @@ class PlanView(Schema):
     hours: float | None
     cost_usd: float | None
     on_demand_cost_usd: float | None
+    start_seconds: float | None = Field(
+        default=None, description="Time from a machine's launch to its first samples."
+    )
     costs_money: bool = Field(
         default=False, description="True if the job's pools may cause a bill."
     )

@@ -49,7 +49,7 @@ class Conditions:
     of it, log-uniform from 1/√r to √r with r = ``speed_range``. Each interval's time is also
     multiplied by a log-normal factor with shape ``spread`` and mean 1. ``latency`` is the seconds
     from the end of an interval until its update is blended, and ``fetch_seconds`` the duration of
-    a fetch; workers train meanwhile.
+    a fetch; workers train meanwhile. A machine trains ``boot_seconds`` after its life begins.
     """
 
     lives: Sequence[Life]
@@ -59,6 +59,7 @@ class Conditions:
     seed: int = 0
     speed_range: float = 1.0
     fetch_seconds: float = 0.0
+    boot_seconds: float = 0.0
 
     def speed(self, nth: int) -> float:
         """Return the speed of the nth machine, relative to an average one."""
@@ -80,6 +81,7 @@ class Point:
 class Outcome:
     """Result of a simulation.
 
+    ``machine_seconds`` is the time of all machines until the end of the job, boots included.
     ``samples_lost`` were trained, lost with an evicted machine, and trained again. ``divergence``
     is the reason if the loss or the model became infinite or NaN, which ends the job early.
     """
@@ -91,6 +93,7 @@ class Outcome:
     bytes_fetched: int = 0
     samples_lost: int = 0
     machines_lost: int = 0
+    machine_seconds: float = 0.0
     staleness_mean: float = 0.0
     staleness: dict[str, int] = field(default_factory=dict)
     divergence: str | None = None
@@ -159,7 +162,9 @@ class Simulation:
 
     def _run(self) -> Outcome:
         for nth, life in enumerate(self._conditions.lives):
-            self._at(life.start, partial(self._continue, self._new_worker(nth, life)))
+            ready = life.start + self._conditions.boot_seconds
+            if ready < life.stop:
+                self._at(ready, partial(self._continue, self._new_worker(nth, life)))
         try:
             self._run_agenda()
         except NonFiniteLoss as error:
@@ -169,7 +174,10 @@ class Simulation:
                 raise
             self.outcome.divergence = error.message
         totals = self._model.meta.totals
+        lived = [one for one in self._conditions.lives if one.start < self._now]
         self.outcome.seconds = self._now
+        self.outcome.machines_lost = sum(one.stop <= self._now for one in lived)
+        self.outcome.machine_seconds = sum(min(one.stop, self._now) - one.start for one in lived)
         self.outcome.updates = totals.updates
         self.outcome.staleness_mean = totals.staleness_mean
         self.outcome.staleness = totals.staleness
@@ -303,7 +311,6 @@ class Simulation:
             return
         self._waiting.appendleft(worker.subtask)
         worker.subtask = worker.learner = None
-        self.outcome.machines_lost += 1
         self.outcome.samples_lost += samples
         self._wake()
 

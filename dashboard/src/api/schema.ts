@@ -2611,6 +2611,11 @@ export interface components {
             /** On Demand Cost Usd */
             on_demand_cost_usd: number | null;
             /**
+             * Start Seconds
+             * @description Time from a machine's launch to its first samples.
+             */
+            start_seconds: number | null;
+            /**
              * Costs Money
              * @description True if the job's pools may cause a bill.
              * @default false

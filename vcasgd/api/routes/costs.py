@@ -46,6 +46,7 @@ def planned_work(services: Services, spec: JobSpec) -> PlannedWork:
         bytes_per_sample=earlier.bytes_per_sample,
         memory_bytes=earlier.memory_bytes,
         gpu_memory_bytes=earlier.gpu_memory_bytes,
+        start_seconds=earlier.start_seconds,
     )
 
 

@@ -264,6 +264,8 @@ class Speeds:
         self._workloads = Workloads(ledger)
         #: By job and worker.
         self._first: defaultdict[str, dict[str, tuple[int | None, float, int]]] = defaultdict(dict)
+        #: Seconds from launch to first samples of the machines launched for a job.
+        self._starts: defaultdict[str, dict[str, float]] = defaultdict(dict)
         self._known: dict[str, Workload] = {}
         self._written: dict[str, float] = {}
         #: Jobs whose duration was estimated.
@@ -301,7 +303,14 @@ class Speeds:
         rates = {
             **_medians(early, machines), **before.rates, **_medians(measured, machines),
         }  # fmt: skip
-        self._keep(job, rates, beats.values(), now)
+        starts = self._starts[job.id]
+        for worker, (_, at, _) in first.items():
+            one = machines.get(machine_of(worker))
+            # A machine that was there before the job didn't boot for it.
+            if one is not None and one.launched_at >= job.created_at:
+                starts.setdefault(one.id, at - one.launched_at)
+        start = median(starts.values()) if starts else None
+        self._keep(job, rates, beats.values(), start, now)
 
     def estimate(self, job: JobRecord, beats: Mapping[str, Heartbeat]) -> str | None:
         """Return how long a job takes and what memory it needs, once its first steps are known."""
@@ -329,6 +338,7 @@ class Speeds:
         job: JobRecord,
         rates: Mapping[str, float],
         beats: Collection[Heartbeat],
+        start_seconds: float | None,
         now: float,
     ) -> None:
         before, traffic = self._of(job), _bytes_per_sample(beats)
@@ -344,6 +354,7 @@ class Speeds:
             bytes_per_sample=traffic or before.bytes_per_sample,
             memory_bytes=max(memory, default=0) or before.memory_bytes,
             gpu_memory_bytes=max(gpu, default=0) or before.gpu_memory_bytes,
+            start_seconds=before.start_seconds if start_seconds is None else start_seconds,
         )
         # A short job ends before the next write.
         first = after.rates.keys() != before.rates.keys()

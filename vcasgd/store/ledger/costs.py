@@ -155,7 +155,8 @@ class Workload:
 
     ``samples``: samples of an epoch. ``batch_size``: samples in a local step. ``rates``:
     ``pool|machine type`` → samples per second of one machine. ``bytes_per_sample``: what workers
-    pushed and fetched. ``memory_bytes`` and ``gpu_memory_bytes``: what a worker used at most.
+    pushed and fetched. ``start_seconds``: from a machine's launch to its first samples.
+    ``memory_bytes`` and ``gpu_memory_bytes``: what a worker used at most.
     """
 
     samples: int | None = None
@@ -164,6 +165,7 @@ class Workload:
     bytes_per_sample: float | None = None
     memory_bytes: int | None = None
     gpu_memory_bytes: int | None = None
+    start_seconds: float | None = None
 
     @property
     def speeds(self) -> dict[tuple[str, str], float]:
