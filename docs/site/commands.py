@@ -110,8 +110,8 @@ def commands(page: str) -> Iterator[tuple[int, str]]:
         lines = iter(enumerate(block.text.splitlines(), block.line + whole))
         for number, line in lines:
             text = line
-            # A backslash, or an open quote, continues a command.
-            while (text.endswith("\\") or _is_open(text)) and (more := next(lines, None)):
+            # A backslash, an open quote, or a text up to a word continues a command.
+            while _is_open(text) and (more := next(lines, None)):
                 text = f"{text}\n{more[1]}"
             if text.strip() and not text.startswith("#") and (whole or _PROGRAM.match(text)):
                 yield number, text
@@ -120,11 +120,15 @@ def commands(page: str) -> Iterator[tuple[int, str]]:
 def mentions(page: str) -> Iterator[tuple[int, str]]:
     """Yield line and text of each command of ``vcasgd`` within a sentence."""
     prose = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), page)
-    for match in re.finditer(r"`(vcasgd [a-z][^`…]*)`", prose):
+    for match in re.finditer(r"`(vcasgd\s[a-z][^`…]*)`", prose):
         yield prose.count("\n", 0, match.start()) + 1, match[1].replace("\n", " ")
 
 
 def _is_open(text: str) -> bool:
+    if here := re.search(r"<<'?(\w+)'?$", text, re.MULTILINE):
+        return here[1] not in text.splitlines()[1:]
+    if text.endswith("\\"):
+        return True
     try:
         shlex.split(text, comments=True)
     except ValueError:

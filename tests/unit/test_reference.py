@@ -132,10 +132,12 @@ def test_a_wrong_command_is_found(command: str, problem: str | None) -> None:
 def test_commands_are_found_in_both_kinds_of_blocks() -> None:
     page = (
         "Text with vcasgd jobs.\n\n    vcasgd up\n    ready at 8700\n\n"
-        "```bash\ncurl -d '{\n}' x \\\n  y\nMODE=1\n```\n\n```python title=\"a.py\"\nx = 1\n```\n"
+        "```bash\ncurl -d '{\n}' x \\\n  y\nMODE=1\ncat <<END\na\nEND\nls\n```\n\n"
+        '```python title="a.py"\nx = 1\n```\n'
     )
     assert list(commands.commands(page)) == [
         (3, "vcasgd up"), (7, "curl -d '{\n}' x \\\n  y"), (10, "MODE=1"),
+        (11, "cat <<END\na\nEND"), (14, "ls"),
     ]  # fmt: skip
     assert [block.title for block in commands.blocks(page)] == [None, None, "a.py"]
 
