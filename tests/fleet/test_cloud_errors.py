@@ -327,7 +327,7 @@ def test_a_type_without_a_price_is_refused_at_once(aws: AwsBackend, gcp: GcpBack
 
 def test_library_has_the_mapped_states() -> None:
     """Check that the library defines the states in our table."""
-    from vcasgd.fleet.providers.gcp.compute import STATES
+    from vcasgd.fleet.providers.gcp.calls import STATES
 
     known = {status.name for status in compute_v1.Instance.Status}
     assert STATES.keys() <= known

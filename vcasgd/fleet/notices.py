@@ -58,7 +58,6 @@ class AwsNotices:
         self._metadata = AwsMetadata(url)
 
     def poll(self) -> Notice | None:
-        """See :class:`NoticeSource`."""
         try:
             return self._terminate() or self._rebalance()
         except OSError:
@@ -102,7 +101,6 @@ class GcpNotices:
         self._etag = ""
 
     def poll(self) -> Notice | None:
-        """See :class:`NoticeSource`."""
         try:
             response = gcp_value(f"preempted{self._wait()}", self._url)
         except OSError:
@@ -129,7 +127,6 @@ class FileNotices:
         self._path = path
 
     def poll(self) -> Notice | None:
-        """See :class:`NoticeSource`."""
         try:
             row = json.loads(self._path.read_text())
             at = row["at"]

@@ -123,10 +123,6 @@ class ExecProvider(OrderedProvider[ExecPoolSpec]):
         seconds = NOTICE_SECONDS if notice_seconds is None else notice_seconds
         self._joined.end(machine_id, "evicted", seconds)
 
-    def kill(self, machine_id: str) -> None:
-        """See the contract."""
-        self.terminate(machine_id)
-
     def _launch_key(self, pool: str, token: str) -> str:
         return _digest(self._cluster, CLUSTER_DIGITS) + _digest(f"{pool} {token}", LAUNCH_DIGITS)
 

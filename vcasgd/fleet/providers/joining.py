@@ -81,7 +81,6 @@ class JoinProvider:
         return None
 
     def machines(self) -> list[Machine]:
-        """See the contract."""
         return self._joined.machines()
 
     def boot_error(self, machine_id: str) -> str | None:
@@ -94,7 +93,6 @@ class JoinProvider:
             self._joined.end(machine_id, "the stack doesn't need this machine any more")
 
     def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:
-        """See the contract."""
         seconds = NOTICE_SECONDS if notice_seconds is None else notice_seconds
         self._joined.end(machine_id, f"evicted at {time.strftime('%H:%M:%S')}", seconds)
 
@@ -153,7 +151,6 @@ class OrderedProvider(PooledProvider[Ordered]):
         self._joined = joined
 
     def machines(self) -> list[Machine]:
-        """See the contract."""
         listed = self._listed()
         self._boot_errors = {one.id: one.problem for one in listed}
         self._clean(listed)

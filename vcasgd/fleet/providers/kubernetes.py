@@ -76,11 +76,9 @@ class KubernetesProvider(OrderedProvider[KubernetesPoolSpec]):
         self._delete([machine_id], notice_seconds)
 
     def kill(self, machine_id: str) -> None:
-        """See the contract."""
         self._delete([machine_id], 0)
 
     def close(self) -> None:
-        """See the contract."""
         self._core.api_client.close()
 
     def _launch_key(self, pool: str, token: str) -> str:

@@ -50,7 +50,8 @@ class LaunchOrder(Generic[Spec]):
 class PooledProvider(Generic[Spec]):
     """Base of implementations of :class:`~vcasgd.fleet.providers.base.Provider`.
 
-    They implement ``_offer`` and ``_launch``, which may raise what the contract names.
+    They implement ``_offer``, ``_launch``, ``machines``, ``terminate``, and ``evict``, which may
+    raise what the contract names.
     """
 
     def __init__(self, cluster: str, pools: Iterable[Spec]) -> None:
@@ -60,7 +61,6 @@ class PooledProvider(Generic[Spec]):
         self._boot_errors: dict[str, str | None] = {}
 
     def offers(self, pool: str) -> list[Offer]:
-        """See the contract."""
         spec = self._pool(pool)
         return [self._offer(spec, zone, kind) for zone in spec.zones for kind in spec.machine_types]
 
@@ -75,7 +75,6 @@ class PooledProvider(Generic[Spec]):
         machine_types: Sequence[str] | None = None,
         spot: bool | None = None,
     ) -> list[str]:
-        """See the contract."""
         spec = self._pool(pool)
         return self._launch(
             LaunchOrder(
@@ -90,15 +89,20 @@ class PooledProvider(Generic[Spec]):
         )
 
     def capacity(self, pool: str) -> int | None:  # noqa: ARG002
-        """See the contract."""
         return None
 
     def boot_error(self, machine_id: str) -> str | None:
-        """See the contract."""
         return self._boot_errors.get(machine_id)
 
+    def terminate(self, *machine_ids: str) -> None:
+        raise NotImplementedError
+
+    def kill(self, machine_id: str) -> None:
+        """Terminate the machine: clouds shut its system down first."""
+        self.terminate(machine_id)
+
     def close(self) -> None:
-        """See the contract."""
+        """Do nothing: there are no connections."""
 
     def _offer(self, spec: Spec, zone: str, kind: str) -> Offer:
         raise NotImplementedError

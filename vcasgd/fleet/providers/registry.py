@@ -108,7 +108,7 @@ def ask_account(settings: Settings, pool: PoolSpec) -> AccountAnswer:
         from vcasgd.fleet.providers.aws.calls import ask_aws
 
         return ask_aws(pool, settings.cluster, cpus)
-    from vcasgd.fleet.providers.gcp.account import ask_google
+    from vcasgd.fleet.providers.gcp.calls import ask_google
 
     return ask_google(pool, cpus, settings.compute_url)
 

@@ -159,7 +159,6 @@ class AwsProvider(PooledProvider[AwsPoolSpec]):
         return sorted(ids)
 
     def machines(self) -> list[Machine]:
-        """See the contract."""
         rows = self._described(filtered("instance-state-name", *sorted(_STATES)))
         spot = self._prices_of([row for row in rows if _is_spot(row)])
         reported = {row["InstanceId"]: _tags(row).get(BOOT_ERROR_TAG, "") for row in rows}
@@ -183,10 +182,6 @@ class AwsProvider(PooledProvider[AwsPoolSpec]):
         if errors:
             raise errors[0]
 
-    def kill(self, machine_id: str) -> None:
-        """See the contract. EC2 shuts the system down first."""
-        self.terminate(machine_id)
-
     def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
         """See the contract. Unsupported: EC2 interrupts on request only in fault injection."""
         raise FleetError(
@@ -196,7 +191,6 @@ class AwsProvider(PooledProvider[AwsPoolSpec]):
         )
 
     def close(self) -> None:
-        """See the contract."""
         self._ec2.close()
 
     def _terminate(self, machines: list[str]) -> list[FleetError]:

@@ -1,1 +1,1 @@
-"""Google Compute Engine. Only :mod:`vcasgd.fleet.providers.gcp.provider` imports google.cloud."""
+"""Google Compute Engine."""

@@ -1,4 +1,4 @@
-"""Provider for Compute Engine, with ``bulkInsert``. The only importer of google.cloud.
+"""Provider for Compute Engine, with ``bulkInsert``.
 
 A launch tries each zone with each type until one has machines. Names of machines, which are their
 ids, derive from the launch's token. Each machine has the labels ``vcasgd-cluster``,
@@ -10,38 +10,38 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 
-from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
-from google.auth.credentials import AnonymousCredentials
-from google.auth.exceptions import GoogleAuthError
 from google.cloud import compute_v1
 
 from vcasgd.errors import (
-    CloudDenied,
     CloudUnavailable,
     FleetError,
     InvalidRequest,
     NoCapacity,
-    QuotaExceeded,
     Throttled,
 )
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import Boot, Machine, Offer, one_line
-from vcasgd.fleet.providers.gcp.compute import (
+from vcasgd.fleet.providers.gcp.calls import (
     BOOT_ERROR_ATTRIBUTE,
     CLUSTER_LABEL,
+    CODES,
     LAUNCH_LABEL,
     STATES,
     USER_DATA_KEY,
+    attempt,
+    call,
+    client_options,
     is_spot,
     labelled,
     last,
     launch_label,
     launch_resource,
+    limits,
     machine_of,
     priced,
     request_id,
@@ -50,29 +50,12 @@ from vcasgd.fleet.providers.gcp.compute import (
 from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider, refusal_of
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 
-T = TypeVar("T")
-
-#: Time limit of a call.
-CALL_SECONDS = 20.0
 #: Time limit for all zones and types of a launch; later results appear in the listing.
 LAUNCH_SECONDS = 25.0
 #: Google's documented limit on one value of the metadata.
 USER_DATA_BYTES = 262_144
 #: Machines in one page of a listing.
 PAGE = 500
-#: Patterns of the codes of operations, and of the reasons and states of refused requests:
-#: https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation,
-#: https://cloud.google.com/apis/design/errors.
-CODES: dict[type[FleetError], str] = {
-    Throttled: "rate_?(limit)?_?exceeded|^RESOURCE_EXHAUSTED$",
-    NoCapacity: "EXHAUSTED|STOCKOUT|VM_MIN_COUNT_NOT_REACHED|CAPACITY_NOT_AVAILABLE"
-    "|UNSUPPORTED_OPERATION_IN_ZONE",
-    QuotaExceeded: "(quota|limit)_?exceeded|^billingNotEnabled|^QUOTA_",
-    CloudDenied: "permission|denied|unauthenticated|forbidden|NotConfigured|disabled|^authError"
-    "|^required$|policy|condition_?not_?met|^CONSUMER_INVALID",
-    CloudUnavailable: "^internal|^backendError|^serverError|unavailable|timeout|^ABORTED|^CANCELLED"
-    "|^UNKNOWN$|^DATA_LOSS|^DEADLINE_EXCEEDED|CANCELED_BY_USER|RESOURCE_STATE_CHANGED",
-}
 
 
 class GcpProvider(PooledProvider[GcpPoolSpec]):
@@ -138,7 +121,6 @@ class GcpProvider(PooledProvider[GcpPoolSpec]):
         raise refusal
 
     def machines(self) -> list[Machine]:
-        """See the contract."""
         return [machine_of(machine, self._table) for machine in self._described()]
 
     def boot_error(self, machine_id: str) -> str | None:
@@ -162,10 +144,6 @@ class GcpProvider(PooledProvider[GcpPoolSpec]):
         if error is not None:
             raise error
 
-    def kill(self, machine_id: str) -> None:
-        """See the contract. Google shuts the system down first."""
-        self.terminate(machine_id)
-
     def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
         """See the contract. A simulated maintenance preempts a spot machine in half a minute."""
         for machine in self._find(machine_id):
@@ -177,7 +155,6 @@ class GcpProvider(PooledProvider[GcpPoolSpec]):
             self._act(self._machines.simulate_maintenance_event_unary, machine)
 
     def close(self) -> None:
-        """See the contract."""
         for each in (self._machines, self._operations, self._global, self._regional):
             each.transport.close()
 
@@ -281,55 +258,3 @@ class GcpProvider(PooledProvider[GcpPoolSpec]):
             if error.details.get("status") != HTTPStatus.NOT_FOUND:
                 raise
             return None
-
-
-def client_options(url: str | None) -> dict[str, Any]:
-    if url is None:
-        return {}
-    plain = {"credentials": AnonymousCredentials()} if url.startswith("http://") else {}
-    return {"client_options": {"api_endpoint": url}, **plain}
-
-
-def limits(seconds: float = CALL_SECONDS) -> dict[str, Any]:
-    """Return the time limit of a call; by default, the library retries for ten minutes."""
-    return {"timeout": seconds, "retry": None}
-
-
-def call(
-    method: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    pool: str | None = None,
-    zone: str | None = None,
-    *,
-    seconds: float = CALL_SECONDS,
-) -> Any:
-    """Call a method of one of Google's clients. Raises :class:`~vcasgd.errors.FleetError`."""
-    return attempt(lambda: method(arguments, **limits(seconds)), pool, zone)
-
-
-def attempt(request: Callable[[], T], pool: str | None = None, zone: str | None = None) -> T:
-    """Call Google. Raises the :class:`~vcasgd.errors.FleetError` that its error maps to."""
-    try:
-        return request()
-    except GoogleAPICallError as error:
-        # Without a status, the request may have been completed.
-        status = int(error.code) if error.code else HTTPStatus.SERVICE_UNAVAILABLE
-        text = error.message or str(error)
-        raise refusal_of(
-            CODES, _reason(error), text, status=status, pool=pool, zone=zone
-        ) from error
-    except GoogleAuthError as error:
-        raise CloudDenied(f"Google's credentials: {error}", pool=pool) from error
-    except (GoogleAPIError, OSError) as error:
-        # Errors of requests are OSErrors.
-        raise CloudUnavailable(f"Compute Engine: {error}", pool=pool, zone=zone) from error
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"invalid request to Compute Engine: {error}", pool=pool) from error
-
-
-def _reason(error: GoogleAPICallError) -> str:
-    """Return the most specific name of a refusal, or its HTTP status."""
-    for row in error.errors:
-        if isinstance(row, dict) and row.get("reason"):
-            return str(row["reason"])
-    return str(error.reason or error.code)
