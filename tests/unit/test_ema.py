@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vcasgd.errors import SpecError
-from vcasgd.learning.rules.rounds import average_coefficients, longest_interval
+from vcasgd.learning.rules import average_coefficients, longest_interval
 from vcasgd.spec.job import JobSpec
 
 

@@ -20,8 +20,8 @@ from vcasgd.learning.rules import (
     make_rule,
     merge_integers,
     payload_of,
+    staleness_weight,
 )
-from vcasgd.learning.rules.base import staleness_weight
 from vcasgd.learning.vector import gather
 from vcasgd.spec.update import (
     AsyncLocalSgdSpec,

@@ -14,8 +14,16 @@ from vcasgd.learning.encodings.encoder import payload_formats, step_format
 from vcasgd.learning.encodings.payload import PayloadFormat
 from vcasgd.learning.encodings.steps import PIECE_FLOATS, StepFormat, checksum
 from vcasgd.learning.layout import Layout
-from vcasgd.learning.rules import Context, Payload, Rounds, make_rule, merge_integers
-from vcasgd.learning.rules.rounds import MAX_HEAVIER, average_coefficients, round_weight
+from vcasgd.learning.rules import (
+    MAX_HEAVIER,
+    Context,
+    Payload,
+    Rounds,
+    average_coefficients,
+    make_rule,
+    merge_integers,
+    round_weight,
+)
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import LARGEST_VALUE
 from vcasgd.parameter_server.round_members import RoundMembers

@@ -36,8 +36,7 @@ from vcasgd.learning.optimizers import as_optimizer, check_workers, name_of, set
 from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rank_group import RankGroup
 from vcasgd.learning.rates import Rates, clip
-from vcasgd.learning.rules import Payload, interval_start, make_rule
-from vcasgd.learning.rules.rounds import longest_interval
+from vcasgd.learning.rules import Payload, interval_start, longest_interval, make_rule
 from vcasgd.learning.sample_content import SampleContent
 from vcasgd.learning.shards import SMALL_FLOATS, Cut, ShardRange, shards_for
 from vcasgd.learning.streams import Stream

@@ -67,7 +67,7 @@ class Member:
     exchanged in parts. ``most_alone`` is the most local steps of an interval of a worker that is
     alone. ``gradients``: rounds have one step, whose gradients are exchanged. ``exact``: versions
     are more precise than workers' copies, so every interval starts from a version. The rule is in
-    :mod:`vcasgd.learning.rules.rounds`.
+    :mod:`vcasgd.learning.rules`.
     """
 
     def __init__(
