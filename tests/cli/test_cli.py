@@ -26,9 +26,9 @@ from typer.testing import CliRunner
 
 import vcasgd
 from vcasgd.cli import app
-from vcasgd.cli.connection import open_client
 from vcasgd.cli.follow import follow as show_progress
 from vcasgd.cli.follow import statuses
+from vcasgd.cli.output import open_client
 from vcasgd.errors import CloudDenied, Unauthorized, VcasgdError
 from vcasgd.stack import StackHome, StackPhase, StackState
 from vcasgd.store.ledger.job import JobState

@@ -14,7 +14,7 @@ from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_b
 from typer.testing import CliRunner
 
 from vcasgd.cli import app
-from vcasgd.fleet.providers.gcp.calls import PERMISSIONS
+from vcasgd.fleet.providers.gcp_calls import PERMISSIONS
 
 Found = dict[str, dict[str, str]]
 STANDARD_SPOT, GRAPHICS_SPOT, STANDARD = "L-34B43A08", "L-3819A6DF", "L-1216C47A"

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.jobfile import parse_changes
 from vcasgd.cli.jobs import JobName, priority_text
-from vcasgd.cli.output import err, out, show_error
+from vcasgd.cli.output import Token, Url, err, open_client, out, show_error
 from vcasgd.client import Client, Job
 from vcasgd.errors import ApiError, Conflict, Forbidden
 from vcasgd.schemas.jobs import JobView

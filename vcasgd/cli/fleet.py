@@ -13,13 +13,15 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.jobs import best_text
 from vcasgd.cli.output import (
     Columns,
     Json,
+    Token,
+    Url,
     ago,
     duration,
+    open_client,
     out,
     plain,
     show_json,

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.follow import event_line, log_line, statuses
 from vcasgd.cli.follow import follow as show_progress
 from vcasgd.cli.jobfile import load_job, show_warnings
@@ -19,9 +18,12 @@ from vcasgd.cli.money import Changes, FinishBy, Within, confirm, deadline_change
 from vcasgd.cli.output import (
     Columns,
     Json,
+    Token,
+    Url,
     ago,
     duration,
     err,
+    open_client,
     out,
     show_facts,
     show_json,

@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
-from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.jobfile import load_job, show_warnings
 from vcasgd.cli.output import (
     Columns,
     Json,
+    Token,
+    Url,
     duration,
     err,
+    open_client,
     out,
     show_facts,
     show_json,

@@ -1,4 +1,4 @@
-"""Output for people and programs: tables, JSON, and one-line errors."""
+"""Options that commands share, and output for people and programs: tables, JSON, and errors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from rich.segment import Segment
 from rich.table import Table
 from typer.core import TyperGroup
 
+from vcasgd.client import Client
+from vcasgd.client.transport import find_api
 from vcasgd.errors import VcasgdError
 from vcasgd.printable import printable
+from vcasgd.settings import Settings, load_settings
 
 
 class PlainConsole(Console):
@@ -48,6 +51,14 @@ out = PlainConsole()
 err = PlainConsole(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Url = Annotated[
+    str | None,
+    typer.Option("--url", help="API URL (default: $VCASGD_API_URL, then the local stack)."),
+]
+Token = Annotated[
+    str | None,
+    typer.Option("--token", help="API token. Prefer $VCASGD_TOKEN, which ps does not show."),
+]
 
 #: Column heading → function that returns the cell for a row.
 Columns = Mapping[str, Callable[[Mapping[str, Any]], object]]
@@ -69,6 +80,14 @@ class Group(TyperGroup):
         except OSError as error:
             err.print(f"error: {error.filename or ''}: {error.strerror or error}")
         raise typer.Exit(1)
+
+
+def open_client(url: str | None, token: str | None, settings: Settings | None = None) -> Client:
+    """Return a client for the API that the options, the environment or the local stack name.
+
+    Raises the errors of :func:`~vcasgd.client.transport.find_api`.
+    """
+    return Client(*find_api(url, token, settings or load_settings()))
 
 
 def show_error(error: VcasgdError) -> None:

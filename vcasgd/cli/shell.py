@@ -10,8 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from vcasgd.cli.connection import Token, Url, open_client
-from vcasgd.cli.output import err
+from vcasgd.cli.output import Token, Url, err, open_client
 from vcasgd.client import Job
 from vcasgd.errors import FleetError, SpecError
 from vcasgd.gpus import VISIBLE

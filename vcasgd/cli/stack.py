@@ -12,8 +12,19 @@ import typer
 from rich.console import Console
 
 from vcasgd import stack
-from vcasgd.cli.connection import Token, Url, open_client
-from vcasgd.cli.output import Columns, Json, ago, err, out, plain, show_json, show_rows
+from vcasgd.cli.output import (
+    Columns,
+    Json,
+    Token,
+    Url,
+    ago,
+    err,
+    open_client,
+    out,
+    plain,
+    show_json,
+    show_rows,
+)
 from vcasgd.doctor import Severity, describe_gpus, findings
 from vcasgd.errors import ApiError
 from vcasgd.settings import Settings, load_settings

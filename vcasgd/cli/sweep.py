@@ -9,11 +9,21 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vcasgd.cli.connection import Token, Url, open_client
 from vcasgd.cli.jobfile import load_job, show_warnings
 from vcasgd.cli.jobs import INTERRUPTED
 from vcasgd.cli.money import Changes, confirm
-from vcasgd.cli.output import Columns, Json, duration, err, out, show_json, show_rows
+from vcasgd.cli.output import (
+    Columns,
+    Json,
+    Token,
+    Url,
+    duration,
+    err,
+    open_client,
+    out,
+    show_json,
+    show_rows,
+)
 from vcasgd.client import Job
 from vcasgd.client.sweep import Axis, Sweep, SweepOptions, grid, sample
 from vcasgd.client.sweep import compare as compared

@@ -7,8 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from vcasgd.cli.connection import Token, Url, open_client
-from vcasgd.cli.output import Columns, Group, Json, ago, err, out, show_json, show_rows, until
+from vcasgd.cli.output import (
+    Columns,
+    Group,
+    Json,
+    Token,
+    Url,
+    ago,
+    err,
+    open_client,
+    out,
+    show_json,
+    show_rows,
+    until,
+)
 from vcasgd.errors import SpecError
 from vcasgd.spec.access import MAX_MACHINES, Scope
 
