@@ -25,8 +25,7 @@ import vcasgd
 from benchmarks.measure.data import Reading, measure_reading
 from vcasgd.cli import app
 from vcasgd.data import ShardedDataset, ShardIndex, make_index
-from vcasgd.data.cache import DiskCache, ShardCache
-from vcasgd.data.dataset import storage_at
+from vcasgd.data.dataset import DiskCache, ShardCache, storage_at
 from vcasgd.data.shards import DataShard
 from vcasgd.errors import DataError, SpecError, StorageUnavailable
 from vcasgd.spec.job import JobSpec
