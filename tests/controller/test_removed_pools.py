@@ -97,8 +97,8 @@ def test_machines_of_a_provider_that_can_t_be_reached_stay_listed(
             patch.delenv("AWS_SECRET_ACCESS_KEY")
         else:
             patch.setitem(sys.modules, "boto3", None)
-            patch.delitem(sys.modules, "vcasgd.fleet.providers.aws.provider")
-            patch.delitem(sys.modules, "vcasgd.fleet.providers.aws.calls")
+            patch.delitem(sys.modules, "vcasgd.fleet.providers.aws")
+            patch.delitem(sys.modules, "vcasgd.fleet.providers.aws_calls")
         loop = clouds.controller()
 
         # When the controller can't end it
@@ -127,7 +127,8 @@ def test_a_removed_pool_is_forgotten_once_its_provider_lists_nothing(
     control.set_pool_specs({"gone": gcp.document(name="gone")})
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "google.cloud", None)
-        patch.delitem(sys.modules, "vcasgd.fleet.providers.gcp.provider")
+        patch.delitem(sys.modules, "vcasgd.fleet.providers.gcp")
+        patch.delitem(sys.modules, "vcasgd.fleet.providers.gcp_calls")
         pools = PoolRegistry(settings, control, clock=lambda: now[0])
         cloud = CloudCache(pools, CloudCalls(), (), lambda: now[0])
         cloud.refresh()

@@ -25,9 +25,8 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers.aws import calls as aws_calls
-from vcasgd.fleet.providers.gcp import provider as compute
-from vcasgd.fleet.providers.gcp.provider import GcpProvider
+from vcasgd.fleet.providers import aws_calls, gcp_calls
+from vcasgd.fleet.providers.gcp import GcpProvider
 from vcasgd.fleet.providers.pooled import refusal_of
 
 #: Codes in EC2's reference for these calls, and Spot's codes for a failed fleet.
@@ -86,12 +85,12 @@ def test_a_code_of_ec2(code: str, kind: type[FleetError]) -> None:
 
 @pytest.mark.parametrize(("code", "kind"), rows(COMPUTE_CODES))
 def test_a_code_of_compute_engine(code: str, kind: type[FleetError]) -> None:
-    assert type(refusal_of(compute.CODES, code, "no")) is kind
+    assert type(refusal_of(gcp_calls.CODES, code, "no")) is kind
 
 
 def test_unknown_code_blames_the_cloud_only_if_the_cloud_does() -> None:
     for status, kind in ((418, InvalidRequest), (500, CloudUnavailable)):
-        for codes in (aws_calls.CODES, compute.CODES):
+        for codes in (aws_calls.CODES, gcp_calls.CODES):
             assert type(refusal_of(codes, "Teapot", "short and stout", status=status)) is kind
 
 
@@ -134,7 +133,7 @@ def test_every_exception_of_google_s_libraries_is_mapped(kind: type[Exception]) 
         raise error
 
     with pytest.raises(FleetError):
-        compute.attempt(fail, "pool")
+        gcp_calls.attempt(fail, "pool")
 
 
 # --- over HTTP --------------------------------------------------------------------------
@@ -293,7 +292,7 @@ def test_a_quota_ends_the_search(gcp: GcpBackend) -> None:
 
 
 def test_slow_operation_is_not_a_failure(gcp: GcpBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute, "LAUNCH_SECONDS", 0.5)
+    monkeypatch.setattr("vcasgd.fleet.providers.gcp.LAUNCH_SECONDS", 0.5)
     gcp.compute.operation_seconds = 5.0
     granted = gcp.provider().launch(gcp.pool, 2, BOOT, "t1")
     assert set(granted) == gcp.alive()
@@ -327,7 +326,7 @@ def test_a_type_without_a_price_is_refused_at_once(aws: AwsBackend, gcp: GcpBack
 
 def test_library_has_the_mapped_states() -> None:
     """Check that the library defines the states in our table."""
-    from vcasgd.fleet.providers.gcp.calls import STATES
+    from vcasgd.fleet.providers.gcp_calls import STATES
 
     known = {status.name for status in compute_v1.Instance.Status}
     assert STATES.keys() <= known

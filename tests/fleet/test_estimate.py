@@ -131,7 +131,7 @@ def test_pools_are_excluded_by_labels() -> None:
         (replace(EAST, blocked_until=NOW + 9, reason="credentials are wrong"),
          "credentials are wrong"),
         (replace(EAST, capacity=0), "all of its machines are in use"),
-        (replace(EAST, max_price=0.5), "costs more than the maximum of 0.5 USD/h"),
+        (replace(EAST, max_price_per_hour=0.5), "costs more than the maximum of 0.5 USD/h"),
         (replace(EAST, offers=()), "it offers no machines now"),
         (replace(EAST, offers=None, reason="no prices: it is down"), "no prices: it is down"),
         (replace(EAST, markets={(zone, True): Market(blocked_until=NOW + 9, reason="no capacity")

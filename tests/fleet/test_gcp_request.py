@@ -7,7 +7,7 @@ from support.cloud_rules import google_refusals
 
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.providers.base import Boot
-from vcasgd.fleet.providers.gcp.calls import launch_resource, names_of, request_id
+from vcasgd.fleet.providers.gcp_calls import launch_resource, names_of, request_id
 from vcasgd.fleet.providers.pooled import LaunchOrder
 
 

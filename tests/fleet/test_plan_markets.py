@@ -116,7 +116,7 @@ TABLE = [
     ), [launch(1, launches=5)]),
     Row("nothing above the pool's maximum", observed(
         jobs=[job("A", maximum=2)],
-        pools=[pool(offer("z1", 2.0), offer("z2", 0.9, "tiny", cpus=0.1), max_price=1.0)],
+        pools=[pool(offer("z1", 2.0), offer("z2", 0.9, "tiny", cpus=0.1), max_price_per_hour=1.0)],
     ), [launch(2, "z2", "tiny")]),
     Row("nothing above the job's maximum", observed(
         jobs=[job("A", maximum=2, max_price=0.5)], pools=[SPOT_POOL],

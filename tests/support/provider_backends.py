@@ -30,10 +30,10 @@ from vcasgd.fleet.pools import (
     parse_pools,
 )
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers.aws.provider import AwsProvider
+from vcasgd.fleet.providers.aws import AwsProvider
 from vcasgd.fleet.providers.base import Boot, Provider
 from vcasgd.fleet.providers.commands import ExecProvider
-from vcasgd.fleet.providers.gcp.provider import GcpProvider
+from vcasgd.fleet.providers.gcp import GcpProvider
 from vcasgd.fleet.providers.joining import NothingJoined
 from vcasgd.fleet.providers.kubernetes import CLUSTER_LABEL, POOL_LABEL, KubernetesProvider
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider

@@ -108,7 +108,7 @@ def identity(kind: str, url: str | None) -> str:
 def aws_secret(name: str, region: str) -> str:
     """Return a value from AWS Secrets Manager. Raises :class:`~vcasgd.errors.FleetError`."""
     # Imported here: it needs boto3, which only machines in AWS have.
-    from vcasgd.fleet.providers.aws.calls import secret
+    from vcasgd.fleet.providers.aws_calls import secret
 
     return secret(name, region)
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
+
 from vcasgd.fleet.hardware import Hardware
 from vcasgd.fleet.pools import JOIN
 from vcasgd.fleet.providers.base import Machine, MachineState, Offer
@@ -132,8 +134,8 @@ class PoolStatus:
     quotas: Mapping[bool, int] = field(default_factory=dict)
     """Number of machines that the account may have, by spot, if known."""
     boot_seconds: float | None = None
-    max_price: float | None = None
-    """USD per hour of one machine."""
+    max_price_per_hour: float | None = None
+    """USD of one machine."""
     launching_on_demand: int = 0
     """The part of :attr:`launching` that is not spot."""
     launching_kinds: Mapping[tuple[bool, Hardware], int] = field(default_factory=dict)
@@ -184,60 +186,31 @@ class PoolStatus:
 
     def to_row(self, position: int) -> dict[str, Any]:
         """Return plain data. ``position`` is the pool's place in the pools file."""
+        own = {"name", "labels", "markets", "quotas", "launching_kinds"}
         return {
+            **_STATUS.dump_python(self, mode="json", exclude=own),
             "position": position,
-            "provider": self.provider,
-            "spot": self.spot,
             "labels": sorted(self.labels),
-            "trust": self.trust,
-            "blocked_until": self.blocked_until,
-            "reason": self.reason,
             "launches": sum(market.launches for market in self.markets.values()),
-            "machines": self.machines,
-            "idle": self.idle,
-            "capacity": self.capacity,
-            "launching": self.launching,
-            "max_price_per_hour": self.max_price,
-            "boot_seconds": self.boot_seconds,
-            "offers": None if self.offers is None else [asdict(offer) for offer in self.offers],
             "markets": [
                 {"zone": zone, "spot": spot, **asdict(market)}
                 for (zone, spot), market in sorted(self.markets.items())
             ],
-            "hardware": [asdict(kind) for kind in self.hardware],
             "quotas": {"spot" if spot else "on-demand": most for spot, most in self.quotas.items()},
         }
 
     @classmethod
     def from_row(cls, name: str, row: Mapping[str, Any]) -> PoolStatus:
         """Return the pool that :meth:`to_row` described, possibly in another version."""
-        offers = row.get("offers")
-        markets = {
-            (market["zone"], market["spot"]): Market(
-                blocked_until=market["blocked_until"],
-                reason=market["reason"],
-                refused_since=market["refused_since"],
-            )
-            for market in row.get("markets") or ()
+        own = {
+            "name": name,
+            "markets": {(each["zone"], each["spot"]): each for each in row.get("markets") or ()},
+            "quotas": {kind == "spot": most for kind, most in (row.get("quotas") or {}).items()},
         }
-        return cls(
-            name=name,
-            launching=int(row.get("launching") or 0),
-            capacity=row.get("capacity"),
-            blocked_until=float(row.get("blocked_until") or 0.0),
-            reason=row.get("reason"),
-            spot=bool(row.get("spot", True)),
-            offers=None if offers is None else tuple(Offer(**offer) for offer in offers),
-            markets=markets,
-            quotas={kind == "spot": most for kind, most in (row.get("quotas") or {}).items()},
-            max_price=row.get("max_price_per_hour"),
-            boot_seconds=row.get("boot_seconds"),
-            provider=str(row.get("provider") or ""),
-            labels=frozenset(row.get("labels") or ()),
-            hardware=tuple(Hardware(**kind) for kind in row.get("hardware") or ()),
-            machines=int(row.get("machines") or 0),
-            idle=int(row.get("idle") or 0),
-        )
+        return _STATUS.validate_python({**row, **own})
+
+
+_STATUS = TypeAdapter(PoolStatus)
 
 
 def pools_in(rows: Mapping[str, Mapping[str, Any]]) -> list[PoolStatus]:
@@ -392,7 +365,7 @@ def _living(state: Observed) -> list[WorkerView]:
 
 def highest_price(pool: PoolStatus | None, job: JobDemand | None) -> float:
     """Return the maximum price of the pool's machines in USD per hour for a job, or for any job."""
-    limits = (pool.max_price if pool else None, job.max_price if job else None)
+    limits = (pool.max_price_per_hour if pool else None, job.max_price if job else None)
     return min((each for each in limits if each is not None), default=float("inf"))
 
 

@@ -238,7 +238,7 @@ class Observer:
             markets=self._launches.markets(name, now),
             quotas=self._launches.quotas(name, now),
             boot_seconds=spec.boot_seconds,
-            max_price=spec.max_price_per_hour,
+            max_price_per_hour=spec.max_price_per_hour,
             launching_on_demand=sum(not one.spot for one in unlisted),
             launching_kinds=Counter((one.spot, one.hardware) for one in unlisted if one.hardware),
             hardware=tuple(hardware),

@@ -105,10 +105,10 @@ def ask_account(settings: Settings, pool: PoolSpec) -> AccountAnswer:
             table = PriceTable.load(pool.provider, settings.prices)
             cpus[kind] = table.price(pool.region, kind).cpus
     if isinstance(pool, AwsPoolSpec):
-        from vcasgd.fleet.providers.aws.calls import ask_aws
+        from vcasgd.fleet.providers.aws_calls import ask_aws
 
         return ask_aws(pool, settings.cluster, cpus)
-    from vcasgd.fleet.providers.gcp.calls import ask_google
+    from vcasgd.fleet.providers.gcp_calls import ask_google
 
     return ask_google(pool, cpus, settings.compute_url)
 
@@ -171,12 +171,12 @@ def _make(settings: Settings, pools: Sequence[Any], joined: JoinedFleet) -> Prov
     try:
         match kind:
             case "aws":
-                from vcasgd.fleet.providers.aws.provider import AwsProvider
+                from vcasgd.fleet.providers.aws import AwsProvider
 
                 table, seconds = PriceTable.load(kind, settings.prices), settings.price_seconds
                 return AwsProvider(cluster, pools, table, price_seconds=seconds)
             case "gcp":
-                from vcasgd.fleet.providers.gcp.provider import GcpProvider
+                from vcasgd.fleet.providers.gcp import GcpProvider
 
                 table = PriceTable.load(kind, settings.prices)
                 return GcpProvider(cluster, pools, table, url=settings.compute_url)

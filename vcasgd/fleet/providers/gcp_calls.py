@@ -1,6 +1,6 @@
 """Calls of Google Cloud: clients, errors, requests and machines as plain data, and account limits.
 
-Only this package imports google.cloud.
+Only this module and :mod:`vcasgd.fleet.providers.gcp` import google.cloud.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def ask_google(pool: GcpPoolSpec, cpus: Mapping[str, float], url: str | None) ->
     """Return what the project allows. ``cpus``: vCPUs of known types. Raises
     :class:`~vcasgd.errors.FleetError`.
 
-    ``url`` replaces Google's own, as for :class:`~vcasgd.fleet.providers.gcp.provider.GcpProvider`.
+    ``url`` replaces Google's own, as for :class:`~vcasgd.fleet.providers.gcp.GcpProvider`.
     """
     missing = sorted(set(PERMISSIONS) - _granted(pool, url))
     return AccountAnswer(", ".join(missing) or None, tuple(_quotas(pool, cpus, url)))

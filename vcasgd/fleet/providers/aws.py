@@ -28,7 +28,7 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.pools import AwsPoolSpec
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers.aws.calls import (
+from vcasgd.fleet.providers.aws_calls import (
     BOOT_ERROR_TAG,
     CLUSTER_TAG,
     CODES,

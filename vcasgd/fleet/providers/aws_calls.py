@@ -1,6 +1,6 @@
 """Calls of EC2: the client, errors, requests as plain data, and the limits of an account.
 
-Only this package imports boto3. Codes of errors:
+Only this module imports boto3. Codes of errors:
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html. Quotas:
 https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html.
 """

@@ -26,7 +26,7 @@ from vcasgd.errors import (
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import Boot, Machine, Offer, one_line
-from vcasgd.fleet.providers.gcp.calls import (
+from vcasgd.fleet.providers.gcp_calls import (
     BOOT_ERROR_ATTRIBUTE,
     CLUSTER_LABEL,
     CODES,
