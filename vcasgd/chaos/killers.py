@@ -176,11 +176,11 @@ class Killer:
         else:
             self._provider.evict(machine.id, notice)
 
-        def is_dead() -> bool:
-            # An exiting process loses its marker first, so that only its number finds it.
-            return self._is_gone(machine.id) and not any(each.alive() for each in processes)
-
-        await_result(is_dead, f"end of {machine.id}")
+        # An exiting process loses its marker first, so that only its number finds it.
+        await_result(
+            lambda: self._is_gone(machine.id) and not any(each.alive() for each in processes),
+            f"end of {machine.id}",
+        )
         return Fault(target, machine.id, at, lambda: len(self.busy_machines()) >= workers)
 
     def await_busy(self) -> list[Machine]:

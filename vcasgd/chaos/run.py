@@ -205,13 +205,13 @@ class _ScenarioRun:
         ended = time.monotonic()
         await_result(lambda: progress.moments[-1] > ended, "progress after the last fault")
         if self._victim is not None:
-            await_result(self._victim_trains, f"training on {self._victim} after the last fault")
+            await_result(
+                lambda: self._victim in {one.id for one in self._killer.busy_machines()},
+                f"training on {self._victim} after the last fault",
+            )
         time.sleep(SETTLE_SECONDS)
         if self._job.has_ended():
             raise StackError("the job ended before the scenario did")
-
-    def _victim_trains(self) -> bool:
-        return self._victim in {one.id for one in self._killer.busy_machines()}
 
     def _inject(self, injection: Injection, start: float) -> None:
         time.sleep(max(0.0, start + injection.at - time.monotonic()))

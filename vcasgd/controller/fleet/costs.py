@@ -345,7 +345,11 @@ class Speeds:
         samples = job.facts.samples if job.facts else before.samples
         batch_size = job.facts.batch_size if job.facts else before.batch_size
         memory = [beat.resident_bytes or 0 for beat in beats if beat.steps]
-        gpu = [_gpu_bytes(beat) for beat in beats if beat.steps]
+        gpu = [
+            (beat.gpu_memory_bytes or 0) - (beat.gpu_memory_free_bytes or 0)
+            for beat in beats
+            if beat.steps
+        ]
         after = replace(
             before,
             samples=samples,
@@ -353,7 +357,7 @@ class Speeds:
             rates=rates,
             bytes_per_sample=traffic or before.bytes_per_sample,
             memory_bytes=max(memory, default=0) or before.memory_bytes,
-            gpu_memory_bytes=max(gpu, default=0) or before.gpu_memory_bytes,
+            gpu_memory_bytes=max([0, *gpu]) or before.gpu_memory_bytes,
             start_seconds=before.start_seconds if start_seconds is None else start_seconds,
         )
         # A short job ends before the next write.
@@ -411,10 +415,6 @@ def _first_rate(beat: Heartbeat) -> float | None:
     if beat.samples and beat.steps and beat.step_seconds:
         return beat.samples / beat.steps / beat.step_seconds
     return beat.samples_per_second or None
-
-
-def _gpu_bytes(beat: Heartbeat) -> int:
-    return max(0, (beat.gpu_memory_bytes or 0) - (beat.gpu_memory_free_bytes or 0))
 
 
 def _rate(

@@ -22,7 +22,7 @@ from vcasgd.fleet.pools import PoolSpec, pools_of_job
 from vcasgd.fleet.providers.base import Machine, MachineState, Offer
 from vcasgd.logging import isolated
 from vcasgd.settings import Settings
-from vcasgd.spec.job import PRIORITIES, JobSpec, JobState
+from vcasgd.spec.job import PRIORITIES, JobState
 from vcasgd.store.admission import worker_lease_pass
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import ApiToken
@@ -31,11 +31,6 @@ from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.machines import JoinedMachines
 from vcasgd.store.ledger.placement import Clearances, Owners
 from vcasgd.worker_names import machine_of
-
-
-def missing_labels(spec: JobSpec, pool: PoolSpec) -> list[str]:
-    """Return the labels of the job that the pool may not see, in order."""
-    return [label for label in spec.required_labels if label not in pool.labels]
 
 
 class ClearancePolicy:
@@ -64,7 +59,7 @@ class ClearancePolicy:
         """Return the job's pools that may see it, in its order, and all pools that may not."""
         barred = {}
         for name, pool in self._pools.items():
-            if missing := missing_labels(job.spec, pool):
+            if missing := [each for each in job.spec.required_labels if each not in pool.labels]:
                 barred[name] = f"may not see {', '.join(missing)}"
         named = [name for name in self.wanted(job) if name in self._pools]
         for name in named:

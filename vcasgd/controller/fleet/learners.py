@@ -146,7 +146,8 @@ class Learners:
         job, machine, trial = job_of(first), machine_of(first), self._trials[first]
         rest = REST_BEATS * self._heartbeat
         names = [worker_name(machine, job, each) for each in range(1, trial.learners + 1)]
-        crashed = [name for name in names if name in died and not _is_leaving(beats, name)]
+        leaving = {name for name, beat in beats.items() if beat.leaving}
+        crashed = [name for name in names if name in died - leaving]
         if crashed:
             # Most likely it ran out of memory, which must not fail the job.
             self._settle(first, fewer(trial, now, rest), f"the process of {crashed[0]} ended")
@@ -219,8 +220,3 @@ def _room(beat: Heartbeat, learners: int) -> int:
         left = beat.gpu_memory_free_bytes or 0
         room = min(room, room_for(left, on_gpu, (on_gpu - left) / learners))
     return room
-
-
-def _is_leaving(beats: Beats, name: str) -> bool:
-    """Return True if a worker's last heartbeat says why it leaves."""
-    return name in beats and bool(beats[name].leaving)

@@ -137,7 +137,9 @@ def diverged(job: JobRecord, failures: Sequence[Failure], workers: int) -> str |
     for each in reversed(job.evaluations):
         if each.number in shown and each.rollbacks >= job.tuned.rollbacks:
             return f"{shown[each.number]} in {each.place}"
-    failure = repeated([each for each in failures if _is_current(each, job)], workers)
+    rollbacks = job.tuned.rollbacks
+    current = [each for each in failures if each.diverged and each.rollbacks >= rollbacks]
+    failure = repeated(current, workers)
     return failure.message if failure else None
 
 
@@ -202,7 +204,3 @@ def _shown(job: JobRecord) -> dict[int, str]:
     found = divergences(job.evaluations, job.metric.name if job.metric else None)
     pairs = zip(job.evaluations, found, strict=True)
     return {each.number: how for each, how in pairs if how is not None}
-
-
-def _is_current(failure: Failure, job: JobRecord) -> bool:
-    return failure.diverged and failure.rollbacks >= job.tuned.rollbacks

@@ -100,7 +100,7 @@ class Allocation:
         and only those that have been held for a while.
         """
         by_name = {each.worker.name: each for each in self._donations}
-        donors = Donors(by_name.values(), self._shares, self._highest_price, _any, self._kind)
+        donors = Donors(by_name.values(), self._shares, self._highest_price, self._kind)
         stops = preempt_for_minimum(self._minimum_claims, donors)
         waiting = [claim for claim in self._share_claims if self._has_waited(claim.job)]
         if self._state.nodes is None or not waiting:
@@ -108,8 +108,7 @@ class Allocation:
         for stop in stops:
             del by_name[stop.name]
         held = [each for each in by_name.values() if self._is_held(each.worker)]
-        allowed = self._does_not_return
-        donors = Donors(held, self._shares, self._highest_price, allowed, self._kind)
+        donors = Donors(held, self._shares, self._highest_price, self._kind, self._does_not_return)
         return stops + preempt_for_share(waiting, donors, self._shares)
 
     def missing(self) -> Counter[str]:
@@ -214,7 +213,8 @@ class Allocation:
             return False
         found = (
             self._reuse(job, spots)
-            or self._succeed(job, spots)
+            # Waits for a machine whose worker was asked to leave.
+            or self._vacated_stock.take(job.pools, self._limit(job), spots) is not None
             or self._take_over(job, spots)
             or self._await(job, spots)
             or self._markets.buy(job, spots, last_resort=last_resort)
@@ -231,10 +231,6 @@ class Allocation:
                 self.starts.append(StartWorker(chosen, job.job))
                 return True
         return False
-
-    def _succeed(self, job: JobDemand, spots: Sequence[bool]) -> bool:
-        """Wait for a machine whose worker was asked to leave."""
-        return self._vacated_stock.take(job.pools, self._limit(job), spots) is not None
 
     def _take_over(self, job: JobDemand, spots: Sequence[bool]) -> bool:
         chosen = self._spare_stock.take(job.pools, self._limit(job), spots)
@@ -351,7 +347,3 @@ def hardware_by_type(state: Observed) -> dict[tuple[str, str], Hardware] | None:
 
 def _queues(coming: Coming) -> Iterator[deque[str]]:
     return (queue for kinds in coming.values() for queue in kinds.values())
-
-
-def _any(_donation: Donation, _job: JobDemand) -> bool:
-    return True

@@ -191,8 +191,8 @@ class Donors:
         donations: Iterable[Donation],
         shares: Shares,
         limit: PriceLimit,
-        allowed: Allowed,
         kind_of: KindOf,
+        allowed: Allowed = lambda *_: True,
     ) -> None:
         self._shares, self._limit, self._allowed = shares, limit, allowed
         self._machines: dict[

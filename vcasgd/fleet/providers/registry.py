@@ -35,7 +35,7 @@ def configured_pools(settings: Settings) -> tuple[PoolSpec, ...]:
 
     Without a file, the pool ``local`` has a machine for each GPU of this computer, if it has any.
     """
-    gpus = [] if settings.pools else _local_gpus(settings)
+    gpus = [] if settings.pools else visible_gpus()[: settings.local_gpus]
     if not gpus:
         return load_pools(settings.pools)
     chosen = "local_capacity" in settings.model_fields_set
@@ -143,11 +143,6 @@ def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:
         or min((round(gpu.memory_bytes / 1e9, 1) for gpu in gpus), default=None),
         devices=tuple(gpu.uuid for gpu in gpus),
     )
-
-
-def _local_gpus(settings: Settings) -> list[str]:
-    """Return the identifiers of the GPUs of this computer that local machines use."""
-    return [gpu.uuid for gpu in visible_gpus()[: settings.local_gpus]]
 
 
 def place_of(pool: PoolSpec) -> tuple[str, str]:

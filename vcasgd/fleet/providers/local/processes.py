@@ -15,7 +15,6 @@ import signal
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
@@ -66,7 +65,8 @@ def processes_of(machine_id: str, root: Process | None) -> set[Process]:
     ``root`` is the machine's own process, if known.
     """
     table = {each.pid: each for each in psutil.process_iter(["ppid", "environ"])}
-    marked = {pid for pid, each in table.items() if _is_marked(each.info, machine_id)}
+    envs = {pid: each.info["environ"] or {} for pid, each in table.items()}
+    marked = {pid for pid, env in envs.items() if env.get(MARKER) == machine_id}
     if root is not None:
         marked |= _session_of(root, table)
     processes = set()
@@ -110,10 +110,6 @@ def _started(process: psutil.Process) -> int:
 def _is_zombie(process: psutil.Process) -> bool:
     # A main thread may end before the others: the process then looks like a zombie, but lives.
     return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
-
-
-def _is_marked(info: dict[str, Any], machine_id: str) -> bool:
-    return (info["environ"] or {}).get(MARKER) == machine_id
 
 
 def _session_of(root: Process, table: dict[int, psutil.Process]) -> set[int]:
