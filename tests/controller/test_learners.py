@@ -213,10 +213,6 @@ def test_learner_stops_when_memory_is_short(machine: Callable[..., TunedMachine]
     assert one.work(20, memory_free_bytes=1 * GIB) == [StopWorker(one.name(2), "surplus learner")]
 
 
-def test_job_with_one_learner_per_machine_gets_one(machine: Callable[..., TunedMachine]) -> None:
-    assert machine(most=1).work(10) == []
-
-
 def test_crashed_learner_is_not_started_again_for_a_while(
     machine: Callable[..., TunedMachine],
 ) -> None:

@@ -11,7 +11,6 @@ from support.fleets import NOW, machine
 from vcasgd.fleet.costs import (
     Doing,
     Meter,
-    accrued,
     affordable,
     charge,
     clock_amounts,
@@ -30,31 +29,6 @@ RUNNING = replace(METER, running=True)
 
 
 class TestMeter:
-    def test_a_machine_is_paid_for_from_its_launch_on(self) -> None:
-        first = charge(None, ONE, "A", Doing.BOOTING, NOW + 30, 0.0)
-
-        assert first is not None
-        assert (first.before, first.after) == (None, METER)
-        assert first.amounts() == {}, "the next charge counts from the launch"
-
-    def test_nothing_is_booked_while_nothing_changes(self) -> None:
-        first = charge(METER, ONE, "A", Doing.BOOTING, NOW + 5, 0.0)
-        assert first is not None
-        assert first.after == replace(METER, until=NOW + 5, running=True)
-        assert charge(first.after, ONE, "A", Doing.BOOTING, NOW + 3600, NOW + 3000) is None
-
-    def test_change_is_booked_at_once_and_the_past_to_the_previous_job(self) -> None:
-        change = charge(METER, ONE, "B", Doing.WORKING, NOW + 1, 0.0)
-
-        assert change is not None
-        assert change.job == "A"
-        assert change.amounts() == {
-            "local|spot|booting|seconds": 1.0,
-            "local|spot|booting|usd": 1 / HOUR,
-            "local|spot|booting|on_demand_usd": 4 / HOUR,
-        }
-        assert (change.after.job, change.after.doing) == ("B", Doing.WORKING)
-
     def test_a_new_price_counts_from_when_it_is_seen(self) -> None:
         change = charge(METER, replace(ONE, price_per_hour=2.0), "A", Doing.BOOTING, NOW + 1, 0.0)
 
@@ -82,70 +56,13 @@ class TestMeter:
 
 
 class TestClock:
-    def test_it_pays_for_all_running_machines(self) -> None:
-        later = replace(RUNNING, until=NOW + 90, doing=Doing.WORKING)
-        meters = [RUNNING, RUNNING, later, METER]
-
-        amounts = clock_amounts(meters, NOW + 50, NOW + 100)
-
-        assert amounts["local|spot|booting|seconds"] == 2 * 50
-        assert amounts["local|spot|booting|usd"] == pytest.approx(2 * 50 / HOUR)
-        assert amounts["local|spot|working|seconds"] == 10, "it was charged 10 seconds ago"
-        assert amounts["local|spot|working|on_demand_usd"] == pytest.approx(4 * 10 / HOUR)
-
     def test_prices_are_those_of_each_machine(self) -> None:
         dear = replace(RUNNING, price_per_hour=3.0)
         amounts = clock_amounts([RUNNING, dear], NOW, NOW + 36)
         assert amounts["local|spot|booting|usd"] == pytest.approx(0.04)
 
-    def test_a_charge_pays_from_the_clock_on(self) -> None:
-        change = charge(RUNNING, ONE, "B", Doing.WORKING, NOW + 100, NOW + 90)
-        assert change is not None
-        assert change.amounts()["local|spot|booting|seconds"] == 10
-
-    def test_the_last_charge_too(self) -> None:
-        end = last_charge("a", RUNNING, NOW + 100, 60, None, NOW + 90)
-        assert end is not None
-        assert end.amounts()["local|spot|booting|seconds"] == 10
-
-    def test_a_machine_that_runs_later_is_not_paid_by_an_earlier_clock(self) -> None:
-        assert METER.paid_until(NOW + 50) == NOW
-        assert accrued(METER, NOW + 36, NOW + 30) == pytest.approx(0.01)
-
 
 class TestLast:
-    def test_up_to_when_it_was_seen(self) -> None:
-        end = last_charge("a", METER, NOW + 100, 60, None, 0.0)
-
-        assert end is not None
-        assert end.after.closed
-        assert end.amounts()["local|spot|booting|seconds"] == 100
-
-    def test_but_a_minute_at_least(self) -> None:
-        end = last_charge("a", METER, NOW + 5, 60, None, 0.0)
-        assert end is not None
-        assert end.amounts()["local|spot|booting|seconds"] == 60
-
-    def test_only_once(self) -> None:
-        assert last_charge("a", replace(METER, closed=True), NOW + 100, 60, None, 0.0) is None
-
-    def test_one_that_is_listed_again_is_not_paid_twice(self) -> None:
-        closed = replace(METER, until=NOW + 100, closed=True)
-        again = charge(closed, ONE, None, Doing.WORKING, NOW + 130, 0.0)
-
-        assert again is not None
-        assert again.amounts()["local|spot|booting|seconds"] == 30
-
-    @pytest.mark.parametrize(
-        ("unpushed", "lost"), [(None, 0), (NOW + 90, 10), (NOW + 101, 0), (NOW - 500, 100)]
-    )
-    def test_lost_work(self, unpushed: float | None, lost: float) -> None:
-        working = replace(METER, doing=Doing.WORKING)
-        end = last_charge("a", working, NOW + 100, 60, unpushed, 0.0)
-
-        assert end is not None
-        assert end.lost_seconds == lost
-
     def test_an_idle_machine_loses_no_work(self) -> None:
         end = last_charge("a", replace(METER, doing=Doing.IDLE), NOW + 100, 60, NOW, 0.0)
         assert end is not None
@@ -179,10 +96,6 @@ def test_a_report_adds_up() -> None:
         "lost_work": {"seconds": pytest.approx(36), "usd": pytest.approx(0.01)},
     }
     assert [(each.pool, each.spot) for each in found.pools] == [("local", True), ("other", False)]
-
-
-def test_a_report_of_nothing() -> None:
-    assert report({}).spent_usd == 0.0
 
 
 LIMITS = Limits(exit_seconds=36.0, billing_seconds=60.0)
@@ -241,9 +154,3 @@ def test_a_used_up_month_pauses_the_jobs_that_cost_something(
     cluster = found[None]
     assert (cluster.spent, cluster.committed, cluster.jobs) == (34.0, 3.0, 3)
     assert cluster.affordable == pytest.approx(13 / 3)
-
-
-def test_what_is_not_booked_yet_counts() -> None:
-    assert accrued(METER, NOW + 36, 0.0) == pytest.approx(0.01)
-    assert accrued(RUNNING, NOW + 136, NOW + 100) == pytest.approx(0.01)
-    assert accrued(replace(METER, closed=True), NOW + 36, 0.0) == 0.0

@@ -80,15 +80,6 @@ class TestSubmit:
         work = jobs.work(job)
         assert (work["total"], work["per_epoch"]) == (10, 5)
 
-    def test_the_same_key_and_body_return_the_same_job(self, jobs: Jobs) -> None:
-        first, created = jobs.submit_once(spec_of(), PACKAGE, "key")
-        again, created_again = jobs.submit_once(spec_of(), PACKAGE, "key")
-
-        assert (created, created_again) == (True, False)
-        assert again == first
-        assert len(jobs.all()) == 1
-        assert kinds(jobs.events(first.id)) == ["submitted"], "no second event"
-
     @pytest.mark.parametrize(
         ("spec", "package"), [(spec_of(epochs=9), PACKAGE), (spec_of(), "b" * 64)]
     )
@@ -102,20 +93,6 @@ class TestSubmit:
 
         assert caught.value.status == 409
         assert len(jobs.all()) == 1
-
-    def test_eight_concurrent_submissions_create_one_job(self, jobs: Jobs) -> None:
-        start = threading.Barrier(8)
-
-        def submit(_: int) -> tuple[JobRecord, bool]:
-            start.wait(PATIENCE)
-            return jobs.submit_once(spec_of(), PACKAGE, "key")
-
-        with ThreadPoolExecutor(8) as pool:
-            submitted = list(pool.map(submit, range(8)))
-
-        assert len({job.id for job, _ in submitted}) == 1
-        assert sum(created for _, created in submitted) == 1
-        assert len(jobs.all()) == len(jobs.active()) == 1
 
 
 class TestTransitions:
@@ -184,14 +161,6 @@ class TestTransitions:
         report_facts(ledger, job)
         assert jobs.resume(job).state is JobState.STARTING
 
-    def test_a_job_resumes_with_another_budget(self, jobs: Jobs) -> None:
-        job = in_state(jobs, JobState.PAUSED)
-
-        spec = jobs.resume(job, max_cost_usd=7.5).spec
-
-        assert spec.stop.max_cost_usd == 7.5
-        assert spec.model_copy(update={"stop": spec_of().stop}) == spec_of()
-
     def test_exactly_one_of_several_concurrent_transitions_succeeds(self, jobs: Jobs) -> None:
         job = in_state(jobs, JobState.RUNNING)
         start, states = threading.Barrier(4), (*ENDED, JobState.FINISHING)
@@ -220,18 +189,6 @@ class TestTransitions:
 
 
 class TestListing:
-    def test_newest_first_by_state_and_limited(self, jobs: Jobs, ledger: RedisClient) -> None:
-        submitted = [
-            in_state(jobs, state) for state in (JobState.RUNNING, JobState.FAILED, JobState.RUNNING)
-        ]
-        for score, job in enumerate(submitted):
-            ledger.zadd(names.JOBS, {job: score})  # otherwise all could have the same time
-
-        assert [job.id for job in jobs.all()] == submitted[::-1]
-        assert [job.id for job in jobs.all([JobState.RUNNING])] == [submitted[2], submitted[0]]
-        assert [job.id for job in jobs.all(limit=2)] == [submitted[2], submitted[1]]
-        assert jobs.active() == [submitted[0], submitted[2]]
-
     def test_jobs_that_have_ended_cost_active_ones_nothing(
         self, jobs: Jobs, ledger: RedisClient
     ) -> None:
@@ -262,27 +219,6 @@ class TestStreams:
     @pytest.fixture
     def job(self, jobs: Jobs) -> str:
         return jobs.submit(spec_of(), PACKAGE).id
-
-    def test_events_after_an_id(self, jobs: Jobs, job: str) -> None:
-        for number in range(3):
-            jobs.event(job, "note", f"number {number}", number=number)
-
-        first, *others = jobs.events(job)
-        assert first["kind"] == "submitted"
-        assert [each["details"]["number"] for each in others] == [0, 1, 2]
-        assert jobs.events(job, others[0]["id"]) == others[1:]
-        assert jobs.events(job, others[-1]["id"]) == []
-        assert jobs.events(job, first["id"], limit=2) == others[:2]
-
-    def test_logs_after_an_id(self, jobs: Jobs, job: str) -> None:
-        jobs.add_logs(job, "w", printed(["one", "zwei ü", ""]))
-        jobs.add_logs(job, "v", printed([]))
-
-        lines = jobs.logs(job)
-        assert [(line["worker"], line["line"]) for line in lines] == [
-            ("w", "one"), ("w", "zwei ü"), ("w", ""),
-        ]  # fmt: skip
-        assert jobs.logs(job, lines[0]["id"]) == lines[1:]
 
     def test_waiting_returns_with_the_first_event(self, jobs: Jobs, job: str) -> None:
         last = jobs.events(job)[-1]["id"]

@@ -101,22 +101,6 @@ def test_hostile_names_and_heartbeats_are_left_out(world: World) -> None:
     assert read_beats(world.ledger, asked) == {(world.job, "c"): Heartbeat()}
 
 
-def test_traffic_is_the_sum_of_present_and_removed_workers(world: World) -> None:
-    beats = WorkerBeats(world.ledger)
-    assert beats.traffic(world.job) == beats.traffic("unknown") == Traffic()
-    renew(world, "a", pushed_bytes=10, fetched_bytes=300)
-    renew(world, "b", pushed_bytes=5)
-    assert beats.traffic(world.job) == Traffic(15, 300)
-
-    world.jobs.workers.remove(world.job, "a")
-    world.jobs.workers.remove(world.job, "a")
-    assert beats.traffic(world.job) == Traffic(15, 300)
-
-    # A worker that restarts under the same name counts from 0.
-    renew(world, "a", pushed_bytes=1, fetched_bytes=30)
-    assert beats.traffic(world.job) == Traffic(16, 330)
-
-
 def test_traffic_of_hostile_workers_is_parsed_and_never_overflows(world: World) -> None:
     world.ledger.hset(world.ledger_keys.traffic, "pushed_bytes", LARGEST_INTEGER)
     renew(world, "a", pushed_bytes=LARGEST_COUNT, fetched_bytes=-1)

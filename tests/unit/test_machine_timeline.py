@@ -46,33 +46,11 @@ def spans(timeline: MachineTimeline) -> list[tuple[MachinePhase, float, float | 
     return [(each.state, each.since, each.until) for each in timeline.spans]
 
 
-def test_timeline_has_a_span_for_each_phase() -> None:
-    timeline = after(
-        (2.0, {"i": seen(B)}, {}),
-        (3.0, {"i": seen(B)}, {}),
-        (4.0, {"i": seen(R)}, {}),
-        (6.0, {"i": seen(N)}, {}),
-        (9.0, {}, {"i": None}),
-    )["i"]
-
-    assert spans(timeline) == [(B, 1.0, 4.0), (R, 4.0, 6.0), (N, 6.0, 9.0), (X, 9.0, None)]
-    assert (timeline.reason, timeline.lost, timeline.lost_at) == ("evicted", True, 6.0)
-
-
 def test_killed_machine_is_lost_without_a_notice() -> None:
     timeline = after((2.0, {"i": seen(R)}, {}), (3.0, {}, {"i": None}))["i"]
 
     assert spans(timeline) == [(B, 1.0, 2.0), (R, 2.0, 3.0), (X, 3.0, None)]
     assert (timeline.reason, timeline.lost_at) == ("lost without a notice", 3.0)
-
-
-def test_terminated_machine_is_not_lost() -> None:
-    timeline = after(
-        (2.0, {"i": seen(R)}, {}), (3.0, {"i": seen(D)}, {}), (4.0, {}, {"i": "idle"})
-    )["i"]
-
-    assert spans(timeline)[-2:] == [(D, 3.0, 4.0), (X, 4.0, None)]
-    assert (timeline.reason, timeline.lost, timeline.lost_at) == ("idle", False, None)
 
 
 def test_machine_that_goes_to_another_job_is_not_dead_and_can_return() -> None:
@@ -137,14 +115,6 @@ def test_replacements_are_assigned_in_order_of_the_losses() -> None:
     assert timelines["a"].replaced_by is None
     # A machine launched before the loss or long after it replaces none, nor does a surplus one.
     assert not [timeline for timeline in timelines.values() if timeline.replaced_by == "f"]
-
-
-def test_machine_replaces_none_that_was_lost_later_or_long_before() -> None:
-    lost = after((2.0, {"a": seen(R)}, {}), (100.0, {}, {"a": None}))
-
-    assert "a" not in advance(lost, {"b": seen(B, 50.0)}, {}, 101.0)
-    assert "a" not in advance(lost, {"b": seen(B, 5000.0)}, {}, 5001.0)
-    assert advance(lost, {"b": seen(B, 101.0)}, {}, 102.0)["a"].replaced_by == "b"
 
 
 def test_description_is_updated_when_more_is_known() -> None:

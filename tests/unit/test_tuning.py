@@ -264,23 +264,6 @@ def test_learners_are_added_while_they_help(
     assert next_trial(trial, measured, most, NOW, REST).learners == learners
 
 
-def machine(rates: list[float], rounds: int, rest: float) -> list[int]:
-    """Return the learners, second by second, of a machine that trains ``rates[n-1]`` with n."""
-    trial, counts = Trial(), []
-    for now in range(rounds):
-        trial = next_trial(trial, load(rates[trial.learners - 1]), len(rates), float(now), rest)
-        counts.append(trial.learners)
-    return counts
-
-
-def test_the_search_keeps_the_best_number_and_retries_later() -> None:
-    # Given a machine that three learners saturate
-    counts = machine([10, 19, 27, 28, 28], rounds=40, rest=20)
-
-    # Then a fourth is tried, removed, and tried again after the rest
-    assert counts == [2, 3, 4, *[3] * 20, 4, *[3] * 16]
-
-
 def test_a_crash_removes_a_learner_but_never_the_last() -> None:
     trial = fewer(Trial(3, {1: 10.0, 2: 15.0}), NOW, REST)
 
