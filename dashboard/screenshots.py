@@ -106,7 +106,6 @@ def _shoot(
 ) -> None:
     pages = {
         "job": f"/jobs/{job}",
-        "workers": f"/jobs/{job}?tab=workers",
         "jobs": "/",
         "compare": f"/compare?jobs={','.join(finished)}",
         "fleet": "/fleet",
@@ -128,6 +127,8 @@ def _shoot(
         _save(page, out / f"sign-in-{width}-{theme}.png")
         page.get_by_role("button", name="Sign in").click()
         page.get_by_role("heading", name="Jobs", exact=True).wait_for()
+    tabs = ("workers", "events", "logs", "checkpoints", "yaml")
+    pages |= {tab: f"/jobs/{job}?tab={tab}" for tab in tabs}
     # All variants of a page follow each other, while the job is still running.
     for name, path in {**pages, "submit": "/submit"}.items():
         for (width, theme), page in signed_in.items():
@@ -148,8 +149,20 @@ def _plan(page: Page) -> None:
 
 
 def _save(page: Page, path: Path) -> None:
-    picture = Image.open(io.BytesIO(page.screenshot(full_page=True, timeout=PATIENCE_MS)))
-    picture.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
+    # A page that is scrolled has its header over the content in a picture of the full page.
+    page.evaluate("window.scrollTo(0, 0)")
+    shot = page.screenshot(full_page=True, timeout=PATIENCE_MS)
+    picture = Image.open(io.BytesIO(shot)).convert("RGB")
+    picture.quantize(palette=_palette(picture), dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def _palette(picture: Image.Image) -> Image.Image:
+    """Return the most frequent colors: areas keep theirs, and only edges of text change."""
+    found = picture.getcolors(picture.width * picture.height) or []
+    frequent = [color for _, color in sorted(found, reverse=True)[:COLORS]]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([value for color in frequent for value in color])
+    return palette
 
 
 if __name__ == "__main__":

@@ -438,6 +438,10 @@ def api(settings: Settings, url: str | None, token: str | None) -> Findings:
         yield from _pool(row)
 
 
+#: Ends of reasons of pools that work as they should.
+_USUAL = ("machines in use", "no machine has joined")
+
+
 def _pool(row: PoolRow) -> Findings:
     quotas = (row.model_extra or {}).get("quotas")
     limits = quotas.values() if isinstance(quotas, dict) else ()
@@ -447,7 +451,7 @@ def _pool(row: PoolRow) -> Findings:
             "quota", f"pool {row.name} reached the account's quota of {quota} machines",
             "raise the quota in the cloud's console; docs/deploy names those that matter",
         )  # fmt: skip
-    elif row.reason and not row.reason.endswith("machines in use"):
+    elif row.reason and not row.reason.endswith(_USUAL):
         yield _warning(
             "pool", f"pool {row.name} backs off: {row.reason}",
             "see When a cloud refuses in docs/costs.md",

@@ -125,12 +125,15 @@ def test_large_checkpoint_is_read_once_and_sent_in_bounded_memory(
     assert bytes_read(own_api) - read < 1.5 * len(data)
 
 
-@pytest.mark.parametrize("name", ["x", "v1.safetensors", f"v{3:012d}-{'0' * 64}.safetensors"])
+@pytest.mark.parametrize("name", ["x", "7", "v1.safetensors", f"v{3:012d}-{'0' * 64}.safetensors"])
 def test_unknown_checkpoint_is_not_found(
     api: Api, client: Client, tmp_path: Path, name: str
 ) -> None:
-    with pytest.raises(NotFound):
-        client.job(api.submit()).download(tmp_path / "model", checkpoint=name)
+    job = api.submit()
+    api.store_checkpoint(job, 1)
+    with pytest.raises(NotFound, match="has no checkpoint") as caught:
+        client.job(job).download(tmp_path / "model", checkpoint=name)
+    assert f"vcasgd checkpoints {job} lists them" in (caught.value.remedy or "")
 
 
 def test_finished_job_has_a_model(api: Api, client: Client, tmp_path: Path) -> None:
@@ -168,7 +171,8 @@ def test_the_best_model_is_marked_and_downloaded(api: Api, client: Client, tmp_p
     assert [(row.best, row.last) for row in rows] == [(False,) * 2, (True, False), (False, True)]
     assert rows[1].metrics == {"perplexity": 4.0}
     assert rows[1].place == "epoch 2"
-    for name, data in ((None, files[1]), ("best", files[1]), ("last", files[2]), files[0]):
+    chosen = ((None, files[1]), ("best", files[1]), ("last", files[2]), ("1", files[0]), files[0])
+    for name, data in chosen:
         content = data if isinstance(data, bytes) else data[1]
         assert found.download(tmp_path / "model", name).read_bytes() == content
 

@@ -111,8 +111,31 @@ def test_list_of_many_jobs_with_long_names_fits_each_width(
         page.screenshot(path=tmp_path / f"jobs-{width}.png", full_page=True)
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_of_a_job_with_a_long_name_fit_each_width(
+    dashboard: Dashboard, gallery: Gallery, tmp_path: Path, width: int
+) -> None:
+    page = dashboard.page
+    page.set_viewport_size({"width": width, "height": 900})
+    tabs = ("overview", "workers", "events", "logs", "checkpoints", "yaml")
+    paths = {tab: f"/jobs/{gallery.long}?tab={tab}" for tab in tabs}
+    paths["compare"] = f"/compare?jobs={gallery.long},{gallery.many},{gallery.loss_only}"
+    for name, path in paths.items():
+        dashboard.open(path)
+        expect(page.locator("main h1")).to_be_visible()
+        expect(page.locator("[class*=Skeleton]")).to_have_count(0)
+        page.screenshot(path=tmp_path / f"{name}-{width}.png", full_page=True)
+
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+        assert right_end(page.locator("main h1")) <= width
+        assert dashboard.serious_findings() == [], path
+    # Of three jobs side by side, each is on the screen
+    assert right_end(page.locator("thead th").last) <= width
+
+
 def test_every_metric_has_a_chart_to_smooth_and_to_zoom(
-    dashboard: Dashboard, gallery: Gallery
+    dashboard: Dashboard, gallery: Gallery, tmp_path: Path
 ) -> None:
     page = dashboard.page
 
@@ -161,6 +184,7 @@ def test_every_metric_has_a_chart_to_smooth_and_to_zoom(
     assert name.evaluate("it => it.scrollWidth <= it.clientWidth")
     edge = right_end(scale.first.locator(".."))
     assert all(right_end(label) <= edge for label in scale.all())
+    page.screenshot(path=tmp_path / "metrics-390.png", full_page=True)
 
 
 def test_machines_are_shown_from_submission_and_as_what_they_became(
@@ -234,7 +258,7 @@ def test_what_has_the_focus_is_never_below_the_header(
 
 
 def test_a_lost_connection_stops_clocks_and_buttons(
-    dashboard: Dashboard, gallery: Gallery, page_log: PageLog
+    dashboard: Dashboard, gallery: Gallery, page_log: PageLog, tmp_path: Path
 ) -> None:
     page = dashboard.page
     dashboard.open(f"/jobs/{gallery.long}")
@@ -251,6 +275,7 @@ def test_a_lost_connection_stops_clocks_and_buttons(
     page.wait_for_timeout(2500)
     assert time.inner_text() == before
     expect(page.locator("figure canvas").first).to_be_visible()
+    page.screenshot(path=tmp_path / "offline.png")
 
     page.context.set_offline(False)
 

@@ -474,6 +474,12 @@ def test_every_list_shows_the_metrics_of_a_job_without_accuracy(run: Run, api: A
     assert "train loss 2.346  perplexity 5  bits 3" in followed
     assert "best perplexity 4 in epoch 2" in followed
     assert "perplexity 4" in stdout_of(run("compare", job))
+    # Whether lower values are better is known of usual names
+    assert "perplexity 4" in stdout_of(run("compare", job, "--metric", "perplexity"))
+    assert "bits 3" in stdout_of(run("compare", job, "--metric", "bits", "--mode", "min"))
+    unknown = run("compare", job, "--metric", "bits")
+    assert unknown.exit_code == 2
+    assert "--mode" in unknown.stderr
 
 
 def test_download_says_which_model_was_taken(run: Run, api: Api, tmp_path: Path) -> None:
@@ -493,6 +499,12 @@ def test_download_says_which_model_was_taken(run: Run, api: Api, tmp_path: Path)
     )
     assert "the last model, of epoch 2" in run("download", job, "--to", target, "--last").stderr
     assert target.read_bytes() == files[1][1]
+    first = "this is the best model, of epoch 1: accuracy 98.90%"
+    for name in ("1", "best", files[0][0]):
+        assert first in run("download", job, "--to", target, "--checkpoint", name).stderr
+        assert target.read_bytes() == files[0][1]
+    refused = run("download", job, "--to", target, "--checkpoint", "7")
+    assert_refused(refused, "has no checkpoint 7")
     assert run("download", job, "--best", "--last").exit_code == 2
     listed = stdout_of(run("checkpoints", job)).splitlines()
     assert ["best" in listed[1], "last" in listed[2]] == [True, True]

@@ -187,6 +187,12 @@ def test_api_of_a_broken_cluster(
     assert text in run(0)[check]["message"]
 
 
+@pytest.mark.parametrize("reason", ["3 of 3 machines in use", "no machine has joined"])
+def test_a_pool_without_free_machines_is_sound(run: Run, api: dict[str, Any], reason: str) -> None:
+    api["status"]["pools"] = [{"name": "p", "reason": reason}]
+    assert "pool" not in run(0)
+
+
 @pytest.mark.parametrize(
     ("found", "check", "severity"),
     [

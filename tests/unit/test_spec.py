@@ -108,6 +108,7 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
     ("fields", "field", "message"),
     [
         ({"epocs": 3}, "epocs", r"there is no such field \(did you mean epochs\?\)"),
+        ({"epocs": 3, "worker": {}}, "epocs", r"; worker: .* field \(did you mean workers\?\)"),
         ({"update": {"gain": 1}}, "update.gain", r"known fields: codec, rule"),
         ({"workers": {"mx": 1}}, "workers.mx", r"did you mean max\?"),
         (

@@ -120,6 +120,8 @@ def test_error_in_a_method_names_the_method() -> None:
     error = calling_user_code("loss", ValueError("too large"))
 
     assert str(error) == "loss raised ValueError: too large"
+    # And of an exception without a text, its name
+    assert str(calling_user_code("loss", NotImplementedError())).endswith("NotImplementedError")
 
 
 def test_objects_of_one_class_have_names_of_their_own() -> None:

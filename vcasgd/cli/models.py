@@ -33,7 +33,7 @@ def checkpoints(job: JobName, as_json: Json = False, url: Url = None, token: Tok
 def download(
     job: JobName,
     to: Annotated[Path, typer.Option(help="Output file or folder.")] = Path(),
-    checkpoint: Annotated[str | None, typer.Option(help="Name of a checkpoint.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Version or name of a checkpoint.")] = None,
     best: Annotated[
         bool, typer.Option("--best", help="The best model (default, if a metric ranks models).")
     ] = False,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from pydantic import ValidationError
 
 from vcasgd.cli.jobfile import load_job, show_warnings
 from vcasgd.cli.jobs import INTERRUPTED
@@ -36,7 +37,8 @@ MetricName = Annotated[
     typer.Option(help="Metric to rank jobs by (default: the one that ranks their models)."),
 ]
 Mode = Annotated[
-    Literal["min", "max"], typer.Option(help="Whether to minimize or maximize --metric.")
+    Literal["min", "max"] | None,
+    typer.Option(help="Whether to minimize or maximize --metric (default: known of usual names)."),
 ]
 
 
@@ -64,7 +66,7 @@ def sweep(
         float | None, typer.Option(min=0, help="Total budget of all jobs in USD.")
     ] = None,
     metric: MetricName = None,
-    mode: Mode = "max",
+    mode: Mode = None,
     name: Annotated[
         str | None, typer.Option(help="Sweep name; reuse it to resume an interrupted sweep.")
     ] = None,
@@ -83,7 +85,7 @@ def sweep(
     specs = {trial: load_job(file, [*(changes or ()), *trial]) for trial in trials}
     first, name = specs[trials[0]], name or uuid.uuid4().hex[:8]
     show_warnings(first)
-    ranked = Metric(name=metric, mode=mode) if metric else None
+    ranked = _ranked(metric, mode)
     limit_mb = load_settings().package_limit_mb
     options = SweepOptions(name, at_once, early_stop, max_cost_usd, ranked, limit_mb)
     with open_client(url, token) as client:
@@ -106,7 +108,7 @@ def sweep(
 def compare(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB…", help="Job IDs.")],
     metric: MetricName = None,
-    mode: Mode = "max",
+    mode: Mode = None,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -114,8 +116,18 @@ def compare(
     """Compare jobs: best value, speed, cost, and what is different in their files."""
     with open_client(url, token) as client:
         found = [client.job(job) for job in jobs]
-        ranked = Metric(name=metric, mode=mode) if metric else None
+        ranked = _ranked(metric, mode)
         _show(found, ranked, as_json=as_json)
+
+
+def _ranked(metric: str | None, mode: str | None) -> Metric | None:
+    if metric is None:
+        return None
+    try:
+        return Metric.model_validate({"name": metric, "mode": mode} if mode else metric)
+    except ValidationError:
+        problem = f"is needed: it isn't known whether lower values of {metric} are better"
+        raise typer.BadParameter(problem, param_hint="--mode") from None
 
 
 def _show(jobs: Sequence[Job], metric: Metric | None, *, as_json: bool) -> None:

@@ -208,8 +208,8 @@ class Job(JobView):
     ) -> Path:
         """Download the finished model, or a checkpoint, as a safetensors file.
 
-        ``checkpoint``: a name, ``best``, or ``last``. Without it, the finished model is the best
-        one if a metric ranks the job's models, else the last one.
+        ``checkpoint``: a name, a version, ``best``, or ``last``. Without it, the finished model
+        is the best one if a metric ranks the job's models, else the last one.
 
         The file is the whole state dict, with the model's base. A base that is not in the job file
         is built by the task in ``working_dir``, which runs its code on this computer. Of a PEFT

@@ -186,15 +186,15 @@ BEST, LAST = "best", "last"
 
 
 def chosen(rows: Sequence[CheckpointRow], name: str | None) -> CheckpointRow | None:
-    """Return the checkpoint of a name, ``best``, or ``last``; by default the best, else the last.
+    """Return the checkpoint of a name, a version, ``best``, or ``last``.
 
-    None if there is no such checkpoint.
+    By default, it is the best one, else the last one. None if there is no such checkpoint.
     """
     if name is None:
         return chosen(rows, BEST) or chosen(rows, LAST)
     return next(
-        (row for row in rows if name == row.name or (name == BEST and row.best)
-         or (name == LAST and row.last)),
+        (row for row in reversed(rows) if name in (row.name, str(row.version))
+         or (name == BEST and row.best) or (name == LAST and row.last)),
         None,
     )  # fmt: skip
 

@@ -28,12 +28,17 @@ def spec_error(error: ValidationError, model: type[BaseModel]) -> SpecError:
 
     A misspelled field comes first, because it explains why another one is missing.
     """
-    first, *others = sorted(
-        spec_errors(error, model), key=lambda one: not (one.remedy or "").startswith("did you mean")
-    )
-    more = [one.message for one in others[:MAX_OTHERS]]
+    first, *others = sorted(spec_errors(error, model), key=lambda one: not _is_misspelled(one))
+    more = [
+        f"{one.message} ({one.remedy})" if _is_misspelled(one) else one.message
+        for one in others[:MAX_OTHERS]
+    ]
     more += [f"and {len(others) - MAX_OTHERS} more"] if len(others) > MAX_OTHERS else []
     return SpecError("; ".join([first.message, *more]), remedy=first.remedy, **first.details)
+
+
+def _is_misspelled(error: SpecError) -> bool:
+    return (error.remedy or "").startswith("did you mean")
 
 
 def spec_errors(error: ValidationError, model: type[BaseModel]) -> list[SpecError]:

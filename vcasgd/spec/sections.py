@@ -55,9 +55,9 @@ class BaseSpec(StrictModel):
 class StartFrom(StrictModel):
     """Weights that a job starts with instead of those that ``Task.model`` returns.
 
-    They are those of a checkpoint of another ``job``, a name, ``best``, or ``last``, by default the
-    best one if a metric ranks that job's models; or those of a safetensors ``file`` in
-    ``working_dir``. In short: ``start_from: digits-abc123``, ``digits-abc123/last``, or
+    They are those of a checkpoint of another ``job``, a name, a version, ``best``, or ``last``, by
+    default the best one if a metric ranks that job's models; or those of a safetensors ``file``
+    in ``working_dir``. In short: ``start_from: digits-abc123``, ``digits-abc123/last``, or
     ``weights.safetensors``.
     """
 
@@ -68,7 +68,7 @@ class StartFrom(StrictModel):
         default=None,
         min_length=1,
         max_length=200,
-        description="best, last, or the name of a checkpoint; by default the best one",
+        description="best, last, or the version or name of a checkpoint; by default the best one",
     )
     file: str | None = Field(
         default=None,

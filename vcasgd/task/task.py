@@ -343,9 +343,9 @@ def user_traceback(error: BaseException) -> str:
 
 def calling_user_code(what: str, error: Exception) -> UserCodeError:
     """Wrap an exception that the user's code raised in ``what``, a method of the task."""
-    return UserCodeError(
-        f"{what} raised {type(error).__name__}: {error}", traceback=user_traceback(error)
-    )
+    # Some exceptions have no text, such as NotImplementedError.
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return UserCodeError(f"{what} raised {text}", traceback=user_traceback(error))
 
 
 #: The job's base on this machine.

@@ -528,7 +528,7 @@ export interface paths {
         };
         /**
          * Get Checkpoint
-         * @description Download a checkpoint: of this name, or the one that is marked `best` or `last`.
+         * @description Download a checkpoint: of this name or version, or the one marked `best` or `last`.
          */
         get: operations["get_checkpoint"];
         put?: never;
@@ -3258,9 +3258,9 @@ export interface components {
          * StartFrom
          * @description Weights that a job starts with instead of those that ``Task.model`` returns.
          *
-         *     They are those of a checkpoint of another ``job``, a name, ``best``, or ``last``, by default the
-         *     best one if a metric ranks that job's models; or those of a safetensors ``file`` in
-         *     ``working_dir``. In short: ``start_from: digits-abc123``, ``digits-abc123/last``, or
+         *     They are those of a checkpoint of another ``job``, a name, a version, ``best``, or ``last``, by
+         *     default the best one if a metric ranks that job's models; or those of a safetensors ``file``
+         *     in ``working_dir``. In short: ``start_from: digits-abc123``, ``digits-abc123/last``, or
          *     ``weights.safetensors``.
          */
         StartFrom: {
@@ -3271,7 +3271,7 @@ export interface components {
             job?: string | null;
             /**
              * Checkpoint
-             * @description best, last, or the name of a checkpoint; by default the best one
+             * @description best, last, or the version or name of a checkpoint; by default the best one
              */
             checkpoint?: string | null;
             /**

@@ -151,8 +151,8 @@ def stored_checkpoints(services: Services, job: JobRecord) -> list[CheckpointRow
 def get_checkpoint(
     services: ServicesDep, job: JobDep, name: str, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """Download a checkpoint: of this name, or the one that is marked `best` or `last`."""
-    if name in (BEST, LAST):
+    """Download a checkpoint: of this name or version, or the one marked `best` or `last`."""
+    if not name.startswith("v"):
         found = chosen(stored_checkpoints(services, job), name)
         if found is None:
             raise _none_stored(job, name)
@@ -176,7 +176,9 @@ def get_model(services: ServicesDep, job: JobDep, if_none_match: IfNoneMatch = N
     return _file(services.storage, job, found.name if found else job.model, if_none_match)
 
 
-def _none_stored(job: JobRecord, name: str) -> Conflict:
+def _none_stored(job: JobRecord, name: str) -> ApiError:
+    if name not in (BEST, LAST):
+        return NotFound(f"job {job.id} has no checkpoint {name}", remedy=_LIST.format(job=job.id))
     ranked = name == LAST or job.metric is not None
     return Conflict(
         f"job {job.id} has no {name} model"
@@ -197,7 +199,10 @@ def _no_model(job: JobRecord) -> Conflict:
 def _file(storage: Storage, job: JobRecord, name: str, known: str | None) -> Response:
     """Return a checkpoint. ``known``: the tags of the files that the client has."""
     tag = f'"{_digest(name)}"'
-    stream = Checkpoints(storage, job.id).open_stream(name)
+    try:
+        stream = Checkpoints(storage, job.id).open_stream(name)
+    except NotFound:
+        raise _none_stored(job, name) from None
     headers = {"ETag": tag, "Accept-Ranges": "none"}
     if known is not None and (known.strip() == "*" or tag in map(_strong, known.split(","))):
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)

@@ -27,11 +27,12 @@ const COLUMNS: Column<Row>[] = [
     key: (row) => row.job,
     cell: (row) => <Link to={`/jobs/${row.job}`}>{row.job}</Link>,
   },
-  { name: "Node", key: (row) => row.node, cell: (row) => row.node },
+  { name: "Node", wide: true, key: (row) => row.node, cell: (row) => row.node },
   { name: "Version", right: true, key: (row) => row.version, cell: (row) => count(row.version) },
   {
     name: "Published",
     right: true,
+    wide: true,
     key: (row) => row.published,
     cell: (row) => count(row.published),
   },
