@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Tests start hundreds of interpreters, and each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 # Enough to keep two cores busy, because tests also wait.
-TEST_PROCESSES ?= 7
+TEST_PROCESSES ?= 5
 # A file of tests stays in one process, and the order is that of tests/conftest.py.
 PYTEST  := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=10
 
@@ -61,7 +61,7 @@ pages: setup
 demo: pages  ## train on this machine while workers die, in two minutes
 	$(BIN)/vcasgd demo
 
-test: setup dashboard  ## the tests, in 15 to 18 minutes: real servers, kills and a real browser
+test: setup dashboard  ## the tests, in 10 minutes: real servers, kills and a real browser
 	$(NPM) test
 	$(PYTEST)
 

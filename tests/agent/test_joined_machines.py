@@ -42,6 +42,7 @@ def volunteers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Volunteers]
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_machine_behind_one_port_trains_and_another_one_continues_after_its_death(
     volunteers: Volunteers, tmp_path: Path, eventually: Eventually
 ) -> None:

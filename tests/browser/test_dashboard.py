@@ -184,6 +184,7 @@ def test_sign_out_ends_the_session(dashboard: Dashboard) -> None:
 
 
 @pytest.mark.parametrize("views", [1, pytest.param(len(VIEWS), marks=pytest.mark.extended)])
+@pytest.mark.ci
 def test_pages_are_accessible(dashboard: Dashboard, job: str, views: int) -> None:
     """Check themes and widths of each page, loaded once: with one view of each, the next one."""
     page = dashboard.page

@@ -301,6 +301,7 @@ def test_frozen_controller_and_head_stop_no_training(stack: Stack, job: str) -> 
     assert after == before, "the same processes continued"
 
 
+@pytest.mark.ci
 def test_restarted_controller_finds_its_machines(
     stack: Stack, job: str, eventually: Eventually
 ) -> None:

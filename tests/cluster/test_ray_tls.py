@@ -92,6 +92,7 @@ def greet(port: int, token: str, folder: Path) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encrypted", [True, pytest.param(False, marks=pytest.mark.extended)])
+@pytest.mark.ci
 def test_token_is_on_the_wire_only_without_tls(encrypted: bool, tmp_path: Path) -> None:
     with running(encrypted) as rig, closing(Wiretap(rig.port)) as wire:
         driver = Driver(rig)

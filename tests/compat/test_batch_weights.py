@@ -224,6 +224,7 @@ for batch in loader:
 
 
 @pytest.mark.parametrize("loop", [STEPS, LOOP], ids=["session", "own-steps"])
+@pytest.mark.ci
 def test_scripts(tmp_path: Path, loop: str) -> None:
     weight = ", batch_weight=task.batch_weight"
     start = SCRIPT.format(tests=str(Path(__file__).parents[1]), weight=weight)

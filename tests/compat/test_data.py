@@ -194,6 +194,7 @@ LOADERS = {
         for task in LOADERS
     ],
 )
+@pytest.mark.ci
 def test_a_script_passes_its_loader_on(task: str, tmp_path: Path) -> None:
     here = Path(__file__)
     path = [str(here.parent), str(here.parents[1])]

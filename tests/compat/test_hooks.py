@@ -204,6 +204,7 @@ for epoch in range(30):
 """
 
 
+@pytest.mark.ci
 def test_a_loop_that_stops_by_its_own_validation_ends_the_job(
     harness: Harness, tmp_path: Path
 ) -> None:

@@ -251,6 +251,7 @@ FURTHER = ("Counters", "WarmUp", "Several", "Two", "AtTheEnd", "Streams")
         *(pytest.param(name, marks=pytest.mark.extended) for name in FURTHER),
     ],
 )
+@pytest.mark.ci
 def test_a_module_ends_as_with_lightning(workers: int, name: str, tmp_path: Path) -> None:
     make = modules()[name]
     expected = [by_lightning(make, seed, tmp_path)["loss"] for seed in SEEDS]

@@ -248,7 +248,7 @@ def test_cancelled_job_releases_everything_at_once(
     eventually(lambda: harness.server_heartbeat_at() > beat)
     # A call that was under way can write once more, which is deleted, too.
     eventually(lambda: harness.tensors.connection.dbsize() == 0)
-    assert kinds(harness, training.job)[-1] == "job-cancelled"
+    assert "job-cancelled" in kinds(harness, training.job)
     assert harness.server.alive
 
 

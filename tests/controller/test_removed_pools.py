@@ -54,6 +54,7 @@ def test_machines_of_a_clouds_last_pool_are_ended(
 
 
 @pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.ci
 def test_machines_that_were_launched_when_their_pool_was_removed_are_ended(
     clouds: TwoClouds, jobs: Jobs, aws: AwsBackend, gcp: GcpBackend, restarts: bool
 ) -> None:

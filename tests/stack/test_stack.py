@@ -58,6 +58,7 @@ def test_stack_starts_and_stops_without_remains(stack: StackHarness) -> None:
     assert not stack.down()
 
 
+@pytest.mark.ci
 def test_a_stack_with_a_gateway_ends_in_order(stack: StackHarness) -> None:
     stack.up(("gateway", "api", "server", *REDIS), join_port=0)
 

@@ -56,6 +56,7 @@ def machines(harness: Harness) -> Machines:
         ),
     ],
 )
+@pytest.mark.ci
 def test_a_late_machine_with_other_data_is_quarantined_and_the_job_goes_on(
     machines: Machines, eventually: Eventually, data: Iterable[int], why: str
 ) -> None:

@@ -138,6 +138,7 @@ def test_the_primary_of_the_tensors_and_the_parameter_server_die_together(build:
     assert training.unexplained_repeats() == 0
 
 
+@pytest.mark.ci
 def test_the_primary_of_the_ledger_dies_while_workers_push(
     build: Build, eventually: Eventually
 ) -> None:

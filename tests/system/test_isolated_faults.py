@@ -111,6 +111,7 @@ def test_a_job_says_that_its_parameter_server_fails_again_and_again(harness: Har
     assert harness.server.alive
 
 
+@pytest.mark.ci
 def test_a_frozen_ledger_does_not_delay_updates(harness: Harness) -> None:
     # Given two jobs whose workers have all the subtasks that they need
     jobs = [Training(harness, samples=1000, epochs=1, subtasks=1) for _ in range(2)]

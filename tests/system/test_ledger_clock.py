@@ -24,6 +24,7 @@ def stepping(tmp_path: Path) -> Iterator[tuple[Harness, SteppingServer]]:
 
 
 @pytest.mark.parametrize("step", [-HOUR, HOUR], ids=["back", "forward"])
+@pytest.mark.ci
 def test_a_job_survives_a_step_of_the_ledgers_clock(
     stepping: tuple[Harness, SteppingServer], step: int
 ) -> None:

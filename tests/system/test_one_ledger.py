@@ -16,6 +16,7 @@ from vcasgd.store.ledger.control import DATA_FORMAT, Control, agree_on_format
 
 
 @pytest.mark.parametrize("module", ["parameter_server.main", "controller.main", "api"])
+@pytest.mark.ci
 def test_a_process_of_another_cluster_does_not_start(harness: Harness, module: str) -> None:
     Control(harness.ledger.connection).claim("ours")
 

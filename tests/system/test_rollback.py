@@ -133,6 +133,7 @@ def test_the_parameter_server_is_killed_before_it_goes_back(
     assert len(harness.events(job, "rolled-back")) == 1
 
 
+@pytest.mark.ci
 def test_all_shards_go_back_to_the_same_evaluation(
     sharded: Harness, eventually: Eventually
 ) -> None:

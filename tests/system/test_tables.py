@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.harness import Harness
 from support.training import TASKS
 from support.waiting import await_truth
@@ -9,6 +10,7 @@ from support.waiting import await_truth
 SAMPLES, EPOCHS, STEPS, BATCH = 400, 2, 2, 5
 
 
+@pytest.mark.ci
 def test_only_touched_rows_are_sent_and_each_counts_once_despite_a_kill(sharded: Harness) -> None:
     # Given a job that counts in a table over three store nodes, and two workers
     job = sharded.submit_audit(

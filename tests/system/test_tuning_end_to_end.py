@@ -32,6 +32,7 @@ def start(harness: Harness, job: str, workers: int, eventually: Eventually) -> N
     eventually(lambda: harness.jobs.get(job).state is JobState.RUNNING)
 
 
+@pytest.mark.ci
 def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
     harness: Harness, eventually: Eventually
 ) -> None:

@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.harness import Harness
 from support.waiting import await_truth
 
 import vcasgd
 
 
+@pytest.mark.ci
 def test_the_core_trains_without_this_package(harness: Harness, tmp_path: Path) -> None:
     # Given a copy of vcasgd in which the folder is deleted
     copy = tmp_path / "vcasgd"

@@ -38,6 +38,7 @@ def sent(state: LearnerState, state_format: StateFormat) -> LearnerState:
 
 @pytest.mark.parametrize("rule", ["rounds", "async-local-sgd"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.ci
 def test_a_repetition_is_the_same_to_the_last_bit(name: str, rule: str) -> None:
     # Given two machines, of which one has trained something else
     update = {"rule": rule}

@@ -168,6 +168,7 @@ def test_a_job_is_trained_from_its_first_snapshot_to_its_end(
     training.await_success()
 
 
+@pytest.mark.ci
 def test_restarted_servers_get_their_users_again(harness: Harness) -> None:
     training = begin(harness, samples=800)
     for server in (harness.tensors, harness.ledger):

@@ -97,6 +97,7 @@ def run(task: Compiled) -> tuple[Layout, Tensor, dict[str, float], list[int]]:
 
 
 @pytest.mark.parametrize("how", ["whole", pytest.param("part", marks=pytest.mark.extended)])
+@pytest.mark.ci
 def test_compiled_model_trains_like_any_other(how: str) -> None:
     layout, floats, metrics, compilations = run(Compiled(how))
     plain_layout, plain_floats, plain_metrics, _ = run(Compiled("no"))

@@ -232,6 +232,7 @@ def test_an_optimizer_that_is_not_corrected_is_named_in_an_event(user: User) -> 
     ],
     ids=["slow", "the user's", "small"],
 )
+@pytest.mark.ci
 def test_updates_are_encoded_as_the_first_workers_link_needs_it(
     user: User, rate: float, padding: int, chosen: str | None, codec: str
 ) -> None:
@@ -366,6 +367,7 @@ class Mine(Audit):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_memory_does_not_grow_with_the_number_of_updates(harness: Harness) -> None:
     # Given a model of a million numbers, and a worker that pushes after every step
     training = Training(
