@@ -241,7 +241,7 @@ class Digits(vcasgd.Task):
     layout = Layout.of(torch.nn.Linear(2, 1, bias=False))
     meta = Meta(version=1, token=1, floats=2, parameters=2, layout=layout.digest())
     stored = ModelCheckpoints(api.storage, job).write(
-        (Snapshot(meta, Record()),), layout, torch.tensor([3.0, 4.0])
+        (Snapshot(meta, Record()),), layout, lambda: iter([torch.tensor([3.0, 4.0])])
     )
     api.finish(job, model=stored.name)
 

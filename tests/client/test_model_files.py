@@ -57,7 +57,8 @@ def store(api: Api) -> Store:
         )
         whole, state = (Snapshot(meta, Record()),), floats * average
         checkpoints = ModelCheckpoints(api.storage, job)
-        return checkpoints.write(whole, layout, floats, state, text_of(adapter)).name
+        vectors = (lambda: iter([floats])), (lambda: iter([state]))
+        return checkpoints.write(whole, layout, *vectors, text_of(adapter)).name
 
     def text_of(adapter: object) -> str:
         return adapter.to_json() if adapter is not None else ""  # type: ignore[attr-defined]

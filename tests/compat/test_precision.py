@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 from support.compat import Case, Points, assert_as_plain, grid, on_workers, script
 from support.harness import Harness
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vcasgd.learning.layout import Layout
-from vcasgd.learning.vector import gather, named_tensors, vectors_of
+from vcasgd.learning.vector import gather, read_tensors
 from vcasgd.spec.job import JobSpec
+from vcasgd.storage.model_checkpoints import file_of
 from vcasgd.store.ledger.job import JobState
 from vcasgd.worker.learner import Learner
 
@@ -58,16 +60,19 @@ def test_a_download_has_double_precision() -> None:
     floats, integers = torch.empty(layout.floats), torch.empty(layout.integers, dtype=torch.int64)
     gather(model, layout, floats, integers)
 
-    tensors = named_tensors(layout, floats, integers)
+    def in_file(vector: Tensor) -> dict[str, Tensor]:
+        return load(b"".join(file_of(layout, {}, lambda: iter(vector.split(4)), integers)))
+
+    tensors = in_file(floats)
 
     assert Layout.from_json(layout.to_json()) == layout
     assert all(torch.equal(tensors[name], each) for name, each in model.state_dict().items())
     # The exact numbers are not those of an average.
-    averaged = named_tensors(layout, floats * 1.01, integers)
+    averaged = in_file(floats * 1.01)
     assert torch.equal(averaged["weight"], (floats[:6] * 1.01).view(2, 3).double())
-    again = vectors_of(layout, tensors)
-    assert torch.equal(again[0], floats)
-    assert torch.equal(again[1], integers)
+    again = torch.zeros(layout.floats)
+    assert torch.equal(read_tensors(layout, tensors, again), integers)
+    assert torch.equal(again, floats)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,14 +28,22 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(mount)], check=True)
 
 
+@pytest.mark.parametrize("streams", [False, True], ids=["bytes", "stream"])
 @pytest.mark.parametrize("megabytes", [4, 24], ids=["in one part", "in several parts"])
-def test_a_full_disk_leaves_no_part_of_an_object(tiny_disk: Path, megabytes: int) -> None:
+def test_a_full_disk_leaves_no_part_of_an_object(
+    tiny_disk: Path, megabytes: int, streams: bool
+) -> None:
     storage = Storage(f"file://{tiny_disk}")
     storage.put("jobs/small", b"whole")
     free = os.statvfs(tiny_disk).f_bfree
 
+    chunks = [bytes(1 << 20)] * megabytes
+    put = partial(storage.put, "jobs/large", b"".join(chunks))
+    if streams:
+        put = partial(storage.put_stream, "jobs/large", iter(chunks), megabytes << 20)
+
     with pytest.raises(StorageUnavailable, match="jobs/large"):
-        storage.put("jobs/large", bytes(megabytes << 20))
+        put()
 
     assert storage.names("jobs") == {"jobs/small": 5}
     assert storage.get("jobs/small") == b"whole"

@@ -53,14 +53,6 @@ def push(world: World, shard: Shard, numbered: int) -> None:
     assert shard.turn() == 1
 
 
-def checkpoint(world: World) -> None:
-    """Write a checkpoint of the present snapshot, as the controller does."""
-    floats = torch.empty(world.layout.floats)
-    snapshot = world.snapshots.fetch(floats)
-    state = world.snapshots.fetch_state(snapshot.meta)
-    world.checkpoints.write((snapshot,), world.layout, floats, state)
-
-
 def server_lost(world: World, shard: Shard) -> Shard:
     return world.shard()
 
@@ -74,7 +66,7 @@ def tensors_lost(world: World, shard: Shard) -> Shard:
 
 
 def both_lost(world: World, shard: Shard) -> Shard:
-    checkpoint(world)
+    world.checkpoint()
     world.lose_tensors()
     again = world.shard()
     again.turn()

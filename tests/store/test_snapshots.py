@@ -11,6 +11,7 @@ import torch
 from support.harness import RedisServer
 from support.servers import url_of
 from support.snapshots import KEYS, constant, fetch, install, key_names, meta_of, publish, values
+from torch import Tensor
 
 from vcasgd.errors import Fenced, SnapshotMissing
 from vcasgd.store import bulk_transfer
@@ -21,6 +22,7 @@ from vcasgd.store.tensors import snapshot_store
 from vcasgd.store.tensors.chunks import CHUNK_BYTES, outgoing
 from vcasgd.store.tensors.snapshot import (
     Change,
+    Meta,
     Record,
     Snapshot,
     UpdateTotals,
@@ -28,6 +30,13 @@ from vcasgd.store.tensors.snapshot import (
 )
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.store.tensors.updates import UpdateSender
+
+
+def in_pieces(snapshots: SnapshotStore, meta: Meta) -> Tensor:
+    """Return a vector that was read in pieces of at most 8 MiB."""
+    pieces = [piece.clone() for piece in snapshots.pieces(meta)]
+    assert max(map(len, pieces)) <= 8 * CHUNK_BYTES // 4
+    return torch.cat(pieces)
 
 
 class TestRoundTrip:
@@ -45,8 +54,9 @@ class TestRoundTrip:
         assert out.numpy().tobytes() == vector.numpy().tobytes()
         assert snapshot.meta == meta
         assert len(snapshots.chunk_keys(meta)) == -(-size // self.CHUNK)
+        assert torch.equal(in_pieces(snapshots, meta), vector)
 
-    @pytest.mark.parametrize("size", [1, 7, 2 * CHUNK, 2 * CHUNK + 1, 5 * CHUNK])
+    @pytest.mark.parametrize("size", [1, 7, 2 * CHUNK, 2 * CHUNK + 1, 5 * CHUNK, 19 * CHUNK + 5])
     def test_in_halves_for_those_who_round_and_those_who_do_not(
         self, snapshots: SnapshotStore, size: int
     ) -> None:
@@ -55,6 +65,7 @@ class TestRoundTrip:
         assert snapshots.install(1, meta, Record(), vector)
 
         snapshot, out = fetch(snapshots, size)
+        assert torch.equal(in_pieces(snapshots, meta), vector)
         rounded = torch.empty(size)
         snapshots.fetch_rounded(rounded)
 
@@ -367,6 +378,7 @@ class TestRounded:
 
         assert not snapshot.meta.exact
         assert torch.equal(out, vector.to(torch.bfloat16).float())
+        assert torch.equal(in_pieces(snapshots, meta), out)
         assert len(snapshots.chunk_keys(meta)) == 1
 
     def test_it_can_be_completed(self, snapshots: SnapshotStore) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -471,8 +472,10 @@ class Harness:
         snapshots = self.sharded(job)
         snapshots.request_pin("test")
         await_truth(lambda: snapshots.pinned("test"))
-        whole, floats = snapshots.fetch_pinned("test")
-        state = snapshots.fetch_states(whole)
+        whole = snapshots.pinned("test")
+        assert whole is not None
+        floats = partial(snapshots.pieces, whole)
+        state = partial(snapshots.state_pieces, whole) if whole[-1].meta.rule_state else None
         stored = self.checkpoints(job).write(whole, self.layout(job), floats, state)
         snapshots.unpin("test")
         return stored.name

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from vcasgd.store.ledger.servers import Accounts
 from vcasgd.store.tensors.chunks import CHUNK_BYTES
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import Meta, Record, encode_integers
-from vcasgd.store.tensors.snapshot_store import SnapshotStore
+from vcasgd.store.tensors.snapshot_store import STATE, SnapshotStore
 from vcasgd.store.tensors.updates import PushResult, UpdateReader, UpdateSender
 
 COUNTING = {"rule": "async-local-sgd", "eta": 1.0}
@@ -201,10 +202,11 @@ class World:
 
     def checkpoint(self) -> StoredCheckpoint:
         """Write a checkpoint of the present snapshot, as the controller does."""
-        floats = torch.empty(self.layout.floats)
-        snapshot = self.snapshots.fetch(floats)
-        state = self.snapshots.fetch_state(snapshot.meta)
-        return self.checkpoints.write((snapshot,), self.layout, floats, state)
+        snapshot = self.snapshots.read()
+        floats = partial(self.snapshots.pieces, snapshot.meta)
+        state = partial(self.snapshots.pieces, snapshot.meta, STATE)
+        rule_state = state if snapshot.meta.rule_state else None
+        return self.checkpoints.write((snapshot,), self.layout, floats, rule_state)
 
     # -- updates ------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from vcasgd.learning.encodings.blocks import BlockFormat
 from vcasgd.learning.encodings.dense import Float32
 from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.shards import ShardRange
+from vcasgd.learning.vector import Floats
 from vcasgd.store.tensors.header import Header
 from vcasgd.worker import shard_link
 from vcasgd.worker.exchange import Exchange
@@ -83,8 +84,8 @@ class Trainee:
                   "subtask": self.subtask, "stop": self.position, "token": 1,
                   "loss_sum": 1.0, "layout": self.pair.world.layout.digest()}  # fmt: skip
 
-        def read(part: ShardRange, out: torch.Tensor) -> None:
-            out.copy_(part.of(self.model))
+        def read(part: ShardRange, out: Floats) -> None:
+            out[:].copy_(part.of(self.model))
 
         headers = {shard: {**fields, "start": start} for shard, start in starts.items()}
         self.exchange.push_copy(headers, 0, read, torch.zeros(1).long(), last=True)

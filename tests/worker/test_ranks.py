@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vcasgd.errors import RankLost, SpecError, UserCodeError
 from vcasgd.learning.shards import ShardRange
+from vcasgd.learning.vector import Floats, MappedVector
 from vcasgd.session.script import load
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker.gpus import OwnGpu
@@ -53,20 +54,28 @@ def interval(learner: Learner, base: Base, subtask: int) -> Trained:
     assert learner.member is not None
     learner.member.assign(12)
     stop = learner.plan.size(subtask)
-    return learner.train(base, subtask, 0, stop, should_stop=lambda: False, on_step=lambda: None)
+    trained = learner.train(
+        *(base, subtask, 0, stop),
+        should_stop=lambda: False,
+        on_step=lambda: None,
+        memory=lambda: in_memory_of(learner, torch.empty(len(base.floats))),
+    )
+    return replace(trained, update=trained.update[:])
 
 
-def initial(learner: Learner) -> tuple[Tensor, Tensor]:
-    floats, integers = learner.initial()
-    return floats[:], integers
+def in_memory_of(learner: Learner, vector: Tensor) -> Floats:
+    """Return a copy of a vector in memory as the exchange lends it."""
+    copy = MappedVector(len(vector)) if learner.maps_vectors else torch.empty(len(vector))
+    copy[:].copy_(vector)
+    return copy
 
 
 def trained_by(learner: Learner, intervals: int = 3) -> list[Trained]:
-    floats, integers = initial(learner)
+    floats, integers = learner.initial()
     done = []
     for subtask in range(intervals):
         done.append(interval(learner, Base(floats, integers), subtask))
-        floats = floats + done[-1].update
+        floats = in_memory_of(learner, floats[:] + done[-1].update)
     return done
 
 
@@ -126,22 +135,22 @@ def evaluated(learner: Learner, floats: Tensor) -> dict[str, float]:
 def test_a_part_of_the_vector_moves_in_all_ranks(task: str) -> None:
     """A copy of its own moves by parts, which begin and end within tensors."""
     with learner_of(2, task) as learner:
-        floats, integers = initial(learner)
+        floats, integers = learner.initial()
         interval(learner, Base(floats, integers), 0)
         parts = learner.cut(3).parts
         before = read(learner, parts)
         middle = torch.arange(parts[1].floats) / 64
-        learner.shift([(parts[1], middle)])
+        learner.shift([(parts[1], in_memory_of(learner, middle))])
         before[parts[1].start : parts[1].stop] += middle
         torch.testing.assert_close(read(learner, parts), before)
         interval(learner, replace(Base(floats, integers), continues=True), 1)
 
 
 def read(learner: Learner, parts: Sequence[ShardRange]) -> Tensor:
-    pieces = [torch.empty(part.floats) for part in parts]
+    pieces = [in_memory_of(learner, torch.empty(part.floats)) for part in parts]
     for part, piece in zip(parts, pieces, strict=True):
         learner.read_part(part, piece)
-    return torch.cat(pieces)
+    return torch.cat([piece[:] for piece in pieces])
 
 
 @pytest.mark.parametrize(
@@ -185,7 +194,7 @@ def test_a_lost_rank_costs_the_interval_only(task: str, fault: str, tmp_path: Pa
     marker.touch()
     args = {"fault": fault, "marker": str(marker)}
     with learner_of(2, task, timeout=15 if fault == "hangs" else PATIENCE, **args) as learner:
-        floats, integers = initial(learner)
+        floats, integers = learner.initial()
         with pytest.raises(RankLost, match="signal 9" if fault == "killed" else "in time"):
             interval(learner, Base(floats, integers), 0)
 
@@ -201,6 +210,6 @@ def test_an_error_of_a_rank_is_that_of_the_worker(task: str, tmp_path: Path) -> 
     marker = tmp_path / "marker"
     marker.touch()
     with learner_of(2, task, fault="raises", marker=str(marker)) as learner:
-        floats, integers = initial(learner)
+        floats, integers = learner.initial()
         with pytest.raises(UserCodeError, match="this rank has a fault"):
             interval(learner, Base(floats, integers), 0)

@@ -207,12 +207,12 @@ class LocalModel:
         self.loads += 1
         scatter_integers(integers, self._whole, self.layout)
 
-    def shift_part(self, floats: Tensor, start: int) -> None:
+    def shift_part(self, floats: Floats, start: int) -> None:
         """Add ``floats``, float32 [n], to the model's vector from an element on."""
         self._starts = {}
         shift_part(floats, start, self._whole, self.layout)
 
-    def read_part(self, out: Tensor, start: int) -> None:
+    def read_part(self, out: Floats, start: int) -> None:
         """Copy the model's vector from an element on into ``out``, float32 [n]."""
         gather_part(self._whole, self.layout, start, out)
 

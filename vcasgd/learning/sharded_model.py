@@ -31,7 +31,6 @@ from vcasgd.learning.vector import (
     MappedVector,
     gather_integers,
     gather_part,
-    new_vector,
     pieces_of,
 )
 from vcasgd.task.task import Task
@@ -42,8 +41,6 @@ _MMAP_THRESHOLD, _MAPPED_BLOCK = -3, 1 << 20
 #: torch's type hints lack some of its names.
 fsdp: Any = torch.distributed.fsdp
 
-#: Elements that processes exchange at a time.
-CHUNK_FLOATS = 4 << 20
 #: Bytes that a model which is built has in memory before they go to the machine's.
 BUILT_BYTES = 64 << 20
 _UNSHARDED = 'set parallel = "ddp"'
@@ -72,8 +69,9 @@ class ShardedModel(LocalModel):
     def __init__(self, task: Task, seed: int, device: torch.device | str) -> None:
         _return_large_blocks()
         self._is_new = True
-        #: Fills float32 [n] with what the other processes have of the vector from an element on.
-        self.read_others: Callable[[int, Tensor], None] = lambda _start, _out: None
+        #: Lets the other processes do :meth:`read_own_part`, each with its own part.
+        self.read_others: Callable[[MappedVector, int, MappedVector | None], None]
+        self.read_others = lambda _out, _start, _origin: None
         super().__init__(task, seed, device)
 
     def _build(self) -> nn.Module:
@@ -125,30 +123,28 @@ class ShardedModel(LocalModel):
         self.load_part(floats, 0)
         self.load_integers(integers)
 
-    def read_part(self, out: Tensor, start: int) -> None:
+    def read_part(self, out: Floats, start: int) -> None:
         """Copy the vector of all processes from an element on into ``out``, float32 [n]."""
-        for first in range(0, len(out), CHUNK_FLOATS):
-            piece = out[first : first + CHUNK_FLOATS]
-            self.read_others(start + first, piece)
-            super().read_part(piece, start + first)
-
-    def read_own_part(self, out: Tensor, start: int) -> None:
-        """Copy what this process has of the vector from an element on into ``out``, float32 [n]."""
-        super().read_part(out, start)
+        self._read(out, start, None)
 
     def read_into(self, out: Floats, origin: Floats | None) -> Tensor:
         """See :meth:`LocalModel.read_into`; of all processes."""
         self.check_base()
-        trained = self.layout.parameters
-        buffer = new_vector(min(CHUNK_FLOATS, self.layout.floats))
-        for first in range(0, self.layout.floats, CHUNK_FLOATS):
-            part = out[first : first + CHUNK_FLOATS]
-            piece = buffer[: len(part)]
-            self.read_part(piece, first)
-            if origin is not None and first < trained:
-                piece[: trained - first] -= origin[first : first + len(part)][: trained - first]
-            part.copy_(piece)
+        self._read(out, 0, origin)
         return gather_integers(self.module, self.layout)
+
+    def _read(self, out: Floats, start: int, origin: Floats | None) -> None:
+        assert isinstance(out, MappedVector)
+        assert origin is None or isinstance(origin, MappedVector)
+        self.read_others(out, start, origin)
+        self.read_own_part(out, start, origin)
+
+    def read_own_part(self, out: Floats, start: int, origin: Floats | None) -> None:
+        """Copy what this process has of the vector from an element on into ``out``, float32 [n].
+
+        With ``origin``, float32 [n], parameters are differences from it; it may be ``out``.
+        """
+        gather_part(self.module, self.layout, start, out, origin)
 
     def checksum(self) -> float:
         """Return 0: processes have different parts."""

@@ -12,7 +12,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -48,12 +48,27 @@ class MappedVector:
     """
 
     def __init__(self, floats: int) -> None:
-        self._file = os.memfd_create("vcasgd-vector")
-        weakref.finalize(self, os.close, self._file)
+        self._open(os.memfd_create("vcasgd-vector"), 0, floats)
         os.ftruncate(self._file, max(1, floats) * _FLOAT_BYTES)
-        self._start, self._floats = 0, floats
+
+    @classmethod
+    def of_file(cls, file: int, start: int, floats: int) -> MappedVector:
+        """Return elements from ``start`` on of another process's vector, given a descriptor of its
+        file, which this one closes."""
+        vector = object.__new__(cls)
+        vector._open(file, start, floats)
+        return vector
+
+    def _open(self, file: int, start: int, floats: int) -> None:
+        self._file, self._start, self._floats = file, start, floats
+        weakref.finalize(self, os.close, file)
         #: Keeps the file open.
         self._whole: MappedVector | None = None
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """The descriptor of its file, and what :meth:`of_file` needs in another process."""
+        return self._file, self._start, self._floats
 
     def __len__(self) -> int:
         return self._floats
@@ -162,37 +177,53 @@ def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout)
     _scatter_exact(module, layout, integers)
 
 
-def vectors_of(
-    layout: Layout, tensors: Mapping[str, Tensor], *, mapped: bool = False
-) -> tuple[Any, Tensor]:
-    """Return the vectors, float32 [floats] and int64 [integers], of named tensors.
+def read_tensors(
+    layout: Layout, tensors: Mapping[str, Tensor], floats: Floats, start: int = 0
+) -> Tensor:
+    """Copy named tensors into elements of the vector from ``start`` on, float32 [n].
 
-    The first one may be ``mapped``. Raises :class:`KeyError` for a missing tensor, and
+    Returns int64 [integers]. Raises :class:`KeyError` for a missing tensor, and
     :class:`ValueError` for one of another shape.
     """
-    floats: Floats = MappedVector(layout.floats) if mapped else torch.zeros(layout.floats)
     integers = torch.empty(layout.integers, dtype=torch.int64)
     for entry in layout.entries:
-        vector = floats if entry.kind in FLOATS else integers
-        tensor, part = as_real(tensors[entry.name]), entry.part_of(vector)
+        tensor = as_real(tensors[entry.name])
         # copy_ would broadcast a single number over a whole layer.
-        if tensor.shape != part.shape:
+        if tuple(tensor.shape) != entry.shape:
             raise ValueError(f"{entry.name} has shape {list(tensor.shape)}")
-        part.copy_(tensor)
+        if entry.kind not in FLOATS:
+            entry.part_of(integers).copy_(tensor)
+            continue
+        first = max(start, entry.offset)
+        last = min(start + len(floats), entry.offset + entry.size)
+        if first < last:
+            part = tensor.reshape(-1)[first - entry.offset : last - entry.offset]
+            floats[first - start : last - start].copy_(part)
     for entry, at in layout.exact:
         doubles_of(integers, at, entry).copy_(as_real(tensors[entry.name]))
-    return floats, integers
+    return integers
 
 
-def gather_part(module: nn.Module, layout: Layout, start: int, out: Tensor) -> None:
+def gather_part(
+    module: nn.Module, layout: Layout, start: int, out: Floats, origin: Floats | None = None
+) -> None:
     """Copy elements of a module's vector from ``start`` on into ``out``, float32 [n].
 
-    Of a sharded module (:mod:`vcasgd.learning.sharded_model`), those that this process has. Raises
-    :class:`SpecError` as :func:`gather` does.
+    With ``origin``, float32 [n], parameters are differences from it; it may be ``out`` itself. Of a
+    sharded module (:mod:`vcasgd.learning.sharded_model`), those elements that this process has.
+    Raises :class:`SpecError` as :func:`gather` does.
     """
-    for tensor, first, part in _pieces(module, layout, start, out):
+    before: Iterator[tuple[Tensor, int, Tensor]] = iter(())
+    if origin is not None:
+        # Parameters are the first pieces.
+        trained = min(max(0, layout.parameters - start), len(origin))
+        before = _pieces(module, layout, start, within(origin, 0, trained))
+    pieces = _pieces(module, layout, start, out)
+    for (tensor, first, part), other in zip_longest(pieces, before):
         piece = tensor.detach().reshape(-1)[first : first + len(part)]
-        if _is_plain(piece) and _is_plain(part):
+        if other is not None:
+            torch.sub(piece.to(part), other[2], out=part)
+        elif _is_plain(piece) and _is_plain(part):
             np.copyto(part.numpy(), piece.numpy())
         else:
             part.copy_(piece)
@@ -218,7 +249,7 @@ def scatter_integers(integers: Tensor, module: nn.Module, layout: Layout) -> Non
     _scatter_exact(module, layout, integers)
 
 
-def shift_part(floats: Tensor, start: int, module: nn.Module, layout: Layout) -> None:
+def shift_part(floats: Floats, start: int, module: nn.Module, layout: Layout) -> None:
     """Add ``floats``, float32 [n], to elements of a module's vector from ``start`` on.
 
     It does so in place and without autograd. Raises :class:`SpecError` as :func:`gather` does.
@@ -316,21 +347,6 @@ def unfrozen_parameters(module: nn.Module, layout: Layout) -> list[str]:
         for name, parameter in parameters_of(module).items()
         if name in frozen and parameter.requires_grad
     ]
-
-
-def named_tensors(layout: Layout, floats: Tensor, integers: Tensor) -> dict[str, Tensor]:
-    """Return the tensors of a ``state_dict``, tied ones once; real ones are views of the vectors.
-
-    The base is not among them. Integer state is always int64; ``load_state_dict`` converts it back.
-    Raises :class:`InvalidUpdate` if a vector has the wrong length.
-    """
-    _check_lengths(layout, floats, integers)
-    named = {entry.name: entry.view(floats, integers) for entry in layout.entries}
-    for entry, at in layout.exact:
-        named[entry.name] = refined(named[entry.name], doubles_of(integers, at, entry))
-    # An odd offset is no view of complex numbers.
-    pairs = {name: named[name].unbind(-1) for name in layout.complexes}
-    return named | {name: torch.complex(*pair) for name, pair in pairs.items()}
 
 
 # -- tensors in double precision -------------------------------------------------------------------

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Part:
-    """The shard's part of a checkpoint; see :meth:`LoadedCheckpoint.part`."""
+    """The shard's part of a checkpoint; tensors are float32 [part.floats]."""
 
     checkpoint: str
     stored: Snapshot
@@ -69,7 +69,8 @@ class Recovery:
         self._reports = reports
         self._checkpoints = checkpoints
         self._token = token
-        self._shards = shards
+        #: Number of the shard, and that of all shards.
+        self._place = config.part.shard, shards
         #: A checkpoint that is read: its name, or "" for the newest one. The result is empty if
         #: there is none.
         self._reading = Background[tuple[_Part, ...]](executor)
@@ -145,10 +146,11 @@ class Recovery:
     def _part_of(self, loaded: LoadedCheckpoint | None) -> tuple[_Part, ...]:
         if loaded is None:
             return ()
-        return (_Part(loaded.name, *loaded.part(self._config.part)),)
+        snapshot = loaded.whole[self._config.part.shard]
+        return (_Part(loaded.name, snapshot, loaded.floats, loaded.state),)
 
     def _newest(self) -> LoadedCheckpoint | None:
-        return self._checkpoints.newest(self._report_damaged, self._shards)
+        return self._checkpoints.newest(self._report_damaged, *self._place)
 
     def _from_checkpoint(self, part: _Part) -> ModelState:
         """Return to the newest checkpoint, because no server has the model: both were lost, or
@@ -180,7 +182,7 @@ class Recovery:
             return model
         name = tuned.rollback_to
         try:
-            parts = self._read(name, lambda: self._checkpoints.read(name))
+            parts = self._read(name, lambda: self._checkpoints.read(name, *self._place))
         except (CheckpointDamaged, NotFound) as error:
             cause = "an owner's work was wrong" if tuned.restores else "training diverged"
             why = f"{cause}, and the model to go back to can't be read: {error.message}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from vcasgd.errors import CheckpointDamaged, NotFound
@@ -41,15 +41,23 @@ class Checkpoints:
         self._storage = storage
         self._prefix = f"jobs/{job}/checkpoints"
 
-    def put(self, versions: tuple[int, ...], data: bytes) -> StoredCheckpoint:
-        """Store the file of these versions of all shards.
+    def put(
+        self, versions: tuple[int, ...], chunks: Callable[[], Iterator[bytes]]
+    ) -> StoredCheckpoint:
+        """Store the file of these versions of all shards, in chunks.
 
-        Raises :class:`~vcasgd.errors.StorageUnavailable`.
+        They are made twice, once for the name. Raises :class:`CheckpointDamaged` if they aren't the
+        same, and :class:`~vcasgd.errors.StorageUnavailable`.
         """
-        digest = hashlib.sha256(data).hexdigest()
+        sha256, size = hashlib.sha256(), 0
+        for chunk in chunks():
+            sha256.update(chunk)
+            size += len(chunk)
+        digest = sha256.hexdigest()
         name = f"{_stem(versions)}-{digest}.safetensors"
-        self._storage.put(f"{self._prefix}/{name}", data)
-        return StoredCheckpoint(name, versions[0], digest, len(data))
+        verified = _verified(chunks(), name, digest=digest)
+        self._storage.put_stream(f"{self._prefix}/{name}", verified, size)
+        return StoredCheckpoint(name, versions[0], digest, size)
 
     def all(self) -> list[StoredCheckpoint]:
         """Return the stored checkpoints, oldest first, without objects of other kinds."""

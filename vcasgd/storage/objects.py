@@ -27,6 +27,8 @@ REQUEST_TIME = timedelta(seconds=60)
 #: Bytes per chunk of a stream: large enough that a cloud's latency per request does not matter,
 #: small enough that many streams fit into memory.
 CHUNK_BYTES = 8 << 20
+#: Parts of an object that is written in parts: the most that clouds allow, and those under way.
+MAX_PARTS, PARTS_AT_A_TIME = 9_999, 2
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,21 @@ class Storage:
         """Write an object. Raises :class:`StorageUnavailable`, also if the disk is full."""
         with _mapped(name):
             obstore.put(self._store, name, bytes(data), use_multipart=self._multipart)
+
+    def put_stream(self, name: str, chunks: Iterator[bytes], size: int) -> None:
+        """Write an object of ``size`` bytes in parts, of which few are in memory at a time.
+
+        Errors of the iterator leave no object. Raises :class:`StorageUnavailable`.
+        """
+        with _mapped(name):
+            obstore.put(
+                self._store,
+                name,
+                chunks,
+                use_multipart=size > CHUNK_BYTES,
+                chunk_size=max(CHUNK_BYTES, size // MAX_PARTS),
+                max_concurrency=PARTS_AT_A_TIME,
+            )
 
     def get(self, name: str) -> bytes:
         """Read a whole object. Raises :class:`NotFound` and :class:`StorageUnavailable`."""

@@ -572,7 +572,7 @@ class Exchange:
         self,
         fields: Mapping[int, Mapping[str, Any]],
         epoch: int,
-        read: Callable[[ShardRange, Tensor], None],
+        read: Callable[[ShardRange, Floats], None],
         integers: Tensor,
         *,
         last: bool,
@@ -588,7 +588,7 @@ class Exchange:
         pushed = {}
         for shard in fields:
             end = copy.parts[shard].lend()
-            read(self._links[shard].part, end.tensor)
+            read(self._links[shard].part, end.memory)
             pushed[shard] = end
         await_device(self._device)
         for shard, end in pushed.items():

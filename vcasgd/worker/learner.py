@@ -598,13 +598,13 @@ class Learner:
         exact = self._codec in (Float32.name, ROWS) and not self.layout.doubles
         return exact and self._rule.rounds and not self.spec.tuning.mixing
 
-    def shift(self, shifts: Iterable[tuple[ShardRange, Tensor]]) -> None:
+    def shift(self, shifts: Iterable[tuple[ShardRange, Floats]]) -> None:
         """Move parts of the model, each by float32 [part.floats], between two local steps."""
         for part, floats in shifts:
             self._model.shift_part(floats, part.start)
         await_device(torch.device(self.device))
 
-    def read_part(self, part: ShardRange, out: Tensor) -> None:
+    def read_part(self, part: ShardRange, out: Floats) -> None:
         """Copy a part of the model into ``out``, float32 [part.floats]."""
         self._model.read_part(out, part.start)
 

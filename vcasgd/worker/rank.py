@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ import torch
 from vcasgd.errors import RankLost, VcasgdError
 from vcasgd.fork_server import die_with
 from vcasgd.learning.rank_group import RankGroup
+from vcasgd.learning.vector import MappedVector
 from vcasgd.session.script import load
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
@@ -31,19 +34,17 @@ from vcasgd.worker.ranks import (
     ShiftPart,
     StartRank,
     StepMade,
-    vector_in,
 )
 
 
 class Rank:
     """Follows the first rank's messages. Methods raise :class:`EOFError` once it has ended."""
 
-    def __init__(self, connection: Connection, memory: int) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         start = connection.recv()
         assert isinstance(start, StartRank)
         torch.set_num_threads(start.threads)
-        self._memory = vector_in(memory)
         spec, device = JobSpec.model_validate(start.spec), best_device()
         use_base(start.base)
         task = load(spec.task, spec.args, start.code)
@@ -85,29 +86,36 @@ class Rank:
         return await_step
 
     def _apply(self, message: object) -> None:
-        learner, memory = self._learner, self._memory
+        learner = self._learner
         match message:
-            case LoadPart(start, stop):
-                learner.load_part(start, memory[: stop - start])
+            case ShiftPart():
+                learner.shift_part(message.first, self._memory(message))
+            case ReadPart():
+                out, origin = self._memory(message), None
+                if message.origin is not None:
+                    origin = self._memory(replace(message, start=message.origin))
+                learner.read_own_part(message.first, out, origin)
+            case LoadPart():
+                learner.load_part(message.first, self._memory(message))
             case LoadIntegers(integers):
                 whole = np.frombuffer(bytearray(integers), np.int64)
                 learner.load_integers(torch.from_numpy(whole))
-            case ShiftPart(start, stop):
-                learner.shift_part(start, memory[: stop - start])
-            case ReadPart(start, stop):
-                learner.read_own_part(start, memory[: stop - start])
             case _:
                 raise AssertionError(message)
         self._connection.send(RankReady())
 
+    def _memory(self, order: LoadPart) -> MappedVector:
+        """Return the memory whose descriptor comes next."""
+        return MappedVector.of_file(recv_handle(self._connection), order.start, order.floats)
+
 
 def main() -> int:
-    """Run a rank. The arguments are two file descriptors and the parent's process number."""
-    connection, memory, parent = map(int, sys.argv[1:])
+    """Run a rank. The arguments are a file descriptor and the parent's process number."""
+    connection, parent = map(int, sys.argv[1:])
     die_with(parent)
     messages = Connection(connection)
     try:
-        Rank(messages, memory).follow()
+        Rank(messages).follow()
     except (EOFError, OSError):
         return 0
     except RankLost:

@@ -153,7 +153,7 @@ class LeadingLearner(_RankedLearner):
             self._ranks.metrics()
         return names
 
-    def shift(self, shifts: Iterable[tuple[ShardRange, Tensor]]) -> None:
+    def shift(self, shifts: Iterable[tuple[ShardRange, Floats]]) -> None:
         """See :meth:`Learner.shift`."""
         for part, floats in shifts:
             if self._ranks.running:
@@ -274,7 +274,7 @@ class LeadingLearner(_RankedLearner):
 class FollowingLearner(_RankedLearner):
     """A further rank's learner."""
 
-    def load_part(self, start: int, floats: Tensor) -> None:
+    def load_part(self, start: int, floats: Floats) -> None:
         """Load float32 [n] into the model from an element on."""
         self._model.load_part(floats, start)
 
@@ -282,13 +282,13 @@ class FollowingLearner(_RankedLearner):
         """Load the model's counters, int64 [k], after all parts."""
         self._model.load_integers(integers)
 
-    def shift_part(self, start: int, floats: Tensor) -> None:
+    def shift_part(self, start: int, floats: Floats) -> None:
         """Add float32 [n] to the model from an element on."""
         self._model.shift_part(floats, start)
 
-    def read_own_part(self, start: int, out: Tensor) -> None:
-        """Copy what this rank has of the model from an element on into ``out``, float32 [n]."""
-        self._parts.read_own_part(out, start)
+    def read_own_part(self, start: int, out: Floats, origin: Floats | None) -> None:
+        """See :meth:`ShardedModel.read_own_part`."""
+        self._parts.read_own_part(out, start, origin)
 
     def follow(self, order: RankInterval, *, should_stop: Callable[[], bool]) -> RankPart:
         """Train this rank's part of an interval."""

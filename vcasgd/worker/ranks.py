@@ -1,7 +1,8 @@
 """The first rank's side of a worker with several ranks: their processes, and what they do together.
 
-The worker's own process is rank 0. The others (:mod:`vcasgd.worker.rank`) follow its messages, get
-vectors through shared memory, and add gradients to its own (:mod:`vcasgd.learning.rank_group`). A
+The worker's own process is rank 0. The others (:mod:`vcasgd.worker.rank`) follow its messages, read
+and write vectors in memory that they share, each its own part if the model is sharded, and add
+gradients to its own (:mod:`vcasgd.learning.rank_group`). A
 rank that ends, hangs, or raises an error costs the interval: all others are killed, and start again
 with the next one, from the newest model and this process's optimizer.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import mmap
 import os
 import socket
 import subprocess
@@ -21,10 +21,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,9 +32,8 @@ from vcasgd.child_process import kill
 from vcasgd.errors import RankLost, UserCodeError, VcasgdError
 from vcasgd.learning.batch_source import SampleRange
 from vcasgd.learning.rank_group import RankGroup
-from vcasgd.learning.sharded_model import CHUNK_FLOATS
 from vcasgd.learning.training import Metrics
-from vcasgd.learning.vector import Floats
+from vcasgd.learning.vector import Floats, MappedVector
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import base_path
@@ -54,6 +53,8 @@ REPORT_SECONDS = 2.0
 LAST_SECONDS = 0.2
 #: Seconds between two looks at the processes while this one waits.
 LOOK_SECONDS = 1.0
+#: Elements of a vector that isn't mapped which ranks get at a time.
+CHUNK_FLOATS = 4 << 20
 
 
 # -- messages, over a pair of connected sockets -------------------------------------------------
@@ -77,10 +78,14 @@ class StartRank:
 
 @dataclass(frozen=True)
 class LoadPart:
-    """Load elements ``[start, stop)`` of the vector, which are in the shared memory."""
+    """Load elements of the vector from ``first`` on.
 
+    They are ``floats`` elements of a file from ``start`` on, whose descriptor follows the message.
+    """
+
+    first: int
     start: int
-    stop: int
+    floats: int
 
 
 @dataclass(frozen=True)
@@ -91,19 +96,19 @@ class LoadIntegers:
 
 
 @dataclass(frozen=True)
-class ShiftPart:
-    """Add what is in the shared memory to elements ``[start, stop)`` of the vector."""
-
-    start: int
-    stop: int
+class ShiftPart(LoadPart):
+    """Add such numbers to elements of the vector from ``first`` on."""
 
 
 @dataclass(frozen=True)
-class ReadPart:
-    """Copy what the rank has of elements ``[start, stop)`` into the shared memory."""
+class ReadPart(LoadPart):
+    """Copy what the rank has of elements of the vector from ``first`` on into such memory.
 
-    start: int
-    stop: int
+    Unless ``origin`` is None, parameters are differences from as many elements of another file from
+    there on, whose descriptor follows the other one.
+    """
+
+    origin: int | None = None
 
 
 @dataclass(frozen=True)
@@ -206,8 +211,8 @@ class Ranks:
         self._timeout, self._first_timeout = timeout, max(timeout, first_timeout)
         self._on_wait = on_wait
         self._processes: list[_RankProcess] = []
-        #: Memory that all ranks share, float32 [at most CHUNK_FLOATS].
-        self._memory: Tensor | None = None
+        #: Memory that all ranks can map, float32 [at most CHUNK_FLOATS].
+        self._memory = MappedVector(0)
         self._threads = torch.get_num_threads()
         #: Losses of a rank since the last interval that all trained.
         self._losses = 0
@@ -226,10 +231,8 @@ class Ranks:
 
         ``floats`` is the length of the vector, of which each has a part if it is ``sharded``.
         """
-        memory = os.memfd_create("vcasgd-vector")
+        self._memory = MappedVector(min(floats, CHUNK_FLOATS))
         try:
-            os.ftruncate(memory, 4 * min(max(1, floats), CHUNK_FLOATS))
-            self._memory = vector_in(memory)
             threads = max(1, self._threads // self.size) if device == "cpu" else self._threads
             torch.set_num_threads(threads)
             with tempfile.TemporaryDirectory(prefix="vcasgd-ranks-") as folder:
@@ -246,7 +249,7 @@ class Ranks:
                     threads=threads,
                 )
                 for rank in range(1, self.size):
-                    self._processes.append(self._launch(rank, start, memory))
+                    self._processes.append(self._launch(rank, start))
                 self._await(RankReady, START_SECONDS)
                 self._tell(RankReady())
                 self.group = RankGroup.connect(
@@ -257,15 +260,14 @@ class Ranks:
         except (OSError, RuntimeError) as error:
             raise self._lost(error) from error
         finally:
-            os.close(memory)
             if self.group is None:
                 self.stop()
         log.info("this worker trains with %d processes", self.size)
 
-    def _launch(self, rank: int, start: StartRank, memory: int) -> _RankProcess:
+    def _launch(self, rank: int, start: StartRank) -> _RankProcess:
         ours, theirs = socket.socketpair()
         with theirs:
-            numbers = map(str, (theirs.fileno(), memory, os.getpid()))
+            numbers = map(str, (theirs.fileno(), os.getpid()))
             command = [sys.executable, "-m", "vcasgd.worker.rank", *numbers]
             environment = {
                 **os.environ,
@@ -279,7 +281,7 @@ class Ranks:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(), memory),
+                pass_fds=(theirs.fileno(),),
             )
         assert popen.stdout is not None
         threading.Thread(target=_copy_lines, args=(rank, popen.stdout), daemon=True).start()
@@ -304,33 +306,33 @@ class Ranks:
 
     def load(self, floats: Floats, integers: Tensor) -> None:
         """Load a model, float32 [floats] and int64 [k], in the other ranks."""
-        for start, stop, memory in self._chunks(0, len(floats)):
-            memory.copy_(floats[start:stop])
-            self._order(LoadPart(start, stop))
+        for first, (file, *place) in self._shared(floats):
+            self._order(LoadPart(first, *place), file)
         self._order(LoadIntegers(integers.numpy().tobytes()))
 
-    def shift(self, first: int, floats: Tensor) -> None:
+    def shift(self, start: int, floats: Floats) -> None:
         """Add a vector, float32 [n], to the model of the other ranks from an element on."""
-        for start, stop, memory in self._chunks(first, len(floats)):
-            memory.copy_(floats[start - first : stop - first])
-            self._order(ShiftPart(start, stop))
+        for first, (file, *place) in self._shared(floats):
+            self._order(ShiftPart(start + first, *place), file)
 
-    def read(self, first: int, out: Tensor) -> None:
-        """Copy what the others have of a vector from an element on into ``out``, float32 [n]."""
-        for start, stop, memory in self._chunks(first, len(out)):
-            self._order(ReadPart(start, stop))
-            out[start - first : stop - first] = memory
+    def read(self, out: MappedVector, start: int, origin: MappedVector | None) -> None:
+        """Let each of the others do :meth:`ShardedModel.read_own_part`."""
+        (file, *place), before = out.place, origin.place if origin is not None else ()
+        self._order(ReadPart(start, *place, *before[1:2]), file, *before[:1])
 
-    def _chunks(self, first: int, floats: int) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield pieces of a range, ``[start, stop)`` each, with the shared memory for them."""
-        assert self._memory is not None
-        end, size = first + floats, len(self._memory)
-        for start in range(first, end, size):
-            stop = min(start + size, end)
-            yield start, stop, self._memory[: stop - start]
+    def _shared(self, vector: Floats) -> Iterator[tuple[int, tuple[int, int, int]]]:
+        """Yield pieces of a vector, float32 [n], each with its first element and its place in
+        memory that all ranks can map."""
+        if isinstance(vector, MappedVector):
+            yield 0, vector.place
+            return
+        for first in range(0, len(vector), len(self._memory)):
+            piece = vector[first : first + len(self._memory)]
+            self._memory[: len(piece)].copy_(piece)
+            yield first, self._memory.between(0, len(piece)).place
 
-    def _order(self, message: object) -> None:
-        self._tell(message)
+    def _order(self, message: object, *files: int) -> None:
+        self._tell(message, *files)
         self._await(RankReady, self._first_timeout)
 
     def begin(self, order: RankInterval | RankEvaluation) -> None:
@@ -359,10 +361,12 @@ class Ranks:
         """Return what the other ranks have evaluated."""
         return [each.metrics for each in self._await(RankMetrics, self._first_timeout)]
 
-    def _tell(self, message: object) -> None:
+    def _tell(self, message: object, *files: int) -> None:
         try:
             for process in self._processes:
                 process.connection.send(message)
+                for file in files:
+                    send_handle(process.connection, file, process.popen.pid)
         except OSError as error:
             raise self._lost(error) from error
 
@@ -432,12 +436,6 @@ class Ranks:
                 if isinstance(answer, RankFailed):
                     return answer.error
         return None
-
-
-def vector_in(memory: int) -> Tensor:
-    """Return shared memory as float32 [n], given its file descriptor."""
-    mapped = mmap.mmap(memory, 0)
-    return torch.from_numpy(np.frombuffer(mapped, np.float32))
 
 
 def _copy_lines(rank: int, stream: IO[bytes]) -> None:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from safetensors import SafetensorError, safe_open
+import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from vcasgd.errors import DataError, MachineDiffers, NotFound, PackageError, SpecError
 from vcasgd.learning.encodings.encoder import codec_for
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import ShardRange
-from vcasgd.learning.vector import Floats, vectors_of
+from vcasgd.learning.vector import Floats, MappedVector, read_tensors
 from vcasgd.local_files import default_cache_folder
 from vcasgd.logging import identify
 from vcasgd.session.script import LoopInThread, load
 from vcasgd.spec.sections import StartFrom
 from vcasgd.storage.base_files import prepare_base
 from vcasgd.storage.checkpoints import Checkpoints
+from vcasgd.storage.model_checkpoints import TensorsOfFile
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
@@ -253,34 +255,10 @@ def starting_vectors(
     """
     with TemporaryDirectory(prefix="vcasgd-weights-") as folder:
         try:
-            tensors = _TensorsOfFile(_file(source, storage, code, Path(folder)))
+            tensors = TensorsOfFile(_file(source, storage, code, Path(folder)))
         except (SafetensorError, OSError, NotFound) as error:
             raise _refused(source, f"can't be read: {error}") from error
         return _vectors_of(source, layout, tensors, mapped=mapped)
-
-
-class _TensorsOfFile(Mapping[str, Tensor]):
-    """The tensors of a safetensors file, of which no more are in memory than the caller keeps.
-
-    Raises :class:`SafetensorError` and :class:`OSError`.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        with safe_open(file, "pt") as opened:
-            self._names = list(opened.keys())
-
-    def __getitem__(self, name: str) -> Tensor:
-        # The file stays mapped as long as it's open.
-        with safe_open(self._file, "pt") as opened:
-            tensor: Tensor = opened.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def _vectors_of(
@@ -293,7 +271,8 @@ def _vectors_of(
     if extra := sorted(names - known - {tensor.name for tensor in layout.base}):
         raise _refused(source, f"has {extra[0]}, and the model doesn't")
     try:
-        return vectors_of(layout, tensors, mapped=mapped)
+        floats: Floats = MappedVector(layout.floats) if mapped else torch.zeros(layout.floats)
+        return floats, read_tensors(layout, tensors, floats)
     except ValueError as error:
         raise _refused(source, f"doesn't fit the model: {error}") from error
 

@@ -355,7 +355,7 @@ class Trainer:
         """
         started = time.monotonic()
         if shifts := self._exchange.take_shifts(wait=wait):
-            learner.shift((part, shift.tensor) for part, shift in shifts)
+            learner.shift((part, shift.memory) for part, shift in shifts)
             for _, shift in shifts:
                 shift.release()
         _record_stall(learner, started)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from vcasgd.backoff import backoff
@@ -244,11 +245,15 @@ class CheckpointWriter:
         layout = Layout.from_json(job.facts.layout)
         cut = Cut(layout.floats, layout.parameters, job.facts.shards)
         snapshots = ShardedSnapshots(self._nodes_of(job), job.id, cut)
-        whole, floats = snapshots.fetch_pinned(pin)
+        whole = snapshots.pinned(pin)
+        if whole is None:
+            raise SnapshotMissing(f"no snapshot is pinned under the name {pin}")
         checkpoints = ModelCheckpoints(self._storage, job.id)
         stored = checkpoints.find(versions_of(whole))
         if stored is None:
-            state = snapshots.fetch_states(whole)
+            floats = partial(snapshots.pieces, whole)
+            has_state = any(shard.meta.rule_state for shard in whole)
+            state = partial(snapshots.state_pieces, whole) if has_state else None
             stored = checkpoints.write(whole, layout, floats, state, job.facts.adapter)
             self._list(job, stored, pin, whole)
         return stored

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +17,7 @@ from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.chunks import chunk_names, outgoing, receive
 from vcasgd.store.tensors.snapshot import Snapshot
 from vcasgd.store.tensors.snapshot_index import ModelPins, ModelSnapshot
-from vcasgd.store.tensors.snapshot_store import SnapshotStore
+from vcasgd.store.tensors.snapshot_store import STATE, SnapshotStore
 
 #: Shards that are mapped at a time, if vectors are.
 MAPPED_SHARDS = 2
@@ -51,15 +51,31 @@ class ShardedSnapshots(ModelPins):
         with ThreadPoolExecutor(max_workers=most) as pool:
             return tuple(pool.map(fetch, self._cut.parts)), out
 
-    def fetch_states(self, whole: ModelSnapshot, first: Any = None) -> Any:
+    def pieces(self, whole: ModelSnapshot) -> Iterator[Tensor]:
+        """Yield the vector of pinned snapshots piece by piece, float32 [n] each.
+
+        Each is valid until the next one. Raises :class:`SnapshotMissing`.
+        """
+        for store, snapshot in zip(self.shards, whole, strict=True):
+            yield from store.pieces(snapshot.meta)
+
+    def state_pieces(self, whole: ModelSnapshot) -> Iterator[Tensor]:
+        """Yield the rules' states in pinned snapshots, as :meth:`pieces`; zeros without one."""
+        for store, snapshot in zip(self.shards, whole, strict=True):
+            if snapshot.meta.rule_state:
+                yield from store.pieces(snapshot.meta, STATE)
+            else:
+                yield torch.zeros(snapshot.meta.floats)
+
+    def fetch_states(self, whole: ModelSnapshot, first: Any) -> Any:
         """Return the rules' states in pinned versions, float32 [floats]; None if they have none.
 
-        ``first``, float32 [floats], is the state without any update, zeros by default. Raises
+        ``first``, float32 [floats], is the state without any update. Raises
         :class:`SnapshotMissing`.
         """
         if not any(snapshot.meta.rule_state for snapshot in whole):
             return None
-        out = torch.zeros(self._cut.floats) if first is None else first.clone()
+        out = first.clone()
         for part, snapshot in zip(self._cut.parts, whole, strict=True):
             state = self.shards[part.shard].fetch_state(snapshot.meta)
             if state is not None:

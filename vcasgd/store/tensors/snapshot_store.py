@@ -21,6 +21,7 @@ from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.tensors.chunks import (
+    CHUNK_BYTES,
     add_steps,
     bytes_of,
     chunk_count,
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 #: Attempts of a reader, which starts over each time a publication replaces the snapshot.
 READ_ATTEMPTS = 50
 REPLACED_TOO_OFTEN = "the snapshot was replaced faster than it could be read"
+#: Chunks that are in a process at a time if it needs no whole vector; an even number.
+KEYS_OF_PIECE = 8
 #: Chunks of the previous version that make room for as many of the next one at a time.
 REMOVED_CHUNKS = 16
 #: Name of the chunk of a snapshot that has a single one and isn't split into halves.
@@ -140,6 +143,26 @@ class SnapshotStore(SnapshotIndex):
         if not self._receive(pinned.meta, out):
             raise SnapshotMissing(f"the snapshot {name} is no longer complete")
         return pinned, out
+
+    def pieces(self, meta: Meta, kind: str = "") -> Iterator[Tensor]:
+        """Yield the vector of a pinned version, or its :data:`STATE`, piece by piece.
+
+        Each is float32 [n] and valid until the next one. Raises :class:`SnapshotMissing`.
+        """
+        keys = self._keys_beside(meta, kind) if kind else self._vector_keys(meta)
+        split, exact = meta.halves and not kind, meta.exact or bool(kind)
+        floats_of_key = CHUNK_BYTES // (4 if exact or not split else 2)
+        buffer = torch.empty(min(meta.floats, KEYS_OF_PIECE * floats_of_key))
+        try:
+            for first in range(0, len(keys), KEYS_OF_PIECE):
+                piece = buffer[: meta.floats - first * floats_of_key]
+                names = keys[first : first + KEYS_OF_PIECE]
+                receive(self._transfer, names, piece, split=split, exact=exact)
+                yield piece
+        except Missing as error:
+            raise SnapshotMissing("the snapshot is no longer complete") from error
+        except WrongLength as error:
+            raise JobUnreadable(f"chunk {error.index} of a snapshot is {error.value}") from error
 
     def _unpack(self, meta: Meta, content: bytes, out: Tensor) -> bool:
         target = bytes_of(out)
