@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -18,9 +19,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
+from torch.distributed import init_process_group
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import machine
@@ -60,15 +64,30 @@ class Row:
     target: float
     slow_links: bool = False
     nodes: int = 1
+    #: Processes of a worker, which share its batches.
+    ranks: int = 1
+
+    @property
+    def processes(self) -> int:
+        return self.workers * self.ranks
 
     @property
     def pace(self) -> float:
         """Samples per second of workers that exchange nothing."""
-        return self.workers * BATCH / self.step_ms * 1000
+        return self.processes * BATCH / self.step_ms * 1000
+
+    @property
+    def task_args(self) -> dict[str, Any]:
+        return {
+            "millions": self.millions,
+            "step_ms": self.step_ms,
+            "batch_size": BATCH,
+            "all_gradients": self.ranks > 1,
+        }
 
     @property
     def needs_gb(self) -> float:
-        return self.millions * 4e-3 * (COPIES + COPIES_OF_WORKER * (self.workers - 1))
+        return self.millions * 4e-3 * (COPIES + COPIES_OF_WORKER * (self.processes - 1))
 
 
 ROWS = (
@@ -78,6 +97,8 @@ ROWS = (
     Row("124x1", 124, 53, 1, 0.97),
     Row("124x2", 124, 53, 2, 0.90),
     Row("1000x1", 1000, 1000, 1, 0.95, nodes=2),
+    Row("3x1", 3, 500, 1, 0.97),
+    Row("3x1-4-ranks", 3, 2000, 1, 0.97, ranks=4),
 )
 
 PAGE = """\
@@ -90,15 +111,16 @@ millions of float32 numbers, and steps of a batch of {batch} that take their tim
 processor, as a GPU's do. *Of the pace* are the samples per second that came into the model over
 those of steps without anything beside them, from one update to another after about {seconds:g} s.
 *Plain loops* are the same of as many ordinary PyTorch loops at once, which exchange nothing, on the
-same machine just before.
+same machine just before. Where a worker has several ranks, which share its batches, they are the
+processes of one `DistributedDataParallel`, as torchrun starts them.
 
 {machine}
 
 {table}
 """
 HEADS = (
-    *("million", "step, ms", "workers", "links"),
-    *("of the pace", "plain loops", "target", "steps in a push"),
+    *("million", "step, ms", "workers", "ranks of each", "links"),
+    *("of the pace", "plain loops", "target", "steps in a push", "MB in a push"),
 )
 #: Steps of a plain loop before it is measured, and while it is.
 WARM_STEPS, PLAIN_STEPS = 10, 200
@@ -106,12 +128,13 @@ WARM_STEPS, PLAIN_STEPS = 10, 200
 
 @dataclass(frozen=True)
 class Measured:
-    """``plain`` is the share of the pace of ordinary loops, and ``steps`` are the local steps of a
-    worker in an update."""
+    """``plain`` is the share of the pace of ordinary loops, ``steps`` are the local steps of a
+    worker in an update, and ``megabytes`` are what it pushes for one."""
 
     of_pace: float
     plain: float
     steps: float
+    megabytes: float
 
 
 def measure(row: Row, seconds: float) -> Measured:
@@ -148,24 +171,40 @@ def measure(row: Row, seconds: float) -> Measured:
         after, until = _next_update(job)
     samples = after.progress.samples_applied - before.progress.samples_applied
     updates = after.totals.updates - before.totals.updates
+    pushed = after.traffic.pushed_bytes - before.traffic.pushed_bytes
     return Measured(
         *(samples / (until - since) / row.pace, plain),
         samples * row.workers / max(1, updates) / BATCH,
+        pushed / 1e6 / max(1, updates),
     )
 
 
 def plain_pace(row: Row) -> float:
-    """Return the share of a row's pace that ordinary loops reach, a process for each worker."""
-    with multiprocessing.get_context("spawn").Pool(row.workers) as processes:
-        rates = processes.starmap(_plain_rate, [(row, BATCH // row.workers)] * row.workers)
+    """Return the share of a row's pace that ordinary loops reach, a process for each rank."""
+    count = row.processes
+    with (
+        tempfile.TemporaryDirectory(prefix="vcasgd-paced-") as folder,
+        multiprocessing.get_context("spawn").Pool(count) as processes,
+    ):
+        meeting = Path(folder) / "meeting" if row.ranks > 1 else None
+        given = [(row, BATCH // count, meeting, rank) for rank in range(count)]
+        # One for each process.
+        rates = processes.starmap(_plain_rate, given, chunksize=1)
     return sum(rates) / row.pace
 
 
-def _plain_rate(row: Row, batch_size: int) -> float:
-    """Train in an ordinary loop; return its samples per second."""
+def _plain_rate(row: Row, batch_size: int, meeting: Path | None, rank: int) -> float:
+    """Train in an ordinary loop; return its samples per second.
+
+    The processes that meet at a file average their gradients.
+    """
     torch.set_num_threads(1)
-    task = PacedVector(row.millions, row.step_ms, BATCH)
+    task = PacedVector(**row.task_args)
     model = task.model()
+    if meeting is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=row.ranks)
+        model = DistributedDataParallel(model)
     optimizer = task.optimizer(list(model.parameters()))
     steps = WARM_STEPS + min(PLAIN_STEPS, int(10_000 / row.step_ms))
     batches = islice(DataLoader(task.dataset("train"), batch_size, shuffle=True), steps)
@@ -189,15 +228,16 @@ def _settings(row: Row, folder: Path, links: Links | None) -> Settings:
 
 
 def _spec(row: Row) -> JobSpec:
+    gpus = {"gpus": row.ranks} if row.ranks > 1 else {}
     return JobSpec.parse(
         {
             "name": "paced",
             "task": "large_vector:PacedVector",
             "working_dir": str(HERE / "race" / "workers"),
-            "args": {"millions": row.millions, "step_ms": row.step_ms, "batch_size": BATCH},
+            "args": row.task_args,
             # More than it makes.
             "epochs": 10_000,
-            "workers": {"min": row.workers, "max": row.workers},
+            "workers": {"min": row.workers, "max": row.workers} | gpus,
             "checkpoint": {"every": "1h", "keep": 1},
         }
     )
@@ -230,6 +270,7 @@ def main() -> None:
     given = parser.parse_args()
     command = (
         f"python benchmarks/paced.py --rows {' '.join(given.rows)} --seconds {given.seconds:g}"
+        f" --out benchmarks/results/{given.out.name}"
     )
     rows = []
     for row in ROWS:
@@ -238,14 +279,15 @@ def main() -> None:
         try:
             measured = measure(row, given.seconds)
             reached, plain = f"{measured.of_pace:.2f}", f"{measured.plain:.2f}"
-            steps = f"{measured.steps:.0f}"
+            steps, megabytes = f"{measured.steps:.0f}", f"{measured.megabytes:.1f}"
         except MemoryError as error:
-            reached, plain, steps = str(error), "", ""
+            reached, plain, steps, megabytes = str(error), "", "", ""
         links = f"{SLOW.mbit:g} Mbit/s, {2 * SLOW.delay_ms:g} ms" if row.slow_links else "loopback"
         size, step = f"{row.millions:g}", f"{row.step_ms:g}"
         target = f"{row.target:.2f}"
-        rows.append([size, step, str(row.workers), links, reached, plain, target, steps])
-        print(row.name, reached, plain, steps, flush=True)
+        described = [size, step, str(row.workers), str(row.ranks), links]
+        rows.append([*described, reached, plain, target, steps, megabytes])
+        print(row.name, reached, plain, steps, megabytes, flush=True)
         page = PAGE.format(
             command=command,
             batch=BATCH,

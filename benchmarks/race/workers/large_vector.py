@@ -41,10 +41,17 @@ class PacedVector(vcasgd.Task):
     evaluation_batch_size = VALIDATION_SAMPLES
 
     def __init__(
-        self, millions: float, step_ms: float, batch_size: int = 32, samples: int = 200_000
+        self,
+        millions: float,
+        step_ms: float,
+        batch_size: int = 32,
+        samples: int = 200_000,
+        *,
+        all_gradients: bool = False,
     ) -> None:
         self.millions, self.step_seconds = millions, step_ms / 1000
         self.batch_size, self.samples = batch_size, samples
+        self.all_gradients = all_gradients
 
     def model(self) -> nn.Module:
         return LargeVector(self.millions)
@@ -58,6 +65,9 @@ class PacedVector(vcasgd.Task):
         features, labels = batch
         end = time.perf_counter() + self.step_seconds * len(labels) / self.batch_size
         loss = functional.cross_entropy(model(features), labels)
+        if self.all_gradients:
+            # Processes that share a batch add them up, although they are 0.
+            loss = loss + 0.0 * sum(each.sum() for each in model.parameters())
         time.sleep(max(0.0, end - time.perf_counter()))
         return loss
 
