@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ import torch
 from ranked import Ranked
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import AdamW, Optimizer
+from torch.optim import SGD, Optimizer
 from torch.utils.data import TensorDataset
 
 TOKENS, LENGTH, WIDTH = 11, 5, 6
@@ -87,8 +88,8 @@ class Sharded(Ranked):
 class Wide(Sharded):
     """Has a model of ``layers`` million parameters, and notes how much memory each process needs.
 
-    The file in ``folder`` named after a process has the most bytes that it had in memory, and in
-    its address space, since the task was made.
+    The file in ``folder`` named after a process has the most bytes that it had in memory since the
+    task was made.
     """
 
     batch_size = 8
@@ -96,7 +97,9 @@ class Wide(Sharded):
     def __init__(self, layers: int = 32, folder: str = "", **args: Any) -> None:
         super().__init__(**args)
         self.layers, self.folder = layers, Path(folder)
-        self.before = _memory()
+        # An optimizer imports it, and it is large.
+        importlib.import_module("torch._dynamo")
+        self.before = _most_memory()
 
     def model(self) -> nn.Module:
         return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(self.layers)))
@@ -105,17 +108,17 @@ class Wide(Sharded):
         return TensorDataset(torch.arange(64.0)[:, None] / 64)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return AdamW(parameters, lr=1e-4)
+        return SGD(parameters, lr=1e-2)
 
     def loss_of(self, model: nn.Module, batch: Any, reduction: str) -> Tensor:
         wanted = batch[0].expand(-1, 1024)
         found = F.mse_loss(model(wanted), wanted, reduction=reduction)
-        more = [now - before for now, before in zip(_memory(), self.before, strict=True)]
-        (self.folder / str(os.getpid())).write_text(" ".join(map(str, more)))
+        (self.folder / str(os.getpid())).write_text(str(_most_memory() - self.before))
         return found
 
 
-def _memory() -> list[int]:
-    status = Path("/proc/self/status").read_text()
-    names = "VmHWM", "VmPeak"
-    return [1024 * int(re.search(rf"{name}:\s+(\d+)", status)[1]) for name in names]
+def _most_memory() -> int:
+    """Return the most bytes of this process that were in memory, those that it shares included."""
+    found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
