@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from compat.test_batches import LargeNormalized, Normalized
 from compat.test_buffers import Queued, facts_of
-from support.compat import Points, script
-from torch import nn
+from support.compat import Points, on_workers, script
+from support.harness import Harness
+from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from vcasgd.store.ledger.job import JobState
+from vcasgd.worker.approximations import own_values
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,6 +39,16 @@ class ShortParts(Queued):
     min_local_batch = 2
 
 
+class Warming(Points):
+    """A loss whose weight follows a count of the task's own."""
+
+    steps = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.steps += 1
+        return super().loss(model, batch) * min(1.0, 0.9 + self.steps / 100)
+
+
 HALF = {"update": {"rule": "rounds", "codec": "bfloat16"}}
 
 
@@ -46,6 +61,10 @@ HALF = {"update": {"rule": "rounds", "codec": "bfloat16"}}
         (Clipping, {}, []),
         (Clipping, HALF, ["clip-approximated"]),
         (Queued, {}, []),
+        (LargeNormalized, {}, ["norm-of-parts"]),
+        (Normalized, {}, []),
+        (LargeNormalized, {"batch": "worker"}, []),
+        (Warming, {}, ["own-values"]),
         (ShortParts, {}, ["buffers-averaged"]),
         (Queued, {"batch": "worker"}, ["buffers-averaged"]),
     ],
@@ -106,3 +125,89 @@ def test_a_loop_that_clips_by_itself_is_noted(tmp_path: Path) -> None:
     task = script(CLIPS.format(tests=str(Path(__file__).parents[1])), tmp_path)()
 
     assert list(facts_of(task).notes) == ["loop-clips"]
+
+
+LOOP = """
+for epoch in range(3):
+    for number, batch in enumerate(loader):
+        {before}
+        loss = task.loss(model, batch) * weight
+        loss.backward()
+        optimizer.step()
+        {after}
+    print(epoch + 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "names"),
+    [
+        ("weight = min(1, steps / 50)", "steps += 1", ["steps"]),
+        ("weight = 1 - mean", "mean = 0.9 * mean + 0.1 * loss.item()", ["mean"]),
+        ("weight = 1", "model.tau = model.tau * 0.99", []),
+        ("weight = model.tau", "model.tau = model.tau * 0.99", ["model.tau"]),
+        ("weight = 1", "total += loss.item(); print(total)", []),
+        ("weight = 1", "if total > 5: print(total); total = 0\n        total += 1", []),
+        ("weight = 1 + number % 2", "if epoch == 1: thaw()", ["epoch", "number"]),
+        ("weight = 1", "if number % 10 == 0: print(epoch + number)", []),
+        ("weight = session.epoch", "losses.append(loss.item())", []),
+        (
+            "weight = 1\n        if session.starts_sequence: state = 0",
+            "state = state + model(state)",
+            [],
+        ),
+    ],
+)
+def test_values_that_a_loop_carries_from_batch_to_batch(
+    before: str, after: str, names: list[str]
+) -> None:
+    assert own_values([LOOP.format(before=before, after=after)]) == names
+
+
+COUNTS = """
+import sys
+from pathlib import Path
+
+import vcasgd
+
+sys.path.insert(0, {tests!r})
+from support.compat import Points
+
+points = Points()
+model = points.model()
+session = vcasgd.Session(model, points.optimizer(model.parameters()))
+session.evaluation(points.dataset("validation"))(points.evaluate)
+steps = 0
+for batch in session.batches(points.dataset("train"), batch_size=64):
+    if session.global_step == 0:
+        Path({file!r}).write_text(str(steps))
+    steps += 1
+    session.step(points.loss(model, batch) * min(1.0, steps / 10))
+"""
+
+
+@pytest.mark.ci
+def test_a_loop_does_not_count_batches_that_are_only_compared(
+    harness: Harness, tmp_path: Path
+) -> None:
+    file = tmp_path / "counted"
+    script(COUNTS.format(tests=str(Path(__file__).parents[1]), file=str(file)), tmp_path)
+
+    _, job = on_workers(harness, tmp_path, "train.py", 2, epochs=1)
+
+    assert job.state is JobState.SUCCEEDED, job.reason
+    (event,) = harness.events(job.id, "own-values")
+    assert event["text"].startswith("each worker has its own steps, ")
+    # The last worker that trained the job's first batch.
+    assert file.read_text() == "0"
+
+
+def test_tensors_that_travel_are_no_values_of_a_worker() -> None:
+    source = """
+    class Module:
+        def forward(self, x):
+            self.counts += x.sum()
+            return x / self.counts
+    """
+    assert own_values([source]) == ["self.counts"]
+    assert own_values([source], {"counts"}) == []

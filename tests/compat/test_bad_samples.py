@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.compat import Case, Metrics, Points, assert_as_plain, grid, plain
+from support.compat import (
+    SEEDS,
+    Case,
+    Metrics,
+    Points,
+    assert_as_plain,
+    assert_close,
+    grid,
+    plain,
+    script,
+    simulated,
+)
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
+
+from vcasgd.errors import NonFiniteLoss, UserCodeError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -61,3 +76,72 @@ def test_bad_samples_are_left_out(workers: int) -> None:
     skips = {"on_bad_sample": "skip", "max_bad_samples": 0.02}
 
     assert_as_plain(Case(WithDamage, epochs=2, twin=cautious, fields=skips), workers)
+
+
+#: A loop that leaves out batches that it finds bad, in a usual way.
+CAUTIOUS = """
+import sys
+
+import torch
+import vcasgd
+
+sys.path.insert(0, {tests!r})
+from compat.test_bad_samples import NotNumbers
+
+task = NotNumbers()
+model = task.model()
+optimizer = task.optimizer(model.parameters())
+session = vcasgd.Session(model, optimizer)
+session.evaluation(task.dataset("validation"))(task.evaluate)
+for batch in session.loader(task.dataset("train"), batch_size=64):
+    loss = task.loss(model, batch)
+    {skips}
+"""
+SKIPS = {
+    "before backward": """if not loss.isfinite():
+        continue
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()""",
+    "before the step": """optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters()])
+    if norm.isfinite():
+        optimizer.step()""",
+}
+
+
+class NotNumbers(Points):
+    """Points of which three aren't numbers."""
+
+    def dataset(self, split: str) -> Dataset[Any]:
+        data = super().dataset(split)
+        if split == "train":
+            data.tensors[0][[100, 1200, 2300]] = torch.nan  # type: ignore[attr-defined]
+        return data
+
+
+@pytest.mark.parametrize("how", SKIPS)
+@pytest.mark.ci
+def test_a_loop_may_leave_batches_out(tmp_path: Path, how: str) -> None:
+    source = CAUTIOUS.format(tests=str(Path(__file__).parents[1]), skips=SKIPS[how])
+    task = script(source, tmp_path)
+
+    ends = [
+        simulated(task, 4, seed, epochs=2, on_bad_sample="skip", max_bad_samples=0.05)["loss"]
+        for seed in SEEDS
+    ]
+
+    # As without them: three of 64 batches are left out by one worker of four.
+    assert_close(ends, [plain(Points(), 2, seed)["loss"] for seed in SEEDS])
+    with pytest.raises((UserCodeError, NonFiniteLoss)) as refused:
+        simulated(task, 4, epochs=1)
+    assert how == "before the step" or "on_bad_sample: skip" in (refused.value.remedy or "")
+
+
+def test_a_loop_on_its_own_may_leave_batches_out(tmp_path: Path) -> None:
+    tests = str(Path(__file__).parents[1])
+    for how, skips in SKIPS.items():
+        script(CAUTIOUS.format(tests=tests, skips=skips), tmp_path, f"{how}.py")
+
+        runpy.run_path(str(tmp_path / f"{how}.py"))

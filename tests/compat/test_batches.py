@@ -139,6 +139,16 @@ class WholeOnly(FewPoints):
         return super().loss(model, batch) * (torch.ones(64) + batch[1])[0] / (1 + batch[1][0])
 
 
+class Warming(FewPoints):
+    """A loss whose weight grows with each of its calls."""
+
+    calls = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.calls += 1
+        return super().loss(model, batch) * min(1.0, self.calls / 50)
+
+
 class Failing(FewPoints):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         raise RuntimeError("for the training to report")
@@ -159,6 +169,7 @@ class Zeros(FewPoints):
         (FewPoints(), 2, ""),
         (Normalized(), 16, "BatchNorm1d 1 normalizes over the batch"),
         (Noisy(), 2, ""),
+        (Warming(), 2, ""),
         (Zeros(), 2, ""),
         (Failing(), 2, ""),
         (Contrastive(), 128, "its loss isn't a mean over samples: "),

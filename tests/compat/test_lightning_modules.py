@@ -167,6 +167,29 @@ def modules() -> dict[str, type[Any]]:  # noqa: C901 - The library is imported l
             self.log("val_loss", torch.stack(self.losses).mean())
             self.losses.clear()
 
+    class Thaws(Module):
+        """Layers that a callback of the library thaws in the second epoch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = self.network[0]
+
+        def configure_callbacks(self) -> Any:
+            from lightning.pytorch.callbacks import BackboneFinetuning
+
+            return [BackboneFinetuning(1, backbone_initial_lr=0.05, verbose=False)]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.network[2].parameters(), lr=0.1, momentum=0.9)
+
+    class Cautious(Module):
+        """Batches that it leaves out, and a logger that it uses."""
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.logger.experiment.add_scalar("loss", loss, self.global_step)
+            return None if self.global_step in (10, 40) else loss
+
     class Streams(Several):
         """Data that can only be iterated over, for training and validation."""
 
@@ -176,8 +199,8 @@ def modules() -> dict[str, type[Any]]:  # noqa: C901 - The library is imported l
         def val_dataloader(self) -> Any:
             return DataLoader(Lines(Points().dataset("validation")), batch_size=512)
 
-    own = (Counters, WarmUp, OneCycle, Several, Manual, Two, AtTheEnd, Streams)
-    return {each.__name__: each for each in own}
+    own = (Module, Counters, WarmUp, OneCycle, Several, Manual, Two, AtTheEnd, Streams)
+    return {each.__name__: each for each in (*own, Thaws, Cautious)}
 
 
 class Lines(IterableDataset[Any]):
@@ -239,7 +262,7 @@ def task_of(make: Callable[[], Any], **options: Any) -> Callable[[], Task]:
 
 
 #: Modules whose test takes a few seconds more, and holds nothing that those of others don't.
-FURTHER = ("Counters", "WarmUp", "Several", "Two", "AtTheEnd", "Streams")
+FURTHER = ("Counters", "WarmUp", "Several", "Two", "AtTheEnd", "Streams", "Thaws")
 
 
 @grid
@@ -257,6 +280,18 @@ def test_a_module_ends_as_with_lightning(workers: int, name: str, tmp_path: Path
     expected = [by_lightning(make, seed, tmp_path)["loss"] for seed in SEEDS]
 
     ends = [simulated(task_of(make), workers, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
+
+    assert_close(ends, expected)
+
+
+@pytest.mark.ci
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_module_may_leave_batches_out(tmp_path: Path) -> None:
+    expected = [by_lightning(modules()["Module"], seed, tmp_path)["loss"] for seed in SEEDS]
+    make = task_of(modules()["Cautious"])
+    skips = {"on_bad_sample": "skip", "max_bad_samples": 0.05, "epochs": EPOCHS}
+
+    ends = [simulated(make, 4, seed, **skips)["loss"] for seed in SEEDS]
 
     assert_close(ends, expected)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset
 
 from vcasgd.errors import SpecError, UserCodeError
+from vcasgd.learning.mean_gradients import MeanGradients
+from vcasgd.learning.optimizers import as_optimizer
 from vcasgd.store.ledger.job import JobState
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,6 +56,8 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "AdamW": lambda of: torch.optim.AdamW(of, lr=3e-3),
     "own": lambda of: Lamb(of, lr=3e-3),
     "schedule-free": lambda of: ScheduleFree(of, lr=0.3),
+    "by hand": lambda of: ByHand(of, lr=3e-3),
+    "wrapped": lambda of: Lookahead(torch.optim.RMSprop(of, lr=1e-3)),
 }
 #: Those that always run.
 FEW_OPTIMIZERS = ("own",)
@@ -78,6 +83,48 @@ class Lamb(Optimizer):
                 step = first / unbias[0] / (second / unbias[1]).sqrt().add(1e-6)
                 ratio = each.norm() / step.norm() if each.norm() > 0 and step.norm() > 0 else 1.0
                 each.sub_(step * ratio, alpha=group["lr"])
+
+
+class ByHand(Optimizer):
+    """Adam that keeps its state in lists and in a number, and the first norm in its group."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.owned = self.param_groups[0]["params"]
+        self.first = [torch.zeros_like(each) for each in self.owned]
+        self.second = [torch.zeros_like(each) for each in self.owned]
+        self.made = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.made += 1
+        group = self.param_groups[0]
+        norm = torch.nn.utils.get_total_norm([each.grad for each in self.owned])
+        norm = group.setdefault("norm", norm)
+        for each, first, second in zip(self.owned, self.first, self.second, strict=True):
+            gradient = each.grad / norm
+            first.lerp_(gradient, 0.1)
+            second.lerp_(gradient.square(), 0.001)
+            unbiased = (second / (1 - 0.999**self.made)).sqrt().add_(1e-6)
+            each.sub_(first / unbiased, alpha=group["lr"] / (1 - 0.9**self.made))
+
+
+class Lookahead(Optimizer):
+    """Lookahead (arXiv:1907.08610) around an optimizer, as libraries have it."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer, self.made = optimizer, 0
+        self.param_groups, self.state = optimizer.param_groups, defaultdict(dict)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step()
+        self.made += 1
+        if self.made % 5:
+            return
+        for each in self.param_groups[0]["params"]:
+            slow = self.state[each].setdefault("slow", each.clone())
+            each.copy_(slow.lerp_(each, 0.5))
 
 
 class ScheduleFree(Optimizer):
@@ -149,6 +196,38 @@ def schedule_free_twin(seed: int) -> dict[str, float]:
 def test_any_optimizer(name: str, workers: int) -> None:
     twin = schedule_free_twin if name == "schedule-free" else None
     assert_as_plain(Case(points(OPTIMIZERS[name]), twin=twin), workers)
+
+
+@pytest.mark.parametrize("name", ["by hand", "wrapped", "own", "RMSprop"])
+def test_a_step_that_is_made_again_leaves_what_one_step_does(name: str) -> None:
+    # Given a worker's optimizer, and one that has the gradients of the whole batch
+    models = nn.Linear(3, 2), nn.Linear(3, 2)
+    models[1].load_state_dict(models[0].state_dict())
+    parameters = [list(model.parameters()) for model in models]
+    mine, plainly = (as_optimizer(OPTIMIZERS[name](each)) for each in parameters)
+    again = MeanGradients(mine, parameters[0], lambda: None)
+
+    # When each of the worker's steps is made again with the mean gradient
+    for version in range(12):
+        mean = torch.zeros(9)
+        for own, whole in zip(*parameters, strict=True):
+            own.grad, whole.grad = torch.randn_like(own), torch.randn_like(whole)
+        again.capture()
+        mine.step()
+        again.read(mean)
+        mean[:8] = torch.cat([each.grad.flatten() for each in parameters[1]])
+        plainly.step()
+        assert again.begin(version + 1, mean) is not None
+
+    # Then it is as if they were never made without it
+    for own, whole in zip(*parameters, strict=True):
+        assert torch.equal(own, whole)
+
+
+def test_a_wrapper_makes_the_steps_that_count() -> None:
+    wrapper = OPTIMIZERS["wrapped"]([nn.Parameter(torch.ones(1))])
+
+    assert as_optimizer([wrapper]) is wrapper
 
 
 @grid
@@ -356,6 +435,19 @@ def test_optimizers_that_a_loop_steps_in_turn(tmp_path: Path, workers: int) -> N
     ends = [simulated(make_task, workers, seed, epochs=2)["loss"] for seed in SEEDS]
 
     assert_close(ends, [in_turn_twin(seed, bound)["loss"] for seed in SEEDS])
+
+
+@pytest.mark.ci
+def test_a_loop_that_changes_parameters_after_a_step_is_named(
+    harness: Harness, tmp_path: Path
+) -> None:
+    script(IN_TURN.format(support=str(Path(__file__).parents[1]), bound=0.1), tmp_path)
+
+    _, job = on_workers(harness, tmp_path, "train.py", 2, epochs=2)
+
+    assert job.state is JobState.SUCCEEDED, job.reason
+    events = harness.events(job.id, "optimizer-uncorrected")
+    assert {each["details"]["optimizer"] for each in events} == {"RMSprop and RMSprop"}
 
 
 SOME_STEPS = IN_TURN.replace("    for optimizer in optimizers:", "    for optimizer in {chosen}:")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from compat.test_buffers import facts_of
 from support.compat import (
     SEEDS,
     Case,
@@ -25,10 +26,12 @@ from support.compat import (
 )
 from support.harness import Harness
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import Dataset, TensorDataset
 
-from vcasgd.learning.layout import Layout
+from vcasgd.learning.layout import Layout, TensorKind
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import JobState
 from vcasgd.worker.learner import Learner
@@ -221,6 +224,70 @@ class Copied(Averaged):
 @pytest.mark.ci
 def test_a_frozen_copy_that_training_moves_travels(workers: int) -> None:
     assert_as_plain(Case(Copied, epochs=2), workers)
+
+
+# --- other tensors -------------------------------------------------------------------------------
+
+
+class Remembering(Points):
+    """A task that keeps its last answers for each sample, and pulls the next ones to them."""
+
+    samples = 2048
+
+    def __init__(self) -> None:
+        self.answers = torch.zeros(self.samples, self.classes)
+        self.last_norm = torch.zeros(())
+
+    def dataset(self, split: str) -> Dataset[Any]:
+        return TensorDataset(*super().dataset(split).tensors, torch.arange(self.samples))  # type: ignore[attr-defined]
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        points, labels, numbers = batch
+        logits = model(points)
+        with torch.no_grad():
+            self.last_norm = logits.norm()
+            self.answers[numbers] = 0.7 * self.answers[numbers] + 0.3 * logits.softmax(1)
+        pull = (1 - (self.answers[numbers] * logits.softmax(1)).sum(1)).log().mean()
+        return F.cross_entropy(logits, labels) + 3 * pull
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return super().evaluate(model, batch[:2])
+
+
+class Decaying(Points):
+    """A task with a sum over its batches that decays."""
+
+    def __init__(self) -> None:
+        self.seen = torch.zeros(self.classes)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.seen = 0.9 * self.seen + torch.bincount(batch[1], minlength=self.classes)
+        return super().loss(model, batch)
+
+
+@grid
+@pytest.mark.ci
+def test_what_is_kept_for_each_sample_has_the_changes_of_all(workers: int) -> None:
+    assert_as_plain(Case(Remembering), workers)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "least"),
+    [(Remembering, TensorKind.SUM, 2), (Decaying, TensorKind.STATISTIC, 64)],
+)
+def test_how_versions_merge_tensors_beside_the_model(
+    task: type[Points], kind: TensorKind, least: int
+) -> None:
+    facts = facts_of(task())
+
+    kinds = {entry.name: entry.kind for entry in Layout.from_json(facts.layout).entries}
+    assert kinds["beside:answers" if task is Remembering else "beside:seen"] is kind
+    # What each step replaces, such as the last norm, is no state.
+    assert facts.min_local_batch == least
+    assert least == 2 or "change seen" in facts.min_local_batch_why
 
 
 # --- parameters of the loss, and parameters that thaw ---------------------------------------------

@@ -19,7 +19,8 @@ import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import BaseFinetuning, Callback
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -214,7 +215,9 @@ class ModuleTask(LoopInThread):
         return found | variables_of(self.trainer.callbacks)
 
     def source(self) -> str:
-        return source_of([self.network, *self.trainer.callbacks])
+        callbacks: list[Callback] = self.trainer.callbacks
+        thaws = any(isinstance(each, BaseFinetuning) for each in callbacks)
+        return source_of([self.network, *callbacks]) + ("\n# unfreeze" if thaws else "")
 
     def steps_of_job(self) -> Place:
         """Return the first place of the job, which has its length."""
@@ -272,6 +275,11 @@ class _Loaders:
 class _FitBatches(BatchLoader):
     """Loader of the worker's batches, which sets Lightning's counters for each."""
 
+    step_remedy = (
+        "make a step for each batch; to accumulate gradients in manual optimization, let the "
+        "loader return all samples of a step as one batch"
+    )
+
     def __init__(self, task: LoopTask, trainer: _JobTrainer, accumulation: int) -> None:
         assert isinstance(task, ModuleTask)
         assert task.user_optimizer is not None, "the model is set"
@@ -323,7 +331,8 @@ class _JobTrainer(Trainer):  # type: ignore[misc]
             # Whatever started the worker, it is one process.
             plugins=LightningEnvironment(),
             callbacks=callbacks,
-            logger=False,
+            # Modules may call methods of their logger.
+            logger=DummyLogger(),
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,

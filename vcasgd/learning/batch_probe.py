@@ -54,9 +54,9 @@ def division_of(task: Task, module: nn.Module) -> Division:
     if task.min_local_batch is not None:
         least = batch_size_of(task, "min_local_batch")
         return Division(min(least, batch_size), "the task sets min_local_batch")
-    normalized = _normalized(module)
-    if normalized is not None:
-        least, why = MIN_NORMALIZED, f"{normalized} normalizes over the batch"
+    layer = normalized(module)
+    if layer is not None:
+        least, why = MIN_NORMALIZED, f"{layer} normalizes over the batch"
     else:
         least, why = MIN_BATCH, ""
     return Division(min(least, batch_size), why)
@@ -205,10 +205,14 @@ def _measured(
             return None
         repeats = range(REPEATS if _is_random(module, lambda seed: loss(whole, seed)) else 1)
         try:
-            return _Losses(
-                [loss(whole, 100 * number) for number in repeats],
-                [[loss(part, 100 * n + at) for at, part in enumerate(parts, 1)] for n in repeats],
-            )
+            found = []
+            for number in repeats:
+                batches = list(enumerate([whole, *parts], 100 * number))
+                # Every other time backwards, so that a loss that changes from call to call, because
+                # the code counts them, differs as much for the whole as for its parts.
+                order = slice(None, None, -1 if number % 2 else 1)
+                found.append([loss(batch, seed) for seed, batch in batches[order]][order])
+            return _Losses([each[0] for each in found], [each[1:] for each in found])
         except Exception as error:  # noqa: BLE001 - user code
             return f"its loss needs whole batches: {type(error).__name__}: {error}"
 
@@ -277,7 +281,7 @@ def _same(first: float, second: float) -> bool:
     return abs(first - second) <= ROUNDING * abs(first)
 
 
-def _normalized(module: nn.Module) -> str | None:
+def normalized(module: nn.Module) -> str | None:
     """Return the type and name of a layer that normalizes over the batch; None without one."""
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and layer.training:

@@ -174,7 +174,7 @@ class StateSearch:
 
     def is_unclear(self, known: Mapping[str, bool]) -> bool:
         """Return True if local steps have to show which of the other tensors change."""
-        return bool(self._others(known).keys() - self._copies(known))
+        return bool(self._others(known).keys() - self.copies(known))
 
     def note(self) -> None:
         """Note the present values."""
@@ -194,14 +194,14 @@ class StateSearch:
 
     def moved(self, known: Mapping[str, bool]) -> dict[str, bool]:
         """Return the names of the others that travel, each with False."""
-        return dict.fromkeys(sorted(self._copies(known) | self._changed - known.keys()), False)
+        return dict.fromkeys(sorted(self.copies(known) | self._changed - known.keys()), False)
 
     def _others(self, known: Mapping[str, bool]) -> dict[str, Tensor]:
         """Return tensors that may change; a data set that the task keeps is larger."""
         others = {name: each for name, each in self.options.items() if name not in known}
         return {name: each for name, each in others.items() if each.numel() <= self._most}
 
-    def _copies(self, known: Mapping[str, bool]) -> set[str]:
+    def copies(self, known: Mapping[str, bool]) -> set[str]:
         """Return the names of copies of trained parameters, and of what is beside them.
 
         Constant tensors, such as biases of 0, may be equal by accident.

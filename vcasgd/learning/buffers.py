@@ -10,7 +10,7 @@ whole batches are trained.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -23,7 +23,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from vcasgd.errors import SpecError, VcasgdError
 from vcasgd.learning.base import as_real, buffers_of, parameters_of, persistent_names, uncompiled
-from vcasgd.learning.layout import TensorKind
+from vcasgd.learning.layout import BESIDE, TensorKind
 from vcasgd.task.task import Task, calling_user_code
 
 #: Kinds of floating-point and integer buffers by the policies of ``Task.buffers``; None: the base.
@@ -123,7 +123,8 @@ def find_kinds(
 
     ``step(start, stop)`` trains these of the job's samples as one batch; ``size`` are those of a
     batch. ``state`` is all that a step changes; it has its values again at the end. Buffers that
-    the first two steps don't change are in neither.
+    the first two steps don't change are in neither, nor are tensors beside the model that each step
+    replaces.
     """
     seen: dict[str, list[StepEffect]] = {name: [] for name in names}
 
@@ -156,7 +157,22 @@ def find_kinds(
             kinds[name] = kind
         else:
             undivided.append(name)
-    return kinds, undivided
+    beside = [name for name in undivided if name.startswith(BESIDE)]
+    firsts = {name: seen[name][0].whole for name in beside}
+    replaced = _replaced(state, firsts, lambda: step(0, size)) if beside else set()
+    return kinds, [name for name in undivided if name not in replaced]
+
+
+def _replaced(state: nn.Module, firsts: Mapping[str, Tensor], step: Callable[[], None]) -> set[str]:
+    """Return the names of tensors that a step sets to the same values whatever they were."""
+    with untouched(state):
+        named = buffers_of(state)
+        with torch.no_grad():
+            for name in firsts:
+                named[name].add_(1)
+        step()
+        values = _values(state, list(firsts))
+    return {name for name, first in firsts.items() if torch.equal(values[name], first)}
 
 
 def kind_of(found: Sequence[StepEffect], shares: tuple[float, float]) -> TensorKind | None:

@@ -21,7 +21,7 @@ from vcasgd.learning.base import (
 )
 from vcasgd.learning.beside import Beside, StateSearch, WholeState
 from vcasgd.learning.buffers import declared_buffers, unexplained_buffers
-from vcasgd.learning.layout import FLOATS, Layout, TensorKind, is_double
+from vcasgd.learning.layout import BESIDE, FLOATS, Layout, TensorKind, is_double
 from vcasgd.learning.training import build
 from vcasgd.learning.vector import (
     Floats,
@@ -57,6 +57,8 @@ class LocalModel:
         #: Names of frozen parameters and tensors beside the model that travel, and True if they are
         #: trained; and the vectors before any training if there are some.
         self._carried: dict[str, bool] = {}
+        #: Names of those that are neither trained nor copies of what is.
+        self._changing: list[str] = []
         self._first: tuple[Tensor, Tensor] | None = None
         #: Number of vectors that were loaded.
         self.loads = 0
@@ -109,7 +111,10 @@ class LocalModel:
                 search.note()
                 probe()
                 search.undo()
-        self._carry(carried | search.moved(carried), search.beside)
+        moved = search.moved(carried)
+        others = moved.keys() - search.copies(carried)
+        self._changing = sorted(name for name in others if name.startswith(BESIDE))
+        self._carry(carried | moved, search.beside)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
@@ -130,13 +135,13 @@ class LocalModel:
             self.module.zero_grad(set_to_none=True)
 
     def find_buffers(self, find: Callable[[nn.Module, list[str]], dict[str, TensorKind]]) -> None:
-        """Let ``find`` decide how buffers are merged that neither torch nor the task explains.
+        """Let ``find`` decide how buffers, and tensors beside the model, are merged that neither
+        torch nor the task explains.
 
         It gets the model with the tensors beside it, and the names.
         """
-        names = unexplained_buffers(
-            self.module, {*self._kinds, *(t.name for t in self.layout.base)}
-        )
+        explained = {*self._kinds, *(t.name for t in self.layout.base)}
+        names = [*unexplained_buffers(self.module, explained), *self._changing]
         if names and (found := find(self._whole, names)):
             self._use_kinds({**self._kinds, **found})
 
@@ -158,6 +163,7 @@ class LocalModel:
         if carried != self._carried:
             beside = Beside(self._task.variables(), self.module)
             self._move(beside)
+            self._kinds |= {each.name: each.kind for each in entries if each.kind not in FLOATS}
             self._carry(carried, beside)
 
     def _move(self, beside: Beside) -> None:

@@ -81,11 +81,28 @@ def needs_mean_gradients(
 
 @dataclass
 class _Before:
-    """State before the step of one optimizer: its parameters, states, and groups' settings."""
+    """State before the step of one optimizer: its parameters, states, and groups' settings.
+
+    ``attributes`` return those of the object, and ``inner`` are the optimizers that it wraps.
+    """
 
     parameters: dict[Tensor, Tensor]
     states: dict[Tensor, State]
     groups: list[State]
+    attributes: dict[str, Callable[[], Any]]
+    inner: list[tuple[Optimizer, _Before]]
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> _Before:
+        attributes = vars(optimizer)
+        kept = {name: _kept(each) for name, each in attributes.items() if name not in _OF_TORCH}
+        return cls(
+            {each: each.detach().clone() for each in _parameters(optimizer)},
+            {each: _copied(state) for each, state in optimizer.state.items()},
+            [_copied(_settings(group)) for group in optimizer.param_groups],
+            {name: get for name, get in kept.items() if get is not None},
+            [(each, cls.of(each)) for each in attributes.values() if isinstance(each, Optimizer)],
+        )
 
 
 @dataclass
@@ -176,14 +193,10 @@ class MeanGradients:
         for part in parts or self._optimizers:
             if part in self._step.before:
                 continue
-            owned = [each for group in part.param_groups for each in group["params"]]
+            owned = _parameters(part)
             gradients = {each: each.grad.clone() for each in owned if each.grad is not None}
             self._step.gradients |= gradients
-            self._step.before[part] = _Before(
-                {each: each.detach().clone() for each in owned},
-                {each: _copied(state) for each, state in part.state.items()},
-                [_copied(_settings(group)) for group in part.param_groups],
-            )
+            self._step.before[part] = _Before.of(part)
 
     def _capture_in_loop(self, part: Optimizer, args: Any, options: Any) -> Any:
         if self._step is not None and part in self._step.before:
@@ -248,7 +261,13 @@ def _restore(optimizer: Optimizer, before: _Before) -> None:
     optimizer.state.update(before.states)
     # Groups that were added since have no state yet.
     for group, fields in zip(optimizer.param_groups, before.groups, strict=False):
+        for name in group.keys() - fields.keys() - {"params"}:
+            del group[name]
         group.update(fields)
+    for name, attribute in before.attributes.items():
+        setattr(optimizer, name, attribute())
+    for inner, state in before.inner:
+        _restore(inner, state)
 
 
 def mark(version: int) -> float:
@@ -271,6 +290,43 @@ def _like(own: Tensor | None, mean: Tensor, parameter: Tensor) -> Tensor | None:
     rows = gradient.flatten(1).any(1).nonzero().T
     values, shape = gradient[rows[0]], gradient.shape
     return torch.sparse_coo_tensor(rows, values, shape, is_coalesced=True, check_invariants=False)
+
+
+#: Attributes of an optimizer that are kept otherwise.
+_OF_TORCH = ("state", "param_groups", "defaults")
+
+
+def _kept(value: Any) -> Callable[[], Any] | None:
+    """Return a function that returns an attribute as it is now; None for one that is no state.
+
+    Tensors, lists, and dicts stay the same objects, because parts of them can be parameters.
+    """
+    if isinstance(value, Tensor):
+        content = value.detach().clone()
+        return lambda: value.copy_(content)
+    if isinstance(value, int | float):
+        return lambda: value
+    if not isinstance(value, list | dict) or not value:
+        return None
+    keys = range(len(value)) if isinstance(value, list) else list(value)
+    parts = {key: _kept(value[key]) for key in keys}
+    if None in parts.values():
+        return None
+
+    def restored() -> Any:
+        present = {key: part() for key, part in parts.items() if part is not None}
+        value.clear()
+        if isinstance(value, list):
+            value.extend(present.values())
+        else:
+            value.update(present)
+        return value
+
+    return restored
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _settings(group: State) -> State:

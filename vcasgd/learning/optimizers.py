@@ -57,17 +57,28 @@ class OptimizerList(Optimizer):
 def as_optimizer(given: Any) -> Optimizer:
     """Return an optimizer, or several in a list or tuple, as one. Raises :class:`UserCodeError`."""
     if isinstance(given, list | tuple) and given:
-        # Accelerate wraps optimizers, and steps of the inner one are what counts.
-        parts: list[Any] = [getattr(each, "optimizer", each) for each in given]
+        parts = [_ready(each) for each in given]
         if all(isinstance(each, Optimizer) for each in parts):
             one: Optimizer = parts[0]
             return one if len(parts) == 1 else OptimizerList(parts)
     elif isinstance(given, Optimizer):
-        return given
+        ready: Optimizer = _ready(given)
+        return ready
     raise UserCodeError(
         f"the optimizer is a {type(given).__name__}",
         remedy="return a torch.optim.Optimizer, or a list of them",
     )
+
+
+def _ready(given: Any) -> Any:
+    """Return the optimizer whose steps count, with the hooks that torch gives each."""
+    if type(given).__module__.partition(".")[0] == "accelerate":
+        return given.optimizer
+    if isinstance(given, Optimizer) and not hasattr(given, "_optimizer_step_pre_hooks"):
+        # A wrapper, such as Lookahead, that doesn't call the constructor of its base class.
+        vars(given).setdefault("defaults", {})
+        given.__setstate__({})
+    return given
 
 
 def parts_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:

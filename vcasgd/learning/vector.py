@@ -414,7 +414,8 @@ def _tensor_of(entry: TensorEntry, tensors: Mapping[str, Tensor]) -> Tensor:
     if tensor is None or tuple(tensor.shape) != entry.shape:
         raise SpecError(
             f"task: the model has no {entry.name} of shape {list(entry.shape)}",
-            remedy="make Task.model() build the same model every time",
+            remedy="make Task.model() build the same model every time, and change its tensors, as "
+            "pruning does, before the first batch",
             field="task",
         )
     return tensor

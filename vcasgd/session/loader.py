@@ -50,6 +50,12 @@ class BatchLoader:
 
     #: Samples that were added to the last batch, for Accelerate: unknown.
     remainder = -1
+    #: What to do about a batch without a step.
+    step_remedy = (
+        "make one step for each batch of session.loader, with an optimizer that the Session got; "
+        "to accumulate gradients over several batches, pass gradient_accumulation_steps and make a "
+        "step if ends_step of the loader is True"
+    )
 
     def __init__(
         self,
@@ -220,13 +226,22 @@ class BatchLoader:
                 remedy="for one that steps less often, decide by session.global_step: a worker has "
                 "only some of the batches",
             )
-        if self._lacks_step:
-            raise UserCodeError(
-                "a batch ended without optimizer.step of the session's optimizer",
-                remedy="make one step for each batch of session.loader, with an optimizer that the "
-                "Session got; to accumulate gradients over several batches, pass "
-                "gradient_accumulation_steps and make a step if ends_step of the loader is True",
-            )
+        if not self._lacks_step:
+            return
+        if self._task.skips_bad_samples or (self._script is None and not self._is_sound):
+            # The loop skips a batch that it finds bad, as the job may.
+            self._loss = torch.tensor(math.nan)
+            return
+        raise UserCodeError(
+            "a batch ended without optimizer.step of the session's optimizer",
+            remedy=f"{self.step_remedy}; to leave bad batches out, set on_bad_sample: skip in the "
+            "job file",
+        )
+
+    @property
+    def _is_sound(self) -> bool:
+        """True if the present batch has a loss that is finite."""
+        return self._loss is not None and bool(torch.isfinite(self._loss))
 
     # -- losses --------------------------------------------------------------------------------
 
@@ -248,10 +263,14 @@ class BatchLoader:
         return loss if self._weight == 1 else loss * self._weight
 
     def _finite_loss(self) -> float:
+        if self._loss is None and self._task.skips_bad_samples:
+            # The loop leaves the batch out.
+            self._loss = torch.tensor(math.nan)
         if self._loss is None:
             raise UserCodeError(
                 "a batch has no loss, because loss.backward was not called",
-                remedy="call backward for each batch of session.loader; a job records its loss",
+                remedy="call backward for each batch, because a job records its loss; to leave bad "
+                "batches out, set on_bad_sample: skip in the job file",
             )
         value = float(self._loss)
         if not math.isfinite(value) and not self._task.skips_bad_samples:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+import re
+import textwrap
+from collections.abc import Container, Iterable, Iterator, Sequence
 
+from torch import nn
 from torch.optim import SGD, Optimizer
 
 from vcasgd.learning import second_moments
@@ -12,7 +16,7 @@ from vcasgd.learning.local_moments import steps_as
 from vcasgd.learning.mean_gradients import MAX_FLOATS
 from vcasgd.learning.optimizers import name_of, parts_of
 from vcasgd.spec.job import JobSpec
-from vcasgd.task.task import Task
+from vcasgd.task.task import Task, source_of
 
 #: Remedy that is always left.
 ALONE = "with workers.max 1, the job trains as one process"
@@ -24,17 +28,22 @@ def approximations(
     layout: Layout,
     optimizer: Optimizer,
     undivided: Sequence[str],
+    module: nn.Module,
     *,
     mixes: bool = False,
+    normalized: str | None = None,
 ) -> dict[str, str]:
     """Return what is approximated, each with its remedy, by the kinds of the events that say so.
 
     ``undivided`` are buffers that depend on whole batches although workers share them. ``mixes``:
-    workers share the steps, and a sampler has batches of its own.
+    workers share the steps, and a sampler has batches of its own. ``normalized`` is a layer that
+    normalizes over what workers share.
     """
     if spec.workers.max == 1:
         return {}
     found = {}
+    names = [*(each.name for each in layout.entries), *(each.name for each in layout.base)]
+    travelling = {*layout.beside, *(name.rpartition(".")[2] for name in names)}
     if undivided:
         found["buffers-averaged"] = (
             f"{', '.join(undivided)}: whole batches change these buffers as parts of them don't, "
@@ -45,6 +54,12 @@ def approximations(
             "the sampler has batches of its own, and a step of several workers has a part of one "
             "batch of each; set batch: worker, so that each worker trains whole batches, or "
             "min_local_batch to their size, so that one worker trains"
+        )
+    if normalized is not None:
+        found["norm-of-parts"] = (
+            f"{normalized} normalizes over a worker's part of the batch; set min_local_batch to "
+            "batch_size, so that one worker trains whole batches, a larger batch_size, or use "
+            "layers that normalize each sample"
         )
     if task.clip_norm is not None and not layout.gradients:
         found["clip-approximated"] = (
@@ -65,6 +80,12 @@ def approximations(
             "after a restart; Adam and AdamW of torch.optim take over the second moments of "
             "other workers"
         )
+    if values := own_values([task.source(), *sources_of(module)], travelling):
+        found["own-values"] = (
+            f"each worker has its own {', '.join(values)}, which the code changes from batch to "
+            "batch, and a new worker starts again; count by global_step and epoch of the job, and "
+            "keep tensors, which travel"
+        )
     if task.hooks:
         found["hooks-on-workers"] = (
             f"each worker runs {', '.join(task.hooks)} for its own batches: what they keep is the "
@@ -72,6 +93,143 @@ def approximations(
             "buffers travel"
         )
     return found
+
+
+def sources_of(module: nn.Module) -> list[str]:
+    """Return the code of each class of the user's in a model."""
+    return [source_of([each]) for each in {type(part): part for part in module.modules()}.values()]
+
+
+# -- values that code carries from batch to batch -------------------------------------------------
+
+#: Calls of functions and methods that only report what they get.
+_REPORTS = re.compile(r"print|log|info|debug|warn|write|set_|append|add_scalar|update|save")
+#: Methods of classes that train, apart from those that begin with ``on_``.
+_TRAINS = ("forward", "loss", "training_step", "compute_loss")
+#: Methods that run at the start, or not in training.
+_APART = re.compile(r"__init__|setup|configure|valid|eval|test|predict")
+
+
+def own_values(sources: Iterable[str], travelling: Container[str] = ()) -> list[str]:
+    """Return names of variables and attributes that training code carries from batch to batch.
+
+    They are changed from their own last value and used for more than a report. ``travelling`` are
+    names of what is in each version.
+    """
+    found = {name for each in sources for name in _values_in(each)}
+    return sorted(name for name in found if name.rpartition(".")[2] not in travelling)
+
+
+def _values_in(source: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except SyntaxError:
+        return
+    reset = {
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "starts_sequence" in ast.dump(node.test)
+        for name in _reads(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For) and _computes(node):
+            yield from _counters(node) & _calculated(node.body)
+        if isinstance(node, ast.For) and _is_batch_loop(node):
+            changed, used = _flow(node.body)
+            for name in changed - reset:
+                owner, _, attribute = name.rpartition(".")
+                # Methods of the owner may use it.
+                if name in used or (owner and f"self.{attribute}" in source):
+                    yield name
+        elif isinstance(node, ast.ClassDef):
+            methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+            if any(name in _TRAINS or name.startswith("on_") for name in methods):
+                bodies = [each for name, each in methods.items() if not _APART.search(name)]
+                changed, used = _flow(bodies)
+                yield from (name for name in changed & used if name.startswith("self."))
+
+
+def _is_batch_loop(loop: ast.For) -> bool:
+    """Return True for an innermost loop that computes gradients."""
+    inner = [each for each in ast.walk(loop) if isinstance(each, ast.For) and each is not loop]
+    return _computes(loop) and not any(map(_computes, inner))
+
+
+def _computes(node: ast.AST) -> bool:
+    calls = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
+    names = {each.attr: _name(each.value) for each in calls if isinstance(each, ast.Attribute)}
+    return "backward" in names or names.get("step") == "session"
+
+
+def _counters(loop: ast.For) -> set[str]:
+    """Return the names that a loop counts with: its epochs or its batches."""
+    called = _name(loop.iter.func) if isinstance(loop.iter, ast.Call) else None
+    target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
+    counts = called == "enumerate" or (called == "range" and not _is_batch_loop(loop))
+    return {target.id} if counts and isinstance(target, ast.Name) else set()
+
+
+def _calculated(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the names that are compared or calculated with, for more than a report."""
+    found: set[str] = set()
+    pending: list[ast.AST] = list(body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.BinOp | ast.Compare):
+            found |= _reads(node)
+        elif not _is_report(node):
+            pending += ast.iter_child_nodes(node)
+    return found
+
+
+def _flow(body: Sequence[ast.stmt]) -> tuple[set[str], set[str]]:
+    """Return the names that are changed from their own value, and those that are used."""
+    changed: set[str] = set()
+    used: set[str] = set()
+    pending: list[ast.AST] = list(body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            own = {name for each in targets if (name := _name(each))}
+            read = _reads(node.value)
+            changed |= own if isinstance(node, ast.AugAssign) else own & read
+            used |= read - own
+        elif not _is_report(node):
+            if name := _name(node):
+                used.add(name)
+            else:
+                pending += ast.iter_child_nodes(node)
+    return changed, used
+
+
+def _is_report(node: ast.AST) -> bool:
+    """Return True for a statement that only reports, perhaps now and then, or begins a new mean."""
+    if isinstance(node, ast.If):
+        return not node.orelse and all(map(_is_report, node.body))
+    if isinstance(node, ast.Assign):
+        return isinstance(node.value, ast.Constant)
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call):
+        return False
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else _name(call.func) or ""
+    return bool(_REPORTS.match(name))
+
+
+def _reads(node: ast.AST) -> set[str]:
+    return {name for each in ast.walk(node) if (name := _name(each))}
+
+
+def _name(node: ast.AST) -> str | None:
+    """Return a variable, or an attribute of one, as text; None for other expressions."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}"
+    if isinstance(node, ast.Call) and _name(node.func) == "getattr" and len(node.args) > 1:
+        owner, attribute = _name(node.args[0]), getattr(node.args[1], "value", None)
+        return f"{owner}.{attribute}"
+    return None
 
 
 def _has_state(optimizer: Optimizer) -> bool:

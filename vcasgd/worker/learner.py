@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError, VcasgdError
 from vcasgd.learning.bad_samples import BadSamples
 from vcasgd.learning.base import as_real, buffers_of
-from vcasgd.learning.batch_probe import division_of, probed
+from vcasgd.learning.batch_probe import division_of, normalized, probed
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.batch_weights import BatchWeights, CountedLabels, declared_weight, measure_of
 from vcasgd.learning.buffers import find_kinds, same_random_numbers, untouched
@@ -27,7 +27,7 @@ from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings import Float32
 from vcasgd.learning.encodings.encoder import codec_of
 from vcasgd.learning.encodings.rows import NAME as ROWS
-from vcasgd.learning.layout import Layout, TensorKind
+from vcasgd.learning.layout import BESIDE, Layout, TensorKind
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.local_batch import MIN_BATCH, Division, most_workers
 from vcasgd.learning.local_model import LocalModel, check_same
@@ -219,7 +219,7 @@ class Learner:
         division, batch = self._divided_loss, batch_size_of(self.task)
         if not self._undivided or self.task.min_local_batch is not None:
             return division
-        names = ", ".join(self._undivided)
+        names = ", ".join(name.removeprefix(BESIDE) for name in self._undivided)
         return Division(batch, f"its batches change {names} as parts of them don't")
 
     @property
@@ -227,14 +227,18 @@ class Learner:
         """Buffers of whole batches that workers share nevertheless."""
         spec, divides = self.spec, self.task.min_local_batch is not None
         shared = spec.batch == "worker" or not self._rule.rounds or divides
-        return self._undivided if shared else []
+        return [name.removeprefix(BESIDE) for name in self._undivided] if shared else []
+
+    @property
+    def _shares_batches(self) -> bool:
+        """True if a step of several workers has a part of a batch of each."""
+        shared = self._rule.rounds and self.spec.batch != "worker"
+        return shared and most_workers(self._batch_size, self.division.least) > 1
 
     @property
     def _mixes_batches(self) -> bool:
         """True if a step of several workers has parts of several batches of a sampler."""
-        own = self.plan.ends(0, 0, self.plan.size(0)) is not None
-        shared = self._rule.rounds and self.spec.batch != "worker"
-        return own and shared and most_workers(self._batch_size, self.division.least) > 1
+        return self._shares_batches and self.plan.ends(0, 0, self.plan.size(0)) is not None
 
     @property
     def _divided_loss(self) -> Division:
@@ -318,7 +322,9 @@ class Learner:
             min_local_batch_why=self.division.why[:MAX_NAME_LENGTH],
             notes=approximations(
                 *(self.spec, self.task, self.layout, self._new_optimizer(), self._averaged),
+                module=self._model.module,
                 mixes=self._mixes_batches,
+                normalized=normalized(self._model.module) if self._shares_batches else None,
             ),
             subtasks_per_epoch=self.plan.subtasks_per_epoch,
             adapter=adapter.to_json() if adapter else "",
@@ -408,7 +414,8 @@ class Learner:
         try:
             with untouched(self._model.module):
                 kinds, self._undivided = find_kinds(state, names, self._probe, size)
-        except VcasgdError as error:
+        except (VcasgdError, KeyError) as error:
+            # Or a tensor beside the model has disappeared.
             log.debug("buffers can't be observed: %r", error)
             return {}
         unknown = {name: kind for name, kind in usual.items() if name in self._undivided}

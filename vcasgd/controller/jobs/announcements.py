@@ -105,7 +105,8 @@ class WorkerEvents:
             f"{name} has moments of a worker's part of the batch, not of the whole "
             "batch, so several workers may train otherwise than one; those of SGD, Adam, and AdamW "
             "of torch.optim are corrected, and with any other optimizer, workers exchange "
-            "gradients if the model has at most a million parameters and rounds have one step",
+            "gradients if the model has at most a million parameters, rounds have one step, and "
+            "the loop itself changes no parameters after a step",
             optimizer=name,
         )
 
