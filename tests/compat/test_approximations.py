@@ -198,8 +198,8 @@ def test_a_loop_does_not_count_batches_that_are_only_compared(
     assert job.state is JobState.SUCCEEDED, job.reason
     (event,) = harness.events(job.id, "own-values")
     assert event["text"].startswith("each worker has its own steps, ")
-    # The last worker that trained the job's first batch.
-    assert file.read_text() == "0"
+    # The job's first batch, in one part or two, but none of those before.
+    assert int(file.read_text()) <= 1
 
 
 def test_tensors_that_travel_are_no_values_of_a_worker() -> None:
