@@ -20,12 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import machine
 from markdown import table
 from vcasgd.chaos.faults import LimitedCapacity
 from vcasgd.chaos.scenario import Counts
 from vcasgd.client import Client
-from vcasgd.fleet.presence import RETRY_SECONDS, always, lives, read_counts
+from vcasgd.fleet.presence import RETRY_SECONDS, lives, read_counts
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.schemas.jobs import JobView
 from vcasgd.session.script import load
@@ -43,10 +45,10 @@ HISTORIES = {
 }
 GAP = 4.0
 MACHINES, SAMPLES, IMAGE_SECONDS, PRICE = 3, 1437, 0.02, 1.0
-#: Seconds until the machines of the job before are gone.
+#: Seconds until the machines of a job are gone, and all of their cost is booked.
 SETTLE_SECONDS = 8.0
-#: Part of a job's epochs that measures its speed.
-SHORT = 3
+#: Epochs of the job that measures the speed.
+SHORT = 2
 KINDS: dict[str, dict[str, Any]] = {
     "rounds": {},
     "rounds, whole batches": {"batch": "worker"},
@@ -63,7 +65,7 @@ class Figures:
     seconds: float
     usd: float
     lost: int
-    accuracy: float
+    accuracy: float | None
 
     def beside(self, other: Figures) -> list[str]:
         """Return the cells of a prediction beside what happened, ``other``."""
@@ -71,7 +73,7 @@ class Figures:
             _change(self.seconds, other.seconds, ".0f"),
             _change(self.usd, other.usd, ".4f"),
             f"{self.lost} → {other.lost}",
-            f"{self.accuracy:.1%} → {other.accuracy:.1%}",
+            " → ".join(f"{each:.1%}" for each in (self.accuracy, other.accuracy) if each),
         ]
 
     def off(self, other: Figures) -> float:
@@ -103,7 +105,7 @@ class Runs:
 
     def measure(self) -> None:
         """Train for a short time, which measures the speed for later plans."""
-        short = self.spec.model_copy(update={"epochs": max(1, self._epochs // SHORT)})
+        short = self.spec.model_copy(update={"epochs": SHORT})
         job = self._client.submit_directory(short)
         self._figures(self._client.job(job.id).wait())
 
@@ -115,22 +117,19 @@ class Runs:
         assert plan.hours is not None
         assert plan.cost_usd is not None
         assert plan.start_seconds is not None
-        existing = always(MACHINES)
-        if counts is not None:
-            existing = lives(counts, GAP, 0, RETRY_SECONDS)
+        if counts is None:
+            return Figures(3600 * plan.hours, plan.cost_usd, 0, None)
+        existing = lives(counts, GAP, 0, RETRY_SECONDS)
         conditions = Conditions(existing, 1 / rate, spread=0.0, boot_seconds=plan.start_seconds)
         folder = Path(self.spec.working_dir)
         args = {**self.spec.args, "image_seconds": 0.0}
         run = Simulation(self.spec, lambda: load(self.spec.task, args, folder), conditions).run()
         accuracy = run.points[-1].metrics["accuracy"]
-        if counts is None:
-            return Figures(3600 * plan.hours, plan.cost_usd, 0, accuracy)
         return Figures(run.seconds, run.machine_seconds * PRICE / 3600, run.machines_lost, accuracy)
 
     def real(self, counts: Sequence[int] | None) -> Figures:
         """Train the job, on machines that stay or on those of a history."""
         fault = None
-        time.sleep(SETTLE_SECONDS)
         if counts is not None:
             fault = LimitedCapacity(self._provider, Counts(tuple(counts[:60]), GAP))
             fault.begin()
@@ -145,6 +144,7 @@ class Runs:
     def _figures(self, view: JobView) -> Figures:
         if view.state != "succeeded" or view.ended_at is None:
             raise SystemExit(f"{view.id} {view.state}: {view.reason}")
+        time.sleep(SETTLE_SECONDS)
         accuracy = view.evaluations[-1].metrics["accuracy"] or 0.0
         spent = self._client.job(view.id).cost().spent_usd
         lost = view.evictions + view.kills
@@ -156,10 +156,11 @@ PAGE = """\
 
     {command}
 
-Five jobs with {machines} local machines at {price:g} USD an hour, of a task whose images take
-{pace:g} s each. A third of each job measured its speed, and the time from the launch of a machine
-to its first samples. The cells show the prediction → what happened (difference of the prediction).
-*stay*: `vcasgd plan`. The others: `vcasgd simulate` with the speed and the start of the plan, on
+Jobs with {machines} local machines at {price:g} USD an hour, of a task whose images take {pace:g} s
+each. A job of {short} epochs measured the speed, and the time from the launch of a
+machine to its first samples. The cells show the prediction → what happened (difference of the
+prediction). *stay*: `vcasgd plan`. The others: `vcasgd simulate` with the speed and the start of
+the plan, on
 [recorded histories](../cifar10/traces/README.md) of which {gap:g} s pass as 300 s: {histories}.
 
 {conditions}
@@ -174,12 +175,25 @@ machines is another one with fewer.
 """
 
 
+def page(conditions: dict[str, str], rows: list[list[str]], off: list[float]) -> str:
+    """Return the report of the rows so far."""
+    heads = ("job", "machines", "seconds", "USD", "machines lost", "accuracy")
+    return PAGE.format(
+        command=f"python benchmarks/predictions.py {shlex.join(sys.argv[1:])}".strip(),
+        machines=MACHINES, price=PRICE, short=SHORT, pace=IMAGE_SECONDS, gap=GAP,
+        histories=" and ".join(f"*{n}* `{t}` from {k}" for n, (t, k) in HISTORIES.items()),
+        conditions=table(("", ""), conditions.items()), rows=table(heads, rows),
+        good=sum(each <= 0.15 for each in off), total=len(off), worst=max(off),
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "predictions.md")
     given = parser.parse_args()
+    torch.set_num_threads(1)
     conditions = machine.describe()
     histories: dict[str, list[int] | None] = {"stay": None}
     for name, (trace, skip) in HISTORIES.items():
@@ -203,15 +217,7 @@ def main() -> None:
                         rows.append([kind, name, *predicted.beside(happened)])
                         off.append(predicted.off(happened))
                         print(*rows[-1], flush=True)
-    heads = ("job", "machines", "seconds", "USD", "machines lost", "accuracy")
-    page = PAGE.format(
-        command=f"python benchmarks/predictions.py {shlex.join(sys.argv[1:])}".strip(),
-        machines=MACHINES, price=PRICE, pace=IMAGE_SECONDS, gap=GAP,
-        histories=" and ".join(f"*{n}* `{t}` from {k}" for n, (t, k) in HISTORIES.items()),
-        conditions=table(("", ""), conditions.items()), rows=table(heads, rows),
-        good=sum(each <= 0.15 for each in off), total=len(off), worst=max(off),
-    )  # fmt: skip
-    given.out.write_text(page)
+                        given.out.write_text(page(conditions, rows, off))
 
 
 if __name__ == "__main__":
