@@ -83,8 +83,8 @@ MUTATIONS = {
     ),
     "fairness": Mutation(
         "fleet/plan/shares.py",
-        "return -job.priority, self.of(job, 1), self._positions[job.job]",
-        "return -job.priority, 0.0, self._positions[job.job]",
+        "heapreplace(queue, ((number + 2) / job.weight, position,",
+        "heapreplace(queue, (0.0, position,",
         "tests/fleet/test_plan_shares.py::test_machines_are_shared",
     ),
 }
