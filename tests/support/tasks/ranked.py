@@ -47,6 +47,9 @@ class Ranked(vcasgd.Task):
             return SGD(parameters, lr=0.1, momentum=0.9)
         return Adagrad(parameters) if self.name == "adagrad" else AdamW(parameters, lr=0.02)
 
+    def schedule(self, progress: float) -> float:
+        return 1 - progress / 2
+
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         self.steps += 1
         if self.marker.name and self.steps == 2 and "vcasgd.worker.rank" in _command():
