@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
+from support.missing import skip_here
 from support.pages import Dashboard, PageLog, Site
 
 from vcasgd.settings import Settings
@@ -27,10 +27,7 @@ def browser() -> Iterator[Browser]:
     """Browser for one module; while it runs, other tests can't run an event loop."""
     program = shutil.which("chromium") or CHROMIUM
     if not Path(program).exists():
-        reason = f"there is no {CHROMIUM}; apt install chromium"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        skip_here(f"there is no {CHROMIUM}; apt install chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
         yield browser

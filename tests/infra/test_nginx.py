@@ -15,6 +15,7 @@ import httpx
 import pytest
 from support.api_harness import Api, listens
 from support.harness import Process
+from support.missing import skip_here
 from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
 
@@ -64,10 +65,7 @@ def require_nginx() -> str:
     """Return the program. Skips the test if it is missing, but never in CI."""
     found = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if found is None:
-        reason = "nginx is not installed (Debian: apt install nginx-light)"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        skip_here("nginx is not installed (Debian: apt install nginx-light)")
     return found
 
 

@@ -6,8 +6,7 @@ import os
 from functools import cache
 from typing import Any
 
-import pytest
-
+from support.missing import skip_here
 from vcasgd.agent.sandbox import Sandbox, make_sandbox
 
 MEMORY, FILES = "4GB", "100MB"
@@ -16,10 +15,7 @@ MEMORY, FILES = "4GB", "100MB"
 def working_sandbox(**options: Any) -> Sandbox:
     """Return a sandbox with small limits. Skips the test if none works here, but not in CI."""
     if why_not := _why_not():
-        reason = f"no sandbox works here: {why_not}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        skip_here(f"no sandbox works here: {why_not}")
     return _sandbox(**options)
 
 

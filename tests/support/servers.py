@@ -14,10 +14,10 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Literal
 
-import pytest
 import trustme
 
 from support.harness import RedisServer
+from support.missing import skip_here
 from support.ports import free_port
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.embedded import server_binary
@@ -34,10 +34,7 @@ def require_binary(kind: str) -> str:
         return server_binary(None)
     found = shutil.which("redis-server", path=f"{os.environ.get('PATH', '')}:/usr/bin")
     if found is None:
-        reason = "redis-server is not installed (Debian: apt install redis-server)"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        skip_here("redis-server is not installed (Debian: apt install redis-server)")
     return found
 
 

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from support.harness import Process
+from support.missing import skip_here
 from support.ports import free_port
 from support.waiting import await_truth
 
@@ -129,10 +128,7 @@ def slurm_cluster(nodes: int) -> Iterator[SlurmCluster]:
     """Run a cluster with nodes of one processor. Skip the test where there is no Slurm."""
     programs = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
     if missing := [each for each in programs if shutil.which(each, path=_PATH) is None]:
-        why = f"there is no Slurm here: {', '.join(missing)} not found"
-        if os.environ.get("CI") == "true":
-            pytest.fail(why)
-        pytest.skip(why)
+        skip_here(f"there is no Slurm here: {', '.join(missing)} not found")
     # Not in the test's folder, whose path may be too long for sockets.
     with tempfile.TemporaryDirectory(prefix="vcasgd-slurm-") as name:
         folder = Path(name)

@@ -54,10 +54,7 @@ def versions(pair: ShardPair) -> list[tuple[int, int] | None]:
 
 class TestBase:
     def test_contains_all_shards(self, pair: ShardPair) -> None:
-        pair.submit((0, 1), 0, 0, 4)
-        flush(pair)
-        for shard in range(2):
-            pair.shard(shard).turn()
+        pair.publish(0, 0, 4)
 
         pair.exchange.refresh(again=False)
 
@@ -95,10 +92,7 @@ class TestBase:
         self, pair: ShardPair, eventually: Eventually
     ) -> None:
         pair.exchange.refresh(again=False)
-        pair.submit((0, 1), 0, 0, 4)
-        flush(pair)
-        for shard in range(2):
-            pair.shard(shard).turn()
+        pair.publish(0, 0, 4)
 
         pair.exchange.prefetch(0.0)
         eventually(partial(all_fetched, pair))
@@ -112,10 +106,7 @@ class TestBase:
     ) -> None:
         pair.exchange.refresh(again=False)
         pair.exchange.prefetch(300.0)
-        pair.submit((0, 1), 0, 0, 4)
-        flush(pair)
-        for shard in range(2):
-            pair.shard(shard).turn()
+        pair.publish(0, 0, 4)
 
         pair.exchange.refresh(again=False)
 
@@ -124,17 +115,10 @@ class TestBase:
     def test_a_prefetched_base_is_fetched_again_after_a_wait(
         self, pair: ShardPair, eventually: Eventually
     ) -> None:
-        pair.submit((0, 1), 0, 0, 2)
-        flush(pair)
-        shards = [pair.shard(shard) for shard in range(2)]
-        for shard in shards:
-            shard.turn()
+        pair.publish(0, 0, 2)
         pair.exchange.prefetch(0.0)
         eventually(partial(all_fetched, pair))
-        pair.submit((0, 1), 0, 2, 4)
-        flush(pair)
-        for shard in shards:
-            shard.turn()
+        pair.publish(0, 2, 4)
 
         pair.exchange.refresh(again=True)
 
@@ -156,14 +140,11 @@ class TestSteps:
     def test_the_base_follows_with_fewer_bytes(
         self, stepped: ShardPair, eventually: Eventually
     ) -> None:
-        shards, whole = [stepped.shard(shard) for shard in range(2)], 4 * 3001
+        whole = 4 * 3001
         stepped.exchange.refresh(again=False)
         assert self.fetched(stepped) == whole
         for start in range(5):
-            stepped.submit((0, 1), 0, start, start + 1)
-            flush(stepped)
-            for shard in shards:
-                shard.turn()
+            stepped.publish(0, start, start + 1)
             before = self.fetched(stepped)
             if start % 2:
                 stepped.exchange.prefetch(0.0)
@@ -193,18 +174,14 @@ class TestSteps:
     def test_another_server_that_came_back_empty(self, stepped: ShardPair) -> None:
         shards = [stepped.shard(shard) for shard in range(2)]
         stepped.submit((0, 1), 0, 0, 1)
-        flush(stepped)
-        for shard in shards:
-            shard.turn()
+        publish(stepped, *shards)
         stepped.exchange.refresh(again=False)
         stepped.servers[1].kill()
         stepped.servers[1].start()
 
         shards[1].turn()
         stepped.submit((0, 1), 0, 1, 2)
-        flush(stepped)
-        for shard in (*shards, *shards):
-            shard.turn()
+        publish(stepped, *shards, *shards)
         stepped.exchange.refresh(again=True)
 
         assert torch.equal(stepped.exchange.base.floats, stepped.published())

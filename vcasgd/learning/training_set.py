@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
-from vcasgd.errors import SpecError, VcasgdError
+from vcasgd.errors import SpecError
 from vcasgd.learning.draws import Draws, order_of
 from vcasgd.learning.length import plan_for, total_samples
 from vcasgd.learning.loader_processes import workers_of
@@ -18,7 +18,7 @@ from vcasgd.learning.subtasks import SampleBlocks, SampleOrder
 from vcasgd.learning.training import batch_size_of, user_code
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
-from vcasgd.task.task import Task, calling_user_code
+from vcasgd.task.task import Task
 
 #: Shards whose samples are mixed in data sets of MosaicML streaming.
 STREAMING_WINDOW = 4
@@ -83,12 +83,8 @@ def dataset_of(task: Task, split: str, seed: int, most: int | None = None) -> Da
 
     Raises errors of the user's code.
     """
-    try:
+    with user_code(f"dataset({split!r})"):
         dataset: Any = task.dataset(split)
-    except VcasgdError:
-        raise
-    except Exception as error:
-        raise calling_user_code(f"dataset({split!r})", error) from error
     if isinstance(dataset, DataLoader):
         raise SpecError(
             f"task: dataset({split!r}) returns a DataLoader",
