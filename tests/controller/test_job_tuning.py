@@ -148,8 +148,8 @@ def test_weight_of_updates_follows_the_evaluations_over_restarts(
     one.evaluate(4, accuracy=0.9)
     assert one.step().mixing == pytest.approx(2**-0.5)
     worse, better = one.events("tuned-mixing")
-    assert worse.startswith("validation worsened in epoch 3: accuracy 0.6000; updates now have 50%")
-    assert better.startswith("validation improved again in epoch 4: accuracy 0.9000; updates now ")
+    assert worse.startswith("validation worsened in epoch 3: accuracy 60.00%; updates now have 50%")
+    assert better.startswith("validation improved again in epoch 4: accuracy 90.00%; updates now ")
 
 
 def test_unknown_metric_changes_no_weight(job: Callable[..., TunedJob]) -> None:

@@ -75,7 +75,7 @@ def test_job_that_stops_improving_ends_with_its_best_model(
 
     assert done.state is JobState.SUCCEEDED
     assert done.final_evaluation == 2
-    expected = r"accuracy 2\.0000 in epoch 2 was not improved by [2-9] evaluations in a row"
+    expected = r"accuracy 200\.00% in epoch 2 was not improved by [2-9] evaluations in a row"
     assert re.fullmatch(expected, done.reason or "")
     assert [each["text"] for each in harness.events(job, "job-finishing")] == [done.reason]
     assert done.model is not None
@@ -88,14 +88,14 @@ def test_job_that_stops_improving_ends_with_its_best_model(
         pytest.param(
             'return {"count": torch.tensor(len(batch)), "accuracy": model.count[batch].sum() / 10}',
             {"accuracy": 0.15},
-            lambda epoch: f"accuracy {epoch / 10:.4f} reached 0.15",
+            lambda epoch: f"accuracy {epoch / 10:.2%} reached 0.15",
             id="accuracy",
         ),
         pytest.param(
             """value = 9.0 * len(batch) - model.count[batch].sum()
                 return {"count": torch.tensor(len(batch)), "cost": value}""",
             {"metric": {"name": "cost", "mode": "min", "target": 7.5}},
-            lambda epoch: f"cost {9 - epoch:.4f} reached 7.5",
+            lambda epoch: f"cost {9 - epoch:.4g} reached 7.5",
             id="any metric",
         ),
     ],

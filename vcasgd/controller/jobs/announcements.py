@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+from vcasgd.spec.sections import metric_text
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import Evaluation, JobRecord
 from vcasgd.store.ledger.jobs import Jobs
@@ -47,7 +48,7 @@ class Announcements:
 
     def _announce_evaluation(self, result: Evaluation) -> None:
         metrics = ", ".join(
-            f"{name} {value:.4f}" for name, value in result.metrics.items() if name != "count"
+            metric_text(name, value) for name, value in result.metrics.items() if name != "count"
         )
         self._jobs.announce(
             self._job,

@@ -30,6 +30,7 @@ from vcasgd.errors import Cause, SnapshotMissing, SpecError
 from vcasgd.learning.batch_weights import CountedLabels
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.layout import Layout
+from vcasgd.spec.sections import metric_text
 from vcasgd.steady_time import steady_time
 from vcasgd.storage.checkpoints import StoredCheckpoint
 from vcasgd.storage.objects import Storage
@@ -238,7 +239,7 @@ class JobLifecycle:
             last = next(iter(models_before(job)), newest)
         for each in reversed(job.evaluations):
             if metric is not None and metric.reached_by(each.metrics):
-                value = f"{metric.name} {each.metrics[metric.name]:.4f}"
+                value = metric_text(metric.name, each.metrics[metric.name])
                 yield each, f"{value} reached {metric.target:g} in {each.place}"
         if job.best is not None and (why := _patience_ended(job)):
             # The newest one replaces a best model that was lost.
@@ -404,7 +405,7 @@ def _patience_ended(job: JobRecord) -> str | None:
         return None
     assert best is not None, "evaluated"
     assert metric is not None, "measured"
-    value = f"{metric.name} {best.metrics[metric.name]:.4f} in {best.place}"
+    value = f"{metric_text(metric.name, best.metrics[metric.name])} in {best.place}"
     return f"{value} was not improved by {count} evaluations in a row"
 
 

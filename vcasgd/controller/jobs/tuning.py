@@ -15,6 +15,7 @@ from vcasgd.learning.tuning import (
     shares_by_speed,
     smoothed_momentum,
 )
+from vcasgd.spec.sections import metric_text
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
@@ -135,11 +136,12 @@ class Tuner:
         self._tunings.publish(mixing=now)
         newest = measured[-1][0]
         how = "worsened" if now < before else "improved again"
+        value = metric_text(metric.name, newest.metrics[metric.name])
         self._jobs.event(
             job.id,
             "tuned-mixing",
-            f"validation {how} in {newest.place}: {metric.name} "
-            f"{newest.metrics[metric.name]:.4f}; updates now have {now:.0%} of the rule's weight",
+            f"validation {how} in {newest.place}: {value}; "
+            f"updates now have {now:.0%} of the rule's weight",
             factor=now,
             epoch=newest.epoch,
         )
