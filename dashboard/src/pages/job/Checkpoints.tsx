@@ -78,7 +78,13 @@ function columns(job: Job): Column<Checkpoint>[] {
     { name: "Epochs", right: true, wide: true, cell: (row) => row.finished_epochs ?? DASH },
     { name: "Samples", right: true, wide: true, cell: (row) => count(row.samples) },
     { name: "Written", right: true, wide: true, cell: (row) => clock(row.at) },
-    { name: "Size", right: true, key: (row) => row.size, cell: (row) => bytes(row.size) },
+    {
+      name: "Size",
+      right: true,
+      wide: true,
+      key: (row) => row.size,
+      cell: (row) => bytes(row.size),
+    },
     {
       name: "SHA-256",
       wide: true,
