@@ -157,11 +157,19 @@ def _save(page: Page, path: Path) -> None:
 
 
 def _palette(picture: Image.Image) -> Image.Image:
-    """Return the most frequent colors: areas keep theirs, and only edges of text change."""
+    """Return the most frequent colors, so that areas keep theirs, and colors between all others.
+
+    Pillow tells colors apart by six bits of each value, so no two of them are closer.
+    """
     found = picture.getcolors(picture.width * picture.height) or []
-    frequent = [color for _, color in sorted(found, reverse=True)[:COLORS]]
+    values = picture.quantize(COLORS // 2, Image.Quantize.MAXCOVERAGE).getpalette() or []
+    others = zip(values[::3], values[1::3], values[2::3], strict=True)
+    frequent = (color for _, color in sorted(found, reverse=True)[: COLORS // 2])
+    distinct: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for color in (*frequent, *others):
+        distinct.setdefault(tuple(value >> 2 for value in color), color)
     palette = Image.new("P", (1, 1))
-    palette.putpalette([value for color in frequent for value in color])
+    palette.putpalette([value for color in distinct.values() for value in color])
     return palette
 
 
