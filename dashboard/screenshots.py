@@ -127,7 +127,7 @@ def _shoot(
         _save(page, out / f"sign-in-{width}-{theme}.png")
         page.get_by_role("button", name="Sign in").click()
         page.get_by_role("heading", name="Jobs", exact=True).wait_for()
-    tabs = ("workers", "events", "logs", "checkpoints", "yaml")
+    tabs = ("workers", "checkpoints")
     pages |= {tab: f"/jobs/{job}?tab={tab}" for tab in tabs}
     # All variants of a page follow each other, while the job is still running.
     for name, path in {**pages, "submit": "/submit"}.items():

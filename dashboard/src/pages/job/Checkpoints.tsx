@@ -39,12 +39,19 @@ function Marks({ row }: { row: Checkpoint }) {
   return (
     <>
       {row.best && (
-        <Badge size="sm" variant="default" tt="none" ml={6} className={classes.best}>
+        <Badge
+          miw="max-content"
+          size="sm"
+          variant="default"
+          tt="none"
+          ml={6}
+          className={classes.best}
+        >
           best
         </Badge>
       )}
       {row.last && (
-        <Badge size="sm" variant="default" tt="none" ml={6}>
+        <Badge miw="max-content" size="sm" variant="default" tt="none" ml={6}>
           last
         </Badge>
       )}
