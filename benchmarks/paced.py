@@ -109,7 +109,8 @@ PAGE = """\
 Each row is a job with the default settings on a stack of its own: a model whose state has so many
 millions of float32 numbers, and steps of a batch of {batch} that take their time without using the
 processor, as a GPU's do. *Of the pace* are the samples per second that came into the model over
-those of steps without anything beside them, from one update to another after about {seconds:g} s.
+those of steps without anything beside them, from one update to another after at least {seconds:g} s
+and {rounds} rounds.
 *Plain loops* are the same of as many ordinary PyTorch loops at once, which exchange nothing, on the
 same machine just before. Where a worker has several ranks, which share its batches, they are the
 processes of one `DistributedDataParallel`, as torchrun starts them.
@@ -122,6 +123,9 @@ HEADS = (
     *("million", "step, ms", "workers", "ranks of each", "links"),
     *("of the pace", "plain loops", "target", "steps in a push", "MB in a push"),
 )
+#: Rounds that are measured at least: the samples of one come at once, and it lasts up to 25 s on
+#: slow links.
+MIN_ROUNDS = 6
 #: Steps of a plain loop before it is measured, and while it is.
 WARM_STEPS, PLAIN_STEPS = 10, 200
 
@@ -168,7 +172,7 @@ def measure(row: Row, seconds: float) -> Measured:
         time.sleep(seconds)
         before, since = _next_update(job)
         time.sleep(seconds)
-        after, until = _next_update(job)
+        after, until = _next_update(job, before.totals.updates + MIN_ROUNDS * row.workers)
     samples = after.progress.samples_applied - before.progress.samples_applied
     updates = after.totals.updates - before.totals.updates
     pushed = after.traffic.pushed_bytes - before.traffic.pushed_bytes
@@ -243,12 +247,16 @@ def _spec(row: Row) -> JobSpec:
     )
 
 
-def _next_update(job: Job) -> tuple[JobView, float]:
-    """Wait for an update of the model; return the job and when that was. Raises TimeoutError."""
+def _next_update(job: Job, at_least: int = 0) -> tuple[JobView, float]:
+    """Wait for an update of the model, and until there are ``at_least`` so many in all.
+
+    Returns the job and when that was. Raises TimeoutError.
+    """
     first, deadline = job.refreshed(), time.monotonic() + READY_SECONDS
-    while (view := job.refreshed()).totals.updates == first.totals.updates:
+    at_least = max(at_least, first.totals.updates + 1)
+    while (view := job.refreshed()).totals.updates < at_least:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no update within {READY_SECONDS:g} s")
+            raise TimeoutError(f"no {at_least} updates within {READY_SECONDS:g} s")
         time.sleep(POLL_SECONDS)
     return view, time.monotonic()
 
@@ -292,6 +300,7 @@ def main() -> None:
             command=command,
             batch=BATCH,
             seconds=given.seconds,
+            rounds=MIN_ROUNDS,
             machine=table(("", ""), machine.describe().items()),
             table=table(HEADS, rows),
         )
