@@ -150,6 +150,7 @@ for epoch in range(3):
         ("weight = 1", "if total > 5: print(total); total = 0\n        total += 1", []),
         ("weight = 1 + number % 2", "if epoch == 1: thaw()", ["epoch", "number"]),
         ("weight = 1", "if number % 10 == 0: print(epoch + number)", []),
+        ("weight = 1; batch = 0.5 * batch + 0.5 * batch.flip(0)", "print(batch)", []),
         ("weight = session.epoch", "losses.append(loss.item())", []),
         (
             "weight = 1\n        if session.starts_sequence: state = 0",

@@ -136,7 +136,7 @@ def _values_in(source: str) -> Iterator[str]:
             yield from _counters(node) & _calculated(node.body)
         if isinstance(node, ast.For) and _is_batch_loop(node):
             changed, used = _flow(node.body)
-            for name in changed - reset:
+            for name in changed - reset - _reads(node.target):
                 owner, _, attribute = name.rpartition(".")
                 # Methods of the owner may use it.
                 if name in used or (owner and f"self.{attribute}" in source):
