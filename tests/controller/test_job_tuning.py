@@ -173,7 +173,7 @@ def test_weight_of_updates_follows_the_metric_that_the_job_names(
 
     assert one.tuned.mixing == 0.5
     (text,) = one.events("tuned-mixing")
-    assert text.startswith("validation worsened in epoch 3: perplexity 5.0000; updates now have")
+    assert text.startswith("validation worsened in epoch 3: perplexity 5; updates now have")
 
 
 def test_only_the_enabled_values_are_tuned(job: Callable[..., TunedJob]) -> None:

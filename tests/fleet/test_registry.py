@@ -76,8 +76,8 @@ def test_a_missing_library_is_named_with_its_remedy(
     with aws_backend() as aws, gcp_backend() as gcp:
         document = aws.document() if cloud == "aws" else gcp.document()
     monkeypatch.setitem(sys.modules, library, None)
-    package = f"vcasgd.fleet.providers.{cloud}"
-    for module in [name for name in sys.modules if name.startswith(f"{package}.")]:
+    prefix = f"vcasgd.fleet.providers.{cloud}"
+    for module in [name for name in sys.modules if name.startswith(prefix)]:
         monkeypatch.delitem(sys.modules, module)
     with pytest.raises(SpecError, match=rf"pip install 'vcasgd\[{cloud}\]'"):
         make_providers(Settings(home=tmp_path), parse_pools({"pools": [document]}))
