@@ -70,7 +70,7 @@ test-all: setup dashboard  ## all tests: long ones too, and every store test on 
 	$(PYTEST) --extended
 
 test-ci: setup dashboard  ## long tests that continuous integration runs too
-	$(PYTEST) --extended -m ci
+	$(PYTEST) --extended -m "ci and not extended"
 
 check: setup $(MODULES) docs  ## style, types, layers, prose, documentation site
 	$(BIN)/ruff check .

@@ -291,7 +291,8 @@ def test_a_module_may_leave_batches_out(tmp_path: Path) -> None:
     make = task_of(modules()["Cautious"])
     skips = {"on_bad_sample": "skip", "max_bad_samples": 0.05, "epochs": EPOCHS}
 
-    ends = [simulated(make, 4, seed, **skips)["loss"] for seed in SEEDS]
+    # Simulated workers count batches in a row together, of which a job leaves out at most three.
+    ends = [simulated(make, 2, seed, **skips)["loss"] for seed in SEEDS]
 
     assert_close(ends, expected)
 
