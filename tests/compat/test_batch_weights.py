@@ -247,7 +247,8 @@ for batch in session.loader(
 """
 
 
-@grid
+# The loop itself divides by 0 in a whole batch without a label, so alone it diverges as written.
+@pytest.mark.parametrize("workers", [4, pytest.param(8, marks=pytest.mark.extended)])
 @pytest.mark.ci
 def test_labels_that_are_found_in_a_script(tmp_path: Path, workers: int) -> None:
     start = SCRIPT.format(tests=str(Path(__file__).parents[1]), weight="")

@@ -132,6 +132,12 @@ def test_counters_have_what_all_workers_count(workers: int, task: type[Counting]
     assert_close([ends["loss"]], [plain(task(), 4, 0)["loss"]])
 
 
+def test_a_worker_that_is_alone_counts_in_overlapping_steps_too() -> None:
+    ends = simulated(Counting, 1, epochs=4)
+
+    assert (ends["counted"], ends["seen"]) == (4 * 4096 + 10, 4 * 4096)
+
+
 COUNTS = """
 import sys
 

@@ -169,11 +169,23 @@ def simulated(
     return outcome.points[-1].metrics
 
 
+#: Tasks of scripts that the present test has made.
+made: list[vcasgd.Task] = []
+
+
 def script(source: str, folder: Path, name: str = "train.py") -> Callable[[], vcasgd.Task]:
-    """Write a script; return a function that makes its task for one worker."""
+    """Write a script; return a function that makes its task for one worker.
+
+    The tests of tests/compat end its loops.
+    """
     path = folder / name
     path.write_text(inspect.cleandoc(source) + "\n")
-    return lambda: load(path.name, {}, folder)
+
+    def make_task() -> vcasgd.Task:
+        made.append(load(path.name, {}, folder))
+        return made[-1]
+
+    return make_task
 
 
 def on_workers(

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from vcasgd.fleet.presence import Life
 from vcasgd.learning.encodings.encoder import Encoder
+from vcasgd.learning.vector import counted
 from vcasgd.store.tensors.header import Header
-from vcasgd.worker.interval import Base, continued, encoded_counters
+from vcasgd.worker.interval import Base, continued, encoded_counters, with_counters
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.update_queue import MAX_UNAPPLIED
 
@@ -61,7 +62,7 @@ class SimulatedWorker:
         self._encoder: Encoder | None = None
         #: Updates, float32 [floats], from which the next interval continues, with their numbers:
         #: the last one, or all that a worker's own copy has.
-        self._own: list[tuple[int, Tensor]] = []
+        self._own: list[tuple[int, Tensor, Tensor | None]] = []
         self.subtask: int | None = None
         #: End of the samples of the subtask that are trained.
         self.position = 0
@@ -101,9 +102,10 @@ class SimulatedWorker:
         assert self.fetched is not None
         assert self.learner is not None
         base, parts = self.fetched.base, self.learner.cut(1).parts
-        self._own = [(number, own) for number, own in self._own if number > self.contained]
-        for _, own in self._own:
-            base = continued(base, own, parts, out=torch.empty(len(base.floats)))
+        self._own = [own for own in self._own if own[0] > self.contained]
+        for _, update, counters in self._own:
+            base = continued(base, update, parts, out=torch.empty(len(base.floats)))
+            base = with_counters(base, self.learner.layout, counters)
         # The shift gives the factor a mean of 1.
         factor = math.exp(self._rng.gauss(-self._jitter * self._jitter / 2, self._jitter))
         seconds = (stop - self.position) * seconds_per_sample * factor / self._speed
@@ -137,10 +139,11 @@ class SimulatedWorker:
         if self._encoder is None:
             self._encoder = Encoder(learner.spec.update, learner.layout, part)
         encoded = self._encoder.encode(trained.update, last=last)
+        counters = counted(learner.layout, interval.base.integers, trained.integers)
         if member is None or not member.keeps_copy:
             self._own.clear()
         if member is not None and (member.overlaps or member.keeps_copy):
-            self._own.append((self.pushed + 1, trained.update[:]))
+            self._own.append((self.pushed + 1, trained.update[:], counters))
         payload = b"".join(encoded.chunks(CHUNK_BYTES))
         header = Header(
             update=name,
@@ -153,7 +156,7 @@ class SimulatedWorker:
             codec=encoded.codec,
             size=len(payload),
             layout=learner.layout_digest,
-            integers=encoded_counters(learner.layout, interval.base.integers, trained.integers),
+            integers=encoded_counters(counters),
             loss_sum=trained.loss_sum,
             skipped=trained.skipped,
             weight=trained.weight,

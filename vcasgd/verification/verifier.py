@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from vcasgd.errors import InvalidUpdate, NonFiniteLoss, UserCodeError
 from vcasgd.learning.batch_source import SampleRange
 from vcasgd.learning.optimizers import OptimizerList
+from vcasgd.learning.vector import counted
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.untrusted import Invalid
@@ -124,7 +125,8 @@ class Verifier(WorkerVerification):
                 f"{header.skipped} samples of the interval are skipped, and {trained.skipped} of "
                 "its repetition"
             )
-        if header.integers != encoded_counters(repeating.layout, base[1], trained.integers):
+        changed = counted(repeating.layout, base[1], trained.integers)
+        if header.integers != encoded_counters(changed):
             raise MalformedState("the counters of the update are not those of its interval")
         parameters, update = repeating.layout.parameters, trained.update[:]
         difference = update_difference(sent, update, base[0], parameters)

@@ -36,14 +36,14 @@ from vcasgd.learning.encodings.encoder import Encoder, step_format
 from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import Cut, ShardRange
-from vcasgd.learning.vector import Floats, copy_floats, within
+from vcasgd.learning.vector import Floats, copy_floats, counted, within
 from vcasgd.spec.update import Update
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.sharded import MAPPED_SHARDS
 from vcasgd.store.tensors.snapshot import Meta, RoundFacts
 from vcasgd.store.tensors.snapshot_index import nodes_of
-from vcasgd.worker.interval import Base, continued, encoded_counters
+from vcasgd.worker.interval import Base, continued, encoded_counters, with_counters
 from vcasgd.worker.own_copy import Difference, OwnCopy, Turn
 from vcasgd.worker.shard_link import LinkState, ShardLink
 from vcasgd.worker.update_queue import MAX_UNAPPLIED, Settled
@@ -64,6 +64,8 @@ class OwnUpdate:
 
     vector: Vector
     shards: Collection[int]
+    #: What it says of the counters, int64 [counted]; None if nothing has changed.
+    counters: Tensor | None
 
 
 class Exchange:
@@ -219,14 +221,17 @@ class Exchange:
         update: Floats,
         shards: Collection[int],
         *,
+        counters: Tensor | None = None,
         last: bool = False,
         keep: bool = False,
     ) -> None:
         """Push an interval's update, float32 [floats], to some shards. Returns at once.
 
-        ``fields`` are those of its headers that all shards have in common. The ``last`` update
-        carries what encodings have kept back. ``keep``: the next interval continues from it.
+        ``fields`` are those of its headers that all shards have in common, and ``counters`` what
+        it says of them, int64 [counted]. The ``last`` update carries what encodings have kept
+        back. ``keep``: the next interval continues from it.
         """
+        fields = {**fields, "integers": encoded_counters(counters)}
         vector = self._lent.hold() if self._lent else None
         for shard in shards:
             with self._encoding:
@@ -236,7 +241,7 @@ class Exchange:
         self._end_interval()
         if vector is not None:
             if keep:
-                self._own = OwnUpdate(vector.hold(), shards)
+                self._own = OwnUpdate(vector.hold(), shards, counters)
             vector.release()
 
     def _header(self, fields: Mapping[str, Any], shard: int, *, codec: str, size: int) -> Header:
@@ -412,6 +417,8 @@ class Exchange:
             if parts:
                 self._start = self._pool.take()
                 base = continued(base, own.vector.memory, parts, out=self._start.memory)
+            if 0 in own.shards and self._links[0].lacks_last:
+                base = with_counters(base, self._layout, own.counters)
         if keep_copy:
             # What the last update has is in the start, or in the base.
             self._copy = OwnCopy(
@@ -595,7 +602,8 @@ class Exchange:
             more: dict[str, str] = {}
             if shard == 0:
                 before = copy.pushed_integers
-                more = {"integers": encoded_counters(self._layout, before, integers)}
+                changed = counted(self._layout, before, integers)
+                more = {"integers": encoded_counters(changed)}
                 copy.pushed_integers = integers
             link = self._links[shard]
             difference = copy.parts[shard].advance(end, link.updates.added + 1)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from vcasgd.learning.layout import Layout
+from vcasgd.learning.rules import merge_integers
 from vcasgd.learning.shards import ShardRange
-from vcasgd.learning.vector import Floats, copy_floats, counted
+from vcasgd.learning.vector import Floats, copy_floats
 from vcasgd.store.tensors.snapshot import RoundFacts, encode_integers
 from vcasgd.task.logged import Sums
 
@@ -43,6 +44,15 @@ def continued(base: Base, update: Floats, parts: Iterable[ShardRange], out: Floa
     return replace(base, floats=out)
 
 
+def with_counters(base: Base, layout: Layout, changed: Tensor | None) -> Base:
+    """Return a base that also contains what an own update says of the counters, int64 [counted]."""
+    if changed is None:
+        return base
+    integers = base.integers.clone()
+    merge_integers(integers[: layout.counted], changed, layout.counters)
+    return replace(base, integers=integers)
+
+
 def add(part: ShardRange, model: Floats, update: Floats) -> None:
     """Add a shard's part of an update to a model, both float32 [floats], on any devices.
 
@@ -53,12 +63,8 @@ def add(part: ShardRange, model: Floats, update: Floats) -> None:
     models[part.parameters :] = updates[part.parameters :]
 
 
-def encoded_counters(layout: Layout, before: Tensor, after: Tensor) -> str:
-    """Return the field ``integers`` of an update's header: what has changed since its base.
-
-    ``before`` and ``after`` are the values of the base and at the end, int64 [k].
-    """
-    changed = counted(layout, before, after)
+def encoded_counters(changed: Tensor | None) -> str:
+    """Return the field ``integers`` of an update's header, of what :func:`counted` returned."""
     return "" if changed is None else encode_integers(changed)
 
 

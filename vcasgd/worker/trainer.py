@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vcasgd.errors import Fenced
 from vcasgd.learning.shards import Step, next_step
+from vcasgd.learning.vector import counted
 from vcasgd.spec.sections import Tuning
 from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
@@ -29,7 +30,7 @@ from vcasgd.store.tensors.header import Logged
 from vcasgd.worker.departure import Departure
 from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.heartbeat import WorkerStatus
-from vcasgd.worker.interval import Trained, encoded_counters
+from vcasgd.worker.interval import Trained
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.lease_book import LeaseBook, LeaseState, WorkInterrupted
 from vcasgd.worker.member import Member, is_late
@@ -383,12 +384,14 @@ class Trainer:
         fields = {
             **self._fields(work, step, trained),
             "start": step.start,
-            "integers": encoded_counters(work.learner.layout, before, trained.integers),
             **asdict(_Sums().plus(trained)),
         }
-        keep = member is not None and member.overlaps
-        last = self._is_last(work, trained)
-        self._exchange.push(fields, work.epoch, trained.update, step.shards, last=last, keep=keep)
+        self._exchange.push(
+            *(fields, work.epoch, trained.update, step.shards),
+            counters=counted(work.learner.layout, before, trained.integers),
+            last=self._is_last(work, trained),
+            keep=member is not None and member.overlaps,
+        )
         for shard in step.shards:
             work.positions[shard] = trained.stop
 
