@@ -64,7 +64,7 @@ class OwnUpdate:
 
     vector: Vector
     shards: Collection[int]
-    #: What it says of the counters, int64 [counted]; None if nothing has changed.
+    #: Its changes of integer state, int64 [counted]; None if there are none.
     counters: Tensor | None
 
 
@@ -227,9 +227,9 @@ class Exchange:
     ) -> None:
         """Push an interval's update, float32 [floats], to some shards. Returns at once.
 
-        ``fields`` are those of its headers that all shards have in common, and ``counters`` what
-        it says of them, int64 [counted]. The ``last`` update carries what encodings have kept
-        back. ``keep``: the next interval continues from it.
+        ``fields`` are those of its headers that all shards have in common, and ``counters`` its
+        changes of integer state, int64 [counted]. The ``last`` update carries what encodings have
+        kept back. ``keep``: the next interval continues from it.
         """
         fields = {**fields, "integers": encoded_counters(counters)}
         vector = self._lent.hold() if self._lent else None

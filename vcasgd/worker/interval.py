@@ -45,7 +45,7 @@ def continued(base: Base, update: Floats, parts: Iterable[ShardRange], out: Floa
 
 
 def with_counters(base: Base, layout: Layout, changed: Tensor | None) -> Base:
-    """Return a base that also contains what an own update says of the counters, int64 [counted]."""
+    """Return a base that also has an own update's changes of integer state, int64 [counted]."""
     if changed is None:
         return base
     integers = base.integers.clone()
