@@ -16,6 +16,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
@@ -54,8 +55,7 @@ def simulated(rule: str, existing: Sequence[Life], hours: float, seed: int) -> R
     epochs = spec.epochs or 1
     pace = hours * 3600 * MACHINES / (SAMPLES * epochs)
     conditions = Conditions(existing, pace, seed=seed, boot_seconds=DELAY)
-    folder = Path(spec.working_dir)
-    task = lambda: load(spec.task, spec.args, folder)  # noqa: E731
+    task = partial(load, spec.task, spec.args, Path(spec.working_dir))
     run = Simulation(spec, task, conditions, evaluate_every=epochs).run()
     again = run.samples_lost / (SAMPLES * epochs)
     accuracy = run.points[-1].metrics["accuracy"]
@@ -137,6 +137,40 @@ What the saving depends on:
 """
 
 
+def page_of(
+    given: argparse.Namespace,
+    ratios: dict[str, list[float]],
+    prices: list[float],
+    rows: list[list[str]],
+    spots: list[tuple[float, float, float]],
+    quiets: list[Result],
+) -> str:
+    """Return the page. ``spots`` are machine hours over those without losses, the change of the
+    accuracy, and hours, of each history."""
+    heads = ["rule", "history", "accuracy, each seed", "mean", "hours", "machine hours"]
+    heads += ["machines lost", "trained again", *(f"saved at {price:g}" for price in prices)]
+    wastes = [ratio for ratio, _, _ in spots]
+    changes = [100 * change for _, change, _ in spots]
+    waste = max(wastes)
+    ranges = [f"{1 - p * waste:.0%} to {1 - p * min(wastes):.0%} at {p:g}" for p in prices]
+    summary = (
+        f"Under these histories, the job saves {', '.join(ranges)}. Its mean accuracy changes by "
+        f"{min(changes):+.2f} to {max(changes):+.2f} points."
+    )
+    return PAGE.format(
+        command=f"python benchmarks/savings.py {shlex.join(sys.argv[1:])}".strip(),
+        machines=MACHINES, hours=given.hours, seeds=", ".join(map(str, given.seeds)),
+        delay=DELAY, rows=table(heads, rows), summary=summary, waste=waste - 1,
+        types=sum(map(len, ratios.values())), most=0.3 / waste, least=0.1 / waste,
+        prices="; ".join(
+            f"{kind} {min(each):.2f}, {median(each):.2f}, {max(each):.2f}"
+            for kind, each in ratios.items()
+        ),
+        boot=DELAY / (3600 * given.hours), slowest=max(h for _, _, h in spots),
+        quick=fmean(result.hours for result in quiets),
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -166,30 +200,7 @@ def main() -> None:
                 result.accuracy for result in quiet
             )
             spots.append((machine_hours / base, change, fmean(r.hours for r in results)))
-    heads = ["rule", "history", "accuracy, each seed", "mean", "hours", "machine hours"]
-    heads += ["machines lost", "trained again", *(f"saved at {price:g}" for price in prices)]
-    wastes = [ratio for ratio, _, _ in spots]
-    changes = [100 * change for _, change, _ in spots]
-    waste = max(wastes)
-    ranges = [f"{1 - p * waste:.0%} to {1 - p * min(wastes):.0%} at {p:g}" for p in prices]
-    summary = (
-        f"Under these histories, the job saves {', '.join(ranges)}. Its mean accuracy changes by "
-        f"{min(changes):+.2f} to {max(changes):+.2f} points. The paper's 70% to 90% are reproduced "
-        "up to\nthe lowest price in the tables, and not at prices of machines with GPUs."
-    )
-    page = PAGE.format(
-        command=f"python benchmarks/savings.py {shlex.join(sys.argv[1:])}".strip(),
-        machines=MACHINES, hours=given.hours, seeds=", ".join(map(str, given.seeds)),
-        delay=DELAY, rows=table(heads, rows), summary=summary, waste=waste - 1,
-        types=sum(map(len, ratios.values())), most=0.3 / waste, least=0.1 / waste,
-        prices="; ".join(
-            f"{kind} {min(each):.2f}, {median(each):.2f}, {max(each):.2f}"
-            for kind, each in ratios.items()
-        ),
-        boot=DELAY / (3600 * given.hours), slowest=max(h for _, _, h in spots),
-        quick=fmean(result.hours for result in quiets),
-    )  # fmt: skip
-    given.out.write_text(page)
+    given.out.write_text(page_of(given, ratios, prices, rows, spots, quiets))
 
 
 if __name__ == "__main__":

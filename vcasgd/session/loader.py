@@ -50,7 +50,7 @@ class BatchLoader:
 
     #: Samples that were added to the last batch, for Accelerate: unknown.
     remainder = -1
-    #: What to do about a batch without a step.
+    #: Remedy for a batch without a step.
     step_remedy = (
         "make one step for each batch of session.loader, with an optimizer that the Session got; "
         "to accumulate gradients over several batches, pass gradient_accumulation_steps and make a "
