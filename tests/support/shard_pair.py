@@ -89,6 +89,7 @@ class ShardPair:
         stop: int,
         update: torch.Tensor | None = None,
         *,
+        counters: torch.Tensor | None = None,
         keep: bool = False,
     ) -> None:
         """Push the update of an honest worker, which may be in lent memory already."""
@@ -98,7 +99,7 @@ class ShardPair:
                   "start": start, "stop": stop, "token": 1, "loss_sum": 1.0,
                   "layout": self.world.layout.digest()}  # fmt: skip
         whole = self.world.delta(subtask, start, stop) if update is None else update
-        self.exchange.push(fields, 0, whole, shards, last=True, keep=keep)
+        self.exchange.push(fields, 0, whole, shards, counters=counters, last=True, keep=keep)
 
     def published(self) -> torch.Tensor:
         """Return what a new worker would fetch."""

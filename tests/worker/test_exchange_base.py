@@ -209,6 +209,16 @@ class TestOwnUpdate:
         # and the one after that isn't more than one update ahead
         assert torch.equal(pair.exchange.start_interval().floats, base)
 
+    def test_its_counters_are_in_the_next_interval_too(self, single: ShardPair) -> None:
+        single.exchange.refresh(again=False)
+        single.exchange.start_interval()
+        own = single.exchange.lend().copy_(single.world.delta(0, 0, 2))
+        single.submit((0,), 0, 0, 2, own, counters=torch.tensor([7]), keep=True)
+        flush(single)
+        assert single.exchange.base.integers.tolist() == [0]
+
+        assert single.exchange.start_interval().integers.tolist() == [7]
+
     def test_not_from_one_that_is_not_kept(self, single: ShardPair) -> None:
         single.exchange.refresh(again=False)
         train(single, 0)
