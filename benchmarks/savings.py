@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean, median
 
@@ -32,6 +34,8 @@ HERE = Path(__file__).resolve().parent
 JOB = HERE.parent / "examples" / "digits" / "job.yaml"
 #: Samples of an epoch of the job, machines, and seconds from a machine's purchase until it trains.
 SAMPLES, MACHINES, DELAY = 1437, 4, 300.0
+#: Hours of a history, relative to those of the job without losses.
+MAX_TIMES = 20
 RULES = ("rounds", "vc-asgd")
 TABLES = HERE.parent / "vcasgd" / "fleet" / "data"
 
@@ -64,13 +68,18 @@ def simulated(rule: str, existing: Sequence[Life], hours: float, seed: int) -> R
     )
 
 
-def from_history(file: Path, seed: int) -> list[Life]:
-    """Return the machines of a history from a random time in its first half on."""
-    counts, gap = read_counts(file, MACHINES)
-    start = random.Random(f"{seed}/{file.stem}").randrange(max(1, len(counts) // 2))
-    while not counts[start]:
-        start += 1
-    return lives(counts[start:], gap, seed, RETRY_SECONDS)
+def from_history(file: Path, seed: int, hours: float) -> list[Life]:
+    """Return the machines of a history from a random time on, with its start after its end.
+
+    Its largest number of machines counts as ``MACHINES``.
+    """
+    counts, gap = read_counts(file, sys.maxsize)
+    scaled = [round(count * MACHINES / max(counts)) for count in counts]
+    start = random.Random(f"{seed}/{file.stem}").randrange(len(scaled))
+    needed = math.ceil(MAX_TIMES * hours * 3600 / gap)
+    repeated = list(islice(cycle(scaled), start, start + len(scaled) + needed))
+    first = next(nth for nth, count in enumerate(repeated) if count)
+    return lives(repeated[first:], gap, seed, RETRY_SECONDS)
 
 
 def price_ratios() -> dict[str, list[float]]:
@@ -112,7 +121,8 @@ PAGE = """\
 
 `examples/digits` with {machines} machines, simulated with the product's learners and rules, as if
 it trained for {hours:g} hours on machines that are never lost. Seeds {seeds}, each with another
-start in [the history](../cifar10/traces/README.md). Machines cost from their purchase,
+start in [the history](../cifar10/traces/README.md), which is scaled to {machines} machines and
+repeated where it ends. Machines cost from their purchase,
 {delay:.0f} s before they train. *Saved* is against as many machines on demand, without losses, at
 prices of spot machines relative to on demand.
 
@@ -188,10 +198,9 @@ def main() -> None:
         quiets += quiet
         rows.append(row(rule, "", quiet, base, prices))
         for file in sorted(given.traces.glob("*.json")):
-            if max(read_counts(file, MACHINES)[0]) < MACHINES:
-                continue
             results = [
-                simulated(rule, from_history(file, seed), given.hours, seed) for seed in given.seeds
+                simulated(rule, from_history(file, seed, given.hours), given.hours, seed)
+                for seed in given.seeds
             ]
             rows.append(row(rule, file.stem, results, base, prices))
             print(*rows[-1], flush=True)

@@ -21,7 +21,7 @@ from vcasgd.client import Client
 from vcasgd.errors import StoreError
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.learning.layout import Layout
-from vcasgd.learning.vector import named_tensors
+from vcasgd.learning.vector import scatter
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, running
@@ -179,7 +179,8 @@ class SnapshotObserver(MachineObserver):
     ) -> None:
         super().__init__(fleet, jobs, snapshots, job)
         self._store, self._folder = snapshots, folder
-        self._layout = Layout.of(make_model())
+        self._model = make_model()
+        self._layout = Layout.of(self._model)
         self._kept_at = 0.0
 
     def _look_at_model(self) -> None:
@@ -191,5 +192,6 @@ class SnapshotObserver(MachineObserver):
             vector = torch.empty(self._store.read_meta().floats)
             meta = self._store.fetch_rounded(vector)
             self._kept_at = now
-            state = named_tensors(self._layout, vector, meta.integer_vector())
+            scatter(vector, meta.integer_vector(), self._model, self._layout)
+            state = self._model.state_dict()
             torch.save({"at": now, "state": state}, self._folder / f"{now:.1f}.pt")

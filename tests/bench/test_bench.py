@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import os
 import signal
@@ -31,6 +33,28 @@ def folder() -> Any:
     # A short path, because paths of sockets have a limit.
     with tempfile.TemporaryDirectory(prefix="vcb-", dir="/tmp") as folder:
         yield Path(folder)
+
+
+def test_what_programs_outside_of_the_package_import_from_it_exists() -> None:
+    """Most of them run for minutes, and no test runs them."""
+    root = Path(__file__).resolve().parents[2]
+    missing = []
+    for folder in ("benchmarks", "docs", "examples", "infra"):
+        for file in (root / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vcasgd."):
+                    module = importlib.import_module(node.module or "")
+                    missing += [
+                        f"{file.relative_to(root)}:{node.lineno}: {node.module}.{alias.name}"
+                        for alias in node.names
+                        if not hasattr(module, alias.name) and not _is_module(module, alias.name)
+                    ]
+    assert not missing
+
+
+def _is_module(package: Any, name: str) -> bool:
+    is_package = hasattr(package, "__path__")
+    return is_package and importlib.util.find_spec(f"{package.__name__}.{name}") is not None
 
 
 @pytest.mark.extended
