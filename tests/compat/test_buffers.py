@@ -26,6 +26,7 @@ from vcasgd.learning.layout import Layout, TensorKind
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import Task
+from vcasgd.worker import learner
 from vcasgd.worker.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -227,6 +228,11 @@ class Spectral(Points):
         layers = nn.Linear(self.features, 64), nn.ReLU(), nn.Linear(64, self.classes)
         return nn.Sequential(norm(layers[0]), layers[1], norm(layers[2]))
 
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        shortest = min(float(each.norm()) for each in model.buffers())
+        length = torch.tensor(shortest * len(batch[1]))
+        return super().evaluate(model, batch) | {"length": length}
+
 
 class Quantized(Points):
     """Features are quantized by a codebook of moving averages (van den Oord et al. 2017)."""
@@ -287,6 +293,17 @@ def test_buffers_of_a_forward_pass(workers: int, task: type[Points]) -> None:
     assert_as_plain(Case(task, epochs=2), workers)
 
 
+def test_a_version_has_directions_and_not_their_mean() -> None:
+    assert simulated(Spectral, 4, epochs=1)["length"] == pytest.approx(1, abs=1e-5)
+
+
+def test_the_mean_of_too_many_directions_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "buffers-averaged" not in facts_of(Spectral()).notes
+    monkeypatch.setattr(learner, "MAX_DIRECTIONS", 100)
+
+    assert "._u" in facts_of(Spectral()).notes["buffers-averaged"]
+
+
 def facts_of(task: Task, workers: int = 4, **fields: Any) -> ModelFacts:
     job = {"name": "j", "task": "t:T", "epochs": 1, "workers": {"max": workers}, **fields}
     return Learner(JobSpec.parse(job), task, "cpu").facts(1)
@@ -322,7 +339,6 @@ def test_the_task_says_how_buffers_are_merged() -> None:
     [
         ({"queues": "mean"}, "the model has no persistent buffer queues"),
         ({"queue": "median"}, "queue can't be merged by 'median'"),
-        ({"queue": "latest"}, "queue can't be merged by 'latest'"),
         ({"at": "mean"}, "at can't be merged by 'mean'"),
     ],
 )

@@ -217,6 +217,7 @@ def test_counters_never_decrease() -> None:
         (TensorKind.INTEGER, [5, 4]),
         (TensorKind.COUNT, [8, 5]),
         (TensorKind.LATEST, [3, 4]),
+        (TensorKind.LATEST_FLOAT, [3.0, 4.0]),
         (TensorKind.SUM, [8.0, 5.0]),
         (TensorKind.MAX, [5.0, 4.0]),
         (TensorKind.MIN, [3.0, 1.0]),

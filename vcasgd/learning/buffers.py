@@ -4,7 +4,8 @@ Running statistics of torch's normalizations are averaged, and their counters ar
 other buffers, the first worker of a job compares a step with a whole batch to steps with its two
 halves: whether the mean of the halves, the sum of their increments, or their largest or smallest
 values give the buffer of the whole. If nothing does, as with queues, or with sums that decay, only
-whole batches are trained.
+whole batches are trained. The mean of directions, as of the power iterations of spectral norm, has
+not their length, so a version has those of one worker.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _POLICIES: dict[str, tuple[TensorKind | None, TensorKind | None]] = {
     "sum": (TensorKind.SUM, TensorKind.COUNT),
     "max": (TensorKind.MAX, TensorKind.INTEGER),
     "min": (TensorKind.MIN, TensorKind.MIN),
-    "latest": (None, TensorKind.LATEST),
+    "latest": (TensorKind.LATEST_FLOAT, TensorKind.LATEST),
     "constant": (None, None),
 }
 
@@ -68,8 +69,8 @@ def declared_buffers(task: Task, module: nn.Module) -> tuple[list[str], dict[str
 def _kind_of(name: str, buffer: Tensor, policy: str) -> TensorKind | None:
     kinds = _POLICIES.get(policy)
     floating = as_real(buffer).is_floating_point()
-    if kinds is None or (policy == "latest" and floating) or (policy == "mean" and not floating):
-        known = [each for each in _POLICIES if each != ("latest" if floating else "mean")]
+    if kinds is None or (policy == "mean" and not floating):
+        known = [each for each in _POLICIES if floating or each != "mean"]
         raise SpecError(
             f"task: buffers: {name} can't be merged by {policy!r}",
             remedy=f"use {', '.join(known)}",
@@ -180,6 +181,8 @@ def kind_of(found: Sequence[StepEffect], shares: tuple[float, float]) -> TensorK
     floating = found[0].whole.is_floating_point()
     if any(each.whole.shape != half.shape for each in found for half in each.halves):
         return None
+    if all(_is_direction(each) for each in found):
+        return TensorKind.LATEST_FLOAT
     for kind in _FLOATING if floating else _WHOLE:
         if all(_explains(kind, each, shares, EXACTLY) for each in found):
             return kind
@@ -187,6 +190,15 @@ def kind_of(found: Sequence[StepEffect], shares: tuple[float, float]) -> TensorK
     if floating and all(_explains(statistic, each, shares, ROUGHLY) for each in found):
         return statistic
     return None
+
+
+def _is_direction(seen: StepEffect) -> bool:
+    """Return True for a vector of length 1 that follows the parameters, not the samples."""
+    values = (seen.before, seen.whole, *seen.halves)
+    if seen.whole.ndim != 1 or not seen.whole.is_floating_point():
+        return False
+    same = all(torch.allclose(seen.whole, half, *EXACTLY) for half in seen.halves)
+    return same and all(abs(float(each.double().norm()) - 1) <= EXACTLY[0] for each in values)
 
 
 def _explains(

@@ -51,12 +51,13 @@ class TensorKind(StrEnum):
     SUM = "sum"  #: Numbers whose increments are added, as float64.
     MAX = "max"  #: Numbers: the largest of the workers' values, as float64.
     MIN = "min"  #: Numbers: the smallest of the workers' values, as float64.
+    LATEST_FLOAT = "latest-float"  #: Numbers: the values that arrive last, as float64.
 
 
 #: Kinds in the float32 vector. The others have 64 bits for each number, in the int64 vector.
 FLOATS = (TensorKind.PARAMETER, TensorKind.STATISTIC, TensorKind.FROZEN)
 #: Kinds whose 64 bits are those of a float64.
-DOUBLES = (TensorKind.SUM, TensorKind.MAX, TensorKind.MIN)
+DOUBLES = (TensorKind.SUM, TensorKind.MAX, TensorKind.MIN, TensorKind.LATEST_FLOAT)
 
 
 @dataclass(frozen=True)

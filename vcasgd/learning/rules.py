@@ -183,7 +183,7 @@ def merge_integers(
         match kind:
             case TensorKind.COUNT | TensorKind.SUM:
                 now.add_(new)
-            case TensorKind.LATEST:
+            case TensorKind.LATEST | TensorKind.LATEST_FLOAT:
                 now.copy_(new)
             case TensorKind.MIN:
                 torch.minimum(now, new, out=now)

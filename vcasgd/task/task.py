@@ -90,8 +90,8 @@ class Task:
     repeats_loss: bool = True
 
     #: How versions merge what workers' buffers become, by name or by a pattern such as
-    #: ``"*.queue"``: ``mean`` by samples, ``sum`` of what is added, ``max``, ``min``, ``latest`` of
-    #: integers, or ``constant``. The first batches of a job show it for others.
+    #: ``"*.queue"``: ``mean`` by samples, ``sum`` of what is added, ``max``, ``min``, ``latest``,
+    #: or ``constant``. The first batches of a job show it for others.
     buffers: Mapping[str, str] = MappingProxyType({})
 
     def model(self) -> nn.Module:

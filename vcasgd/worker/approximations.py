@@ -35,7 +35,7 @@ def approximations(
 ) -> dict[str, str]:
     """Return what is approximated, each with its remedy, by the kinds of the events that say so.
 
-    ``undivided`` are buffers that depend on whole batches although workers share them. ``mixes``:
+    ``undivided`` are buffers whose mean isn't what one process has. ``mixes``:
     workers share the steps, and a sampler has batches of its own. ``normalized`` is a layer that
     normalizes over what workers share.
     """
@@ -46,8 +46,8 @@ def approximations(
     travelling = {*layout.beside, *(name.rpartition(".")[2] for name in names)}
     if undivided:
         found["buffers-averaged"] = (
-            f"{', '.join(undivided)}: whole batches change these buffers as parts of them don't, "
-            f"and each version has the mean of the workers' values; {ALONE}"
+            f"{', '.join(undivided)}: each version has the mean of the workers' values, which is "
+            f"not what whole batches make of these buffers; {ALONE}"
         )
     if mixes:
         found["batches-mixed"] = (

@@ -81,6 +81,8 @@ log = logging.getLogger(__name__)
 LAST_SUBTASKS = 4
 #: Most numbers that keep double precision: each version describes them in its metadata.
 MAX_EXACT = 1 << 16
+#: Most numbers of directions that travel as those of one worker: each header has them.
+MAX_DIRECTIONS = 1 << 15
 #: Local steps that show which state of the task training changes.
 PROBED_STEPS = 3
 
@@ -102,6 +104,8 @@ class Learner:
         self._plan: EpochPlan | None = None
         #: Buffers that depend on whole batches.
         self._undivided: list[str] = []
+        #: Directions of which versions have the mean.
+        self._shortened: list[str] = []
         self._recorded_batch: int | None = None
         self._recorded_division: Division | None = None
         self._codec: str = spec.update.codec
@@ -224,10 +228,11 @@ class Learner:
 
     @property
     def _averaged(self) -> list[str]:
-        """Buffers of whole batches that workers share nevertheless."""
+        """Buffers of whole batches, and directions, that workers share nevertheless."""
         spec, divides = self.spec, self.task.min_local_batch is not None
         shared = spec.batch == "worker" or not self._rule.rounds or divides
-        return [name.removeprefix(BESIDE) for name in self._undivided] if shared else []
+        names = [*self._shortened, *(self._undivided if shared else ())]
+        return [name.removeprefix(BESIDE) for name in names]
 
     @property
     def _shares_batches(self) -> bool:
@@ -418,6 +423,10 @@ class Learner:
             # Or a tensor beside the model has disappeared.
             log.debug("buffers can't be observed: %r", error)
             return {}
+        directions = [name for name, kind in kinds.items() if kind is TensorKind.LATEST_FLOAT]
+        if sum(buffers[name].numel() for name in directions) > MAX_DIRECTIONS:
+            self._shortened = directions
+            kinds |= dict.fromkeys(directions, TensorKind.STATISTIC)
         unknown = {name: kind for name, kind in usual.items() if name in self._undivided}
         return {**unknown, **kinds}
 
