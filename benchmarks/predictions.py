@@ -27,7 +27,7 @@ from markdown import table
 from vcasgd.chaos.faults import LimitedCapacity
 from vcasgd.chaos.scenario import Counts
 from vcasgd.client import Client
-from vcasgd.fleet.presence import RETRY_SECONDS, lives, read_counts
+from vcasgd.fleet.presence import lives, read_counts
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.schemas.jobs import JobView
 from vcasgd.session.script import load
@@ -119,7 +119,8 @@ class Runs:
         assert plan.start_seconds is not None
         if counts is None:
             return Figures(3600 * plan.hours, plan.cost_usd, 0, None)
-        existing = lives(counts, GAP, 0, RETRY_SECONDS)
+        # A local pool says when it has room, so that no purchase is refused and tried again later.
+        existing = lives(counts, GAP, 0)
         conditions = Conditions(existing, 1 / rate, spread=0.0, boot_seconds=plan.start_seconds)
         folder = Path(self.spec.working_dir)
         args = {**self.spec.args, "image_seconds": 0.0}

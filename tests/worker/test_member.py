@@ -58,9 +58,8 @@ def test_a_worker_pushes_less_often_while_it_is_alone(
     ("exchange", "workers", "keeps", "steps"),
     [
         (0.05, 1, False, 10),  # a second
-        (0.2, 1, True, 50),  # five seconds
-        (0.7, 1, True, 70),  # ten exchanges
-        (5.0, 1, True, 100),  # ten seconds
+        (0.2, 1, True, 100),  # ten seconds
+        (5.0, 1, True, 100),
         (30.0, 1, True, 300),  # an exchange
         (0.5, 2, False, 2),
     ],

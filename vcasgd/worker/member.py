@@ -19,10 +19,9 @@ from vcasgd.worker.interval import Base
 #: Seconds of an interval of a worker that is alone. No other worker changes the model meanwhile, so
 #: it only has to push what it can't afford to lose.
 ALONE_SECONDS = 1.0
-#: The same of one that keeps its own copy, at least, and as a multiple of an exchange: each takes
+#: Most seconds of work that a lost worker takes with it, unless an exchange takes longer. An
+#: interval of a worker that is alone and keeps its own copy is as long, because each exchange takes
 #: processors and memory bandwidth from the training.
-COPY_SECONDS, COPY_EXCHANGES = 5.0, 10.0
-#: Most seconds of work that a lost worker takes with it, unless an exchange takes longer.
 MAX_LOST_SECONDS = 10.0
 #: Most local steps of a round that the workers choose themselves. Longer rounds cost too much
 #: quality for the time that they save.
@@ -309,10 +308,9 @@ class Member:
         fixed = self._fixed and not self._gradients
         if fixed or not self._alone or not self.step_seconds:
             return self._steps
-        seconds, exchange = ALONE_SECONDS, self.exchange_seconds
+        seconds = ALONE_SECONDS
         if self.keeps_copy:
-            seconds = max(COPY_SECONDS, COPY_EXCHANGES * exchange)
-        seconds = min(seconds, max(MAX_LOST_SECONDS, exchange))
+            seconds = max(MAX_LOST_SECONDS, self.exchange_seconds)
         return max(1.0, min(seconds / self.step_seconds, self._most_alone))
 
     def batch_size(self, samples: int) -> int:
