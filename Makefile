@@ -16,7 +16,7 @@ MODULES := dashboard/node_modules/.installed
 PAGES   := vcasgd/api/static/index.html
 SOURCES := $(shell find dashboard -type f -not -path '*/node_modules/*' -not -path '*/test/*' -not -name '*.py' -not -name openapi.json)
 
-.PHONY: help setup dashboard types screenshots demo test test-all test-ci check docs docs-check protocol format bench race soak up down clean
+.PHONY: help setup dashboard types screenshots demo test test-all test-ci coverage check docs docs-check protocol format bench race soak up down clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -71,6 +71,14 @@ test-all: setup dashboard  ## all tests: long ones too, and every store test on 
 
 test-ci: setup dashboard  ## long tests that continuous integration runs too
 	$(PYTEST) --extended -m "ci and not extended"
+
+# Processes that tests kill leave no figures, so that it says less than is covered.
+coverage: setup dashboard  ## the share of the package's lines that the tests run
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt coverage
+	rm -f .coverage .coverage.*
+	$(BIN)/coverage run -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --sort cover
 
 check: setup $(MODULES) docs  ## style, types, layers, prose, documentation site
 	$(BIN)/ruff check .
