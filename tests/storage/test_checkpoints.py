@@ -145,14 +145,16 @@ class TestStream:
     def small_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Storage.stream, "__defaults__", (1000,))
 
-    def test_chunks_and_size_are_those_of_the_file(self, checkpoints: ModelCheckpoints) -> None:
-        name = write(checkpoints).name
+    def test_chunks_and_size_are_those_of_the_file(
+        self, checkpoints: ModelCheckpoints, folder: Path
+    ) -> None:
+        stored = write(checkpoints)
 
-        stream = checkpoints.open_stream(name)
+        stream = checkpoints.open_stream(stored.name)
 
         chunks = list(stream.chunks)
         assert len(chunks) > 1
-        assert b"".join(chunks) == checkpoints.bytes(name)
+        assert b"".join(chunks) == path_of(folder, stored).read_bytes()
         assert stream.size == sum(map(len, chunks))
 
     @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
@@ -314,6 +316,65 @@ class TestShards:
         assert third is not None
         assert torch.equal(third, cut.parts[2].of(state))
 
+    @pytest.mark.parametrize("has_state", [False, True])
+    def test_each_reads_only_its_part(
+        self,
+        checkpoints: ModelCheckpoints,
+        cut: Cut,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        has_state: bool,
+    ) -> None:
+        monkeypatch.setattr("vcasgd.storage.checkpoints.PIECE_BYTES", 8)
+        state = torch.arange(float(cut.floats)) if has_state else None
+        stored = self.write(checkpoints, cut, (7, 8, 9), state)
+        path = path_of(folder, stored)
+        whole = path.read_bytes()
+        vectors = range(len(whole) - (1 + has_state) * 4 * cut.floats, len(whole), 4 * cut.floats)
+        _, _, floats = snapshot_of(small_model())
+        for damaged in cut.parts:
+            data, middle = bytearray(whole), (damaged.start + damaged.stop) // 2
+            for start in vectors:
+                data[start + 4 * middle] ^= 1
+            path.write_bytes(data)
+
+            for part in cut.parts:
+                if part is damaged:
+                    with pytest.raises(CheckpointDamaged, match="digest does not match"):
+                        checkpoints.read(stored.name, part.shard, 3)
+                else:
+                    loaded = checkpoints.read(stored.name, part.shard, 3)
+                    assert torch.equal(loaded.floats, part.of(floats))
+
+    @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+    @pytest.mark.parametrize("of", ["", ".pieces"], ids=["file", "digests"])
+    def test_damage_of_the_digests_alone_does_not_matter(
+        self,
+        checkpoints: ModelCheckpoints,
+        cut: Cut,
+        folder: Path,
+        of: str,
+        damage: Callable[[bytes], bytes],
+    ) -> None:
+        stored = self.write(checkpoints, cut, (7, 8, 9))
+        path = path_of(folder, stored)
+        path = path.with_name(path.name + of)
+        path.write_bytes(damage(path.read_bytes()))
+
+        if of:
+            assert checkpoints.read(stored.name, 1, 3).name == stored.name
+        else:
+            with pytest.raises(CheckpointDamaged):
+                checkpoints.read(stored.name, 1, 3)
+
+    def test_a_file_of_version_0_2_has_none(
+        self, checkpoints: ModelCheckpoints, cut: Cut, folder: Path
+    ) -> None:
+        stored = self.write(checkpoints, cut, (7, 8, 9))
+        path_of(folder, stored).with_name(f"{stored.name}.pieces").unlink()
+
+        assert checkpoints.read(stored.name, 1, 3).name == stored.name
+
     def test_one_of_another_number_of_shards_is_refused(
         self, checkpoints: ModelCheckpoints, cut: Cut
     ) -> None:
@@ -346,17 +407,20 @@ class TestListing:
     )
     def test_what_is_no_name_is_not_found(self, checkpoints: ModelCheckpoints, name: str) -> None:
         with pytest.raises(NotFound) as caught:
-            checkpoints.bytes(name)
-        assert caught.value.status == 404
-        with pytest.raises(NotFound):
             checkpoints.open_stream(name)
+        assert caught.value.status == 404
 
 
 class TestPrune:
-    def test_keeps_the_newest_and_the_protected(self, checkpoints: ModelCheckpoints) -> None:
+    def test_keeps_the_newest_and_the_protected(
+        self, checkpoints: ModelCheckpoints, folder: Path
+    ) -> None:
         stored = [write(checkpoints, version) for version in range(1, 7)]
 
         gone = checkpoints.prune(2, frozenset({stored[1].name}))
 
         assert gone == [stored[index].name for index in (0, 2, 3)]
-        assert checkpoints.all() == [stored[1], stored[4], stored[5]]
+        kept = [stored[1], stored[4], stored[5]]
+        assert checkpoints.all() == kept
+        files = {each.name for each in path_of(folder, stored[1]).parent.iterdir()}
+        assert files == {each.name + end for each in kept for end in ("", ".pieces")}

@@ -1,7 +1,8 @@
 """Files of checkpoints in object storage.
 
 Storages write one object atomically, and its name contains its SHA-256, so damage is always
-detected. :mod:`vcasgd.storage.model_checkpoints` has the content.
+detected. A small object beside it has that of each piece, for readers of a part.
+:mod:`vcasgd.storage.model_checkpoints` has the content.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import IO
 
 from vcasgd.errors import CheckpointDamaged, NotFound
-from vcasgd.storage.objects import ObjectStream, Storage
+from vcasgd.storage.objects import CHUNK_BYTES, ObjectStream, Storage
 
+#: Bytes of a file that have a digest of their own; the last piece may be shorter.
+PIECE_BYTES = CHUNK_BYTES
+_DIGITS = 64
 _NAME = re.compile(r"v(\d{12})(?:\.[0-9a-f]{8})?-([0-9a-f]{64})\.safetensors$")
 
 
@@ -49,13 +54,15 @@ class Checkpoints:
         They are made twice, once for the name. Raises :class:`CheckpointDamaged` if they aren't the
         same, and :class:`~vcasgd.errors.StorageUnavailable`.
         """
-        sha256, size = hashlib.sha256(), 0
-        for chunk in chunks():
-            sha256.update(chunk)
-            size += len(chunk)
+        sha256, size, pieces = hashlib.sha256(), 0, []
+        for piece in _pieces_of(chunks()):
+            sha256.update(piece)
+            pieces.append(hashlib.sha256(piece).hexdigest())
+            size += len(piece)
         digest = sha256.hexdigest()
         name = f"{_stem(versions)}-{digest}.safetensors"
-        verified = _verified(chunks(), name, digest=digest)
+        verified = _verified(_pieces_of(chunks()), name, digest=digest)
+        self._storage.put(f"{self._prefix}/{name}.pieces", "".join(pieces).encode())
         self._storage.put_stream(f"{self._prefix}/{name}", verified, size)
         return StoredCheckpoint(name, versions[0], digest, size)
 
@@ -71,10 +78,6 @@ class Checkpoints:
     def find(self, versions: tuple[int, ...]) -> StoredCheckpoint | None:
         """Return the checkpoint of these versions of all shards, or None if there is none."""
         return next((each for each in self.all() if each.stem == _stem(versions)), None)
-
-    def bytes(self, name: str) -> bytes:
-        """Return the file's bytes after checking their digest. Raises as :meth:`read` does."""
-        return b"".join(self.open_stream(name).chunks)
 
     def open_stream(self, name: str) -> ObjectStream:
         """Return the file's size and its chunks, verified while you read them.
@@ -93,6 +96,31 @@ class Checkpoints:
         stream = self._storage.stream(f"{self._prefix}/{name}")
         return ObjectStream(stream.size, _verified(stream.chunks, name, digest=match[2]))
 
+    def copier(self, name: str, size: int, out: IO[bytes]) -> Callable[[int, int], None]:
+        """Return a function that copies the pieces with some of the file's ``size`` bytes.
+
+        They are verified, and get the same places in ``out``. Both raise
+        :class:`CheckpointDamaged`, also if the pieces' digests are, and as :meth:`open_stream`
+        does; version 0.2.0 wrote no digests of pieces.
+        """
+        path, copied = f"{self._prefix}/{name}", set[int]()
+        digests = self._storage.get(f"{path}.pieces").decode("latin-1")
+        if len(digests) != _DIGITS * -(-size // PIECE_BYTES):
+            raise _damaged(name)
+
+        def copy(start: int, stop: int) -> None:
+            for number in {*range(start // PIECE_BYTES, -(-stop // PIECE_BYTES))} - copied:
+                place, at = number * PIECE_BYTES, number * _DIGITS
+                piece = self._storage.read(path, place, place + PIECE_BYTES)
+                digest = hashlib.sha256(piece).hexdigest()
+                if digest != digests[at : at + _DIGITS]:
+                    raise _damaged(name)
+                out.seek(place)
+                out.write(piece)
+                copied.add(number)
+
+        return copy
+
     def delete_all(self) -> None:
         """Delete all of the job's objects, also damaged ones. You may repeat it."""
         for path in self._storage.names(self._prefix):
@@ -103,7 +131,20 @@ class Checkpoints:
         names = [each.name for each in self.all()[:-keep] if each.name not in protected]
         for name in names:
             self._storage.delete(f"{self._prefix}/{name}")
+            self._storage.delete(f"{self._prefix}/{name}.pieces")
         return names
+
+
+def _pieces_of(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the same bytes in pieces of :data:`PIECE_BYTES`."""
+    piece = bytearray()
+    for chunk in chunks:
+        piece += chunk
+        while len(piece) >= PIECE_BYTES:
+            yield bytes(piece[:PIECE_BYTES])
+            del piece[:PIECE_BYTES]
+    if piece:
+        yield bytes(piece)
 
 
 def _verified(chunks: Iterator[bytes], name: str, digest: str) -> Iterator[bytes]:
@@ -116,9 +157,13 @@ def _verified(chunks: Iterator[bytes], name: str, digest: str) -> Iterator[bytes
             yield withheld
         withheld = chunk
     if sha256.hexdigest() != digest:
-        raise CheckpointDamaged(f"checkpoint {name}: the digest does not match its content")
+        raise _damaged(name)
     if withheld:
         yield withheld
+
+
+def _damaged(name: str) -> CheckpointDamaged:
+    return CheckpointDamaged(f"checkpoint {name}: the digest does not match its content")
 
 
 def _stem(versions: tuple[int, ...]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -89,19 +89,42 @@ class ModelCheckpoints(Checkpoints):
     def read(self, name: str, shard: int | None = None, shards: int = 1) -> LoadedCheckpoint:
         """Read and verify a checkpoint, or one shard of a checkpoint with ``shards``.
 
-        It is copied to this machine's disk first, so no more of it is in memory. Raises
+        What it needs is copied to this machine's disk first, so no more of it is in memory. Raises
         :class:`CheckpointDamaged`, :class:`~vcasgd.errors.NotFound` and
         :class:`~vcasgd.errors.StorageUnavailable`.
         """
         with TemporaryDirectory(prefix="vcasgd-checkpoint-") as folder:
             file = Path(folder) / name
-            chunks = self.open_stream(name).chunks
+            stream = self.open_stream(name)
             try:
-                with file.open("wb") as out:
-                    out.writelines(chunks)
+                with file.open("w+b") as out:
+                    whole = shard is None or shards == 1
+                    if whole or not self._copy_part(name, stream.size, out, shard or 0, shards):
+                        out.seek(0)
+                        out.writelines(stream.chunks)
             except OSError as error:
                 raise StorageUnavailable(f"{name} can't be copied to {folder}: {error}") from error
             return parse(file, shard, shards)
+
+    def _copy_part(self, name: str, size: int, out: IO[bytes], shard: int, shards: int) -> bool:
+        """Copy what one shard needs of a file of ``size`` bytes.
+
+        Return False if all of it has to be read to know whether it is intact.
+        """
+        try:
+            copy = self.copier(name, size, out)
+            copy(0, 8)
+            out.seek(0)
+            start = 8 + int.from_bytes(out.read(8), "little")
+            copy(8, start)
+            out.seek(8)
+            document = json.loads(out.read(start - 8))["__metadata__"][_METADATA]
+            for first, last in _ranges_of(json.loads(document), size - start, shard, shards):
+                copy(start + first, start + last)
+        except (CheckpointDamaged, NotFound, *_PARSE_ERRORS):
+            return False
+        out.truncate(size)
+        return True
 
     def newest(
         self,
@@ -119,9 +142,9 @@ class ModelCheckpoints(Checkpoints):
                 return self.read(stored.name, shard, shards)
             except CheckpointDamaged as error:
                 damaged(error)
-                self._storage.move(
-                    f"{self._prefix}/{stored.name}", f"{self._prefix}/damaged/{stored.name}.damaged"
-                )
+                path = f"{self._prefix}/{stored.name}"
+                self._storage.move(path, f"{self._prefix}/damaged/{stored.name}.damaged")
+                self._storage.delete(f"{path}.pieces")
             except NotFound:
                 continue  # pruned in between
         return None
@@ -150,6 +173,16 @@ class TensorsOfFile(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _ranges_of(document: Any, size: int, shard: int, shards: int) -> list[tuple[int, int]]:
+    """Return the ranges of a file's ``size`` bytes behind its header that a shard needs."""
+    layout = Layout.from_json(document["layout"])
+    if layout.doubles or len(document["shards"]) != shards:
+        return [(0, size)]
+    part, first = Cut(layout.floats, layout.parameters, shards).parts[shard], 8 * layout.counted
+    vectors = range(first, size, 4 * layout.floats)
+    return [(0, first), *((at + 4 * part.start, at + 4 * part.stop) for at in vectors)]
 
 
 def file_of(

@@ -82,22 +82,26 @@ class Storage:
 
         This method and the iterator raise :class:`NotFound` and :class:`StorageUnavailable`.
         """
-        with _mapped(name):
-            size = int(obstore.head(self._store, name)["size"])
-        return ObjectStream(size, self._chunks(name, size, chunk_bytes))
+        size = self.size(name)
+        starts = range(0, size, chunk_bytes)
+        return ObjectStream(
+            size, (self.read(name, start, min(start + chunk_bytes, size)) for start in starts)
+        )
 
-    def _chunks(self, name: str, size: int, chunk_bytes: int) -> Iterator[bytes]:
-        for start in range(0, size, chunk_bytes):
-            end = min(start + chunk_bytes, size)
-            with _mapped(name):
-                chunk = bytes(obstore.get_range(self._store, name, start=start, end=end))
-            yield chunk
+    def size(self, name: str) -> int:
+        """Return an object's size in bytes. Raises as :meth:`get` does."""
+        with _mapped(name):
+            return int(obstore.head(self._store, name)["size"])
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        """Read a range of an object's bytes. Raises as :meth:`get` does."""
+        with _mapped(name):
+            return bytes(obstore.get_range(self._store, name, start=start, end=end))
 
     def has(self, name: str) -> bool:
         """Return True if the object exists. Raises :class:`StorageUnavailable`."""
         try:
-            with _mapped(name):
-                obstore.head(self._store, name)
+            self.size(name)
         except NotFound:
             return False
         return True
