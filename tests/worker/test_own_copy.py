@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ from vcasgd.learning.encodings.blocks import BlockFormat
 from vcasgd.learning.encodings.dense import Float32
 from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.shards import ShardRange
-from vcasgd.learning.vector import Floats
+from vcasgd.learning.vector import Floats, MappedVector
 from vcasgd.store.tensors.header import Header
 from vcasgd.worker import shard_link
 from vcasgd.worker.exchange import Exchange
+from vcasgd.worker.own_copy import Moved, OwnPart
 from vcasgd.worker.shard_link import LinkState
 from vcasgd.worker.update_queue import UpdateQueue
 from vcasgd.worker.vectors import VectorPool
@@ -68,7 +71,7 @@ class Trainee:
     def follow(self, *, wait: bool = False) -> None:
         every = range(len(self.pair.nodes)) if wait else ()
         for part, shift in self.exchange.take_shifts(wait=every):
-            part.of(self.model).add_(shift.tensor)
+            part.of(self.model).add_(shift.memory[:])
             shift.release()
         if not wait:
             self.exchange.follow()
@@ -492,3 +495,38 @@ class TestMemory:
         for vector in held:
             vector.release()
         assert len(pool.free) == 2
+
+
+def test_the_parts_of_a_copy_have_only_pieces_of_their_vectors() -> None:
+    """All shards merge beside the training, so whole vectors of some would be much of the model."""
+    floats = 8 << 20
+    own = OwnPart(
+        ShardRange(0, 0, floats, floats - 1), MappedVector(floats), torch.device("cpu"), mapped=True
+    )
+    end, version = own.lend(), MappedVector(floats)
+    end.memory[floats - 2 :].copy_(torch.tensor([3.0, 5.0]))
+    before = memory("VmRSS")
+    # The most memory from now on is what this process has had since then.
+    Path("/proc/self/clear_refs").write_text("5")
+
+    difference = own.advance(end, 1)
+    assert difference.compute()[floats - 2 :].tolist() == [3, 5]
+    own.merge(version, 0, done)
+    shift = own.take_shift(wait=True)
+
+    assert shift is not None
+    assert shift.memory[floats - 2 :].tolist() == [0, 0]
+    assert memory("VmHWM") - before < floats * 4 / 2
+
+
+def done(compute: Callable[[], Moved]) -> Future[Moved]:
+    future: Future[Moved] = Future()
+    future.set_result(compute())
+    return future
+
+
+def memory(kind: str) -> int:
+    """Return bytes of this process."""
+    found = re.search(rf"{kind}:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])

@@ -22,7 +22,7 @@ def test_a_vector_is_used_again_once_all_holders_have_released_it() -> None:
 
 
 def add(queue: UpdateQueue, vector: Vector) -> None:
-    payload = Float32().encode(vector.tensor)
+    payload = Float32().encode(vector.memory[:])
     header = Header(update="w.1.1", worker="w", subtask=0, start=0, stop=2, base=0, token=1,
                     codec="float32", size=len(payload), layout="l")  # fmt: skip
     queue.add(header, 0, payload, vector)

@@ -7,7 +7,7 @@ different positions in the same subtask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -44,6 +44,13 @@ class ShardRange:
     def of(self, vector: Floats) -> Tensor:
         """Return the shard's part of the job's vector, as a view."""
         return vector[self.start : self.stop]
+
+    def pieces(self, most: int) -> Iterator[ShardRange]:
+        """Yield its pieces of ``most`` elements; the last one may be shorter."""
+        for start in range(self.start, self.stop, most):
+            stop = min(start + most, self.stop)
+            trained = min(max(self.parameters - (start - self.start), 0), stop - start)
+            yield ShardRange(self.shard, start, stop, trained)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from vcasgd.learning.layout import FLOATS, Layout, TensorEntry, TensorKind, as_k
 #: Largest magnitude in an update; larger values would soon overflow float32 weights.
 LARGEST_VALUE = 1e30
 #: Elements of a mapped vector that are in a process at a time.
-PIECE_FLOATS = 1 << 21
+PIECE_FLOATS = 1 << 19
 _FLOAT_BYTES = 4
 
 

@@ -9,7 +9,7 @@ next update has. Statistics stay those of the copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,14 @@ from torch import Tensor
 
 from vcasgd.errors import NonFiniteLoss
 from vcasgd.learning.shards import ShardRange
-from vcasgd.learning.vector import Floats, copy_floats, is_sound
+from vcasgd.learning.vector import (
+    PIECE_FLOATS,
+    Floats,
+    MappedVector,
+    copy_floats,
+    is_sound,
+    within,
+)
 from vcasgd.worker.interval import add
 from vcasgd.worker.vectors import Vector, VectorPool, beside_training
 
@@ -42,9 +49,11 @@ class Difference:
 
     def compute(self) -> Floats:
         """Write the update, and return it. Raises :class:`NonFiniteLoss`."""
-        with beside_training(self.end.tensor.device):
-            subtract(self.part, self.end.tensor, self.start.tensor, self.update.tensor)
-        return self.update.memory
+        end, start, update = self.end.memory, self.start.memory, self.update.memory
+        with beside_training(self.end.device):
+            for piece in _pieces(self.part, update):
+                subtract(piece, end, start, update)
+        return update
 
     def release(self) -> None:
         """Release the vectors."""
@@ -78,7 +87,7 @@ class OwnPart:
         if not self._on_cpu:
             self._copies = VectorPool(part.floats, device)
         self.start = self._copies.take()
-        self.start.tensor.copy_(part.of(base))
+        copy_floats(within(base, part.start, part.stop), self.start.memory)
         #: Updates that the shard's version may lack, with their numbers.
         self._pending: list[tuple[int, Vector]] = []
         self._merging: Future[Moved] | None = None
@@ -142,13 +151,14 @@ class OwnPart:
             if keep is not None:
                 copy_floats(version, keep)
             with beside_training(self._copies.device):
-                target, difference = moved.tensor, shift.tensor
-                target.copy_(version[:])
-                for update in pending:
-                    add(part, target, update)
-                torch.sub(target, start.tensor, out=difference)
-                # Sums of statistics, such as variances, can be impossible.
-                difference[part.parameters :] = 0.0
+                copy_floats(version, moved.memory)
+                for piece in _pieces(part, moved.memory):
+                    for update in pending:
+                        add(piece, moved.memory, update)
+                    difference = piece.of(shift.memory)
+                    torch.sub(piece.of(moved.memory), piece.of(start.memory), out=difference)
+                    # Sums of statistics, such as variances, can be impossible.
+                    difference[piece.parameters :] = 0.0
             return Moved(moved, shift)
 
         self._merging = run(compute)
@@ -223,10 +233,15 @@ class OwnCopy:
     def read_start(self, out: Floats) -> None:
         """Copy all starts into ``out``, float32 [floats]."""
         for part, own in zip(self._ranges, self.parts, strict=True):
-            part.of(out).copy_(own.start.tensor)
+            copy_floats(own.start.memory, within(out, part.start, part.stop))
 
 
-def subtract(part: ShardRange, end: Tensor, start: Tensor, out: Tensor) -> None:
+def _pieces(part: ShardRange, vector: Floats) -> Iterator[ShardRange]:
+    """Yield the pieces of a part that a process may have at a time."""
+    return part.pieces(PIECE_FLOATS if isinstance(vector, MappedVector) else max(1, part.floats))
+
+
+def subtract(part: ShardRange, end: Floats, start: Floats, out: Floats) -> None:
     """Write a shard's part of an update, float32 [floats]: differences of parameters, and
     statistics as they are. Raises :class:`NonFiniteLoss`.
 

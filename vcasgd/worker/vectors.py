@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 
 from vcasgd.learning.vector import Floats, MappedVector, new_vector
 
@@ -31,9 +30,9 @@ class Vector:
         self._holders = 0
 
     @property
-    def tensor(self) -> Tensor:
-        """All of it."""
-        return self.memory if isinstance(self.memory, Tensor) else self.memory[:]
+    def device(self) -> torch.device:
+        """The device that its memory is on."""
+        return self._pool.device
 
     @property
     def shared(self) -> bool:
