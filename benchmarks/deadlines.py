@@ -22,6 +22,7 @@ from statistics import fmean
 from markdown import table
 from vcasgd.fleet import deadline
 from vcasgd.fleet.deadline import DeadlineRun, Outlook, Work, outlook, simulate, with_deadline
+from vcasgd.fleet.histories import read_counts
 from vcasgd.fleet.observed import (
     JobDemand,
     Market,
@@ -32,7 +33,6 @@ from vcasgd.fleet.observed import (
     with_history,
 )
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide
-from vcasgd.fleet.presence import read_counts
 from vcasgd.fleet.providers.base import Machine, MachineState, Offer
 
 HERE = Path(__file__).resolve().parent

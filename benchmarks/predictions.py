@@ -27,7 +27,7 @@ from markdown import table
 from vcasgd.chaos.faults import LimitedCapacity
 from vcasgd.chaos.scenario import Counts
 from vcasgd.client import Client
-from vcasgd.fleet.presence import lives, read_counts
+from vcasgd.fleet.histories import lives, read_counts
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.schemas.jobs import JobView
 from vcasgd.session.script import load

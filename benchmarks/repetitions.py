@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from strangers import EPOCHS, HOSTILE, OWNERS, ROOT
-from vcasgd.fleet.presence import Life, always
+from vcasgd.fleet.histories import Life, always
 from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.simulation.worker import SimulatedInterval, SimulatedWorker
 from vcasgd.spec.job import JobSpec

@@ -25,7 +25,7 @@ from statistics import fmean, median
 import torch
 
 from markdown import table
-from vcasgd.fleet.presence import RETRY_SECONDS, Life, always, lives, read_counts
+from vcasgd.fleet.histories import RETRY_SECONDS, Life, always, lives, read_counts
 from vcasgd.session.script import load
 from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.spec.job import JobSpec

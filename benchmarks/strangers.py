@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from vcasgd.fleet.presence import always
+from vcasgd.fleet.histories import always
 from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.simulation.worker import SimulatedWorker
 from vcasgd.spec.job import JobSpec

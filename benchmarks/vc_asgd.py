@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from vcasgd.fleet.presence import machines
+from vcasgd.fleet.histories import machines
 from vcasgd.session.script import load
 from vcasgd.simulation.job import Conditions, Outcome, Simulation
 from vcasgd.spec.job import JobSpec, load_job_mapping

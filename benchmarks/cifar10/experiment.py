@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 
-from vcasgd.fleet.presence import machines
+from vcasgd.fleet.histories import machines
 from vcasgd.simulation.job import Conditions, Point, Simulation
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import load_task

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import yaml
 
-from vcasgd.fleet.presence import always
+from vcasgd.fleet.histories import always
 from vcasgd.simulation.job import Conditions, Outcome, Simulation
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import load_task

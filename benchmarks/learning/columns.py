@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from plain import train
 
-from vcasgd.fleet.presence import Life, always, lives, read_counts
+from vcasgd.fleet.histories import Life, always, lives, read_counts
 from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.spec.job import JobSpec, load_job_mapping
 from vcasgd.task.task import Task, load_task

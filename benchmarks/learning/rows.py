@@ -36,10 +36,10 @@ ASYNCHRONOUS = (
     "worker/member.py",
     "worker/interval.py",
     "worker/update_queue.py",
-    "parameter_server/model_state.py",
+    "parameter_server/blend.py",
     "parameter_server/round_members.py",
     "simulation/*.py",
-    "fleet/presence.py",
+    "fleet/histories.py",
 )
 
 

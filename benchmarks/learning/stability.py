@@ -27,7 +27,7 @@ from columns import DATA, HERE, make_task
 from plain import train
 from rows import Row, code, package_code
 
-from vcasgd.fleet.presence import always
+from vcasgd.fleet.histories import always
 from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.update import LIMIT, RULES

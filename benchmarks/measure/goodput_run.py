@@ -18,7 +18,7 @@ from benchmarks.measure.goodput import GoodputFigures, MachineLife, Observations
 from vcasgd.chaos.killers import Killer, await_result
 from vcasgd.client import Client
 from vcasgd.errors import StackError, StoreError
-from vcasgd.fleet.presence import machines
+from vcasgd.fleet.histories import machines
 from vcasgd.fleet.providers.base import Machine
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.settings import Settings

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from links import LinkSpeed
-from vcasgd.fleet.presence import machines
+from vcasgd.fleet.histories import machines
 
 SLOW = LinkSpeed(mbit=100.0, delay_ms=25.0)
 TRACES = Path(__file__).resolve().parents[1] / "cifar10" / "traces"

@@ -28,7 +28,7 @@ from vcasgd.child_process import visible
 from vcasgd.cli.output import PlainConsole
 from vcasgd.errors import SpecError, StackError
 from vcasgd.machine.workers import MAX_LOG_BYTES
-from vcasgd.schemas.machines import OrderView
+from vcasgd.schemas.joining import OrderView
 from vcasgd.worker.shell import NETWORK_REMEDY
 
 Eventually = Callable[..., Any]

@@ -18,7 +18,7 @@ from vcasgd.agent.availability import Availability, StackSilence, Terms, ThisMac
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
 from vcasgd.agent.display import Display
 from vcasgd.errors import ApiError
-from vcasgd.schemas.machines import JoinView, ReportBody
+from vcasgd.schemas.joining import JoinView, ReportBody
 
 
 class Stack(BaseHTTPRequestHandler):

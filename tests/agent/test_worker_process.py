@@ -15,7 +15,7 @@ from vcasgd.agent.worker_process import JoinedWorker
 from vcasgd.child_process import visible
 from vcasgd.errors import PackageError
 from vcasgd.machine.workers import WorkerSet
-from vcasgd.schemas.machines import MAX_REASON_LENGTH, OrderView, ReportBody
+from vcasgd.schemas.joining import MAX_REASON_LENGTH, OrderView, ReportBody
 
 Eventually = Callable[..., Any]
 

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 import vcasgd
 from vcasgd.errors import SpecError
-from vcasgd.fleet.presence import Life, always, lives
+from vcasgd.fleet.histories import Life, always, lives
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.simulation.job import Conditions, Outcome, Simulation
 from vcasgd.spec.job import JobSpec

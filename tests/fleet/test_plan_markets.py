@@ -22,7 +22,7 @@ from vcasgd.fleet.plan import (
     launch_token,
     market_name,
 )
-from vcasgd.fleet.plan.market import scores
+from vcasgd.fleet.plan.purchases import scores
 from vcasgd.fleet.providers.base import Offer
 
 

@@ -32,7 +32,7 @@ from vcasgd.errors import (
     VcasgdError,
 )
 from vcasgd.gateway.relay import ACCEPTED, pin_of
-from vcasgd.schemas.machines import JoinRequest, ReportBody, WorkerReportBody
+from vcasgd.schemas.joining import JoinRequest, ReportBody, WorkerReportBody
 from vcasgd.store import keys as names
 from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrder, WorkerOrders
 

@@ -12,7 +12,7 @@ import torch
 from support.examples import finish_although_workers_die
 from support.harness import Harness
 
-from vcasgd.fleet.presence import always
+from vcasgd.fleet.histories import always
 from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import load_task

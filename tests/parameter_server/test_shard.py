@@ -19,7 +19,7 @@ from vcasgd.errors import (
     StoreUnavailable,
 )
 from vcasgd.limits import MAX_LOGGED
-from vcasgd.parameter_server.model_state import MAX_UPDATES
+from vcasgd.parameter_server.blend import MAX_UPDATES
 from vcasgd.parameter_server.reports import REPORT_SECONDS
 from vcasgd.parameter_server.shard import VIEW_SECONDS, Shard
 from vcasgd.store.ledger.leases import Lease

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vcasgd.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
 from vcasgd.learning.rules import Context
-from vcasgd.parameter_server.collect import POISON, UPDATE_ATTEMPTS
+from vcasgd.parameter_server.receive import POISON, UPDATE_ATTEMPTS
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.leases import Lease

@@ -23,7 +23,7 @@ from xxhash import xxh3_64_intdigest
 
 from vcasgd.errors import InvalidUpdate
 from vcasgd.learning.vector import LARGEST_VALUE
-from vcasgd.parameter_server.model_state import ModelState, ShardConfig
+from vcasgd.parameter_server.blend import ModelState, ShardConfig
 from vcasgd.parameter_server.reports import INNOCENT
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.job import ModelFacts

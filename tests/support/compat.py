@@ -27,7 +27,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 import vcasgd
 from support.harness import Harness
 from support.waiting import await_truth
-from vcasgd.fleet.presence import always
+from vcasgd.fleet.histories import always
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.session.script import load
 from vcasgd.simulation.job import Conditions, Simulation

@@ -17,7 +17,7 @@ from support.waiting import PATIENCE, await_truth
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
 from vcasgd.client.transport import Transport
 from vcasgd.gateway.relay import ensure_certificate, first_line
-from vcasgd.schemas.machines import MACHINE_SECRET
+from vcasgd.schemas.joining import MACHINE_SECRET
 
 
 @dataclass

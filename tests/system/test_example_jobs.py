@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from vcasgd.errors import TaskImportError
-from vcasgd.fleet.presence import always
+from vcasgd.fleet.histories import always
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.training import batches
 from vcasgd.simulation.job import Conditions, Outcome, Simulation

@@ -69,13 +69,13 @@ MUTATIONS = {
         "::test_each_route_refuses_lower_scopes_and_names_the_one_it_needs",
     ),
     "back-off": Mutation(
-        "fleet/plan/market.py",
+        "fleet/plan/purchases.py",
         "return pool.market(zone, spot).blocked_until <= self._now",
         "return True",
         "tests/fleet/test_plan_markets.py::test_decide",
     ),
     "rollback": Mutation(
-        "parameter_server/model_state.py",
+        "parameter_server/blend.py",
         "if header.rollbacks < self.meta.rollbacks:",
         "if False:",
         "tests/parameter_server/test_shard_rollback.py"

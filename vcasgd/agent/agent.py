@@ -27,7 +27,7 @@ from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError, NotFound, VersionDiffers
 from vcasgd.fleet.notices import NoticeKind, write_notice
 from vcasgd.machine.workers import WorkerSet
-from vcasgd.schemas.machines import (
+from vcasgd.schemas.joining import (
     MAX_REASON_LENGTH,
     JoinView,
     OrderView,

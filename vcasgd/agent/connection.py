@@ -23,7 +23,7 @@ from vcasgd.client.transport import FILE_SECONDS, Transport, path_of, trusted
 from vcasgd.errors import ApiError, SpecError, StackError, Unauthorized
 from vcasgd.gateway.relay import ACCEPTED, PROTOCOL, Stream, close, first_line, relay
 from vcasgd.limits import GATEWAY_BUFFER_BYTES
-from vcasgd.schemas.machines import (
+from vcasgd.schemas.joining import (
     MACHINE_SECRET,
     JoinRequest,
     JoinView,

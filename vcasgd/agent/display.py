@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from rich.status import Status
 from rich.text import Text
 
-from vcasgd.schemas.machines import OrderView
+from vcasgd.schemas.joining import OrderView
 
 #: Seconds between two lines about the progress if the output is no terminal.
 LINE_SECONDS = 60.0

@@ -21,7 +21,7 @@ from vcasgd.errors import VcasgdError
 from vcasgd.fleet.notices import NOTICE_FILE_VARIABLE
 from vcasgd.fork_server import ForkedCommand
 from vcasgd.machine.workers import WorkerProcess
-from vcasgd.schemas.machines import OrderView
+from vcasgd.schemas.joining import OrderView
 from vcasgd.store.admission import SOCKETS
 
 #: Seconds between two looks at the memory of a sandbox.

@@ -26,7 +26,7 @@ from vcasgd.api.routes import (
     fleet,
     history,
     jobs,
-    machines,
+    joining,
     monitoring,
     shell,
     tokens,
@@ -98,7 +98,7 @@ def create_app(
 def _guarded() -> APIRouter:
     anywhere = problems.documented(401, 403, 422, 429, 500, 503)
     router = APIRouter(prefix=PREFIX, responses=anywhere)
-    for part in (tokens, jobs, history, files, fleet, shell, costs, machines):
+    for part in (tokens, jobs, history, files, fleet, shell, costs, joining):
         for route in part.router.routes:
             # a route without a scope would be open to every token
             assert isinstance(route, APIRoute)

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from vcasgd.errors import SpecError
-from vcasgd.fleet.presence import read_counts
+from vcasgd.fleet.histories import read_counts
 from vcasgd.spec.problems import spec_error
 from vcasgd.spec.values import Duration, StrictModel
 from vcasgd.spec.yaml import load_mapping

@@ -64,7 +64,7 @@ def simulate(
     simulated. The same seed gives the same result.
     """
     # Imported here because torch takes seconds to import.
-    from vcasgd.fleet.presence import RETRY_SECONDS, machines
+    from vcasgd.fleet.histories import RETRY_SECONDS, machines
     from vcasgd.session.script import load
     from vcasgd.simulation.job import Conditions, Simulation
     from vcasgd.storage.base_files import prepare_base

@@ -23,7 +23,7 @@ from statistics import fmean, median, quantiles
 
 from vcasgd.errors import SpecError
 from vcasgd.fleet.observed import JobDemand, Rates
-from vcasgd.fleet.plan.market import price_of
+from vcasgd.fleet.plan.purchases import price_of
 from vcasgd.fleet.providers.base import Machine, Offer
 from vcasgd.schemas.costs import DeadlineEstimate
 

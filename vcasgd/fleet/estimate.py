@@ -18,7 +18,7 @@ from vcasgd.fleet.observed import (
     highest_price,
 )
 from vcasgd.fleet.plan import Launch, decide
-from vcasgd.fleet.plan.market import price_of
+from vcasgd.fleet.plan.purchases import price_of
 from vcasgd.fleet.pools import pools_of_job
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.fleet.traffic import bytes_per_sample, described, traffic

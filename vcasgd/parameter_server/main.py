@@ -36,7 +36,7 @@ from vcasgd.errors import (
 )
 from vcasgd.learning.shards import MAX_SHARDS_OF_NODE
 from vcasgd.logging import bound, configure_logging, exit_status, isolated
-from vcasgd.parameter_server.model_state import MAX_UPDATES
+from vcasgd.parameter_server.blend import MAX_UPDATES
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.settings import Settings, load_settings
 from vcasgd.steady_time import steady_time

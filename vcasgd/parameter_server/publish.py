@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from vcasgd.learning.evaluation import EvaluationPoints
-from vcasgd.parameter_server.model_state import ModelState
+from vcasgd.parameter_server.blend import ModelState
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.store.tensors.snapshot import Change, Meta, Snapshot, SnapshotView, pin_text
 from vcasgd.store.tensors.snapshot_index import MAX_PINS

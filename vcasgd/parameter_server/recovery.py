@@ -20,7 +20,7 @@ from vcasgd.errors import (
     SnapshotMissing,
     StoreUnavailable,
 )
-from vcasgd.parameter_server.model_state import ModelState, ShardConfig
+from vcasgd.parameter_server.blend import ModelState, ShardConfig
 from vcasgd.parameter_server.publish import Publisher
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.storage.model_checkpoints import LoadedCheckpoint, ModelCheckpoints

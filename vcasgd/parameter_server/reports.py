@@ -13,7 +13,7 @@ from typing import Any
 
 from vcasgd.errors import InvalidUpdate, NotFound, StoreUnavailable
 from vcasgd.learning.tuning import implicit_momentum
-from vcasgd.parameter_server.model_state import ModelState
+from vcasgd.parameter_server.blend import ModelState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Costs
 from vcasgd.store.ledger.job import Failure

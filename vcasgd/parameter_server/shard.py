@@ -17,9 +17,9 @@ from concurrent.futures import Executor
 
 from vcasgd.errors import JobUnreadable
 from vcasgd.limits import MAX_CONTENT_BYTES, MAX_HEADERS_BYTES
-from vcasgd.parameter_server.collect import Collector
-from vcasgd.parameter_server.model_state import ModelState, ShardConfig
+from vcasgd.parameter_server.blend import ModelState, ShardConfig
 from vcasgd.parameter_server.publish import Publisher
+from vcasgd.parameter_server.receive import Collector
 from vcasgd.parameter_server.recovery import Recovery
 from vcasgd.parameter_server.reports import REPORT_SECONDS, Reports
 from vcasgd.parameter_server.verification import verification_of

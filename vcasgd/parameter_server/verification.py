@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from importlib import import_module
 
-from vcasgd.parameter_server.model_state import ModelState
+from vcasgd.parameter_server.blend import ModelState
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.connection import RedisClient

@@ -25,9 +25,9 @@ from typing import Any
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate, NonFiniteLoss, SpecError
-from vcasgd.fleet.presence import Life
+from vcasgd.fleet.histories import Life
 from vcasgd.learning.rules import make_rule
-from vcasgd.parameter_server.model_state import ModelState, ShardConfig
+from vcasgd.parameter_server.blend import ModelState, ShardConfig
 from vcasgd.session.script import LoopInThread
 from vcasgd.simulation.worker import Fetched, SimulatedInterval, SimulatedWorker
 from vcasgd.spec.job import JobSpec

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vcasgd.fleet.presence import Life
+from vcasgd.fleet.histories import Life
 from vcasgd.learning.encodings.encoder import Encoder
 from vcasgd.learning.vector import counted
 from vcasgd.store.tensors.header import Header

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vcasgd.errors import InvalidUpdate, StoreError
-from vcasgd.parameter_server.model_state import ModelState
+from vcasgd.parameter_server.blend import ModelState
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.store.ledger.untrusted import Invalid
 from vcasgd.store.tensors.header import Header

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.parameter_server.model_state import ModelState
+from vcasgd.parameter_server.blend import ModelState
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE, Reports
 from vcasgd.parameter_server.verification import ServerVerification
 from vcasgd.spec.job import JobSpec

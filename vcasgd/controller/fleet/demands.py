@@ -17,7 +17,7 @@ from vcasgd.fleet.costs import (
 )
 from vcasgd.fleet.hardware import Hardware, shortfalls
 from vcasgd.fleet.observed import JobDemand, Limits
-from vcasgd.fleet.plan.market import price_of
+from vcasgd.fleet.plan.purchases import price_of
 from vcasgd.fleet.pools import PoolSpec, pools_of_job
 from vcasgd.fleet.providers.base import Machine, MachineState, Offer
 from vcasgd.logging import isolated

@@ -9,8 +9,8 @@ from itertools import groupby
 
 from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.cloud_calls import BACKOFF_SECONDS
+from vcasgd.controller.fleet.launches import MachineActuator
 from vcasgd.controller.fleet.learners import Learners
-from vcasgd.controller.fleet.machines import MachineActuator
 from vcasgd.controller.fleet.observe import Observer
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.view import Fleet, FleetView

@@ -74,7 +74,7 @@ from vcasgd.fleet.plan.actions import (
     market_name,
 )
 from vcasgd.fleet.plan.decide import Waiting, decide, make_plan
-from vcasgd.fleet.plan.market import SPREAD_PREMIUM
+from vcasgd.fleet.plan.purchases import SPREAD_PREMIUM
 from vcasgd.fleet.plan.shares import within_limits
 
 __all__ = [

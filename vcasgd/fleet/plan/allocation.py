@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from vcasgd.fleet.hardware import Hardware, shortfalls
 from vcasgd.fleet.observed import JobDemand, Observed, WorkerView, highest_price
 from vcasgd.fleet.plan.actions import Blame, Launch, StartWorker, StopWorker, Terminate
-from vcasgd.fleet.plan.market import Markets
+from vcasgd.fleet.plan.purchases import Markets
 from vcasgd.fleet.plan.shares import OwnerRooms, Shares, by_minimum, fill_by_share, levels
 from vcasgd.fleet.plan.staff import (
     ANY,

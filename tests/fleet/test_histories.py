@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vcasgd.errors import SpecError
-from vcasgd.fleet.presence import Life, always, lives, read_counts
+from vcasgd.fleet.histories import Life, always, lives, read_counts
 
 
 def test_lives_match_the_counts() -> None:

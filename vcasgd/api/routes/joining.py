@@ -18,7 +18,7 @@ from vcasgd.errors import Conflict, JobUnreadable, NotFound, SpecError, VersionD
 from vcasgd.fleet.pools import JOIN as JOIN_PROVIDER
 from vcasgd.fleet.pools import ORDERED_PROVIDERS
 from vcasgd.fleet.providers.joining import pool_of_ordered
-from vcasgd.schemas.machines import (
+from vcasgd.schemas.joining import (
     MACHINE_SECRET,
     MIN_MACHINE_SECRET,
     JoinRequest,

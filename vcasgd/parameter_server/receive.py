@@ -7,7 +7,7 @@ import traceback
 from collections import Counter
 
 from vcasgd.errors import Cause, InvalidUpdate, fault_of
-from vcasgd.parameter_server.model_state import MAX_UPDATES, ModelState
+from vcasgd.parameter_server.blend import MAX_UPDATES, ModelState
 from vcasgd.parameter_server.reports import Reports
 from vcasgd.parameter_server.verification import ServerVerification
 from vcasgd.store.acl import worker_key

@@ -15,7 +15,7 @@ from vcasgd.controller.fleet.view import Fleet
 from vcasgd.errors import FleetError
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame, Launch, Terminate, market_name
-from vcasgd.fleet.plan.market import price_of
+from vcasgd.fleet.plan.purchases import price_of
 from vcasgd.fleet.pools import JOINING_PROVIDERS, cache_name
 from vcasgd.fleet.providers.base import (
     MACHINE_ID,
