@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -307,6 +308,74 @@ def test_a_preemption_on_request(gcp: GcpBackend) -> None:
     (bought,) = provider.launch(gcp.pool, 1, BOOT, "t2", spot=False)
     with pytest.raises(FleetError, match="on-demand"):
         provider.evict(bought)
+
+
+#: USD by what is priced in Google's catalog, as of November 2026: on demand, and spot.
+RATES = {
+    "N2 Instance Core": (0.031611, 0.007653),
+    "N2 Instance Ram": (0.004237, 0.001026),
+    "G2 Instance Core": (0.024988, 0.01),
+    "G2 Instance Ram": (0.002927, 0.001),
+    "Nvidia L4 GPU": (0.560004, 0.2),
+}
+
+
+def sku(what: str, usage: str, price: float, region: str = "us-central1") -> dict[str, Any]:
+    """A row of the catalog, with an older price behind the newest one."""
+
+    def priced(nanos: float) -> dict[str, Any]:
+        unit = {"currencyCode": "USD", "units": "0", "nanos": round(nanos)}
+        return {"pricingExpression": {"tieredRates": [{"unitPrice": unit}]}}
+
+    return {
+        "description": f"{what} running in Americas",
+        "category": {"resourceFamily": "Compute", "usageType": usage},
+        "serviceRegions": [region, "us-west1"],
+        "pricingInfo": [priced(price * 1e9), priced(9e9)],
+    }
+
+
+def catalog() -> list[dict[str, Any]]:
+    rows = [{"description": "no price", "category": {"usageType": "OnDemand"}, "pricingInfo": []}]
+    for what, (on_demand, spot) in RATES.items():
+        gpu = f"{what} attached to Spot Preemptible VMs"
+        rows += [
+            sku(what, "OnDemand", on_demand),
+            sku(gpu if "GPU" in what else f"Spot Preemptible {what}", "Preemptible", spot),
+            # Other prices of the same parts
+            sku(f"Reserved {what}", "OnDemand", 7.0),
+            sku(what, "Commit1Yr", 7.0),
+            sku(what, "OnDemand", 7.0, "europe-west1"),
+        ]
+    return rows
+
+
+@pytest.mark.parametrize("spot", [True, False])
+@pytest.mark.parametrize("allowed", [True, False])
+def test_prices_of_google_are_those_of_its_catalog_if_it_may_be_read(
+    gcp: GcpBackend, spot: bool, allowed: bool
+) -> None:
+    gcp.compute.skus = catalog()
+    if not allowed:
+        gcp.compute.refuse("skus", 403, "SERVICE_DISABLED")
+    kinds = ["n2-standard-4", "g2-standard-4", "e2-standard-2"]
+
+    provider = gcp.provider(spot=spot, machine_types=kinds)
+    offers = {offer.machine_type: offer for offer in provider.offers(gcp.pool)}
+
+    usual = {kind: PriceTable.load("gcp").price("us-central1", kind) for kind in kinds}
+    listed = {kind: each.spot if spot else each.on_demand for kind, each in usual.items()}
+    if allowed:
+        n2, g2 = (0.047028, 0.256) if spot else (0.194236, 0.706788)
+        listed |= {"n2-standard-4": n2, "g2-standard-4": g2}
+    assert {kind: offer.price_per_hour for kind, offer in offers.items()} == listed
+    today = datetime.now(UTC).date()
+    source = f"price catalog of Google ({today})" if allowed else usual["n2-standard-4"].source
+    assert offers["n2-standard-4"].source == source
+    assert offers["e2-standard-2"].source == usual["e2-standard-2"].source
+    assert [path for _, path in gcp.compute.requests].count("/v1/services/6F81-5844-456A/skus") == (
+        13 if allowed else 1
+    )
 
 
 def test_unreachable_compute_engine(gcp: GcpBackend) -> None:

@@ -84,6 +84,8 @@ class FakeCompute:
     #: Permissions of the caller, and limit and usage by metric.
     granted: set[str] = field(default_factory=set)
     quotas: dict[str, dict[str, float]] = field(default_factory=dict)
+    #: Rows of the price catalog, two on a page.
+    skus: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     changed: threading.Condition = field(init=False)
 
@@ -149,6 +151,11 @@ class FakeCompute:
             raise Refused(404, "notFound", f"{name} was not found")
         self.instances[zone, name]["status"] = "STOPPING"
         return self._operation(zone, request, None)
+
+    def catalog(self, page: str) -> dict[str, Any]:
+        start = int(page or 0)
+        more = str(start + 2) if start + 2 < len(self.skus) else ""
+        return {"skus": self.skus[start : start + 2], "nextPageToken": more}
 
     def guest_attributes(self, zone: str, name: str, path: str) -> dict[str, Any]:
         if (zone, name) not in self.instances or (name, path) not in self.attributes:
@@ -270,6 +277,9 @@ class _Handler(BaseHTTPRequestHandler):
                 ),
                 r"(global|regions/[\w-]+)/instanceTemplates/[\w-]+": self._template,
                 r"regions/([\w-]+)": lambda compute, region: compute.region(region),
+                r"/v1/services/6F81-5844-456A/skus": lambda compute: compute.catalog(
+                    self.query.get("pageToken", "")
+                ),
             }
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vcasgd.errors import SpecError
-from vcasgd.fleet.prices import PriceTable
+from vcasgd.fleet.prices import PriceTable, Told
 
 OVERRIDE = """
 aws:
@@ -37,13 +37,14 @@ def test_what_the_cloud_tells_precedes_the_package_and_follows_the_users_file(
     override: Path,
 ) -> None:
     table = PriceTable.load("aws", override)
-    table.use("us-east-1", {"c5.xlarge": 0.19, "m5.large": 0.11}, "price list of AWS")
+    told = Told({"us-east-1": {"c5.xlarge": 0.19, "m5.large": 0.11}}, {})
+    table.refresh(lambda: told, "price list of AWS")
 
     assert table.price("us-east-1", "c5.xlarge").on_demand == 0.1
-    told = table.price("us-east-1", "m5.large")
-    assert (told.on_demand, told.cpus) == (0.11, 2)
-    assert told.source == f"price list of AWS ({datetime.now(UTC).date()})"
-    assert table.price("us-east-2", "m5.large").source != told.source
+    price = table.price("us-east-1", "m5.large")
+    assert (price.on_demand, price.cpus) == (0.11, 2)
+    assert price.source == f"price list of AWS ({datetime.now(UTC).date()})"
+    assert table.price("us-east-2", "m5.large").source != price.source
 
 
 def test_google_spot_prices_are_in_the_table() -> None:

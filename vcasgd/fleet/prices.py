@@ -1,8 +1,8 @@
 """List prices: tables in the package, and a file of the user whose rows take precedence.
 
-On-demand prices come from the price list of AWS where the controller may read it, and else from
-tables. Each has a date and a source, which are shown with every price. The file in
-``VCASGD_PRICES`` is YAML or JSON of the same form, by cloud, and takes precedence::
+Prices come from the price list of AWS and the catalog of Google where the controller may read
+them, and else from tables. Each has a date and a source, which are shown with every price. The
+file in ``VCASGD_PRICES`` is YAML or JSON of the same form, by cloud, and takes precedence::
 
     aws:
       as_of: 2026-11-20
@@ -17,20 +17,37 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-from collections.abc import Mapping
+import logging
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime
+from datetime import time as time_of_day
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field, ValidationError
 
-from vcasgd.errors import SpecError
+from vcasgd.errors import FleetError, SpecError
 from vcasgd.fleet.pools import PoolSpec
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.spec.problems import spec_error
 from vcasgd.spec.values import Size, StrictModel
 from vcasgd.spec.yaml import load_mapping
+
+log = logging.getLogger(__name__)
+
+#: Seconds until a cloud's price list is read again.
+PRICE_LIST_SECONDS = 86_400.0
+
+
+class Told(NamedTuple):
+    """Prices that a cloud has just told, by region and type."""
+
+    on_demand: dict[str, dict[str, float]]
+    spot: dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -90,6 +107,7 @@ class PriceTable:
     def __init__(self, cloud: str, own: list[_Table], bundled: list[_Table]) -> None:
         self._cloud = cloud
         self._own, self._fetched, self._bundled = own, list[_Table](), bundled
+        self._reading, self._read_at = threading.Lock(), float("-inf")
 
     @classmethod
     def load(cls, cloud: str, override: Path | None = None) -> PriceTable:
@@ -104,11 +122,22 @@ class PriceTable:
     def _tables(self) -> list[_Table]:
         return [*self._own, *self._fetched, *self._bundled]
 
-    def use(self, region: str, prices: Mapping[str, float], source: str) -> None:
-        """Use on-demand prices by type that the cloud has just told, but for the user's own."""
+    def refresh(self, read: Callable[[], Told], source: str) -> None:
+        """Use prices that the cloud tells, but for the user's own; read them once a day.
+
+        If the cloud refuses, those of the tables count.
+        """
+        with self._reading:
+            if time.monotonic() - self._read_at < PRICE_LIST_SECONDS:
+                return
+            self._read_at = time.monotonic()
+        try:
+            told = read()
+        except FleetError as error:
+            log.info("prices are those of the table: %s", error)
+            return
         today = datetime.now(UTC).date()
-        table = _Table(as_of=today, source=source, on_demand={region: dict(prices)})
-        self._fetched = [table]
+        self._fetched = [_Table(as_of=today, source=source, **told._asdict())]
 
     def price(self, region: str, machine_type: str) -> ListPrice:
         """Return the price of a type in a region.
@@ -138,7 +167,7 @@ class PriceTable:
             spot=table.spot.get(region, {}).get(machine_type),
             cpus=kind.cpus,
             gpus=kind.gpus,
-            as_of=datetime.combine(table.as_of, time(), UTC).timestamp(),
+            as_of=datetime.combine(table.as_of, time_of_day(), UTC).timestamp(),
             source=f"{table.source} ({table.as_of})",
             memory_gb=kind.memory,
             gpu=kind.gpu,

@@ -27,7 +27,7 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.pools import AwsPoolSpec
-from vcasgd.fleet.prices import PriceTable
+from vcasgd.fleet.prices import PriceTable, Told
 from vcasgd.fleet.providers.aws_calls import (
     BOOT_ERROR_TAG,
     CLUSTER_TAG,
@@ -59,8 +59,6 @@ log = logging.getLogger(__name__)
 USER_DATA_BYTES = 16_384
 #: Seconds within which EC2 lists a launch under its tag after it knows its token.
 TAG_SECONDS, TAG_POLL_SECONDS = 10.0, 0.5
-#: Seconds until the price list is read again.
-PRICE_LIST_SECONDS = 86_400.0
 #: Machines in one page of a listing.
 PAGE = 1000
 #: EC2's documented limit on the values of a filter.
@@ -125,12 +123,11 @@ class AwsProvider(PooledProvider[AwsPoolSpec]):
         self._price_seconds = price_seconds
         self._cached: dict[tuple[str, ...], tuple[float, Prices]] = {}
         self._pricing = threading.Lock()
-        self._list_read_at = float("-inf")
 
     def offers(self, pool: str) -> list[Offer]:
         """See the contract. A type without a spot price in a zone isn't sold there."""
         spec = self._pool(pool)
-        self._read_price_list()
+        self._table.refresh(self._price_list, "price list of AWS")
         offers = super().offers(pool)
         if not spec.spot:
             return offers
@@ -236,18 +233,8 @@ class AwsProvider(PooledProvider[AwsPoolSpec]):
         mine, rows = tagged(CLUSTER_TAG, self._cluster), "Reservations[].Instances[]"
         return listed(self._ec2, "describe_instances", rows, self._page, Filters=[mine, *filters])
 
-    def _read_price_list(self) -> None:
-        """Use the on-demand prices of AWS's list, if the controller may read it."""
-        with self._pricing:
-            if time.monotonic() - self._list_read_at < PRICE_LIST_SECONDS:
-                return
-            self._list_read_at = time.monotonic()
-        try:
-            prices = list_prices(self._region, self._kinds)
-        except FleetError as error:
-            log.info("prices on demand are those of the table: %s", error)
-            return
-        self._table.use(self._region, prices, "price list of AWS")
+    def _price_list(self) -> Told:
+        return Told({self._region: list_prices(self._region, self._kinds)}, {})
 
     def _spot_prices(self, kinds: Sequence[str], zones: Sequence[str]) -> Prices:
         """Return the current prices of types in zones, which are cached."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -47,6 +48,7 @@ from vcasgd.fleet.providers.gcp_calls import (
     request_id,
     template_path,
 )
+from vcasgd.fleet.providers.gcp_prices import catalog_prices
 from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider, refusal_of
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 
@@ -62,8 +64,7 @@ class GcpProvider(PooledProvider[GcpPoolSpec]):
     """Implementation of :class:`~vcasgd.fleet.providers.base.Provider` for pools of one project.
 
     A launch returns with Google's result, usually within some seconds and at most after half a
-    minute. Machines are listed at once, and run half a minute later. All prices, including those
-    of spot machines, come from the table.
+    minute. Machines are listed at once, and run half a minute later.
     """
 
     name = "gcp"
@@ -85,6 +86,7 @@ class GcpProvider(PooledProvider[GcpPoolSpec]):
         """
         super().__init__(cluster, pools)
         self._project = pools[0].template.project
+        self._url = url
         self._table = table
         self._page = page
         for pool in pools:
@@ -95,6 +97,11 @@ class GcpProvider(PooledProvider[GcpPoolSpec]):
         self._operations = attempt(lambda: compute_v1.ZoneOperationsClient(**options))
         self._global = attempt(lambda: compute_v1.InstanceTemplatesClient(**options))
         self._regional = attempt(lambda: compute_v1.RegionInstanceTemplatesClient(**options))
+
+    def offers(self, pool: str) -> list[Offer]:
+        read = partial(catalog_prices, list(self._pools.values()), self._table, self._url)
+        self._table.refresh(read, "price catalog of Google")
+        return super().offers(pool)
 
     def _offer(self, spec: GcpPoolSpec, zone: str, kind: str) -> Offer:
         """Return an offer. A type costs the same in all zones of a region."""

@@ -290,16 +290,17 @@ def _granted(pool: GcpPoolSpec, url: str | None) -> set[str]:
     address = f"{url or RESOURCE_MANAGER}/v1/projects/{pool.template.project}:testIamPermissions"
 
     def ask() -> Any:
-        with _session(url) as session:
+        with session(url) as http:
             body = {"permissions": list(PERMISSIONS)}
-            answer = session.post(address, json=body, timeout=CALL_SECONDS)
+            answer = http.post(address, json=body, timeout=CALL_SECONDS)
             answer.raise_for_status()
             return answer.json()
 
     return set(attempt(ask, pool.name).get("permissions", ()))
 
 
-def _session(url: str | None) -> AuthorizedSession:
+def session(url: str | None) -> AuthorizedSession:
+    """Return a session with this process's credentials, or without any over plain HTTP."""
     if url is not None and url.startswith("http://"):
         return AuthorizedSession(AnonymousCredentials())
     credentials, _ = default(scopes=[_SCOPE])
