@@ -41,6 +41,18 @@ test("a package leaves out files that .vcasgdignore lists", async () => {
   ]);
 });
 
+test("a package never contains the home of a stack", async () => {
+  const { zip } = await packageOf([
+    file("job/.vcasgdignore", "!.vcasgd"),
+    file("job/.vcasgd/stack.lock", ""),
+    file("job/.vcasgd/token", "secret"),
+    file("job/.vcasgd/ledger/server.conf", "secret"),
+    file("job/train.py", "x"),
+  ]);
+
+  expect(Object.keys(unzipSync(zip))).toEqual([".vcasgdignore", "train.py"]);
+});
+
 test("the name of the chosen folder is not matched", async () => {
   const { files } = await packageOf([file("venv/train.py", "x")]);
   expect(files).toBe(1);

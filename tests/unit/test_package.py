@@ -101,6 +101,16 @@ class TestPack:
 
         assert "node_modules" not in names(pack(source, LIMIT))
 
+    def test_a_home_of_a_stack_is_never_packed(self, source: Path) -> None:
+        # A first job is often written in the home folder, in which the stack's is, too.
+        home = source / "state"
+        (home / "ledger").mkdir(parents=True)
+        for name in ("stack.lock", "token", "secrets.json", "ledger/server.conf"):
+            (home / name).write_text("a password")
+        (source / IGNORE_FILE).write_text("!state")
+
+        assert names(pack(source, LIMIT)) == [IGNORE_FILE, "lib/model.py", "train.py"]
+
     def test_invalid_pattern_names_the_file(self, source: Path) -> None:
         (source / IGNORE_FILE).write_text("!")
 

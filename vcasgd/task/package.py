@@ -12,7 +12,7 @@ relative to the working directory:
 * Blank lines and lines that start with ``#`` are skipped; ``\\`` escapes a special character.
 
 Unlike in git, spaces around a line are dropped, only the file in the working directory itself
-counts, and :data:`IGNORED` can't be re-included.
+counts, and :data:`IGNORED` can't be re-included, nor the home of a stack, which has its secrets.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ IGNORED = (
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"),
 )
 IGNORE_FILE = ".vcasgdignore"
+#: A folder with this file is the home of a stack.
+HOME_FILE = "stack.lock"
 #: What each entry in the directory of a zip begins with.
 _FILE_SIGNATURE = b"PK\x01\x02"
 #: Date of every file in a package, so that equal content gives an equal digest.
@@ -137,6 +139,9 @@ def packed_files(directory: Path) -> Iterator[Path]:
     ignored = _ignored(directory)
     for folder, folders, names in os.walk(directory):
         inside = Path(folder).relative_to(directory)
+        if HOME_FILE in names:
+            folders.clear()
+            continue
         folders[:] = [name for name in folders if not ignored.match_file(f"{inside / name}/")]
         for name in names:
             path = Path(folder) / name

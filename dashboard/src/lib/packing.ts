@@ -17,6 +17,8 @@ const IGNORED = [
   ".ipynb_checkpoints",
 ];
 const IGNORE_FILE = ".vcasgdignore";
+/** A folder with this file is the home of a stack, with its secrets. */
+const HOME_FILE = "stack.lock";
 /** Date of every file, so that equal content gives an equal digest. */
 const DATE = new Date(1980, 0, 1, 0, 0, 0);
 
@@ -34,9 +36,14 @@ export async function packageOf(files: File[]): Promise<Package> {
   const ignoreFile = files.find((file) => pathIn(file) === IGNORE_FILE);
   const patterns = ignoreFile ? new TextDecoder().decode(await content(ignoreFile)) : "";
   const included = filter(patterns);
+  const homes = files
+    .map(pathIn)
+    .filter((path) => `/${path}`.endsWith(`/${HOME_FILE}`))
+    .map((path) => path.slice(0, -HOME_FILE.length));
   const entries = await Promise.all(
     files
       .filter((file) => included(pathIn(file)))
+      .filter((file) => !homes.some((home) => pathIn(file).startsWith(home)))
       .map(async (file) => ({ path: pathIn(file), data: await content(file) })),
   );
   if (entries.length === 0) throw new Error("the folder contains no files");
