@@ -84,7 +84,7 @@ def _relinked(text: str, page: str, files: Files) -> str:
         inside = target.removeprefix("docs/") if target.startswith("docs/") else None
         uri = inside if inside is not None else f"{OUTSIDE}/{target}"
         if files.get_file_from_path(uri) is None:
-            known = inside is not None or link[2].startswith("`")
+            known = inside is not None or link[2].startswith("`") or link[2] == target
             return link[2] if known else f"{link[2]} (`{target}`)"
         relative = posixpath.relpath(uri, posixpath.dirname(page) or ".")
         return f"{link[1]}[{link[2]}]({relative}{hash_}{anchor})"

@@ -206,7 +206,7 @@ def track(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Export a job's history to TensorBoard, MLflow, or W&B.
+    """Export a job's history to TensorBoard, MLflow, W&B, or Trackio.
 
     The next export of the same job continues where this one ends.
     """
