@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -366,6 +367,21 @@ class TestShards:
         else:
             with pytest.raises(CheckpointDamaged):
                 checkpoints.read(stored.name, 1, 3)
+
+    def test_a_header_beyond_the_end_is_damage(
+        self, checkpoints: ModelCheckpoints, cut: Cut, folder: Path
+    ) -> None:
+        """Someone made it, because its digests are right."""
+        stored = self.write(checkpoints, cut, (7, 8, 9))
+        path = path_of(folder, stored)
+        data = (1 << 45).to_bytes(8, "little") + path.read_bytes()[8:]
+        digest = hashlib.sha256(data).hexdigest()
+        name = stored.name.replace(stored.digest, digest)
+        path.with_name(name).write_bytes(data)
+        path.with_name(f"{name}.pieces").write_text(digest)
+
+        with pytest.raises(CheckpointDamaged):
+            checkpoints.read(name, 1, 3)
 
     def test_a_file_of_version_0_2_has_none(
         self, checkpoints: ModelCheckpoints, cut: Cut, folder: Path

@@ -104,12 +104,14 @@ class Checkpoints:
         does; version 0.2.0 wrote no digests of pieces.
         """
         path, copied = f"{self._prefix}/{name}", set[int]()
-        digests = self._storage.get(f"{path}.pieces").decode("latin-1")
-        if len(digests) != _DIGITS * -(-size // PIECE_BYTES):
+        if self._storage.size(f"{path}.pieces") != _DIGITS * -(-size // PIECE_BYTES):
             raise _damaged(name)
+        digests = self._storage.get(f"{path}.pieces").decode("latin-1")
 
         def copy(start: int, stop: int) -> None:
-            for number in {*range(start // PIECE_BYTES, -(-stop // PIECE_BYTES))} - copied:
+            # A layout can say that a vector ends far beyond the file.
+            last = -(-min(stop, size) // PIECE_BYTES)
+            for number in {*range(start // PIECE_BYTES, last)} - copied:
                 place, at = number * PIECE_BYTES, number * _DIGITS
                 piece = self._storage.read(path, place, place + PIECE_BYTES)
                 digest = hashlib.sha256(piece).hexdigest()

@@ -116,6 +116,8 @@ class ModelCheckpoints(Checkpoints):
             copy(0, 8)
             out.seek(0)
             start = 8 + int.from_bytes(out.read(8), "little")
+            if start > size:
+                return False
             copy(8, start)
             out.seek(8)
             document = json.loads(out.read(start - 8))["__metadata__"][_METADATA]
