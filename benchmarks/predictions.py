@@ -172,8 +172,8 @@ Duration and cost are within 15% in **{good} of {total}** rows, and at most {wor
 
 Not predicted: the last evaluation and the last checkpoint, the wait of a round for a machine that
 was lost, how fast a busy computer starts machines at once, that a speed measured with three
-machines is another one with fewer, and what the controller tunes while a job trains: the accuracy of
-asynchronous rules with so few updates depends on it, and on each update's staleness.
+machines is another one with fewer, and what the controller tunes while a job trains: the accuracy
+of asynchronous rules with so few updates depends on it, and on each update's staleness.
 """
 
 
