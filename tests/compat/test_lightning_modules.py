@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from compat.test_buffers import facts_of
 from support.compat import Metrics, Points, assert_close, grid, on_workers, orders, simulated
 from support.harness import Harness
 from torch.nn import functional as F
@@ -262,7 +263,7 @@ def task_of(make: Callable[[], Any], **options: Any) -> Callable[[], Task]:
 
 
 #: Modules whose test takes a few seconds more, and holds nothing that those of others don't.
-FURTHER = ("Counters", "WarmUp", "Several", "Two", "AtTheEnd", "Streams", "Thaws")
+FURTHER = ("Counters", "WarmUp", "Several", "AtTheEnd", "Streams", "Thaws")
 
 
 @grid
@@ -282,6 +283,29 @@ def test_a_module_ends_as_with_lightning(workers: int, name: str, tmp_path: Path
     ends = [simulated(task_of(make), workers, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
 
     assert_close(ends, expected)
+
+
+@grid
+@pytest.mark.ci
+def test_steps_in_turn_need_large_parts(workers: int, tmp_path: Path) -> None:
+    from vcasgd.integrations.lightning import ModuleTask
+
+    class Halves(ModuleTask):
+        min_local_batch = BATCH // 2
+
+    make = modules()["Two"]
+    expected = [by_lightning(make, seed, tmp_path)["loss"] for seed in SEEDS]
+
+    ends = [simulated(Halves(make), workers, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
+
+    assert_close(ends, expected)
+
+
+@pytest.mark.parametrize(("name", "noted"), [("Two", True), ("Manual", False)])
+def test_steps_in_turn_are_noted(name: str, noted: bool) -> None:
+    notes = facts_of(task_of(modules()[name])()).notes
+
+    assert ("steps-in-turn" in notes) is noted
 
 
 @pytest.mark.ci

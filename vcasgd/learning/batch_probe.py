@@ -27,6 +27,7 @@ from torch.utils.data import Dataset
 from vcasgd.learning.batch_weights import CountedLabels, counted_labels, declared_weight
 from vcasgd.learning.buffers import rest, untouched
 from vcasgd.learning.local_batch import MIN_BATCH, MIN_NORMALIZED, Division
+from vcasgd.learning.optimizers import OptimizerList
 from vcasgd.learning.precision import autocast
 from vcasgd.learning.rates import set_options
 from vcasgd.learning.training import batch_size_of, load_groups, set_seed, to_device
@@ -85,9 +86,10 @@ def probed(
     compiled = any("_orig_mod" in name for name, _ in module.named_parameters())
     if given or compiled or len(indices) < MIN_SAMPLES:
         return division
+    in_turn: set[Optimizer] = set()
     try:
         if task.makes_steps and optimizer is not None:
-            with _without_steps(task, optimizer):
+            with _without_steps(task, optimizer), _steps_in_turn(task, optimizer, in_turn):
                 finding = _find(task, module, dataset, indices, device, state or module)
         else:
             own = copy(task) if task.repeats_loss else task
@@ -97,7 +99,7 @@ def probed(
         return division
     if isinstance(finding, str):
         return Division(batch_size_of(task), finding)
-    return Division(division.least, division.why, finding)
+    return Division(division.least, division.why, finding, in_turn=bool(in_turn))
 
 
 @dataclass(frozen=True)
@@ -267,6 +269,39 @@ def _without_steps(task: Task, optimizer: Optimizer) -> Iterator[None]:
         task.skips_bad_samples = skips
         for group, rate in zip(groups, rates, strict=True):
             set_options(group, {} if rate is None else {"lr": rate})
+
+
+@contextmanager
+def _steps_in_turn(task: Task, optimizer: Optimizer, found: set[Optimizer]) -> Iterator[None]:
+    """Add to ``found`` the optimizers that get a gradient after the step of another one, in the
+    same batch."""
+    parts = optimizer.parts if isinstance(optimizer, OptimizerList) else ()
+    stepped: set[Optimizer] = set()
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        stepped.clear()
+        return type(task).loss(task, model, batch)
+
+    def note(part: Optimizer) -> None:
+        if stepped - {part}:
+            found.add(part)
+
+    hooks: list[Any] = []
+    for part in parts:
+        hooks.append(part.register_step_post_hook(lambda stepping, *_: stepped.add(stepping)))
+        hooks += [
+            each.register_post_accumulate_grad_hook(lambda _, of=part: note(of))
+            for group in part.param_groups
+            for each in group["params"]
+            if each.requires_grad
+        ]
+    vars(task)["loss"] = loss
+    try:
+        yield
+    finally:
+        del vars(task)["loss"]
+        for hook in hooks:
+            hook.remove()
 
 
 @torch.no_grad()

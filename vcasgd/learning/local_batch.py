@@ -44,6 +44,8 @@ class Division:
     least: int
     why: str = ""
     labels: CountedLabels | None = None
+    #: True if a step has gradients that are computed after that of another optimizer.
+    in_turn: bool = False
 
     @property
     def of_whole_loss(self) -> bool:

@@ -74,6 +74,7 @@ EVENTS = {
     "codec-chosen": "updates travel in a lossy encoding, because the first worker's link is slow",
     "float64-rounded": "a large model in float64 travels as float32",
     "hooks-on-workers": "what hooks and callbacks keep is each worker's own",
+    "steps-in-turn": "gradients follow a worker's own step of another optimizer",
     "norm-of-parts": "a layer normalizes over a worker's part of the batch",
     "optimizer-uncorrected": "the optimizer's moments are those of a part of the batch",
     "own-values": "each worker has its own values of what the code changes from batch to batch",

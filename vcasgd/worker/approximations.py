@@ -31,36 +31,21 @@ def approximations(
     module: nn.Module,
     *,
     mixes: bool = False,
+    in_turn: bool = False,
     normalized: str | None = None,
 ) -> dict[str, str]:
     """Return what is approximated, each with its remedy, by the kinds of the events that say so.
 
     ``undivided`` are buffers whose mean isn't what one process has. ``mixes``:
-    workers share the steps, and a sampler has batches of its own. ``normalized`` is a layer that
-    normalizes over what workers share.
+    workers share the steps, and a sampler has batches of its own. ``in_turn``: a loop computes
+    gradients after the step of another optimizer. ``normalized`` is a layer that normalizes over
+    what workers share.
     """
     if spec.workers.max == 1:
         return {}
-    found = {}
+    found = _of_parts(undivided, mixes=mixes, in_turn=in_turn, normalized=normalized)
     names = [*(each.name for each in layout.entries), *(each.name for each in layout.base)]
     travelling = {*layout.beside, *(name.rpartition(".")[2] for name in names)}
-    if undivided:
-        found["buffers-averaged"] = (
-            f"{', '.join(undivided)}: each version has the mean of the workers' values, which is "
-            f"not what whole batches make of these buffers; {ALONE}"
-        )
-    if mixes:
-        found["batches-mixed"] = (
-            "the sampler has batches of its own, and a step of several workers has a part of one "
-            "batch of each; set batch: worker, so that each worker trains whole batches, or "
-            "min_local_batch to their size, so that one worker trains"
-        )
-    if normalized is not None:
-        found["norm-of-parts"] = (
-            f"{normalized} normalizes over a worker's part of the batch; set min_local_batch to "
-            "batch_size, so that one worker trains whole batches, a larger batch_size, or use "
-            "layers that normalize each sample"
-        )
     if task.clip_norm is not None and not layout.gradients:
         found["clip-approximated"] = (
             "clip_norm clips the gradient of a worker's part of a batch, at a norm that is larger "
@@ -91,6 +76,37 @@ def approximations(
             f"each worker runs {', '.join(task.hooks)} for its own batches: what they keep is the "
             "worker's own, and starts again with a new worker; keep tensors in the model, whose "
             "buffers travel"
+        )
+    return found
+
+
+def _of_parts(
+    undivided: Sequence[str], *, mixes: bool, in_turn: bool, normalized: str | None
+) -> dict[str, str]:
+    """Return what parts of a batch do otherwise than the whole."""
+    found = {}
+    if undivided:
+        found["buffers-averaged"] = (
+            f"{', '.join(undivided)}: each version has the mean of the workers' values, which is "
+            f"not what whole batches make of these buffers; {ALONE}"
+        )
+    if mixes:
+        found["batches-mixed"] = (
+            "the sampler has batches of its own, and a step of several workers has a part of one "
+            "batch of each; set batch: worker, so that each worker trains whole batches, or "
+            "min_local_batch to their size, so that one worker trains"
+        )
+    if in_turn:
+        found["steps-in-turn"] = (
+            "the loop computes gradients after the step of another optimizer, which each worker "
+            "has made with its part of the batch; the smaller the parts, the more that differs: "
+            f"with a larger min_local_batch, fewer workers have larger ones, and {ALONE}"
+        )
+    if normalized is not None:
+        found["norm-of-parts"] = (
+            f"{normalized} normalizes over a worker's part of the batch; set min_local_batch to "
+            "batch_size, so that one worker trains whole batches, a larger batch_size, or use "
+            "layers that normalize each sample"
         )
     return found
 

@@ -329,6 +329,7 @@ class Learner:
                 *(self.spec, self.task, self.layout, self._new_optimizer(), self._averaged),
                 module=self._model.module,
                 mixes=self._mixes_batches,
+                in_turn=self.division.in_turn,
                 normalized=normalized(self._model.module) if self._shares_batches else None,
             ),
             subtasks_per_epoch=self.plan.subtasks_per_epoch,
