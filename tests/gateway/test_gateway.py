@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -173,6 +175,41 @@ def test_another_certificate_is_refused_before_the_token_is_sent(gateway: Runnin
 
 
 # -- joining ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scope", "said"),
+    [
+        pytest.param(None, "the token is wrong or was revoked", id="wrong"),
+        pytest.param(
+            "read", "the token ann has scope read, and machines need scope join", id="read"
+        ),
+        pytest.param("join", "torch can't be used on this machine", id="right"),
+    ],
+)
+def test_a_token_is_judged_before_the_machine_is_measured(
+    gateway: RunningGateway, tmp_path: Path, scope: str | None, said: str
+) -> None:
+    # Given a machine whose measurement fails, and says so
+    (tmp_path / "torch.py").write_text("raise ImportError('measured')")
+    text = "vcasgd_ann_" + "5" * 64 if scope is None else token(gateway, "ann", scope)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "vcasgd.cli", "join", gateway.url, "--sandbox", "off"],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+            "VCASGD_TOKEN": f"{JoinToken.parse(text).text}.{gateway.pin}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert ("measure" in done.stderr) == (scope == "join")
 
 
 def test_a_token_names_the_certificate(gateway: RunningGateway) -> None:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import vcasgd
 from vcasgd.agent.availability import ThisMachine
 from vcasgd.client.transport import FILE_SECONDS, Transport, path_of, trusted
-from vcasgd.errors import ApiError, SpecError, StackError, Unauthorized
+from vcasgd.errors import ApiError, Forbidden, SpecError, StackError, Unauthorized
 from vcasgd.gateway.relay import ACCEPTED, PROTOCOL, Stream, close, first_line, relay
 from vcasgd.limits import GATEWAY_BUFFER_BYTES
 from vcasgd.schemas.joining import (
@@ -31,6 +31,7 @@ from vcasgd.schemas.joining import (
     ReportBody,
     ReportView,
 )
+from vcasgd.schemas.service import CallerView
 from vcasgd.task.package import unpack
 from vcasgd.threads import DaemonThreads
 
@@ -178,6 +179,21 @@ class AgentConnection:
     def close(self) -> None:
         """Close all connections."""
         self._api.close()
+
+    def check_token(self) -> None:
+        """Raise :class:`Unauthorized` unless the token is valid, before anything else takes long.
+
+        Only requests of a valid token are forbidden: one for joining reads nothing.
+        """
+        with _clear_refusals(self._token):
+            try:
+                caller = self._limited(lambda api: api.get(CallerView, "me"))
+            except Forbidden:
+                return
+        raise Unauthorized(
+            f"the token {caller.name} has scope {caller.scope}, and machines need scope join",
+            remedy="use the one that vcasgd token create NAME --join printed",
+        )
 
     def join(self, machine: ThisMachine) -> JoinView:
         """Join. Raises :class:`~vcasgd.errors.Conflict` with the reason if that isn't possible."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +24,7 @@ from vcasgd.agent.availability import (
     parse_until,
     usable_processors,
 )
-from vcasgd.agent.connection import GatewayAddress, JoinToken
+from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
 from vcasgd.agent.display import Display
 from vcasgd.agent.installation import install, restart, update_to
 from vcasgd.agent.sandbox import Sandbox, SandboxMode, choose, make_sandbox
@@ -171,8 +172,10 @@ def _take_part(
     display, interrupts = Display(err), LeaveSignals()
     with interrupts.caught():
         try:
-            display.state("measures this machine")
             gateway = connect()
+            with closing(AgentConnection(gateway, token, secret="")) as connection:
+                connection.check_token()
+            display.state("measures this machine")
             measured = replace(measure(terms.processors), machine=machine)
             used, line = choose(mode, box, measured.gpus)
             display.event(line)
