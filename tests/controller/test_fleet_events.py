@@ -107,6 +107,44 @@ def test_machine_that_disappears_before_it_joins_is_reported_once(
     assert [each["details"]["machine"] for each in events] == [one.id] * reported
 
 
+def test_a_job_whose_machines_boot_says_so_until_one_works(
+    controllers: Controllers, jobs: Jobs
+) -> None:
+    job, cloud = submit(jobs, 2), Cloud()
+    cloud.boots = False
+    loop = controllers.start(cloud)
+    controllers.run(loop, lambda: len(cloud.machines()) == 2)
+    found = jobs.get(job)
+    assert (found.waiting, found.queued) == ("2 machines are booting", False)
+
+    cloud.join()
+    controllers.run(loop, cloud.workers)
+    assert jobs.get(job).waiting is None
+
+
+def test_machine_that_does_not_boot_is_reported_once_until_it_is_gone(
+    controllers: Controllers, jobs: Jobs
+) -> None:
+    # Given a machine that says why it doesn't boot, and whose cloud lists it after its end
+    job, cloud = submit(jobs), Cloud(1)
+    cloud.boots, cloud.ends, cloud.problem = False, False, "no space left on device"
+    loop = controllers.start(cloud)
+    controllers.run(loop, lambda: events_of(jobs, job, "boot-failed"))
+    (one,) = cloud.machines()
+
+    # When it is to be ended again, also by another controller
+    asked = cloud.asked
+    controllers.run(loop, lambda: cloud.asked > asked)
+    asked, loop = cloud.asked, controllers.start(cloud)
+    controllers.run(loop, lambda: cloud.asked > asked)
+    # And has disappeared
+    cloud.take(one.id)
+    loop.round()
+
+    (event,) = events_of(jobs, job, "boot-failed")
+    assert event["details"]["why"] == "did not boot: no space left on device"
+
+
 def test_machine_that_the_controller_ends_before_it_joins_is_not_reported(
     controllers: Controllers, jobs: Jobs
 ) -> None:

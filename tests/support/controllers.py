@@ -29,6 +29,9 @@ class Cloud(SimulatedCloud):
         self.most = most
         #: Machines that do not join, and that are not listed, if they are launched now.
         self.boots, self.lists = True, True
+        #: Whether machines end on request, how often that was requested, and why none boots.
+        self.ends, self.asked = True, 0
+        self.problem: str | None = None
         self.crashed: set[str] = set()
         self._booting: set[str] = set()
 
@@ -40,6 +43,14 @@ class Cloud(SimulatedCloud):
             for name in names:
                 self.take(name)
         return names
+
+    def terminate(self, *machine_ids: str) -> None:
+        self.asked += 1
+        if self.ends:
+            super().terminate(*machine_ids)
+
+    def boot_error(self, machine_id: str) -> str | None:
+        return self.problem
 
     def join(self) -> None:
         """Let all machines join that boot."""

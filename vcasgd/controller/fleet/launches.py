@@ -171,13 +171,17 @@ class MachineActuator:
     def record_failed_boot(
         self, blame: Blame, waits: tuple[float, float] = FAILED_BOOT_SECONDS
     ) -> None:
-        """Block the market of a machine that never joined, and tell the job that pays for it."""
-        self._fleet.launches.boot_failed(blame, self._fleet.clock(), waits)
-        job = self._fleet.costs.payer(blame.machine_id)
+        """Block the market of a machine that never joined, and tell the job that pays for it.
+
+        Once: while a machine is not ended, it fails again in each round.
+        """
+        name, job = blame.machine_id, self._fleet.costs.payer(blame.machine_id)
         if job is not None:
-            text = f"{blame.machine_id} of pool {blame.pool} {blame.reason}"
-            details = {"machine": blame.machine_id, "pool": blame.pool, "why": blame.reason}
-            self._fleet.jobs.event(job, "boot-failed", text, **details)
+            text = f"{name} of pool {blame.pool} {blame.reason}"
+            details = {"machine": name, "pool": blame.pool, "why": blame.reason}
+            if not self._fleet.jobs.announce(job, f"boot {name}", "boot-failed", text, **details):
+                return
+        self._fleet.launches.boot_failed(blame, self._fleet.clock(), waits)
 
     def _boot(self, pool: str, offers: list[Offer]) -> Boot:
         spec = self._fleet.pools.specs[pool]

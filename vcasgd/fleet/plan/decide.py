@@ -130,10 +130,11 @@ def _stop_unwanted(state: Observed) -> list[StopWorker]:
 
 
 def _waiting(state: Observed, missing: Mapping[str, int]) -> dict[str, Waiting]:
-    """Return why each job waits for machines: those that are ``missing``, or that a limit of its
-    user withholds from it. ``missing`` is in the order of the queue."""
+    """Return why each job waits for machines: those that are ``missing``, that a limit of its user
+    withholds from it, or that boot. ``missing`` is in the order of the queue."""
     short = {job.job for job in state.jobs if missing.get(job.job, 0) > 0 or job.withheld > 0}
-    if not short:
+    booting = _booting(state)
+    if not short and not booting:
         return {}
     pool_of = {one.id: one.pool for one in state.staying()}
     jobs = {job.job: job for job in state.jobs}
@@ -143,9 +144,10 @@ def _waiting(state: Observed, missing: Mapping[str, int]) -> dict[str, Waiting]:
             holders[pool_of[worker.machine_id]][worker.job] += 1
     queue = [name for name, places in missing.items() if places > 0]
     found = {}
-    for name in sorted(short):
+    for name in sorted(short | booting.keys()):
         job, places = jobs[name], max(0, missing.get(name, 0))
-        text = _why_waiting(job, places, state, jobs, holders)
+        whys = [_why_waiting(job, places, state, jobs, holders)] if name in short else []
+        text = "; ".join([*whys, booting[name]] if name in booting else whys)
         if places:
             position = queue.index(name) + 1
             text = f"position {position} of {len(queue)}: {text}"
@@ -153,6 +155,18 @@ def _waiting(state: Observed, missing: Mapping[str, int]) -> dict[str, Waiting]:
         else:
             found[name] = Waiting(text)
     return found
+
+
+def _booting(state: Observed) -> dict[str, str]:
+    """Return that machines boot, as text for people, by job without a worker."""
+    joined = {*(state.nodes or ()), *state.history.joined}
+    boots = Counter(state.payers.get(one.id) for one in state.staying() if one.id not in joined)
+    working = {worker.job for worker in state.workers if worker.alive}
+    return {
+        job.job: "1 machine is booting" if count == 1 else f"{count} machines are booting"
+        for job in state.jobs
+        if (count := boots[job.job]) and job.job not in working and state.nodes is not None
+    }
 
 
 def _why_waiting(
