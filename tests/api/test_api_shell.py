@@ -70,7 +70,10 @@ def test_machines_of_others_and_sandboxes_have_none(spec: dict[str, Any], why: s
     assert refused.value.remedy
 
 
-def test_a_command_runs_with_the_code_of_the_job_and_is_recorded(api: Api, client: Client) -> None:
+@pytest.mark.parametrize("named", [True, False], ids=["by its machine", "as the first"])
+def test_a_command_runs_with_the_code_of_the_job_and_is_recorded(
+    api: Api, client: Client, named: bool
+) -> None:
     job, worker = beside(api, "local")
     with pytest.raises(Conflict, match="no worker on a machine"):
         client.job(api.submit()).shell()
@@ -78,14 +81,15 @@ def test_a_command_runs_with_the_code_of_the_job_and_is_recorded(api: Api, clien
     assert folder is not None
     assert Path(folder) == api.home / "cache" / "local"
     code = Path(folder) / ("0" * 64)
-    code.mkdir(parents=True)
+    code.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "vcasgd.cli", "exec", job, *(["m-1"] if named else []), "--"]
     program = (
         "import os; print(os.getcwd(), os.environ['MODE'], 'VCASGD_TOKEN' in os.environ, "
         "os.environ['CUDA_VISIBLE_DEVICES'])"
     )
 
     done = subprocess.run(
-        [sys.executable, "-m", "vcasgd.cli", "exec", job, "--", "python", "-c", program],
+        [*command, "python", "-c", program],
         env={**os.environ, **api.env},
         capture_output=True,
         text=True,

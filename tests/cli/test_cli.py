@@ -519,6 +519,9 @@ def test_several_jobs_are_cancelled_and_deleted(run: Run, api: Api) -> None:
     )
     assert stdout_of(run("cancel", "--all", "--state", "starting")) == f"{third} is cancelled\n"
     assert run("cancel", "--all").stderr == "no jobs\n"
+    for command in (("cancel", "--all"), ("jobs",)):
+        refused = run(*command, "--state", "pasued")
+        assert (refused.exit_code, "did you mean paused?" in refused.output) == (2, True)
     for words in ((), ("--all", first), (first, "--state", "running")):
         assert run("cancel", *words).exit_code == 2
     assert_refused(run("pause", first), "remedy: it has ended; submit it again")
@@ -612,6 +615,15 @@ def test_a_terminal_shows_figures_below_the_events_and_no_silent_workers(api: Ap
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for word in ("epoch 2/2 (50%)", "staleness 1.5", "workers 1", "job-running", "job-succeeded"):
         assert word in text
+
+
+def test_follow_says_that_machines_boot_until_a_worker_starts(api: Api) -> None:
+    job = api.submit()
+    api.jobs.set_waiting({job: {"text": "2 machines are booting"}})
+    with api.client() as client:
+        assert "starting: 2 machines are booting" in str(next(statuses(client, job)))
+        api.leases(job).renew({"at": time.time(), "machine": "i-1", "doing": "starting"}, [])
+        assert "booting" not in str(next(statuses(client, job)))
 
 
 def test_tokens_are_created_listed_and_revoked(run: Run, api: Api) -> None:

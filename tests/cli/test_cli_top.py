@@ -56,6 +56,15 @@ def test_top_shows_jobs_machines_pools_and_servers(api: Api, shown: Any) -> None
     assert overview.keys() == {"jobs", "machines", "pools", "store", "spend"}
 
 
+def test_top_shows_a_job_without_a_machine_as_queued(api: Api, shown: Any) -> None:
+    job = api.submit()
+    place = {"text": "none is for sale", "position": 1, "length": 1, "has_machines": False}
+    api.jobs.set_waiting({job: place})
+
+    (row,) = (line for line in shown("--once").splitlines() if job in line)
+    assert row.split()[1] == "queued"
+
+
 def test_top_shows_an_active_job_behind_many_newer_ended_ones(api: Api, shown: Any) -> None:
     job = api.submit()
     api.start_job(job)

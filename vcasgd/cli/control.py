@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vcasgd.cli.jobfile import parse_changes
-from vcasgd.cli.jobs import JobName, priority_text
+from vcasgd.cli.jobs import JobName, priority_text, state_name
 from vcasgd.cli.output import Token, Url, err, open_client, out, show_error
 from vcasgd.client import Client, Job
 from vcasgd.errors import ApiError, Conflict, Forbidden
@@ -16,7 +16,12 @@ from vcasgd.schemas.jobs import JobView
 
 JobNames = Annotated[list[str] | None, typer.Argument(metavar="JOB…", help="Job IDs.")]
 All = Annotated[bool, typer.Option("--all", help="All jobs that you can change.")]
-OnlyState = Annotated[str | None, typer.Option("--state", help="With --all: only in this state.")]
+OnlyState = Annotated[
+    str | None,
+    typer.Option(
+        "--state", metavar="STATE", parser=state_name, help="With --all: only in this state."
+    ),
+]
 
 
 def pause(

@@ -154,7 +154,7 @@ MAX_ROWS = 15
 
 _TOP_JOBS: Columns = {
     "JOB": lambda row: row["id"],
-    "STATE": lambda row: row["state"],
+    "STATE": lambda row: row["status"] or row["state"],
     "EPOCH": lambda row: f"{row['progress']['finished_epochs']}/{row['progress']['epochs'] or '?'}",
     "DONE": lambda row: f"{row['progress']['fraction']:.0%}",
     "BEST": lambda row: best_text(row["best"]),
@@ -176,7 +176,7 @@ _TOP_SERVERS: Columns = {
     "MEMORY": lambda row: _memory(row),
     "OPS/S": lambda row: _number(row["operations_per_second"]),
     "QUEUED": lambda row: sum(row["queued"].values()) if "queued" in row else None,
-    "VERSIONS/S": lambda row: _number(row.get("publications_per_second")),
+    "SNAPSHOTS/S": lambda row: _number(row.get("publications_per_second")),
 }
 
 

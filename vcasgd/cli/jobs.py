@@ -36,6 +36,8 @@ from vcasgd.client import Client
 from vcasgd.schemas.history import EventRow, LogRow
 from vcasgd.schemas.jobs import JobView, TunedView
 from vcasgd.settings import load_settings
+from vcasgd.spec.job import JobState
+from vcasgd.spec.problems import did_you_mean
 from vcasgd.spec.sections import TrackerKind, metric_text
 from vcasgd.spec.values import parse_duration
 from vcasgd.task.package import packed_files
@@ -56,6 +58,8 @@ _JOBS: Columns = {
     "DEADLINE": lambda row: _due(row),
     "WAITING": lambda row: row.get("waiting"),
 }
+#: Names that jobs are filtered by.
+STATES = (*JobState, "active", "queued")
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Job ID.")]
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Stream new entries until the job ends.")
@@ -75,6 +79,14 @@ def _seconds(text: str) -> float:
         return parse_duration(text).total_seconds()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def state_name(text: str) -> str:
+    """Check a state of the command line."""
+    if text in STATES:
+        return text
+    hint = did_you_mean(text, STATES) or f"there are {', '.join(STATES)}"
+    raise typer.BadParameter(f"there is no state {text}; {hint}")
 
 
 def submit(
@@ -128,7 +140,11 @@ def follow(job: JobName, url: Url = None, token: Token = None) -> None:
 def jobs(
     state: Annotated[
         str | None,
-        typer.Option(help="Filter by state; active: not ended; queued: without a machine."),
+        typer.Option(
+            metavar="STATE",
+            parser=state_name,
+            help="Filter by state; active: not ended; queued: without a machine.",
+        ),
     ] = None,
     as_json: Json = False,
     url: Url = None,

@@ -14,11 +14,15 @@ from vcasgd.cli.output import Token, Url, err, open_client
 from vcasgd.client import Job
 from vcasgd.errors import FleetError, SpecError
 from vcasgd.gpus import VISIBLE
+from vcasgd.schemas.fleet import ShellAccess
+from vcasgd.worker_names import machine_of
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Job ID.")]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[WORKER] -- COMMAND", help="Worker (default: the first), command."),
+    typer.Argument(
+        metavar="[WORKER] -- COMMAND", help="Worker or its machine (default: the first)."
+    ),
 ]
 
 
@@ -29,37 +33,42 @@ def exec_(job: JobName, words: Words = None, url: Url = None, token: Token = Non
     your rights. Needs scope admin, and is in the job's events. There is none on machines that
     join, nor in a sandbox.
     """
-    worker, command = _split(job, words or [])
-    if not command:
-        raise SpecError("no command is given", remedy=f"vcasgd exec {job} -- nvidia-smi")
-    _run(job, worker, command, url, token)
+    with open_client(url, token) as client:
+        found = client.job(job)
+        worker, command = _split(found, words or [])
+        if not command:
+            raise SpecError("no command is given", remedy=f"vcasgd exec {job} -- nvidia-smi")
+        access = found.shell(worker, command)
+    _run(found, access, command)
 
 
 def ssh(
     job: JobName,
     worker: Annotated[
-        str | None, typer.Argument(metavar="WORKER", help="Worker (default: the first).")
+        str | None, typer.Argument(metavar="WORKER", help="Worker or machine (default: the first).")
     ] = None,
     url: Url = None,
     token: Token = None,
 ) -> None:
     """Open a shell beside a worker, as `vcasgd exec` runs a command."""
-    _run(job, worker, [], url, token)
-
-
-def _split(job: str, words: list[str]) -> tuple[str | None, list[str]]:
-    """Return the worker, whose name starts with the job's, and the command."""
-    if words and words[0].startswith(f"{job}."):
-        return words[0], words[1:]
-    return None, words
-
-
-def _run(
-    name: str, worker: str | None, command: list[str], url: str | None, token: str | None
-) -> NoReturn:
     with open_client(url, token) as client:
-        job = client.job(name)
-        access = job.shell(worker, command)
+        found = client.job(job)
+        # A name that no worker has is no command here.
+        access = found.shell(worker and (_split(found, [worker])[0] or worker), [])
+    _run(found, access, [])
+
+
+def _split(job: Job, words: list[str]) -> tuple[str | None, list[str]]:
+    """Return the worker, which its machine names, too, and the command."""
+    first = words[0] if words else ""
+    if first.startswith(f"{job.id}."):
+        return first, words[1:]
+    named = (row.name for row in job.workers() if first and machine_of(row.name) == first)
+    worker = min(named, default=None)
+    return worker, words[1:] if worker else words
+
+
+def _run(job: Job, access: ShellAccess, command: list[str]) -> NoReturn:
     if access.folder is None:
         err.print(shlex.join(access.argv), style="dim")
         _replace(access.argv, dict(os.environ))
