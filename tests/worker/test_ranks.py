@@ -183,6 +183,7 @@ def test_scripts_train_as_in_one_process(own_steps: bool) -> None:
     ("task", "fault"),
     [
         (WHOLE, "killed"),
+        pytest.param(WHOLE, "leaves", marks=pytest.mark.ci),
         *(
             pytest.param(*each, marks=pytest.mark.extended)
             for each in [(WHOLE, "hangs"), (PARTS, "killed"), (PARTS, "hangs")]
@@ -193,7 +194,7 @@ def test_a_lost_rank_costs_the_interval_only(task: str, fault: str, tmp_path: Pa
     marker = tmp_path / "marker"
     marker.touch()
     args = {"fault": fault, "marker": str(marker)}
-    with learner_of(2, task, timeout=15 if fault == "hangs" else PATIENCE, **args) as learner:
+    with learner_of(2, task, timeout=PATIENCE if fault == "killed" else 15, **args) as learner:
         floats, integers = learner.initial()
         with pytest.raises(RankLost, match="signal 9" if fault == "killed" else "in time"):
             interval(learner, Base(floats, integers), 0)

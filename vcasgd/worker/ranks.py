@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
@@ -429,8 +430,9 @@ class Ranks:
                 try:
                     answer = ready.recv()
                 except (OSError, EOFError):
-                    # Its status is there at once, and other ranks may say nothing for long.
-                    silent.pop(ready).popen.wait(REPORT_SECONDS)
+                    # Its status is soon there, and other ranks may say nothing for long.
+                    with suppress(subprocess.TimeoutExpired):
+                        silent.pop(ready).popen.wait(REPORT_SECONDS)
                     deadline = min(deadline, time.monotonic() + LAST_SECONDS)
                     continue
                 if isinstance(answer, RankFailed):
