@@ -503,7 +503,8 @@ class ShardLink:
         alone = len(update.payload) > PIPELINED_BYTES and not self._flushing
         after = self.updates.names_before(update) if alone else []
         try:
-            pushed = self._sender.push(update.header, update.epoch, update.payload, after)
+            sent = update.header, update.epoch, update.payload, after
+            pushed = self.in_turn(lambda: self._sender.push(*sent))
         except TRANSIENT:
             raise  # They are errors of the store, too.
         except Fenced as error:
