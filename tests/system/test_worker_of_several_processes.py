@@ -12,10 +12,12 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 from support.counted_job import CountedJob, client_of
+from support.harness import Harness
 
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
+from vcasgd.store.ledger.job import JobState
 
 TASKS = Path(__file__).parents[1] / "support" / "tasks"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -45,23 +47,31 @@ def test_nothing_is_lost_when_ranks_die(
             subtasks_per_epoch=16, push_every=2, workers={"min": 2, "max": 2, "gpus": RANKS},
         )  # fmt: skip
 
+        processes = set[int]()
+
+        def complete() -> WorkerRow:
+            row = eventually(lambda: training(client.job(job.id).workers()), timeout=120)
+            processes.update(further(row.pid))
+            return row
+
         # When a further process, the last one, and the first one of a worker die
         for victim in (1, -1, 0):
-            row = eventually(lambda: training(client.job(job.id).workers()), timeout=120)
+            row = complete()
             pid = [row.pid, *further(row.pid)][victim]
             os.kill(pid, signal.SIGKILL)
             eventually(lambda pid=pid: not psutil.pid_exists(pid))
             job.await_updates(3, eventually)
         # And a machine with all of them
-        row = eventually(lambda: training(client.job(job.id).workers()), timeout=120)
+        row = complete()
         client.evict(row.name, kill=True)
         eventually(lambda: not psutil.pid_exists(row.pid))
         job.await_updates(3, eventually)
+        complete()
 
         # Then every sample was applied exactly once in each epoch
         view = job.finish()
         assert view.progress.samples_repeated == 0
-    assert not [one for one in psutil.process_iter(["cmdline"]) if is_rank(one)]
+    assert not [pid for pid in processes if psutil.pid_exists(pid)]
 
 
 @pytest.mark.slow
@@ -126,6 +136,43 @@ def test_no_process_has_a_model_that_is_in_parts(tmp_path: Path) -> None:
     peaks = [int(each.read_text()) / vector for each in notes.iterdir()]
     assert len(peaks) == RANKS
     assert max(peaks) < 0.9, peaks
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_batches_follow_the_speeds_of_machines_with_one_and_four_gpus(
+    harness: Harness, eventually: Eventually
+) -> None:
+    # Given a job on both, in which a sample takes as long on each GPU
+    notes, samples = harness.home / "notes", 24_000
+    notes.mkdir()
+    (notes / "hold").touch()
+    job = harness.submit(
+        TASKS, task="ranked:Paced", epochs=1, push_every=4, subtasks_per_epoch=10,
+        args={"samples": samples, "seconds": 0.02, "folder": str(notes)}, workers={"gpus": "all"},
+    )  # fmt: skip
+    harness.start_server()
+    harness.start_job_loop()
+    four = harness.start_worker(job, entry="support.four_gpus:main", fresh_env={"GPUS": "4"})
+
+    def batch(worker: str, size: int) -> int:
+        """Return the samples of the last step of all of a worker's processes."""
+        pid = harness.workers[worker].pid
+        files = [notes / str(each) for each in (pid, *further(pid))]
+        steps = [each.read_text().split() for each in files if each.exists()]
+        return sum(int(each[-1]) for each in steps) if len(steps) == size else 0
+
+    eventually(lambda: batch(four, 4) == 40)
+    one = harness.start_worker(job)
+
+    # Then one trains about a fifth of each batch, and four the rest
+    eventually(lambda: 4 <= batch(one, 1) <= 12 and 28 <= batch(four, 4) <= 36)
+
+    (notes / "hold").unlink()
+    eventually(lambda: harness.jobs.get(job).state.over)
+    view = harness.jobs.get(job)
+    assert view.state is JobState.SUCCEEDED, view.failure
+    assert (view.totals["samples"], view.totals["repeated"]) == (samples, 0)
 
 
 def training(rows: list[WorkerRow]) -> WorkerRow | None:

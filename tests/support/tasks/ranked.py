@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -75,9 +76,38 @@ class Ranked(vcasgd.Task):
             return
         if self.fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.fault == "hangs":
+        if self.fault == "leaves":
+            # As one that takes long to end, because its memory goes back first.
+            os.close(int(sys.argv[1]))
+        if self.fault in ("hangs", "leaves"):
             time.sleep(3600)
         raise ValueError("this rank has a fault")
+
+
+class Paced(Ranked):
+    """A sample takes ``seconds`` while there is a file ``folder``/hold.
+
+    The file there named after a process has the samples of each of its steps.
+    """
+
+    batch_size = 40
+
+    def __init__(self, samples: int, seconds: float, folder: str) -> None:
+        super().__init__()
+        self.samples, self.seconds, self.folder = samples, seconds, Path(folder)
+
+    def dataset(self, split: str) -> TensorDataset:
+        points, labels = super().dataset(split).tensors
+        drawn = torch.arange(self.samples if split == "train" else 8) % len(points)
+        return TensorDataset(points[drawn], labels[drawn])
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        samples = len(batch[0])
+        if (self.folder / "hold").exists():
+            time.sleep(samples * self.seconds)
+        with (self.folder / str(os.getpid())).open("a") as notes:
+            notes.write(f"{samples}\n")
+        return super().loss(model, batch)
 
 
 def _command() -> str:
