@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.fleets import NOW
 
+from vcasgd.errors import SpecError
 from vcasgd.fleet.estimate import WAITS, PlannedWork, estimate
 from vcasgd.fleet.observed import Market, PoolStatus
 from vcasgd.fleet.providers.base import Offer
@@ -61,6 +62,23 @@ def test_hours_and_cost() -> None:
     assert plan.offers[0].usd_per_million_samples == pytest.approx(1 / 3600 / 10 * 1e6)
     assert plan.remedies == []
     assert "2 epochs of 36000 samples, as in an earlier job" in plan.assumptions
+
+
+def test_a_short_deadline_is_judged_by_the_time_that_local_machines_took_before() -> None:
+    local = replace(EAST, provider="local", boot_seconds=300.0)
+    known = replace(MEASURED, start_seconds=20.0)
+    # 72,000 samples on two machines take an hour
+    fields = {"within": "63m", "workers": {"max": 2, "pools": ["east"]}}
+
+    assert planned(known, local, **fields).deadline is not None
+    for others in ((MEASURED, local), (known, replace(local, provider="aws"))):
+        with pytest.raises(SpecError, match="takes about 65 min") as caught:
+            planned(*others, **fields)
+        assert caught.value.remedy is not None
+        assert caught.value.remedy.startswith("set workers.max to 3 or more")
+    with pytest.raises(SpecError) as caught:
+        planned(MEASURED, local, **{**fields, "within": "4m"})
+    assert caught.value.remedy == "give it more time: machines train 5 min after their launch"
 
 
 def test_the_time_until_machines_train_counts() -> None:

@@ -134,6 +134,16 @@ def cheapest(offers: Iterable[Offer], rates: Rates) -> tuple[Offer, float] | Non
     )
 
 
+def delay_of(boots: Iterable[tuple[str, float]], start_seconds: float | None) -> float:
+    """Return the longest time in which new machines of pools train.
+
+    ``boots``: provider and ``boot_seconds`` of each pool. Local machines are given up as late as
+    others, but are processes: they take at most twice the time that they have taken before.
+    """
+    local = math.inf if start_seconds is None else 2 * start_seconds
+    return max(min(boot, local) if name == "local" else boot for name, boot in boots)
+
+
 def ages_on_demand(machines: Iterable[Machine], now: float) -> list[float]:
     """Return the seconds since the launch of each machine on demand."""
     return [now - one.launched_at for one in machines if not one.spot]
@@ -308,12 +318,17 @@ def estimated(work: Work, at: float, field: str) -> DeadlineEstimate:
     """
     view = outlook(work.left, work.seconds / work.places, work.places, work.delay)
     if view.too_late:
-        enough = math.ceil(work.seconds / max(1.0, work.left - work.delay))
+        remedy = f"give it more time: machines train {span(work.delay)} after their launch"
+        if work.left > work.delay:
+            enough = math.ceil(work.seconds / (work.left - work.delay))
+            remedy = (
+                f"set workers.max to {enough} or more, in pools that have as many machines, or "
+                "give it more time"
+            )
         raise SpecError(
             f"{field}: the job takes about {span(view.work + view.late)} with {work.places} "
             f"machines on demand, and {span(work.left / (1 - END_PART))} are left",
-            remedy=f"set workers.max to {enough} or more, in pools that have as many machines, or "
-            "give it more time",
+            remedy=remedy,
             field=field,
         )
     found = chances(work)

@@ -164,7 +164,10 @@ def deadline_estimate(
         seconds=samples / rate,
         left=(1 - deadline.END_PART) * (at - now),
         places=max(1, int(min(spec.workers.max, room))),
-        delay=max(pool.boot_seconds or BOOT_SECONDS for pool in pools),
+        delay=deadline.delay_of(
+            ((pool.provider, pool.boot_seconds or BOOT_SECONDS) for pool in pools),
+            workload.start_seconds,
+        ),
         spot_price=price_of(offer, spot=offer.spot),
         on_demand_price=price_of(offer, spot=False),
     )

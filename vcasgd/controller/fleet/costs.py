@@ -277,6 +277,10 @@ class Speeds:
         """Return the speeds by pool and type, from all jobs with the same name and task."""
         return self._of(job).speeds
 
+    def start_seconds(self, job: JobRecord) -> float | None:
+        """Return the time from a launch to first samples, also of earlier jobs; None if unknown."""
+        return self._of(job).start_seconds
+
     def total_samples(self, job: JobRecord) -> int | None:
         """Return the samples of the whole job, before its facts are known those of earlier jobs."""
         known = self._of(job)

@@ -254,7 +254,8 @@ class Demands:
         room = sum(float("inf") if p.max_machines is None else p.max_machines for p in pools)
         places = max(1, int(min(demand.maximum, room)))
         rest = max(0, total - job.samples[0]) / best[1]
-        delay = max(pool.boot_seconds for pool in pools)
+        boots = ((pool.provider, pool.boot_seconds) for pool in pools)
+        delay = deadline.delay_of(boots, self._speeds.start_seconds(job))
         ages = deadline.ages_on_demand(staying, now)
         return deadline.outlook(at - spare - now, rest / places, places, delay, ages, spare)
 
