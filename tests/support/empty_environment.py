@@ -61,6 +61,8 @@ def main() -> None:
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--offline", action="store_true")
     options = parser.parse_args()
+    # It would put other modules before those of the wheel.
+    os.environ.pop("PYTHONPATH", None)
     with tempfile.TemporaryDirectory(prefix="empty-") as folder:
         root = Path(folder)
         client = environment(root / "client", options.wheel, "", offline=options.offline)
