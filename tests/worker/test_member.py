@@ -70,6 +70,7 @@ def test_a_worker_that_is_alone_never_waits_for_a_long_exchange(
     """Its steps take 0.1 s."""
     member = Member(32, 1, steps=2)
     member.measure(0.1)
+    member.follow(base_of(workers, version=0))
     member.end(1, now=100.0)
     member.measure_exchange(1, now=100.0 + exchange)
     member.follow(base_of(workers))
@@ -283,9 +284,12 @@ def test_interval_is_late_if_it_is_much_slower_than_its_round(
 
 
 def test_exchange_is_the_shortest_of_the_last_ones() -> None:
-    """Longer ones waited for other workers."""
+    """Longer ones waited for other workers, as that of the first round did for unknown ones."""
     member = Member(32, 4, steps=2)
+    member.end(0, now=10.0)
+    member.measure_exchange(0, now=10.01)
     assert member.exchange_seconds == 0
+    member.follow(base_of(4))
     for update, seconds in enumerate((0.1, 0.5, 0.4, 0.7, 0.3, 0.6), start=1):
         member.end(update, now=10.0)
         member.measure_exchange(update, now=10.0 + seconds)
@@ -295,6 +299,7 @@ def test_exchange_is_the_shortest_of_the_last_ones() -> None:
 
 def test_exchange_is_that_of_the_last_update_in_the_base() -> None:
     member = Member(32, 4, steps=1)
+    member.follow(base_of(4))
     for update, ended in ((1, 10.0), (2, 11.0), (3, 12.0)):
         member.end(update, ended)
 

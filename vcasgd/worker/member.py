@@ -182,10 +182,11 @@ class Member:
         """Record how long the exchange took of the last update that the newest base contains.
 
         It contains the updates up to the number ``contained``. An exchange lasts from the end of
-        an interval until a base has its update.
+        an interval until a base has its update. That of the first round doesn't count: it waited
+        for workers that nobody knew, so that the next one would have many steps, early in the job.
         """
         done = [self._ended.pop(update) for update in sorted(self._ended) if update <= contained]
-        if done:
+        if done and self._facts.workers:
             self._exchanges.append(now - done[-1])
 
     def measure_copy(self, seconds: float) -> None:
