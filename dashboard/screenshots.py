@@ -12,10 +12,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import sub
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from vcasgd.cli.jobfile import load_job
 from vcasgd.client import Client
@@ -29,6 +30,8 @@ WIDTHS = {1440: 900, 390: 844}
 THEMES = ("light", "dark")
 #: Reduces the size of the files; pages have few colors.
 COLORS = 256
+#: Difference of two colors that the files tell apart.
+CLOSE = 6
 #: Time for charts and updates to arrive.
 SETTLE_SECONDS = 2.5
 #: Limit for one page on a busy machine.
@@ -138,6 +141,7 @@ def _shoot(
             if name == "submit":
                 _plan(page)
             page.wait_for_timeout(SETTLE_SECONDS * 1000)
+            expect(page.get_by_text("Loading…")).to_have_count(0, timeout=PATIENCE_MS)
             _save(page, out / f"{name}-{width}-{theme}.png")
 
 
@@ -159,17 +163,22 @@ def _save(page: Page, path: Path) -> None:
 def _palette(picture: Image.Image) -> Image.Image:
     """Return the most frequent colors, so that areas keep theirs, and colors between all others.
 
-    Pillow tells colors apart by six bits of each value, so no two of them are closer.
+    Pillow tells colors apart by six bits of each value, so that one of two that are close would
+    replace the other.
     """
     found = picture.getcolors(picture.width * picture.height) or []
     values = picture.quantize(COLORS // 2, Image.Quantize.MAXCOVERAGE).getpalette() or []
     others = zip(values[::3], values[1::3], values[2::3], strict=True)
-    frequent = (color for _, color in sorted(found, reverse=True)[: COLORS // 2])
-    distinct: dict[tuple[int, ...], tuple[int, ...]] = {}
+    # A small dot has a meaning that hundreds of grays at the edges of letters don't have.
+    weighted = sorted(found, key=lambda each: -each[0] * (1 + max(each[1]) - min(each[1])))
+    # In this order, areas keep their colors.
+    frequent = (color for _, color in sorted(weighted[: COLORS // 2], reverse=True))
+    distinct: list[tuple[int, ...]] = []
     for color in (*frequent, *others):
-        distinct.setdefault(tuple(value >> 2 for value in color), color)
+        if all(max(map(abs, map(sub, color, each))) >= CLOSE for each in distinct):
+            distinct.append(color)
     palette = Image.new("P", (1, 1))
-    palette.putpalette([value for color in distinct.values() for value in color])
+    palette.putpalette([value for color in distinct for value in color])
     return palette
 
 

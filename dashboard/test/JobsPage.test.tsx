@@ -33,6 +33,14 @@ test("a row shows state, owner, progress, workers, cost and savings", async () =
   expect(other.getByText("0.99")).toBeTruthy();
 });
 
+test("savings have no column if no machine has a second price", async () => {
+  anApi({ "/api/v1/overview": { body: [aBrief({ on_demand_usd: 0 })] } });
+  show(<JobsPage />);
+
+  await screen.findByRole("link", { name: /digits/ });
+  expect(screen.queryByText("Saved")).toBeNull();
+});
+
 test("a job that waits for machines says for how many, and why", async () => {
   const waiting = "waits for 3 of 8 machines: 1 job of higher priority";
   anApi({ "/api/v1/overview": { body: [aBrief({ waiting })] } });

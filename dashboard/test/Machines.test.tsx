@@ -1,6 +1,7 @@
 import { screen, within } from "@testing-library/react";
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 import { Overview } from "../src/pages/job/Overview";
+import { Summary } from "../src/pages/job/Summary";
 import { aJob, anApi, aTimeline, START, show } from "./factories";
 
 const EVICTED = aTimeline(
@@ -35,7 +36,7 @@ test("a loss is marked on the curve at its time, and a logarithmic axis says so"
   show(<Overview job={aJob({ ended_at: START + 120, state: "succeeded" })} />);
 
   const figure = (await screen.findByText("Training loss")).closest("figure") as HTMLElement;
-  expect(within(figure).getByText("logarithmic scale")).toBeTruthy();
+  expect(within(figure).getByText("log scale")).toBeTruthy();
   const mark = await within(figure).findByTitle("i-0123456789abcdef0: evicted");
   expect(mark.style.left).toBe("50%");
 });
@@ -55,4 +56,18 @@ test("parts of the page without content are one line each", async () => {
     "Rejected updates",
   ]);
   expect(container.querySelectorAll("[data-empty] > :not(header)")).toHaveLength(0);
+});
+
+test("nothing is said about what has not been answered yet", async () => {
+  vi.stubGlobal("fetch", () => new Promise(() => {}));
+  show(
+    <>
+      <Summary job={aJob()} />
+      <Overview job={aJob()} />
+    </>,
+  );
+
+  expect(await screen.findAllByText("Loading…")).toHaveLength(5);
+  for (const text of [/no updates yet/i, /machines start/i, /known when/i, /no prices/i])
+    expect(screen.queryByText(text)).toBeNull();
 });

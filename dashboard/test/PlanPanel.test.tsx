@@ -29,7 +29,7 @@ test("a plan is retried until the controller has published its pools", async () 
   await ask();
 
   expect(await screen.findByText("$0.30")).toBeTruthy();
-  expect(screen.getByText("30 min 0 s")).toBeTruthy();
+  expect(screen.getByText("30 min")).toBeTruthy();
   expect(requests).toHaveLength(2);
 });
 
@@ -41,7 +41,7 @@ test("what nothing has measured can be entered", async () => {
   await userEvent.type(await screen.findByLabelText("Samples in an epoch"), "50000");
   await userEvent.click(screen.getByRole("button", { name: "Estimate again" }));
 
-  expect(await screen.findByText("30 min 0 s")).toBeTruthy();
+  expect(await screen.findByText("30 min")).toBeTruthy();
   expect(await requests[1]?.json()).toMatchObject({ samples: 50_000 });
 });
 

@@ -1,5 +1,6 @@
 import { screen, within } from "@testing-library/react";
 import { expect, test } from "vitest";
+import { Checkpoints } from "../src/pages/job/Checkpoints";
 import { Workers } from "../src/pages/job/Workers";
 import { aJob, anApi, show } from "./factories";
 
@@ -55,6 +56,15 @@ test("workers with a GPU show which one, its memory, and its use", async () => {
   expect(cells.getByText("GPU 1 (A100)")).toBeTruthy();
   for (const text of ["30.0 GB of 80.0 GB", "97.0%", "41.2%", "605.9"])
     expect(cells.getByText(text)).toBeTruthy();
+});
+
+test("the page's head alone offers the models of a job that has ended", async () => {
+  const row = { name: "v9", version: 9, digest: "d".repeat(64), size: 10, best: true, last: true };
+  anApi({ "/api/v1/jobs/digits-abc123/checkpoints": { body: [row] } });
+  show(<Checkpoints job={{ ...JOB, state: "succeeded", model: "v9" }} />);
+
+  expect(await screen.findByLabelText("Download version 9")).toBeTruthy();
+  expect(screen.queryByText(/^Download best/)).toBeNull();
 });
 
 test("a job without workers says so", async () => {

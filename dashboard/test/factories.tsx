@@ -26,6 +26,7 @@ export function aJob(changes: Partial<Job> = {}): Job {
     state: "running",
     reason: null,
     notes: [],
+    warnings: [],
     traceback: null,
     created_at: START,
     started_at: START,

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { bytes, clock, compact, count, duration, percent, usd } from "../src/lib/format";
+import { bytes, clock, compact, count, duration, metric, percent, usd } from "../src/lib/format";
 
 test.each([
   [count(1234567), "1,234,567"],
@@ -11,7 +11,12 @@ test.each([
   [usd(0), "$0.00"],
   [bytes(999), "999 B"],
   [bytes(1_500_000), "1.5 MB"],
-  [duration(59.6), "1 min 0 s"],
+  [duration(0), "0 s"],
+  [duration(59.6), "1 min"],
+  [duration(90), "1 min 30 s"],
+  [metric("loss", 0.00006247), "6.247e-5"],
+  [metric("loss", 0.00005), "5e-5"],
+  [metric("loss", 0.0314159), "0.03142"],
   [duration(3_660), "1 h 1 min"],
   [duration(200_000), "2 d 7 h"],
 ])("%s equals %s", (text, expected) => {

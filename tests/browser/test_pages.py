@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 from support.api_harness import Api
-from support.gallery import LONG_NAME, ended, trained, with_logs, with_machines
+from support.gallery import LONG_NAME, ended, trained, with_fleet, with_logs, with_machines
 from support.harness import RedisServer
 from support.pages import Dashboard, PageLog, Site
 
@@ -42,6 +42,11 @@ class Gallery:
         self.loss_only = trained(api, {"loss": 0.3, "count": 100.0}, name="lm")
         ended(api, name="newest")
         with_machines(api, self.long)
+        with_fleet(api, self.loss_only)
+        self.notes = {"batch-exceeds-data": "one step", "momentum-starts-again": "a few steps"}
+        for kind, text in self.notes.items():
+            api.jobs.note(self.loss_only, kind, text)
+        api.jobs.set_waiting({self.loss_only: {"text": "2 machines are booting"}})
         with_logs(api, self.long)
         for version in (3, 6):
             api.store_checkpoint(self.long, version)
@@ -132,6 +137,51 @@ def test_pages_of_a_job_with_a_long_name_fit_each_width(
         assert dashboard.serious_findings() == [], path
     # Of three jobs side by side, each is on the screen
     assert right_end(page.locator("thead th").last) <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_of_the_fleet_the_store_and_workers_fit_each_width(
+    dashboard: Dashboard, gallery: Gallery, tmp_path: Path, width: int
+) -> None:
+    page = dashboard.page
+    page.set_viewport_size({"width": width, "height": 900})
+    job = gallery.loss_only
+    shown = {
+        "/fleet": ("Pools", "Machines", "Offers"),
+        "/store": ("Servers", "Models"),
+        f"/jobs/{job}?tab=workers": ("Workers",),
+    }
+    for path, tables in shown.items():
+        dashboard.open(path)
+        for name in tables:
+            table = page.get_by_role("region", name=name, exact=True).locator("table")
+            heading, first = table.locator("th:visible"), table.locator("tbody tr").first
+            expect(first).to_be_visible()
+            # Its last column ends as far from the edge as its first one begins
+            assert table.evaluate("it => it.scrollWidth <= it.parentElement.clientWidth"), name
+            sides = [heading.first, "paddingLeft"], [heading.last, "paddingRight"]
+            assert {
+                cell.evaluate(f"it => getComputedStyle(it).{side}") for cell, side in sides
+            } == {"16px"}
+        page.screenshot(path=tmp_path / f"{path.strip('/')[:5]}-{width}.png", full_page=True)
+        if path == "/fleet":
+            expect(page.get_by_text("refused; next try in")).to_be_visible()
+        assert dashboard.serious_findings() == [], path
+    # And a worker says what it does, and how fast
+    expect(page.get_by_role("cell", name="training subtask 1025").first).to_be_visible()
+    expect(page.get_by_role("cell", name="224.7").first).to_be_visible()
+
+
+def test_only_notes_to_act_on_are_warnings(
+    dashboard: Dashboard, gallery: Gallery, tmp_path: Path
+) -> None:
+    page = dashboard.page
+    dashboard.open(f"/jobs/{gallery.loss_only}")
+
+    notices = page.locator("main [role=status]")
+    expect(notices).to_have_text(["2 machines are booting", "One step"])
+    expect(page.get_by_text("A few steps.", exact=True)).to_be_visible()
+    page.screenshot(path=tmp_path / "notes.png")
 
 
 def test_every_metric_has_a_chart_to_smooth_and_to_zoom(

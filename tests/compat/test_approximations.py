@@ -31,6 +31,11 @@ class WithoutMomentum(Points):
         return torch.optim.SGD(parameters, lr=0.1)
 
 
+class Scaled(Points):
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.RMSprop(parameters, lr=0.01)
+
+
 class Clipping(Points):
     clip_norm = 1.0
 
@@ -57,7 +62,8 @@ HALF = {"update": {"rule": "rounds", "codec": "bfloat16"}}
     [
         (Points, {}, []),
         (WithoutMomentum, {}, []),
-        (Momentum, {}, ["state-starts-again"]),
+        (Momentum, {}, ["momentum-starts-again"]),
+        (Scaled, {}, ["state-starts-again"]),
         (Clipping, {}, []),
         (Clipping, HALF, ["clip-approximated"]),
         (Queued, {}, []),

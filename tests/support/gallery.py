@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import asdict
 from typing import Any
 
 from support.api_harness import Api
 from support.lines import printed
+from vcasgd.fleet.providers.base import Offer
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.events import EventLog
 from vcasgd.store.ledger.job import JobState
@@ -72,6 +74,31 @@ def with_machines(api: Api, job: str) -> None:
         "i-stays": lane(at, ("booting", 1, 5), ("running", 5, None)),
     }  # fmt: skip
     EventLog(api.connection).update_timelines({job: lanes})
+
+
+def with_fleet(api: Api, job: str) -> None:
+    """Give the stack machines, one of which works for a job, and a pool that refuses launches."""
+    now = time.time()
+    offer = asdict(Offer("spot", "eu-1a", "g5.xlarge", True, 0.3, 1.0, 4.0, 1, now, "test"))
+    fields = {name: _MACHINE[name] for name in ("pool", "zone", "machine_type", "spot")}
+    machine = {**fields, "state": "running", "joined": True, "launched_at": now - 300,
+               "price_per_hour": 0.3, "job": job}  # fmt: skip
+    pools: dict[str, dict[str, Any]] = {
+        "spot": {"position": 0, "provider": "aws", "machines": 2, "capacity": 8, "spot": True,
+                 "launches": 3, "offers": [offer]},
+        "lab": {"position": 1, "provider": "join", "blocked_until": now + 600,
+                "reason": "no machine has joined"},
+    }  # fmt: skip
+    machines = {f"i-0123456789abcde{number}": machine for number in range(2)}
+    api.control.publish(machines, pools)
+    for name in machines:
+        beat = {"at": now, "machine": name, "doing": "training subtask 1025", "samples": 25_193,
+                "samples_per_second": 224.7, "pushed_bytes": 32_100_000}  # fmt: skip
+        api.leases(job, f"{job}.{name}").renew(beat, [])
+    server = {"memory_used_bytes": 3_300_000, "memory_limit_bytes": 6_400_000_000,
+              "operations_per_second": 1376, "publications_per_second": 7.9,
+              "queued": {job: 1}, "versions": {job: 3845}, "publications": {job: 1059}}  # fmt: skip
+    api.servers.beat("node-0", server)
 
 
 def with_logs(api: Api, job: str) -> None:

@@ -266,7 +266,8 @@ class JobBrief(Schema):
         default="", description="The state, or `queued` while a starting job has no machine."
     )
     waiting: str | None = Field(
-        default=None, description="Why the job has fewer machines than it could use."
+        default=None,
+        description="Why the job has fewer machines than it could use, or that they boot.",
     )
     queue: QueueView | None = None
     finished_epochs: int

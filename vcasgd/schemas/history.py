@@ -75,6 +75,7 @@ EVENTS = {
     "float64-rounded": "a large model in float64 travels as float32",
     "hooks-on-workers": "what hooks and callbacks keep is each worker's own",
     "steps-in-turn": "gradients follow a worker's own step of another optimizer",
+    "momentum-starts-again": "a new worker starts without the momentum of SGD",
     "norm-of-parts": "a layer normalizes over a worker's part of the batch",
     "optimizer-uncorrected": "the optimizer's moments are those of a part of the batch",
     "own-values": "each worker has its own values of what the code changes from batch to batch",

@@ -142,7 +142,8 @@ class JobView(Schema):
         default="", description="The state, or `queued` while a starting job has no machine."
     )
     waiting: str | None = Field(
-        default=None, description="Why the job has fewer machines than it could use."
+        default=None,
+        description="Why the job has fewer machines than it could use, or that they boot.",
     )
     queue: QueueView | None = Field(
         default=None, description="null if it doesn't wait for a machine that others have."
@@ -153,6 +154,9 @@ class JobView(Schema):
     )
     notes: list[str] = Field(
         default=[], description="What the job does otherwise than one process would."
+    )
+    warnings: list[str] = Field(
+        default=[], description="Those of the notes that its user may want to act on."
     )
     traceback: str | None
     created_at: float

@@ -60,11 +60,7 @@ def approximations(
             "instead, which in small models clips the gradient of the whole batch"
         )
     if spec.keeps_optimizer and not second_moments.count(optimizer) and _has_state(optimizer):
-        found["state-starts-again"] = (
-            f"a worker that joins later starts with an empty state of {name_of(optimizer)}, as "
-            "after a restart; Adam and AdamW of torch.optim take over the second moments of "
-            "other workers"
-        )
+        found |= _lost_state(optimizer)
     if values := own_values([task.source(), *sources_of(module)], travelling):
         found["own-values"] = (
             f"each worker has its own {', '.join(values)}, which the code changes from batch to "
@@ -109,6 +105,20 @@ def _of_parts(
             "layers that normalize each sample"
         )
     return found
+
+
+def _lost_state(optimizer: Optimizer) -> dict[str, str]:
+    """Return the note of what a new worker lacks. Momentum is no reason for another optimizer."""
+    if all(steps_as(part, SGD) for part in parts_of(optimizer)):
+        return {
+            "momentum-starts-again": "a worker that joins later has gathered its momentum after a "
+            "few steps, as when training starts"
+        }
+    return {
+        "state-starts-again": "a worker that joins later starts with an empty state of "
+        f"{name_of(optimizer)}, as after a restart; Adam and AdamW of torch.optim take over the "
+        "second moments of other workers"
+    }
 
 
 def sources_of(module: nn.Module) -> list[str]:

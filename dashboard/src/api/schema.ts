@@ -1432,7 +1432,7 @@ export interface components {
             status: string;
             /**
              * Waiting
-             * @description Why the job has fewer machines than it could use.
+             * @description Why the job has fewer machines than it could use, or that they boot.
              */
             waiting: string | null;
             queue: components["schemas"]["QueueView"] | null;
@@ -1944,7 +1944,7 @@ export interface components {
             status: string;
             /**
              * Waiting
-             * @description Why the job has fewer machines than it could use.
+             * @description Why the job has fewer machines than it could use, or that they boot.
              */
             waiting: string | null;
             /** @description null if it doesn't wait for a machine that others have. */
@@ -1965,6 +1965,12 @@ export interface components {
              * @default []
              */
             notes: string[];
+            /**
+             * Warnings
+             * @description Those of the notes that its user may want to act on.
+             * @default []
+             */
+            warnings: string[];
             /** Traceback */
             traceback: string | null;
             /** Created At */

@@ -1,4 +1,6 @@
 import type { EChartsCoreOption } from "echarts/core";
+import { timeStep } from "../lib/axis";
+import { duration } from "../lib/format";
 import type { Ink } from "./ink";
 
 export type Point = [x: number, y: number];
@@ -18,22 +20,41 @@ export type Curve = {
 /** Axis of a chart; `log` is for values that span several orders of magnitude. */
 export type Axis = {
   log?: boolean;
+  /** Labels of the axis, and values under the pointer if they have more digits. */
   format: (value: number) => string;
+  text?: (value: number) => string;
+  /** Distance between two labels. */
+  interval?: number;
   min?: number | "dataMin";
   max?: number;
 };
 
+/** Pixels on the left of a line chart for the labels of its vertical axis. */
+export const GUTTER = 44;
+
 const FONT = { fontFamily: "inherit", fontSize: 11 };
+
+/** Labels of a chart's time axis at most. */
+const TIMES = 5;
+
+/** Returns an axis from 0 to `max` seconds with labels at round times. */
+export function timeAxis(max: number): Axis {
+  return { format: duration, min: 0, max, interval: timeStep(max, TIMES) };
+}
 
 /** Returns the options of a line chart. */
 export function lines(ink: Ink, x: Axis, y: Axis, curves: Curve[]): EChartsCoreOption {
   return {
-    ...frame(ink, x.format, y.format),
+    ...frame(ink, x.format, y.text ?? y.format),
+    grid: { left: GUTTER, right: 14, top: 12, bottom: 24 },
     xAxis: {
       type: "value",
       min: "dataMin",
       max: "dataMax",
       ...axis(ink, x),
+      ...(x.interval === undefined ? {} : { interval: x.interval }),
+      // The end of the axis is no round time.
+      axisLabel: { ...axis(ink, x).axisLabel, showMaxLabel: x.interval === undefined },
       splitLine: { show: false },
     },
     yAxis: { type: y.log ? "log" : "value", scale: true, splitNumber: 4, ...axis(ink, y) },
@@ -54,9 +75,6 @@ export function lines(ink: Ink, x: Axis, y: Axis, curves: Curve[]): EChartsCoreO
 function colorOf(ink: Ink, { color }: Curve): string {
   return color.startsWith("#") ? color : ink[color as keyof Ink];
 }
-
-/** Pixels on the left of a track for the labels of its vertical axis. */
-export const GUTTER = 44;
 
 /**
  * Returns the options of a line chart whose drawing has exactly the width of its box without the

@@ -11,6 +11,8 @@ export type Column<Row> = {
   right?: boolean;
   /** Hidden on narrow screens. */
   wide?: boolean;
+  /** Has several lines on narrow screens if it must. */
+  wraps?: boolean;
 };
 
 type Order = { column: string; down: boolean };
@@ -89,7 +91,10 @@ function Mark({ down }: { down: boolean }) {
 }
 
 function styleOf<Row>(column: Column<Row>): string {
-  return [column.right && classes.right, column.wide && classes.wide].filter(Boolean).join(" ");
+  const { right, wide, wraps } = column;
+  return [right && classes.right, wide && classes.wide, wraps && classes.wraps]
+    .filter(Boolean)
+    .join(" ");
 }
 
 function sortOf(name: string, order: Order | null) {

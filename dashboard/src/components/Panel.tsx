@@ -2,6 +2,9 @@ import type { ReactNode } from "react";
 import { useId } from "react";
 import classes from "./Panel.module.css";
 
+/** Stands in place of content that a request has not answered yet. */
+export const LOADING = "Loading…";
+
 /**
  * Section of a page with a heading. With `flush`, its content has no padding. With `empty`, it is
  * only one line: the reason why there is no content.

@@ -11,11 +11,14 @@ export function fractionOf({ from, to }: Domain, at: number): number {
   return to > from ? Math.min(1, Math.max(0, (at - from) / (to - from))) : 0;
 }
 
+/** Returns a round time that divides a length in seconds into at most about `number` parts. */
+export function timeStep(length: number, number: number): number {
+  return TIME_STEPS.find((each) => length / each <= number) ?? Math.ceil(length / number);
+}
+
 /** Returns about `number` round times of a range in seconds. */
 export function timeTicks(range: Domain, number: number): number[] {
-  const length = range.to - range.from;
-  const step = TIME_STEPS.find((each) => length / each <= number) ?? Math.ceil(length / number);
-  return multiples(step, range);
+  return multiples(timeStep(range.to - range.from, number), range);
 }
 
 /** Returns about `number` round amounts of a range. */

@@ -27,7 +27,12 @@ export function percent(value: Maybe, digits = 1): string {
 /** Formats the value of a metric; an accuracy is a percentage. */
 export function metric(name: string, value: Maybe): string {
   if (name === "accuracy") return percent(value);
-  return orDash(value, (number) => String(Number(number.toPrecision(4))));
+  return orDash(value, (number) => {
+    const size = Math.abs(number);
+    // As the command line writes it; more zeros have no room beside a chart.
+    if (size > 0 && size < 1e-4) return number.toExponential(3).replace(/\.?0+e/, "e");
+    return String(Number(number.toPrecision(4)));
+  });
 }
 
 /** Formats a number for the narrow labels of an axis. */
@@ -77,8 +82,11 @@ export function duration(seconds: Maybe, units: 1 | 2 = 2): string {
       whole % 60,
     ];
     const parts = [`${d} d`, `${h} h`, `${m} min`, `${s} s`];
-    const first = [d, h, m].findIndex((each) => each > 0);
-    return first < 0 ? `${s} s` : parts.slice(first, first + units).join(" ");
+    const amounts = [d, h, m, s];
+    const first = amounts.findIndex((each) => each > 0);
+    if (first < 0) return "0 s";
+    const second = units === 2 && amounts[first + 1] ? ` ${parts[first + 1]}` : "";
+    return `${parts[first]}${second}`;
   });
 }
 

@@ -5,14 +5,14 @@ import { useSeveral } from "../api/jobs";
 import type { Job, MetricPoint } from "../api/types";
 import { Chart } from "../charts/Chart";
 import type { Ink } from "../charts/ink";
-import { type Curve, lines } from "../charts/options";
+import { type Curve, lines, timeAxis } from "../charts/options";
 import { EmptyState } from "../components/EmptyState";
 import { ErrorState } from "../components/ErrorState";
 import { PageHead } from "../components/PageHead";
 import { Panel } from "../components/Panel";
 import { COLORS, differences, finals, jobsIn, type Row } from "../lib/comparison";
 import { type Against, AXES, curve, evaluated, spread } from "../lib/curves";
-import { compact, DASH, duration, metric, usd } from "../lib/format";
+import { compact, DASH, duration, metric, short, shortPercent, usd } from "../lib/format";
 import { useNow } from "../lib/useNow";
 import classes from "./ComparePage.module.css";
 
@@ -149,17 +149,18 @@ function Overlay({
   const log = spread(curves.flatMap(({ points }) => points));
   const describe = useCallback(
     (ink: Ink) => {
-      const x = { format, min: 0, max: most };
-      return lines(ink, x, { format: (value) => metric(of, value), log }, curves);
+      const x = against === "time" ? timeAxis(most) : { format, min: 0, max: most };
+      const label = of === "accuracy" ? shortPercent : short;
+      return lines(ink, x, { format: label, text: (value) => metric(of, value), log }, curves);
     },
-    [format, of, most, curves, log],
+    [against, format, of, most, curves, log],
   );
   const drawn = curves.filter(({ points }) => points.length > 0);
   return (
     <figure className={classes.figure}>
       <figcaption>
         {name}
-        {log && ", logarithmic scale"}
+        {log && ", log scale"}
       </figcaption>
       {drawn.length === 0 ? (
         <p className={classes.none}>No values yet.</p>

@@ -35,9 +35,9 @@ export function FleetPage() {
       {machines.isError && !machines.data ? (
         <ErrorState error={machines.error} onRetry={machines.refetch} />
       ) : (
-        <Machines machines={machines.data ?? []} workers={workers.data ?? []} />
+        machines.data && <Machines machines={machines.data} workers={workers.data ?? []} />
       )}
-      <Offers pools={pools.data ?? []} />
+      {pools.data && <Offers pools={pools.data} />}
     </div>
   );
 }

@@ -37,13 +37,27 @@ export default function JobPage() {
         <Actions job={job.data} />
       </PageHead>
       <Problem job={job.data} />
-      {job.data.waiting && <Notice tone="warn" title={capitalized(job.data.waiting)} />}
+      {job.data.waiting && <Notice tone="info" title={capitalized(job.data.waiting)} />}
       {job.data.outlook && <p>Deadline: {job.data.outlook}</p>}
-      {job.data.notes.map((note) => (
+      {job.data.warnings.map((note) => (
         <Notice key={note} tone="warn" title={capitalized(note)} />
       ))}
+      <Remarks job={job.data} />
       <Summary job={job.data} />
       <JobTabs job={job.data} />
+    </div>
+  );
+}
+
+/** Notes that require no action. */
+function Remarks({ job: { notes, warnings } }: { job: Job }) {
+  const remarks = notes.filter((note) => !warnings.includes(note));
+  if (remarks.length === 0) return null;
+  return (
+    <div className={classes.remarks}>
+      {remarks.map((note) => (
+        <p key={note}>{capitalized(note)}.</p>
+      ))}
     </div>
   );
 }

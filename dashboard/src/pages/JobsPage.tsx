@@ -21,6 +21,8 @@ import { useNow } from "../lib/useNow";
 import classes from "./JobsPage.module.css";
 
 const PAGE = 25;
+/** Column that is left out where no machine has a second price. */
+const SAVED = "Saved";
 const STATES = [
   "queued",
   "starting",
@@ -153,7 +155,8 @@ function JobsTable({
       );
     },
   };
-  const all = [ticks, ...columns(now, simulated)];
+  const saved = jobs.some((job) => saving(job) !== null);
+  const all = [ticks, ...columns(now, simulated).filter(({ name }) => saved || name !== SAVED)];
   return <DataTable label="Jobs" columns={all} rows={jobs} id={(job) => job.id} cards />;
 }
 
@@ -225,7 +228,7 @@ function columns(now: number, simulated: boolean): Column<Brief>[] {
       cell: (job) => (free(job) ? "free" : usd(job.spent_usd)),
     },
     {
-      name: "Saved",
+      name: SAVED,
       right: true,
       wide: true,
       key: (job) => saving(job),

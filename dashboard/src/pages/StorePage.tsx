@@ -29,7 +29,7 @@ function Content({ store }: { store: StoreView }) {
       <Stats>
         <Stat label="Store nodes" value={count(nodes.length)} note="each with a parameter server" />
         <Stat
-          label="Model versions per second"
+          label="Snapshots per second"
           value={decimal(
             total(nodes, (node) => node.publications_per_second),
             1,
@@ -43,8 +43,8 @@ function Content({ store }: { store: StoreView }) {
         />
         <Stat
           label="Operations per second"
-          value={compact(total(nodes, (node) => node.operations_per_second))}
-          note={`ledger ${compact(ledger.operations_per_second)}`}
+          value={compact(total([...nodes, ledger], (server) => server.operations_per_second))}
+          note={`${compact(ledger.operations_per_second)} of them in the ledger`}
         />
         <Replication store={store} />
       </Stats>

@@ -50,6 +50,10 @@ WITH_MACHINES = (JobState.STARTING, JobState.RUNNING)
 MAX_SHARDS = 1024
 #: Most notes of a worker about a job.
 MAX_NOTES = 16
+#: Kinds of notes that require no action.
+QUIET_NOTES = (
+    "batch-weights", "codec-chosen", "momentum-starts-again", "norm-of-parts", "state-beside",
+)  # fmt: skip
 #: Largest staleness that is counted separately, because the counts are part of every snapshot.
 MAX_STALENESS = 32
 
@@ -223,7 +227,8 @@ class JobRecord:
     #: Why a part that workers write can't be read, if so; the record then lacks that part, and the
     #: controller fails the job.
     invalid: str | None = None
-    #: Why the job has fewer machines than it could use, as of the last round of the controller.
+    #: Why the job has fewer machines than it could use, or that they boot, as of the last round of
+    #: the controller.
     waiting: str | None = None
     #: Its place among the jobs that wait for machines, from 1, and their number.
     queue: tuple[int, int] | None = None
@@ -231,6 +236,8 @@ class JobRecord:
     queued: bool = False
     #: What the job does otherwise than one process would, for people.
     notes: tuple[str, ...] = ()
+    #: Those of the notes that its user may want to act on.
+    warnings: tuple[str, ...] = ()
     #: Its outlook on its deadline, for people, as of the controller.
     outlook: str | None = None
 
@@ -427,6 +434,7 @@ def _parsed(
     waits = bool(waiting) and stored["state"] in WITH_MACHINES
     place = json.loads(queue or b"{}") if waits else {}
     starting = stored["state"] == JobState.STARTING
+    noted: dict[str, str] = json.loads(notes or b"{}")
     read = _RECORD.validate_python(
         {
             **stored,
@@ -442,7 +450,8 @@ def _parsed(
             "waiting": waiting if waits else None,
             "queue": (place["position"], place["length"]) if place.get("position") else None,
             "queued": starting and not place.get("has_machines", True),
-            "notes": tuple(json.loads(notes or b"{}").values()),
+            "notes": tuple(noted.values()),
+            "warnings": tuple(text for kind, text in noted.items() if kind not in QUIET_NOTES),
             "outlook": outlook if outlook and stored["state"] in WITH_MACHINES else None,
         }
     )

@@ -7,6 +7,8 @@ import { clock, count, DASH, percent, usd } from "../../lib/format";
 import { billsNothing } from "../../lib/money";
 
 const FIRST = 20;
+/** Column that is left out where no pool tells both prices. */
+const DISCOUNT = "Below on demand";
 
 type Offer = {
   pool: string;
@@ -40,7 +42,7 @@ export function Offers({ pools }: { pools: Pool[] }) {
     >
       <DataTable
         label="Offers"
-        columns={COLUMNS}
+        columns={COLUMNS.filter(({ name }) => name !== DISCOUNT || offers.some(discount))}
         rows={all ? offers : offers.slice(0, FIRST)}
         id={(row) => `${row.pool} ${row.zone} ${row.machine_type} ${row.spot}`}
       />
@@ -67,7 +69,7 @@ const COLUMNS: Column<Offer>[] = [
     cell: (row) => usd(row.price_per_hour),
   },
   {
-    name: "Below on demand",
+    name: DISCOUNT,
     right: true,
     wide: true,
     key: discount,

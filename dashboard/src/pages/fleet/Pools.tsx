@@ -29,7 +29,7 @@ function columns(now: number, spend: Spend | undefined): Column<Pool>[] {
       cell: (row) => (
         <>
           <b className={classes.strong}>{row.name}</b>
-          <span className={classes.beside}>{row.provider}</span>
+          {row.provider !== row.name && <span className={classes.beside}>{row.provider}</span>}
         </>
       ),
     },
@@ -43,16 +43,23 @@ function columns(now: number, spend: Spend | undefined): Column<Pool>[] {
         `${count(row.machines ?? 0)}${row.capacity ? ` / ${count(row.capacity)}` : ""}`,
     },
     {
-      name: "Launches",
+      name: "Launch requests",
       right: true,
       wide: true,
       key: (row) => row.launches,
       cell: (row) => count(row.launches),
     },
-    { name: "Cheapest per hour", right: true, key: cheapest, cell: (row) => usd(cheapest(row)) },
+    {
+      name: "Cheapest per hour",
+      right: true,
+      wide: true,
+      key: cheapest,
+      cell: (row) => usd(cheapest(row)),
+    },
     {
       name: "Spend per hour",
       right: true,
+      wide: true,
       key: (row) => perHour.get(row.name),
       cell: (row) => usd(perHour.get(row.name)),
     },
@@ -69,7 +76,7 @@ function columns(now: number, spend: Spend | undefined): Column<Pool>[] {
             ))
           : DASH,
     },
-    { name: "State", cell: (row) => <Availability pool={row} now={now} /> },
+    { name: "State", wraps: true, cell: (row) => <Availability pool={row} now={now} /> },
   ];
 }
 

@@ -4,7 +4,7 @@ import { useCheckpoints } from "../../api/jobs";
 import type { Checkpoint, Job } from "../../api/types";
 import { type Column, DataTable } from "../../components/DataTable";
 import { ErrorState } from "../../components/ErrorState";
-import { Panel } from "../../components/Panel";
+import { LOADING, Panel } from "../../components/Panel";
 import { bytes, clock, count, DASH, metric } from "../../lib/format";
 import classes from "./Checkpoints.module.css";
 import { Downloads } from "./Downloads";
@@ -16,12 +16,15 @@ export function Checkpoints({ job }: { job: Job }) {
   return (
     <Panel
       title="Checkpoints"
-      tools={<Downloads job={job} checkpoints={rows} />}
+      // The page's head has them once the job has ended.
+      tools={job.model ? undefined : <Downloads job={job} checkpoints={rows} />}
       note={`the newest ${job.spec.checkpoint?.keep ?? 3} and the best checkpoints are kept`}
       empty={
         rows.length || checkpoints.isError
           ? undefined
-          : "None yet: the first checkpoint follows the first evaluation."
+          : checkpoints.isPending
+            ? LOADING
+            : "None yet: the first checkpoint follows the first evaluation."
       }
       flush
     >

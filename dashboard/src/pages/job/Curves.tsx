@@ -5,7 +5,7 @@ import type { MetricPoint } from "../../api/types";
 import { Chart } from "../../charts/Chart";
 import type { Ink } from "../../charts/ink";
 import { GUTTER, type Point, track } from "../../charts/options";
-import { Panel } from "../../components/Panel";
+import { LOADING, Panel } from "../../components/Panel";
 import { type Domain, valueAt } from "../../lib/axis";
 import {
   type Against,
@@ -44,6 +44,7 @@ export function Curves({
   domain,
   onReset,
   losses,
+  loading,
 }: {
   curves: NamedCurve[];
   metrics: MetricPoint[];
@@ -56,6 +57,7 @@ export function Curves({
   /** Shows the whole axis again; undefined if it is shown. */
   onReset: (() => void) | undefined;
   losses: Loss[];
+  loading: boolean;
 }) {
   const [smoothing, setSmoothing] = useState(0);
   const [all, setAll] = useState(false);
@@ -70,7 +72,7 @@ export function Curves({
     <Panel
       title="Training"
       note={drawn.length ? "drag over a chart to zoom" : undefined}
-      empty={drawn.length === 0 ? noData(against) : undefined}
+      empty={drawn.length ? undefined : loading ? LOADING : noData(against)}
       tools={
         <>
           {onReset && (
@@ -176,7 +178,7 @@ function Curve({
           {title}
         </span>
         <Reading points={points} domain={domain} format={format} text={text} />
-        {log && <span className={classes.log}>logarithmic scale</span>}
+        {log && <span className={classes.log}>log scale</span>}
       </figcaption>
       <Track domain={domain} marks={marks}>
         <div style={{ marginLeft: -GUTTER }}>

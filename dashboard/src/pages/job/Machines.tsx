@@ -2,7 +2,7 @@ import { isOver, type useTimelines } from "../../api/jobs";
 import { useCaller } from "../../api/signIn";
 import type { Job, MachineTimeline } from "../../api/types";
 import { ErrorState } from "../../components/ErrorState";
-import { Panel } from "../../components/Panel";
+import { LOADING, Panel } from "../../components/Panel";
 import { refusal } from "../../lib/access";
 import type { Domain } from "../../lib/axis";
 import { clock } from "../../lib/format";
@@ -34,7 +34,7 @@ export function Machines({
     <Panel
       title="Machines"
       note={noteOf(machines, now)}
-      empty={machines.length || failed ? undefined : noMachines(job)}
+      empty={machines.length || failed ? undefined : query.isPending ? LOADING : noMachines(job)}
     >
       {failed ? (
         <ErrorState error={query.error} onRetry={query.refetch} />

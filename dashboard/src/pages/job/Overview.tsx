@@ -22,7 +22,8 @@ export function Overview({ job }: { job: Job }) {
   const [against, setAgainst] = useState<Against>("time");
   const [zoom, setZoom] = useState<Domain | null>(null);
   const query = useTimelines(job.id);
-  const metrics = useMetrics(job.id).data ?? NO_POINTS;
+  const series = useMetrics(job.id);
+  const metrics = series.data ?? NO_POINTS;
   const now = useNow(!isOver(job));
   const until = Math.min(now, job.ended_at ?? now);
   const machines = query.data ?? NO_MACHINES;
@@ -60,6 +61,7 @@ export function Overview({ job }: { job: Job }) {
           domain={domain}
           onReset={zoom ? () => setZoom(null) : undefined}
           losses={lost}
+          loading={series.isPending}
         />
         {byTime ? lanes : <SharedPointer onSelect={nothing}>{lanes}</SharedPointer>}
       </SharedPointer>

@@ -3,16 +3,17 @@ import { useMetrics } from "../../api/jobs";
 import type { Job, MetricPoint } from "../../api/types";
 import { Chart } from "../../charts/Chart";
 import type { Ink } from "../../charts/ink";
-import { lines } from "../../charts/options";
-import { Panel } from "../../components/Panel";
+import { lines, timeAxis } from "../../charts/options";
+import { LOADING, Panel } from "../../components/Panel";
 import { curve } from "../../lib/curves";
-import { decimal, duration } from "../../lib/format";
+import { decimal, short } from "../../lib/format";
 
 const NONE: MetricPoint[] = [];
 
 /** Rate of applied updates. */
 export function Rates({ job }: { job: Job }) {
-  const metrics = useMetrics(job.id).data ?? NONE;
+  const query = useMetrics(job.id);
+  const metrics = query.data ?? NONE;
   const start = job.created_at;
   const rate = useMemo(
     () => curve(metrics, "time", start, (each) => each.updates_per_second),
@@ -22,8 +23,8 @@ export function Rates({ job }: { job: Job }) {
     (ink: Ink) =>
       lines(
         ink,
-        { format: duration, min: 0, max: Math.max(10, rate.at(-1)?.[0] ?? 0) },
-        { format: (value) => decimal(value, 1), min: 0 },
+        timeAxis(Math.max(10, rate.at(-1)?.[0] ?? 0)),
+        { format: short, text: (value) => decimal(value, 1), min: 0 },
         [{ name: "Updates per second", points: rate, color: "accent", fill: true }],
       ),
     [rate],
@@ -32,7 +33,7 @@ export function Rates({ job }: { job: Job }) {
     <Panel
       title="Updates per second"
       note={job.ended_at ? undefined : `${decimal(rate.at(-1)?.[1], 1)} now`}
-      empty={rate.length ? undefined : "No updates yet."}
+      empty={rate.length ? undefined : query.isPending ? LOADING : "No updates yet."}
     >
       <Chart height={180} label={`Updates per second, ${rate.length} points`} describe={describe} />
     </Panel>

@@ -4,10 +4,10 @@ import { useMetrics, useStaleness } from "../../api/jobs";
 import type { Job, MetricPoint } from "../../api/types";
 import { Chart } from "../../charts/Chart";
 import type { Ink } from "../../charts/ink";
-import { bars, lines } from "../../charts/options";
-import { Panel } from "../../components/Panel";
+import { bars, lines, timeAxis } from "../../charts/options";
+import { LOADING, Panel } from "../../components/Panel";
 import { curve } from "../../lib/curves";
-import { compact, decimal, duration } from "../../lib/format";
+import { compact, decimal, short } from "../../lib/format";
 
 /** The last bucket includes all higher values. */
 const LAST_BUCKET = 32;
@@ -16,7 +16,8 @@ const NONE: MetricPoint[] = [];
 /** Staleness of the applied updates. */
 export function Staleness({ job }: { job: Job }) {
   const [shown, setShown] = useState("histogram");
-  const view = useStaleness(job.id).data;
+  const query = useStaleness(job.id);
+  const view = query.data;
   const note = view
     ? `model versions that an update missed: mean ${decimal(view.mean)}, max ${view.max}`
     : undefined;
@@ -25,7 +26,7 @@ export function Staleness({ job }: { job: Job }) {
     <Panel
       title="Staleness"
       note={note}
-      empty={empty ? "No updates yet." : undefined}
+      empty={empty ? (query.isPending ? LOADING : "No updates yet.") : undefined}
       tools={
         <SegmentedControl
           size="xs"
@@ -69,9 +70,12 @@ function Mean({ job }: { job: Job }) {
   );
   const describe = useCallback(
     (ink: Ink) =>
-      lines(ink, { format: duration }, { format: (value) => decimal(value, 1), min: 0 }, [
-        { name: "Mean staleness", points: mean, color: "accent" },
-      ]),
+      lines(
+        ink,
+        timeAxis(mean.at(-1)?.[0] ?? 0),
+        { format: short, text: (value) => decimal(value, 1), min: 0 },
+        [{ name: "Mean staleness", points: mean, color: "accent" }],
+      ),
     [mean],
   );
   return <Chart height={180} label="Mean staleness over time" describe={describe} />;

@@ -3,11 +3,12 @@ import { useEffect, useRef } from "react";
 import { useSubtasks } from "../../api/jobs";
 import type { Job, SubtaskMap } from "../../api/types";
 import { readInk } from "../../charts/ink";
-import { Panel } from "../../components/Panel";
+import { LOADING, Panel } from "../../components/Panel";
 import { count } from "../../lib/format";
 import { KINDS, type Kind } from "../../lib/subtasks";
 import classes from "./Subtasks.module.css";
 
+const UNKNOWN = "Known when the first worker has read the data set.";
 const GAP = 2;
 const LARGEST = 34;
 const SMALLEST = 3;
@@ -15,12 +16,13 @@ const HEIGHT = 150;
 
 /** Map of the epoch's subtasks, one square each, or one for several if there are many. */
 export function Subtasks({ job }: { job: Job }) {
-  const view = useSubtasks(job.id).data;
+  const query = useSubtasks(job.id);
+  const view = query.data;
   return (
     <Panel
       title="Parts of the epoch"
       note={view?.states ? noteOf(view) : undefined}
-      empty={view?.states ? undefined : "Known when the first worker has read the data set."}
+      empty={view?.states ? undefined : query.isPending ? LOADING : UNKNOWN}
     >
       {view?.states && (
         <>

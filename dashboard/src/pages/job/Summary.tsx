@@ -76,7 +76,7 @@ function Spent({ cost, atEnd }: { cost: Cost | undefined; atEnd: number | null }
     <Stat
       label={simulated ? "Spent (simulated)" : "Spent"}
       value={usd(cost?.spent_usd)}
-      note={notes.join(", ") || (simulated ? "no bill" : "no prices available")}
+      note={notes.join(", ") || (cost && (simulated ? "no bill" : "no prices available"))}
     />
   );
 }

@@ -3,7 +3,7 @@ import type { Job, Worker } from "../../api/types";
 import { type Column, DataTable } from "../../components/DataTable";
 import { EmptyState } from "../../components/EmptyState";
 import { ErrorState } from "../../components/ErrorState";
-import { Panel } from "../../components/Panel";
+import { LOADING, Panel } from "../../components/Panel";
 import { bytes, count, DASH, decimal, duration, percent } from "../../lib/format";
 import { busy, gpuMemory, hasGpu, memoryInUse } from "../../lib/gpus";
 import { useNow } from "../../lib/useNow";
@@ -18,6 +18,7 @@ export function Workers({ job }: { job: Job }) {
     <Panel
       title="Workers"
       note={`all workers so far: ${bytes(pushed_bytes)} pushed, ${bytes(fetched_bytes)} fetched`}
+      empty={workers.isPending ? LOADING : undefined}
       flush
     >
       {workers.isError && !workers.data ? (
@@ -48,7 +49,7 @@ function columns(now: number, gpus: boolean): Column<Worker>[] {
     },
     {
       name: "Activity",
-      wide: true,
+      wraps: true,
       key: activity,
       cell: (row) => activity(row) ?? DASH,
     },
@@ -60,11 +61,16 @@ function columns(now: number, gpus: boolean): Column<Worker>[] {
       key: (row) => row.resident_bytes,
       cell: (row) => bytes(row.resident_bytes),
     },
-    { name: "Samples", right: true, key: (row) => row.samples, cell: (row) => count(row.samples) },
     {
-      name: "Samples per second",
+      name: "Samples",
       right: true,
       wide: true,
+      key: (row) => row.samples,
+      cell: (row) => count(row.samples),
+    },
+    {
+      name: "Samples/s",
+      right: true,
       key: (row) => row.samples_per_second,
       cell: (row) => decimal(row.samples_per_second, 1),
     },
@@ -92,12 +98,14 @@ function columns(now: number, gpus: boolean): Column<Worker>[] {
     {
       name: "Pushed",
       right: true,
+      wide: true,
       key: (row) => row.pushed_bytes,
       cell: (row) => bytes(row.pushed_bytes),
     },
     {
       name: "Fetched",
       right: true,
+      wide: true,
       key: (row) => row.fetched_bytes,
       cell: (row) => bytes(row.fetched_bytes),
     },

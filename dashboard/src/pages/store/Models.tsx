@@ -30,7 +30,7 @@ const COLUMNS: Column<Row>[] = [
   { name: "Node", wide: true, key: (row) => row.node, cell: (row) => row.node },
   { name: "Version", right: true, key: (row) => row.version, cell: (row) => count(row.version) },
   {
-    name: "Published",
+    name: "Snapshots published",
     right: true,
     wide: true,
     key: (row) => row.published,

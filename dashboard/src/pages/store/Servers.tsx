@@ -2,7 +2,7 @@ import type { StoreView } from "../../api/types";
 import { type Column, DataTable } from "../../components/DataTable";
 import { Meter } from "../../components/Meter";
 import { Panel } from "../../components/Panel";
-import { bytes, count, DASH, decimal, duration, percent } from "../../lib/format";
+import { bytes, count, DASH, decimal, duration } from "../../lib/format";
 import { useNow } from "../../lib/useNow";
 import classes from "./Store.module.css";
 
@@ -29,8 +29,7 @@ export function Servers({ store }: { store: StoreView }) {
 function columns(now: number): Column<Row>[] {
   return [
     { name: "Server", cell: (row) => <b className={classes.strong}>{row.name}</b> },
-    { name: "Memory", right: true, cell: (row) => bytes(row.memory_used_bytes) },
-    { name: "Memory limit", cell: (row) => <MemoryMeter row={row} /> },
+    { name: "Memory", cell: (row) => <MemoryMeter row={row} /> },
     {
       name: "Operations/s",
       right: true,
@@ -38,7 +37,7 @@ function columns(now: number): Column<Row>[] {
       cell: (row) => count(row.operations_per_second),
     },
     {
-      name: "Model versions/s",
+      name: "Snapshots/s",
       right: true,
       wide: true,
       cell: (row) => decimal(row.publications_per_second, 1),
@@ -55,12 +54,11 @@ function columns(now: number): Column<Row>[] {
 
 function MemoryMeter({ row }: { row: Row }) {
   const { memory_used_bytes: used, memory_limit_bytes: limit } = row;
-  if (!used || !limit) return <span className="dim">no limit</span>;
-  const share = used / limit;
+  if (!used || !limit) return `${bytes(used)}, no limit`;
   return (
     <Meter
-      fraction={share}
-      text={percent(share, share < 0.1 ? 1 : 0)}
+      fraction={used / limit}
+      text={`${bytes(used)} of ${bytes(limit)}`}
       label={`Memory of ${row.name}`}
     />
   );

@@ -108,7 +108,7 @@ function Priced({ plan }: { plan: Plan }) {
         <Figure
           name="Duration"
           value={plan.hours === null ? DASH : duration(3600 * plan.hours)}
-          note="about"
+          note={plan.hours === null ? "the speed is unknown" : "estimate"}
         />
       </dl>
       {bought.length > 0 && (
@@ -122,7 +122,7 @@ function Priced({ plan }: { plan: Plan }) {
               cell: (row) => `${row.machines} × ${row.machine_type || row.pool}`,
             },
             { name: "Location", cell: (row) => row.zone || row.pool },
-            { name: "USD per hour", right: true, cell: (row) => usd(row.price_per_hour) },
+            { name: "USD per hour, each", right: true, cell: (row) => usd(row.price_per_hour) },
           ]}
         />
       )}
