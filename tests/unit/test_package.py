@@ -58,7 +58,8 @@ class TestPack:
         assert pack(source, LIMIT) == pack(twin, LIMIT)
 
     @pytest.mark.parametrize(
-        "name", [".git__config", "lib__.venv__x", "__pycache____x", "node_modules__x", "a.pyc"]
+        "name",
+        [".git__config", "lib__.venv__x", "__pycache____x", "node_modules__x", "a.pyc", ".ssh__id"],
     )
     def test_built_in_patterns_are_ignored(self, source: Path, name: str) -> None:
         path = source / name.replace("__pycache__", "PYCACHE").replace("__", "/").replace(

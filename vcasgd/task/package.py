@@ -35,6 +35,8 @@ from vcasgd.limits import MAX_PACKAGE_FILES
 IGNORED = (
     *(".git", ".venv", "venv", "node_modules", "__pycache__", "*.pyc", "*.egg-info", ".DS_Store"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"),
+    # Credentials, if the folder is a user's home.
+    *(".ssh", ".aws", ".gnupg", ".kube", ".netrc"),
 )
 IGNORE_FILE = ".vcasgdignore"
 #: A folder with this file is the home of a stack.

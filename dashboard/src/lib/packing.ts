@@ -15,6 +15,11 @@ const IGNORED = [
   ".pytest_cache",
   ".ruff_cache",
   ".ipynb_checkpoints",
+  ".ssh",
+  ".aws",
+  ".gnupg",
+  ".kube",
+  ".netrc",
 ];
 const IGNORE_FILE = ".vcasgdignore";
 /** A folder with this file is the home of a stack, with its secrets. */
