@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import psutil
@@ -109,8 +110,8 @@ PAGE = """\
 Each row is a job with the default settings on a stack of its own: a model whose state has so many
 millions of float32 numbers, and steps of a batch of {batch} that take their time without using the
 processor, as a GPU's do. *Of the pace* are the samples per second that came into the model over
-those of steps without anything beside them, from one update to another after at least {seconds:g} s
-and {rounds} rounds.
+those of steps without anything beside them: the slope of a line of least squares through the
+progress of at least {seconds:g} s and {rounds} rounds, because the samples of a round come at once.
 *Plain loops* are the same of as many ordinary PyTorch loops at once, which exchange nothing, on the
 same machine just before. Where a worker has several ranks, which share its batches, they are the
 processes of one `DistributedDataParallel`, as torchrun starts them.
@@ -123,8 +124,7 @@ HEADS = (
     *("million", "step, ms", "workers", "ranks of each", "links"),
     *("of the pace", "plain loops", "target", "steps in a push", "MB in a push"),
 )
-#: Rounds that are measured at least: the samples of one come at once, and it lasts up to 25 s on
-#: slow links.
+#: Rounds that are measured at least; one lasts up to 25 s on slow links.
 MIN_ROUNDS = 6
 #: Steps of a plain loop before it is measured, and while it is.
 WARM_STEPS, PLAIN_STEPS = 10, 200
@@ -170,16 +170,14 @@ def measure(row: Row, seconds: float) -> Measured:
         job = client.submit_directory(_spec(row))
         _await_pushes(job, row.workers)
         time.sleep(seconds)
-        before, since = _next_update(job)
-        time.sleep(seconds)
-        after, until = _next_update(job, before.totals.updates + MIN_ROUNDS * row.workers)
-    samples = after.progress.samples_applied - before.progress.samples_applied
-    updates = after.totals.updates - before.totals.updates
-    pushed = after.traffic.pushed_bytes - before.traffic.pushed_bytes
+        times, views = _watch(job, seconds, MIN_ROUNDS * row.workers)
+    applied = [view.progress.samples_applied for view in views]
+    updates = max(1, views[-1].totals.updates - views[0].totals.updates)
+    pushed = views[-1].traffic.pushed_bytes - views[0].traffic.pushed_bytes
     return Measured(
-        *(samples / (until - since) / row.pace, plain),
-        samples * row.workers / max(1, updates) / BATCH,
-        pushed / 1e6 / max(1, updates),
+        *(linear_regression(times, applied).slope / row.pace, plain),
+        (applied[-1] - applied[0]) * row.workers / updates / BATCH,
+        pushed / 1e6 / updates,
     )
 
 
@@ -247,18 +245,21 @@ def _spec(row: Row) -> JobSpec:
     )
 
 
-def _next_update(job: Job, at_least: int = 0) -> tuple[JobView, float]:
-    """Wait for an update of the model, and until there are ``at_least`` so many in all.
+def _watch(job: Job, seconds: float, updates: int) -> tuple[list[float], list[JobView]]:
+    """Return a job's states and their times, of so many seconds and at least so many updates.
 
-    Returns the job and when that was. Raises TimeoutError.
+    Raises TimeoutError.
     """
-    first, deadline = job.refreshed(), time.monotonic() + READY_SECONDS
-    at_least = max(at_least, first.totals.updates + 1)
-    while (view := job.refreshed()).totals.updates < at_least:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no {at_least} updates within {READY_SECONDS:g} s")
+    times, views, began = list[float](), list[JobView](), time.monotonic()
+    while not views or (
+        times[-1] < seconds or views[-1].totals.updates < views[0].totals.updates + updates
+    ):
+        if times and times[-1] > seconds + READY_SECONDS:
+            raise TimeoutError(f"no {updates} updates within {times[-1]:.0f} s")
         time.sleep(POLL_SECONDS)
-    return view, time.monotonic()
+        views.append(job.refreshed())
+        times.append(time.monotonic() - began)
+    return times, views
 
 
 def _await_pushes(job: Job, workers: int) -> None:
