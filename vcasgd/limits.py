@@ -111,6 +111,8 @@ MAX_RENEWED = 1000
 MAX_LOGGED = 64
 #: Bytes of a header; a longer one is not parsed.
 MAX_HEADER_BYTES = 1 << 20
+#: Bytes of what an update's header has of buffers that aren't averaged, in base64.
+MAX_INTEGERS_BYTES = MAX_HEADER_BYTES // 2
 #: Bytes of a payload that goes to the server together with its entry, in one script.
 MAX_SMALL_PAYLOAD_BYTES = 1 << 17
 #: Chunks of 1 MiB of a payload or a snapshot of one shard, which a script looks at one by one.

@@ -14,10 +14,12 @@ import torch
 from support.servers import Fault, Moment
 from support.shard_pair import COARSE, ShardPair, flush, pair_of
 
-from vcasgd.errors import SnapshotMissing, StoreUnavailable
+from vcasgd.errors import SnapshotMissing, SpecError, StoreUnavailable
+from vcasgd.limits import MAX_INTEGERS_BYTES
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.worker import shard_link
 from vcasgd.worker.exchange import LATE_SECONDS
+from vcasgd.worker.interval import encoded_counters
 from vcasgd.worker.shard_link import LinkState
 
 Eventually = Callable[..., Any]
@@ -353,3 +355,11 @@ class Reads(Fault):
         cuts = self.cut and moment == "after"
         self.fired |= cuts
         return cuts
+
+
+def test_more_changed_numbers_than_a_header_has_are_an_error_of_the_task() -> None:
+    most = 49_152
+    assert len(encoded_counters(torch.zeros(most, dtype=torch.int64))) == MAX_INTEGERS_BYTES
+
+    with pytest.raises(SpecError, match=r"at most 49,152 \(declare large ones as mean"):
+        encoded_counters(torch.zeros(most + 1, dtype=torch.int64))

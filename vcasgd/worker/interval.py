@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from vcasgd.errors import SpecError
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.rules import merge_integers
 from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import Floats, copy_floats
+from vcasgd.limits import MAX_INTEGERS_BYTES
 from vcasgd.store.tensors.snapshot import RoundFacts, encode_integers
 from vcasgd.task.logged import Sums
 
@@ -64,8 +66,19 @@ def add(part: ShardRange, model: Floats, update: Floats) -> None:
 
 
 def encoded_counters(changed: Tensor | None) -> str:
-    """Return the field ``integers`` of an update's header, of what :func:`counted` returned."""
-    return "" if changed is None else encode_integers(changed)
+    """Return the field ``integers`` of an update's header, of what :func:`counted` returned.
+
+    Raises :class:`SpecError` if that is more than a header may have.
+    """
+    text = "" if changed is None else encode_integers(changed)
+    if changed is not None and len(text) > MAX_INTEGERS_BYTES:
+        raise SpecError(
+            f"task: buffers that aren't averaged have {len(changed):,} numbers, and change; an "
+            f"update has at most {MAX_INTEGERS_BYTES * 6 // 64:,}",
+            remedy="declare large ones as mean or constant in the task's buffers",
+            field="task",
+        )
+    return text
 
 
 @dataclass(frozen=True)

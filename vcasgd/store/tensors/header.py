@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from vcasgd.errors import InvalidUpdate
-from vcasgd.limits import MAX_HEADER_BYTES, MAX_LOGGED
+from vcasgd.limits import MAX_HEADER_BYTES, MAX_INTEGERS_BYTES, MAX_LOGGED
 from vcasgd.store.keys import TensorKeys
 from vcasgd.task.logged import LARGEST, NAME_PATTERN
 
@@ -62,7 +62,7 @@ class Header(BaseModel):
     size: _Count
     checksum: int | None = Field(default=None, ge=0, lt=2**64)
     layout: str = Field(max_length=64)
-    integers: str = Field(default="", max_length=MAX_HEADER_BYTES // 2)
+    integers: str = Field(default="", max_length=MAX_INTEGERS_BYTES)
     # Far beyond any real loss; sums of such values stay finite.
     loss_sum: float = Field(default=0.0, ge=-1e200, le=1e200, allow_inf_nan=False)
     weight: float | None = Field(default=None, ge=0, le=1e15, allow_inf_nan=False)
