@@ -258,6 +258,19 @@ def test_local_job_is_submitted_without_a_plan(
     assert run("submit", job_file, "--set", "workers.pools=[local]").exit_code == 0
 
 
+def test_submit_says_how_sure_the_deadline_of_a_local_job_is(
+    run: Run, market: Api, job_file: Path
+) -> None:
+    market.control.publish({}, {"local": pool(provider="local", labels=[])})
+    known = Workload(samples=72_000, rates={"east|small": 10.0})
+    Workloads(market.connection).set({("digits", "train:Digits"): known})
+
+    submitted = run("submit", job_file, "--set", "workers.pools=[local]", "--within", "12h")
+
+    assert submitted.exit_code == 0, submitted.output
+    assert submitted.stderr.startswith("deadline in "), submitted.stderr
+
+
 def test_job_with_unknown_costs_needs_confirmation(run: Run, market: Api, job_file: Path) -> None:
     market.control.publish({}, {})
     refused = run("submit", job_file)

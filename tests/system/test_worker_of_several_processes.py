@@ -119,8 +119,8 @@ def test_a_trainer_of_hugging_face_trains_in_two_processes(tmp_path: Path, paral
 def test_no_process_has_a_model_that_is_in_parts(tmp_path: Path) -> None:
     """Parameters and gradients are two vectors, of which each of four ranks has a half.
 
-    Buffers of libraries take up to a fifth of one more. A process with the model would have a
-    vector and a half.
+    Buffers of libraries take up to a fifth of one more, and what the first rank sends and receives
+    a third. A process with the model would have a vector and a half.
     """
     layers, notes = 64, tmp_path / "notes"
     notes.mkdir()
@@ -133,9 +133,10 @@ def test_no_process_has_a_model_that_is_in_parts(tmp_path: Path) -> None:
         view = client.job(client.submit_directory(spec).id).wait(EXAMPLE_SECONDS)
     assert view.state == "succeeded", view.reason
     vector = 4 * layers * 1024 * 1025
-    peaks = [int(each.read_text()) / vector for each in notes.iterdir()]
+    peaks = sorted(int(each.read_text()) / vector for each in notes.iterdir())
     assert len(peaks) == RANKS
-    assert max(peaks) < 0.9, peaks
+    assert peaks[-2] < 0.9, peaks
+    assert peaks[-1] < 1.2, peaks
 
 
 @pytest.mark.slow

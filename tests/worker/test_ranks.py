@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -123,6 +124,51 @@ def test_ranks_measure_statistics_of_the_whole_batch(ranks: int) -> None:
             assert together.loss_sum == pytest.approx(alone.loss_sum, rel=1e-5)
             assert torch.equal(together.integers, alone.integers)
             torch.testing.assert_close(together.update, alone.update, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.ci
+def test_a_model_with_batch_norm_trains_in_parts_with_16_bits() -> None:
+    args = {"parallel": "fsdp", "precision": "bf16", "norm": "SyncBatchNorm"}
+    with learner_of(2, WHOLE, **args) as learner:
+        floats, integers = learner.initial()
+        trained = learner.train(
+            *(Base(floats, integers), 0, 0, 24),
+            should_stop=lambda: False,
+            on_step=lambda: None,
+            memory=lambda: MappedVector(len(floats)),
+        )
+        assert trained.update[:].isfinite().all()
+
+
+@pytest.mark.ci
+def test_a_rank_never_has_all_parameters_in_16_bits(tmp_path: Path) -> None:
+    with learner_of(
+        2, "sharded:Wide", folder=str(tmp_path), precision="bf16", layers=16
+    ) as learner:
+        floats, integers = learner.initial()
+
+        def train(subtask: int) -> None:
+            learner.train(
+                *(Base(floats, integers), subtask, 0, learner.plan.size(subtask)),
+                should_stop=lambda: False,
+                on_step=lambda: None,
+                memory=lambda: MappedVector(len(floats)),
+            )
+
+        train(0)
+        before = memory("VmRSS")
+        # The most memory from now on is what this process has had since then.
+        Path("/proc/self/clear_refs").write_text("5")
+        train(1)
+        # They would be half a vector, of four bytes for each number.
+        assert memory("VmHWM") - before < len(floats)
+
+
+def memory(kind: str) -> int:
+    """Return bytes of this process."""
+    found = re.search(rf"{kind}:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
 
 
 def evaluated(learner: Learner, floats: Tensor) -> dict[str, float]:

@@ -25,7 +25,7 @@ from vcasgd.cli.output import (
 )
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, SpecError
-from vcasgd.schemas.costs import PlanView, WasteView
+from vcasgd.schemas.costs import DeadlineEstimate, PlanView, WasteView
 from vcasgd.spec.job import JobSpec
 
 #: Pool of local machines, which cost nothing; no other pool may have this name.
@@ -137,20 +137,27 @@ def cost(
 def confirm(client: Client, spec: JobSpec) -> None:
     """Show the plan of a job that costs money, and ask for confirmation.
 
-    Raises :class:`SpecError` if the costs are unknown or the input is not a terminal, and
-    :class:`typer.Abort` if the user declines.
+    Of another job, show only how sure its deadline is, if it has one. Raises :class:`SpecError` if
+    the costs are unknown or the input is not a terminal, and :class:`typer.Abort` if the user
+    declines.
     """
-    if spec.workers.pools and set(spec.workers.pools) <= {FREE_POOL}:
+    pools = spec.workers.pools
+    free = bool(pools) and set(pools or ()) <= {FREE_POOL}
+    if free and spec.deadline(0.0) is None:
         return
     try:
         plan = client.plan(spec)
     except Conflict as error:
+        if free:
+            return
         raise SpecError(
             f"the cost of the job is unknown: {error.message}",
             remedy="try again, or submit it with --yes",
             field="workers.pools",
         ) from error
     if not plan.costs_money:
+        if plan.deadline is not None:
+            err.print(_deadline(plan.deadline))
         return
     for line in _lines(plan):
         err.print(line)
@@ -184,9 +191,13 @@ def _lines(plan: PlanView) -> list[str]:
             f"({plan.on_demand_cost_usd:.2f} on demand)"
         )
     if plan.deadline is not None:
-        lines.append(f"deadline {until(plan.deadline.at)}: {plan.deadline.text}")
+        lines.append(_deadline(plan.deadline))
     lines += [f"assumed: {assumption}" for assumption in plan.assumptions]
     return lines + [f"remedy: {remedy}" for remedy in plan.remedies]
+
+
+def _deadline(deadline: DeadlineEstimate) -> str:
+    return f"deadline {until(deadline.at)}: {deadline.text}"
 
 
 def _waste(waste: WasteView) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed.fsdp
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -63,6 +64,18 @@ def is_sharded(task: Task) -> bool:
     return task.parallel == "fsdp"
 
 
+def _precision_of(module: nn.Module, task: Task) -> fsdp.MixedPrecisionPolicy:
+    """Return the precision of gathered parameters.
+
+    Autocast would keep copies of all in 16 bits until the backward pass. BatchNorm needs parameters
+    of its statistics' precision.
+    """
+    normalizes = any(isinstance(layer, _BatchNorm) for layer in module.modules())
+    if not task.mixed_precision or normalizes:
+        return fsdp.MixedPrecisionPolicy()
+    return fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+
+
 class ShardedModel(LocalModel):
     """A model without values, and this process's part of it from :meth:`shard` on."""
 
@@ -90,9 +103,9 @@ class ShardedModel(LocalModel):
         with user_code("shard"):
             self._task.shard(module, mesh)
             if not isinstance(module, fsdp.FSDPModule):
-                for block in blocks_of(module, self._task.fsdp_blocks):
-                    fsdp.fully_shard(block, mesh=mesh)
-                fsdp.fully_shard(module, mesh=mesh)
+                policy = _precision_of(module, self._task)
+                for block in [*blocks_of(module, self._task.fsdp_blocks), module]:
+                    fsdp.fully_shard(block, mesh=mesh, mp_policy=policy)
         _check_placements(module)
         device = self._device
         # FSDP moves parameters, and leaves alone those without values.

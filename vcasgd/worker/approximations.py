@@ -109,16 +109,19 @@ def _of_parts(
 
 def _lost_state(optimizer: Optimizer) -> dict[str, str]:
     """Return the note of what a new worker lacks. Momentum is no reason for another optimizer."""
+    found = {}
     if all(steps_as(part, SGD) for part in parts_of(optimizer)):
-        return {
-            "momentum-starts-again": "a worker that joins later has gathered its momentum after a "
-            "few steps, as when training starts"
-        }
-    return {
-        "state-starts-again": "a worker that joins later starts with an empty state of "
-        f"{name_of(optimizer)}, as after a restart; Adam and AdamW of torch.optim take over the "
-        "second moments of other workers"
-    }
+        found["momentum-starts-again"] = (
+            "a worker that joins later has gathered its momentum after a few steps, as when "
+            "training starts"
+        )
+    else:
+        found["state-starts-again"] = (
+            "a worker that joins later starts with an empty state of "
+            f"{name_of(optimizer)}, as after a restart; Adam and AdamW of torch.optim take over "
+            "the second moments of other workers"
+        )
+    return found
 
 
 def sources_of(module: nn.Module) -> list[str]:

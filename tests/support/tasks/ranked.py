@@ -26,8 +26,15 @@ class Ranked(vcasgd.Task):
     batch_size = 12
 
     def __init__(
-        self, optimizer: str = "adamw", fault: str = "", marker: str = "", norm: str = ""
+        self,
+        optimizer: str = "adamw",
+        fault: str = "",
+        marker: str = "",
+        norm: str = "",
+        parallel: str = "ddp",
+        precision: str | None = None,
     ) -> None:
+        self.parallel, self.mixed_precision = parallel, precision
         self.parent = os.getppid()
         self.name, self.fault, self.marker = optimizer, fault, Path(marker)
         self.steps = 0

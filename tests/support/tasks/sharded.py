@@ -61,8 +61,8 @@ class Sharded(Ranked):
     evaluation_batch_size = 8
 
     def __init__(self, parallel: str = "fsdp", parts: int = 1, **args: Any) -> None:
-        super().__init__(**args)
-        self.parallel, self.gradient_accumulation_steps = parallel, parts
+        super().__init__(parallel=parallel, **args)
+        self.gradient_accumulation_steps = parts
 
     def model(self) -> nn.Module:
         return Gpt()
