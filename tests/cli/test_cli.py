@@ -517,7 +517,10 @@ def test_several_jobs_are_cancelled_and_deleted(run: Run, api: Api) -> None:
     assert stdout_of(run("cancel", first, second)) == (
         f"{first} is cancelled\n{second} is cancelled\n"
     )
-    assert stdout_of(run("cancel", "--all", "--state", "starting")) == f"{third} is cancelled\n"
+    everything = ("cancel", "--all", "--state", "starting")
+    asked = run(*everything)
+    assert (asked.exit_code, f"Cancel {third}?" in asked.stderr) == (1, True)
+    assert stdout_of(run(*everything, "--yes")) == f"{third} is cancelled\n"
     assert run("cancel", "--all").stderr == "no jobs\n"
     for command in (("cancel", "--all"), ("jobs",)):
         refused = run(*command, "--state", "pasued")

@@ -23,6 +23,8 @@ OnlyState = Annotated[
     ),
 ]
 
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
+
 
 def pause(
     jobs: JobNames = None, every: All = False, state: OnlyState = None,
@@ -65,12 +67,15 @@ def set_(
 
 
 def cancel(
-    jobs: JobNames = None, every: All = False, state: OnlyState = None,
+    jobs: JobNames = None, every: All = False, state: OnlyState = None, yes: Yes = False,
     url: Url = None, token: Token = None,
 ) -> None:  # fmt: skip
-    """Cancel jobs permanently. Their checkpoints are kept."""
+    """Cancel jobs permanently. Their checkpoints are kept. With --all, asks first."""
     with open_client(url, token) as client:
         found = _chosen(client, jobs, every, state, "active")
+        if found and every and not yes:
+            names = ", ".join(job.id for job in found)
+            typer.confirm(f"Cancel {names}?", abort=True, err=True)
         _change(found, lambda job: _state(job.cancel()), every)
 
 
@@ -78,7 +83,7 @@ def delete(
     jobs: JobNames = None,
     every: All = False,
     state: OnlyState = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
+    yes: Yes = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
