@@ -72,13 +72,14 @@ test-all: setup dashboard  ## all tests: long ones too, and every store test on 
 test-ci: setup dashboard  ## long tests that continuous integration runs too
 	$(PYTEST) --extended -m "ci and not extended"
 
-# Processes that tests kill leave no figures, so that it says less than is covered.
+# Processes that tests kill leave no figures, so that it says less than is covered. Some thirty tests
+# fail because each process writes figures: those of sandboxes, and of processes that load data.
 coverage: setup dashboard  ## the share of the package's lines that the tests run
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt coverage
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	-$(BIN)/coverage run -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report --skip-covered --sort cover
+	$(BIN)/coverage report --include='vcasgd/*' --skip-covered --sort cover
 
 check: setup $(MODULES) docs  ## style, types, layers, prose, documentation site
 	$(BIN)/ruff check .
