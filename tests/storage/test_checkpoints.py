@@ -383,7 +383,7 @@ class TestShards:
         with pytest.raises(CheckpointDamaged):
             checkpoints.read(name, 1, 3)
 
-    def test_a_file_of_version_0_2_has_none(
+    def test_an_older_file_has_none(
         self, checkpoints: ModelCheckpoints, cut: Cut, folder: Path
     ) -> None:
         stored = self.write(checkpoints, cut, (7, 8, 9))

@@ -29,7 +29,7 @@ class Cloud(SimulatedCloud):
         self.most = most
         #: Machines that do not join, and that are not listed, if they are launched now.
         self.boots, self.lists = True, True
-        #: Whether machines end on request, how often that was requested, and why none boots.
+        #: False if machines ignore requests to end; the number of these requests; the boot error.
         self.ends, self.asked = True, 0
         self.problem: str | None = None
         self.crashed: set[str] = set()

@@ -22,7 +22,6 @@ OnlyState = Annotated[
         "--state", metavar="STATE", parser=state_name, help="With --all: only in this state."
     ),
 ]
-
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 
 

@@ -141,8 +141,8 @@ def confirm(client: Client, spec: JobSpec) -> None:
     the costs are unknown or the input is not a terminal, and :class:`typer.Abort` if the user
     declines.
     """
-    pools = spec.workers.pools
-    free = bool(pools) and set(pools or ()) <= {FREE_POOL}
+    pools = set(spec.workers.pools or ())
+    free = bool(pools) and pools <= {FREE_POOL}
     if free and spec.deadline(0.0) is None:
         return
     try:

@@ -4,8 +4,8 @@ Running statistics of torch's normalizations are averaged, and their counters ar
 other buffers, the first worker of a job compares a step with a whole batch to steps with its two
 halves: whether the mean of the halves, the sum of their increments, or their largest or smallest
 values give the buffer of the whole. If nothing does, as with queues, or with sums that decay, only
-whole batches are trained. The mean of directions, as of the power iterations of spectral norm, has
-not their length, so a version has those of one worker.
+whole batches are trained. The mean of directions, as of the power iterations of spectral norm, is
+shorter than they are, so a version has those of one worker.
 """
 
 from __future__ import annotations

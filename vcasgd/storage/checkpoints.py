@@ -101,7 +101,7 @@ class Checkpoints:
 
         They are verified, and get the same places in ``out``. Both raise
         :class:`CheckpointDamaged`, also if the pieces' digests are, and as :meth:`open_stream`
-        does; version 0.2.0 wrote no digests of pieces.
+        does; older files have no digests of pieces.
         """
         path, copied = f"{self._prefix}/{name}", set[int]()
         if self._storage.size(f"{path}.pieces") != _DIGITS * -(-size // PIECE_BYTES):

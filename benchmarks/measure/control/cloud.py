@@ -102,8 +102,8 @@ class SimulatedCloud:
         with self._lock:
             return list(self._machines.values())
 
-    def boot_error(self, machine_id: str) -> str | None:  # noqa: ARG002 - every machine boots
-        return None
+    def boot_error(self, machine_id: str) -> str | None:
+        """Return None: every machine boots."""
 
     def terminate(self, *machine_ids: str) -> None:
         with self._lock:

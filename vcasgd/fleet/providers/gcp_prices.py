@@ -24,7 +24,7 @@ _PATH = "/v1/services/6F81-5844-456A/skus"
 CATALOG_SECONDS = 30.0
 
 _USAGES = ("OnDemand", "Preemptible")
-#: What is priced, without how it is used and where: "N2 Instance Core", "Nvidia L4 GPU".
+#: The resource of a SKU, without its usage type and region: "N2 Instance Core", "Nvidia L4 GPU".
 _WHAT = re.compile(
     "(?:Spot Preemptible )?(.+?)(?: attached to Spot Preemptible VMs)? running in .+"
 )
