@@ -115,18 +115,6 @@ def test_a_record_that_changes_later_ends_neither_the_server_nor_other_jobs(
     assert ledger.ping()
 
 
-def test_a_newer_parameter_server_ends_the_older_one(harness: Harness) -> None:
-    training = Training(harness, step_seconds=0.01)
-    training.add_workers(1)
-    training.await_samples(1)
-    older = harness.server
-
-    harness.start_server()
-
-    assert older.wait() == 3
-    training.await_success()
-
-
 def _served(harness: Harness) -> dict[str, int]:
     """Return the version of each job's model in the parameter server."""
     row = Servers(harness.ledger.connection).all().get(node_name(0), {})
