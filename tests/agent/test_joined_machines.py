@@ -123,26 +123,6 @@ def _kill(home: Path, part: str, eventually: Eventually) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.extended
-def test_machine_leaves_at_a_time_and_uses_it_until_then(
-    volunteers: Volunteers, tmp_path: Path, eventually: Eventually
-) -> None:
-    job = CountedJob(volunteers.client, tmp_path)
-    share = ("--share", str(tmp_path))
-    with volunteers.machine(volunteers.token("until"), "--until", "75s", *share) as machine:
-        assert machine.process.wait() == 0
-        assert machine.said("leaves: it is nearly")
-        assert machine.said("left in good order")
-        assert machine.left_nothing()
-    assert job.updates() > 3, "it trained meanwhile"
-    eventually(lambda: "worker-left" in {e.kind for e in volunteers.client.job(job.id).events()})
-    view = volunteers.client.job(job.id)
-    assert (view.evictions, view.kills) == (0, 0), "a planned end is no loss"
-    with volunteers.machine(volunteers.token("after"), *share):
-        job.finish()
-
-
-@pytest.mark.slow
 @pytest.mark.ci
 def test_task_that_tries_to_break_out_finds_nothing_and_trains_to_its_end(
     volunteers: Volunteers, tmp_path: Path

@@ -584,21 +584,6 @@ def test_ctrl_c_stops_following_but_not_the_job(api: Api) -> None:
     assert api.jobs.get(job).state == "running"
 
 
-def test_follow_survives_an_api_restart(own_api: Api) -> None:
-    job = own_api.submit()
-    own_api.start_job(job)
-    with own_api.client() as client:
-        found = statuses(client, job, patience=PATIENCE)
-        assert next(found).error is None
-        own_api.kill()
-        assert "no answer" in str(next(found).error)
-        own_api.start()
-        own_api.finish(job)
-        last = list(found)[-1]
-    assert last.job.over
-    assert [event.kind for event in last.events] == ["job-succeeded"]
-
-
 def test_a_terminal_shows_figures_below_the_events_and_no_silent_workers(api: Api) -> None:
     job = api.submit()
     api.start_job(job)

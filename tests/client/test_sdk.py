@@ -9,7 +9,6 @@ from support.api_harness import Api
 
 from vcasgd.client import Client
 from vcasgd.errors import ApiError, Conflict, SpecError, StackError
-from vcasgd.schemas.fleet import JobBrief, JobEventRow
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState
 from vcasgd.store.ledger.job import JobState
@@ -88,19 +87,6 @@ def test_client_offers_everything_that_pages_show(api: Api, client: Client) -> N
     assert len(short) <= 10
     assert short[0].model_fields_set == {"id", "at", "loss", "updates"}
     assert client.job(job).metrics(names=["loss"])[0].model_fields_set == {"id", "at", "loss"}
-
-
-def test_follower_of_the_platform_survives_a_restart_of_the_api(own_api: Api) -> None:
-    job = own_api.submit()
-    with own_api.client() as client:
-        changes = client.changes()
-        assert next(each.data for each in changes if isinstance(each.data, JobBrief)).id == job
-        own_api.kill()
-        own_api.jobs.event(job, "count", "while it was away")
-        own_api.start()
-
-        events = (each.data for each in changes if isinstance(each.data, JobEventRow))
-        assert next(events).kind == "count"
 
 
 def test_a_wrong_field_of_a_spec_raises_the_error_of_a_job_file() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -67,18 +66,6 @@ class TestInt8:
             # Then both are completely in the model
             assert exact is last
 
-    @pytest.mark.parametrize("at", [0, 256])
-    def test_numbers_that_are_none_are_refused(self, make_world: MakeWorld, at: int) -> None:
-        world = make_world(update={"rule": "async-local-sgd", "codec": "int8"})
-        payload = bytearray(260)
-        payload[at : at + 4] = struct.pack("<f", math.nan)
-
-        header, _ = world.push(0, 0, 2, payload=bytes(payload))
-        world.shard().turn()
-
-        assert world.fate(header) == "rejected:non-finite"
-        assert not world.vector().any()
-
 
 class TestRows:
     ROWS: ClassVar = {"update": {"rule": "async-local-sgd", "eta": 1.0, "codec": "rows"}}
@@ -91,26 +78,6 @@ class TestRows:
 
         assert world.complete
         world.assert_exact()
-
-    def test_only_what_changed_is_sent(self, make_world: MakeWorld) -> None:
-        world = make_world(samples=600, table=True, **self.ROWS)
-
-        header, _ = world.push(0, 0, 5)
-        world.shard().turn()
-
-        # The number of rows, the statistic, and five rows of one number.
-        assert header.size == 4 * (1 + 1 + 5 * (1 + 1))
-        assert world.counts() == world.expected_counts(world.snapshots.read().record)
-
-    def test_rows_that_can_not_be_are_refused(self, make_world: MakeWorld) -> None:
-        world = make_world(samples=600, table=True, **self.ROWS)
-        payload = struct.pack("<3I3f", 2, 7, 7, 0.0, 1.0, 1.0)
-
-        header, _ = world.push(0, 0, 5, payload=payload)
-        world.shard().turn()
-
-        assert world.fate(header) == "rejected:rows"
-        assert not world.vector().any()
 
 
 class TestRounded:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.harness import RedisServer
 from support.servers import Fault, through_proxy
-from support.world import HonestWorker, World, run_to_end
+from support.world import World
 
 from vcasgd.errors import (
     Fenced,
@@ -171,25 +171,6 @@ class TestTakesOver:
 
 
 class TestEmptyTensorsServer:
-    def test_published_again_and_pushed_again(self, world: World) -> None:
-        shard = world.shard()
-        worker = HonestWorker(world, "a")
-        worker.step()
-        shard.turn()
-        worker.step()
-        assert worker.unapplied
-        world.lose_tensors()
-        worker.step()  # finds no snapshot, and keeps its update
-
-        shard.turn()
-
-        world.assert_exact()
-        run_to_end(world, [worker], shard.turn)
-        (event,) = world.events("republished")
-        assert event["details"]["version"] == 2
-        assert "lost" in worker.settled
-        assert world.rejected() == {}
-
     def test_lost_answer_to_the_publication(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -304,29 +285,6 @@ def _never(*_args: object) -> None:
 
 
 class TestBothServersLost:
-    def test_back_to_the_checkpoint_and_its_record(self, world: World) -> None:
-        worker = HonestWorker(world, "a")
-        first = world.shard()
-        worker.step()
-        first.turn()
-        stored = world.checkpoint()
-        kept = world.snapshots.read()
-        for _ in range(3):
-            worker.step()
-            first.turn()
-        assert world.snapshots.version() > kept.meta.version
-        world.lose_tensors()
-
-        second = world.shard()
-        second.turn()
-
-        assert world.snapshots.read().record == kept.record
-        world.assert_exact()
-        world.partition().assert_whole()
-        (event,) = world.events("restored")
-        assert stored.name in event["text"]
-        run_to_end(world, [worker, HonestWorker(world, "b")], second.turn)
-
     def test_a_damaged_checkpoint_is_passed_over_with_an_event(
         self, world: World, tmp_path: Path
     ) -> None:
@@ -348,21 +306,6 @@ class TestBothServersLost:
         (event,) = world.events("checkpoint-damaged")
         assert damaged.name in event["text"]
         assert whole.name in world.events("restored")[0]["text"]
-
-    def test_without_a_checkpoint_the_model_is_made_again(self, world: World) -> None:
-        shard = world.shard()
-        worker = HonestWorker(world, "a")
-        worker.step()
-        shard.turn()
-        world.lose_tensors()
-        second = world.shard()
-
-        for _ in range(3):
-            assert second.turn() == 0
-
-        assert len(world.events("restarted")) == 1
-        world.expire()
-        run_to_end(world, [HonestWorker(world, "b")], second.turn)
 
     def test_a_storage_that_is_away_is_asked_again(
         self, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from vcasgd.verification.exchange import RepetitionExchange, RepetitionRequest
-from vcasgd.verification.recorder import StateRecorder
 from vcasgd.worker.interval import Trained
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.main import main
@@ -89,15 +88,6 @@ def _poison_momentum(begun: Path) -> None:
     Learner.train = train  # type: ignore[method-assign]
 
 
-def _answer_nothing(begun: Path) -> None:
-    honest = StateRecorder.serve
-
-    def serve(self: StateRecorder, learner: Learner) -> bool:
-        return False if begun.exists() else honest(self, learner)
-
-    StateRecorder.serve = serve  # type: ignore[method-assign]
-
-
 def _upload_garbage(begun: Path) -> None:
     honest = RepetitionExchange.upload
 
@@ -114,6 +104,5 @@ def _upload_garbage(begun: Path) -> None:
 #: Attacks on repetitions.
 ON_REPETITIONS = {
     "momentum": _poison_momentum,
-    "silence": _answer_nothing,
     "garbage": _upload_garbage,
 }

@@ -156,27 +156,6 @@ def test_the_loss_of_both_servers_before_a_checkpoint_restarts_the_job(
     assert training.repeated_samples() >= 200
 
 
-def test_a_damaged_checkpoint_is_skipped(harness: Harness, eventually: Eventually) -> None:
-    # Given two checkpoints, the newer one damaged
-    training = Training(harness)
-    training.start(2)
-    training.await_samples(200)
-    whole = harness.checkpoints(training.job).read(harness.checkpoint(training.job)).whole[0]
-    training.await_more_samples(100)
-    damaged = harness.checkpoint(training.job)
-    harness.damage_checkpoint(training.job, damaged)
-
-    # When both servers die
-    kill_both(harness)
-
-    # Then the older one is used, and the damage is reported
-    (event,) = eventually(lambda: harness.events(training.job, "checkpoint-damaged"))
-    assert damaged in event["text"]
-    (event,) = eventually(lambda: harness.events(training.job, "restored"))
-    assert event["details"]["version"] == whole.meta.version
-    training.finish()
-
-
 # --- the ledger ------------------------------------------------------------------------
 
 

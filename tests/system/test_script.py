@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.harness import Harness
-from support.training import BATCH, TASKS, Training
-from support.waiting import await_truth
+from support.training import TASKS, Training
 
 from vcasgd.errors import NonFiniteLoss, SpecError, TaskImportError, UserCodeError
 from vcasgd.learning.precision import MAX_SKIPPED
@@ -26,8 +25,6 @@ from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
 
 Eventually = Callable[..., Any]
-
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
 HEAD = """
 import sys
@@ -87,55 +84,6 @@ def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(
 
     # and the script's own function has evaluated the model
     assert job.evaluations[-1].metrics["applied"] == 2.0
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_the_digits_are_learned_by_a_script_although_a_worker_is_killed(harness: Harness) -> None:
-    # Given the example as a script, on two workers
-    spec = JobSpec.load(DIGITS / "script.yaml").model_copy(update={"epochs": 12})
-    fields = spec.model_dump(mode="json", exclude={"name", "working_dir"})
-    harness.start_server()
-    harness.start_job_loop()
-    job = harness.submit(DIGITS, **fields)
-    killed, _ = harness.start_workers(job, 2)
-
-    # When one is killed once both have trained
-    await_truth(lambda: harness.applied(job) > 200)
-    harness.workers[killed].kill()
-
-    # Then it learns as well as the class, and each image of each epoch is in the model once
-    await_truth(lambda: harness.jobs.get(job).state is JobState.SUCCEEDED)
-    done = harness.jobs.get(job)
-    assert done.totals["samples"] == 12 * 1437
-    assert done.totals["repeated"] == 0
-    assert done.best is not None
-    assert done.best.metrics["accuracy"] >= 0.955
-
-
-def test_a_worker_that_is_asked_to_leave_ends_the_script_in_its_loop(
-    harness: Harness, eventually: Eventually
-) -> None:
-    # Given a worker in the middle of a subtask that it pushes only at its end
-    training = Training(
-        harness, task="counting.py", samples=300, epochs=1, subtasks=1, push_every="subtask"
-    )
-    (leaver,) = training.start(1)
-    training.await_steps(leaver, 20)
-
-    # When it is asked to leave
-    assert training.worker(leaver).terminate() == 0
-
-    # Then everything it trained is applied
-    trained = BATCH * len(training.steps_of(leaver))
-    eventually(lambda: harness.applied(training.job) == trained)
-    assert BATCH * 20 <= trained < training.total
-
-    # and no code after the loop has run
-    assert "the end:" not in (harness.home / f"{leaver}.log").read_text()
-    training.add_workers(1)
-    training.finish()
-    assert training.unexplained_repeats() == 0
 
 
 def test_a_script_that_raises_fails_the_job_after_three_attempts_of_one_worker(

@@ -75,21 +75,6 @@ def shut_out(training: Training, node: int) -> None:
     pytest.fail("the fault did not fire: all pushes went everywhere")
 
 
-@pytest.mark.extended
-def test_a_model_on_three_nodes(sharded: Harness) -> None:
-    training = Training(sharded)
-    sharded.start_job_loop()
-    training.start(workers=2)
-
-    job = training.await_success()
-
-    assert job.facts is not None
-    assert job.facts.shards == 3
-    assert len(job.evaluations) == training.plan.epochs
-    assert all(len(each.versions) == 3 for each in job.evaluations)
-    assert job.evaluations[-1].metrics["applied"] == training.plan.epochs
-
-
 @pytest.mark.ci
 def test_evaluations_between_epochs_combine_all_nodes(sharded: Harness) -> None:
     # Given a job of 140 steps that ends within its second epoch

@@ -132,21 +132,6 @@ def test_a_worker_evicted_with_notice_loses_nothing(
     assert training.unexplained_repeats() == 0
 
 
-def test_a_drained_worker_loses_nothing(harness: Harness) -> None:
-    # Given two workers
-    training = Training(harness, push_every="subtask")
-    drained, _ = training.start(2)
-    training.await_steps(drained, 5)
-
-    # When the controller drains one of them
-    harness.jobs.workers.drain([(training.job, drained)])
-
-    # Then it leaves in good order
-    assert training.worker(drained).wait() == 0
-    training.finish()
-    assert training.unexplained_repeats() == 0
-
-
 def test_an_advised_worker_finishes_its_subtask_first(
     harness: Harness, eventually: Eventually
 ) -> None:

@@ -14,7 +14,6 @@ from vcasgd.errors import InvalidUpdate, SpecError
 from vcasgd.learning.encodings import BFloat16, Codec, Float32, make_codec
 
 CODECS: list[Codec] = [Float32(), BFloat16()]
-codecs = st.sampled_from(CODECS)
 vectors = st.lists(st.floats(width=32, allow_nan=False), max_size=40).map(
     lambda values: torch.tensor(values, dtype=torch.float32)
 )
@@ -60,20 +59,6 @@ def test_the_bytes_are_little_endian() -> None:
     assert bytes(BFloat16().encode(vector)) == bytes.fromhex("803f20c0")
 
 
-@given(codecs, vectors, st.data())
-def test_decoding_by_chunk_equals_decoding_the_whole(
-    codec: Codec, vector: Tensor, data: st.DataObject
-) -> None:
-    payload = bytes(codec.encode(vector))
-    chunk = data.draw(st.integers(1, 10)) * codec.block_bytes
-    out = torch.full_like(vector, 123.0)
-
-    for start in range(0, len(payload), chunk):
-        codec.decode(payload[start : start + chunk], out, start // codec.block_bytes)
-
-    assert torch.equal(out, decoded(codec, payload, len(vector)))
-
-
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 @pytest.mark.parametrize(
     ("elements", "extra", "offset"), [(3, -1, 0), (4, 0, 0), (2, 0, 2), (1, 0, -1)]
@@ -89,14 +74,6 @@ def test_a_payload_of_the_wrong_length_is_rejected_before_any_write(
 
     assert caught.value.reason == "length"
     assert out.tolist() == [7.0, 7.0, 7.0]
-
-
-@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
-def test_size_is_known_before_encoding(codec: Codec) -> None:
-    for elements in (0, 1, 1000):
-        payload = codec.encode(torch.zeros(elements))
-        assert payload.nbytes == len(payload) == codec.encoded_size(elements)
-        assert payload.contiguous
 
 
 def test_float32_is_not_copied() -> None:
