@@ -18,7 +18,6 @@ from support.joinable_stack import launching_stack
 from support.slurm import SlurmCluster, SlurmJob, slurm_cluster
 
 from vcasgd.client import Client
-from vcasgd.controller.fleet.cloud_cache import NEVER_APPEARED
 from vcasgd.settings import Settings
 from vcasgd.stack import StackState
 
@@ -29,11 +28,9 @@ MACHINES = 2
 PREEMPTIONS = 20
 #: Epochs that last longer than all of them.
 MANY_EPOCHS = 40
-#: Runs the real command. Then somebody cancels the jobs if there is a file ``cancel``, and it waits
-#: while there is a file ``hold``.
+#: Runs the real command. Then it waits while there is a file ``hold``.
 SLOW_SBATCH = """#!/bin/sh
 {sbatch} "$@" > {folder}/answer || exit 1
-[ ! -e {folder}/cancel ] || {{ scancel "$(cat {folder}/answer)"; echo >> {folder}/cancel; }}
 [ ! -e {folder}/hold ] || touch {folder}/submitted
 while [ -e {folder}/hold ]; do sleep 0.1; done
 cat {folder}/answer
@@ -183,34 +180,5 @@ def test_submission_that_no_controller_recorded_is_found_again(
     assert len(jobs) <= MACHINES
     arrays = {(each.name, each.id.partition("_")[0]) for each in jobs}
     assert max(Counter(name for name, _ in arrays).values()) == 1, "one array a launch"
-    job.finish()
-    eventually(lambda: not stack.cluster.jobs())
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-def test_jobs_that_somebody_cancels_before_they_begin_make_the_pool_pause(
-    stack: SlurmStack, tmp_path: Path, eventually: Eventually
-) -> None:
-    # Given a full cluster, where jobs are cancelled as soon as they are submitted
-    others, cancelled = stack.cluster.occupy(), stack.folder / "cancel"
-    cancelled.touch()
-    job = CountedJob(stack.client, tmp_path)
-
-    # Then the job is told, before it submits the next ones
-    def told() -> list[str]:
-        events = stack.client.job(job.id).events()
-        return [each.details["why"] for each in events if each.kind == "boot-failed"]
-
-    eventually(told)
-    assert set(told()) <= {"disappeared before it joined", NEVER_APPEARED}
-    assert len(cancelled.read_text()) <= 2
-
-    # When nobody cancels them any more
-    cancelled.unlink()
-    stack.cluster.run("scancel", others)
-
-    # Then machines train
-    job.await_updates(3, eventually)
     job.finish()
     eventually(lambda: not stack.cluster.jobs())
