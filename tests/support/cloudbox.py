@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -81,20 +81,9 @@ class Box:
 class CloudBox:
     """Context manager that polls a cloud and runs its machines."""
 
-    def __init__(
-        self,
-        cloud: EmulatedCloud,
-        scratch: Path,
-        boots: Callable[[Box], bool] = lambda _box: True,
-    ) -> None:
-        """Create the box.
-
-        ``boots`` runs the image's steps before the machine's unit starts, and returns True if they
-        succeeded.
-        """
+    def __init__(self, cloud: EmulatedCloud, scratch: Path) -> None:
         self._cloud = cloud
         self._scratch = scratch
-        self._boots = boots
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="cloudbox", daemon=True)
         self._lock = threading.RLock()
@@ -112,7 +101,7 @@ class CloudBox:
         for box in list(self.boxes.values()):
             self._power_off(box)
 
-    def interrupt(self, machine_ids: set[str], notice_seconds: float) -> list[threading.Thread]:
+    def interrupt(self, machine_ids: set[str], notice_seconds: float) -> None:
         """Give real notices to all, then SIGKILL at their end. Fails if a machine is dead."""
         gone_at = time.time() + notice_seconds
         with self._lock:
@@ -121,17 +110,8 @@ class CloudBox:
             assert box.processes(), f"the fault did not fire: {box.id} was dead already"
             box.metadata.notify(gone_at)
             self._cloud.mark_stopping(box.id)
-        threads = [
-            threading.Thread(target=self._reclaim, args=(box, gone_at), daemon=True)
-            for box in victims
-        ]
-        for thread in threads:
-            thread.start()
-        return threads
-
-    def recommend_rebalance(self, machine_id: str) -> None:
-        """Publish a rebalance recommendation."""
-        self.boxes[machine_id].metadata.recommend_rebalance()
+        for box in victims:
+            threading.Thread(target=self._reclaim, args=(box, gone_at), daemon=True).start()
 
     def _reclaim(self, box: Box, gone_at: float) -> None:
         time.sleep(max(0.0, gone_at - time.time()))
@@ -167,8 +147,7 @@ class CloudBox:
         with self._lock:
             self.boxes[id_] = box
         self._run_user_data(box)
-        if self._boots(box):
-            self._start(box)
+        self._start(box)
 
     def _start(self, box: Box) -> None:
         with (box.folder / "log").open("ab") as output:
