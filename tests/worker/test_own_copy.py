@@ -26,7 +26,7 @@ from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.own_copy import Moved, OwnPart
 from vcasgd.worker.shard_link import LinkState
 from vcasgd.worker.update_queue import UpdateQueue
-from vcasgd.worker.vectors import VectorPool
+from vcasgd.worker.vectors import Vector, VectorPool
 
 SAMPLES = 30  # in three subtasks
 #: Seeds of random orders.
@@ -167,6 +167,26 @@ def test_a_worker_that_is_alone_fetches_nothing(
     assert len(fetched) == 1
     assert torch.equal(worker.model, job.world.delta(0, 0, 8))
     assert torch.equal(job.published(), worker.model)
+
+
+def test_a_worker_that_is_alone_keeps_no_base(
+    worker: Trainee, commit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trimmed = list[list[Vector]]()
+    trim = VectorPool.trim
+
+    def note(pool: VectorPool) -> None:
+        trimmed.append([*pool.free])
+        trim(pool)
+
+    monkeypatch.setattr(VectorPool, "trim", note)
+    worker.train(2)
+    assert len(trimmed) == 1
+    commit(worker)
+    worker.await_versions(1)
+
+    # Both of the exchange, of which one was the base
+    assert sum(map(len, trimmed)) == 2
 
 
 def test_progress_of_another_worker_joins_in_the_middle_of_an_interval(

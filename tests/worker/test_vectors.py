@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 from vcasgd.learning.encodings import Float32
+from vcasgd.learning.vector import MappedVector
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.updates import UpdateStatus
 from vcasgd.worker.update_queue import UpdateQueue
@@ -19,6 +22,40 @@ def test_a_vector_is_used_again_once_all_holders_have_released_it() -> None:
 
     vector.release()
     assert pool.take() is vector
+
+
+def test_vectors_without_a_holder_give_their_memory_back() -> None:
+    floats = 3 << 20
+    pool = VectorPool(floats, mapped=True)
+    kept, unused = pool.take(), pool.take()
+    for vector in (kept, unused):
+        vector.memory[:].fill_(1.0)
+    unused.release()
+    assert bytes_of(kept) >= 8 * floats
+
+    pool.trim()
+
+    assert bytes_of(kept) < 5 * floats
+    assert kept.memory[:].eq(1.0).all()
+    again = pool.take()
+    assert again is unused
+    again.memory[:].fill_(2.0)
+    assert kept.memory[:].eq(1.0).all()
+
+
+def bytes_of(vector: Vector) -> int:
+    """Return the memory of a mapped pool by one of its vectors."""
+    assert isinstance(vector.memory, MappedVector)
+    return 512 * os.fstat(vector.memory.place[0]).st_blocks
+
+
+def test_vectors_that_are_not_mapped_are_freed() -> None:
+    pool = VectorPool(3)
+    pool.take().release()
+
+    pool.trim()
+
+    assert not pool.free
 
 
 def add(queue: UpdateQueue, vector: Vector) -> None:

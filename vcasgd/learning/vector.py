@@ -90,6 +90,16 @@ class MappedVector:
         part._start, part._floats = self._start + start, stop - start
         return part
 
+    def give_back(self) -> None:
+        """Give its whole pages back to the system, which makes their elements zeros."""
+        page = mmap.ALLOCATIONGRANULARITY
+        first = -(-self._start * _FLOAT_BYTES // page) * page
+        last = (self._start + self._floats) * _FLOAT_BYTES // page * page
+        for start in range(first, last, PIECE_FLOATS * _FLOAT_BYTES):
+            size = min(PIECE_FLOATS * _FLOAT_BYTES, last - start)
+            with mmap.mmap(self._file, size, offset=start) as memory:
+                memory.madvise(mmap.MADV_REMOVE)
+
     def clone(self) -> MappedVector:
         """Return a copy in other memory."""
         copy = MappedVector(self._floats)

@@ -432,6 +432,9 @@ class Exchange:
             self._copy.is_loaded = False
             self._discarded = self._count_discarded()
         self._drop_own()
+        if keep_copy:
+            # Its parts have memory of their own.
+            self._pool.trim()
         return base
 
     def _continue_copy(self, copy: OwnCopy, base: Base, *, loaded: bool) -> Base:
@@ -535,6 +538,7 @@ class Exchange:
             # It isn't needed before all of it is fetched again.
             self._base.release()
             self._base = VectorPool(0).take()
+            self._pool.trim()
 
     def _end_turn(self, copy: OwnCopy) -> None:
         turn = copy.turn

@@ -78,6 +78,17 @@ class VectorPool:
             vector = self.free.pop() if self.free else None
         return (vector or Vector(self._new(), self)).hold()
 
+    def trim(self) -> None:
+        """Give the memory of vectors without a holder back to the system."""
+        with self.lock:
+            unused, self.free = self.free, []
+        for vector in unused:
+            if isinstance(vector.memory, MappedVector):
+                vector.memory.give_back()
+                with self.lock:
+                    # Its place in the file remains.
+                    self.free.append(vector)
+
     def _new(self) -> Floats:
         if self._mapped is not None:
             with self.lock:
