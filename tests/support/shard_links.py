@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Semaphore
 from typing import Any
 
 from support.world import World
@@ -12,10 +13,12 @@ from vcasgd.worker.shard_link import ShardLink
 from vcasgd.worker.update_queue import Settled
 
 
-def link_of(world: World, tensors: RedisClient | None = None) -> ShardLink:
+def link_of(
+    world: World, tensors: RedisClient | None = None, turns: Semaphore | None = None
+) -> ShardLink:
     """Return a link; the caller closes it."""
     (part,) = Cut(world.layout.floats, world.layout.parameters, 1).parts
-    return ShardLink(tensors or world.tensors, world.job, part)
+    return ShardLink(tensors or world.tensors, world.job, part, turns=turns)
 
 
 def submit(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,19 @@ def link(world: World) -> Iterator[ShardLink]:
 
 def counts(link: ShardLink, *names: str) -> tuple[int, ...]:
     return tuple(link.counts()[name] for name in names)
+
+
+class NotedTurns(threading.Semaphore):
+    """One turn, and whether the push thread has asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.asked = threading.Event()
+
+    def __enter__(self) -> bool:
+        if "push" in threading.current_thread().name:
+            self.asked.set()
+        return self.acquire()
 
 
 class TestSending:
@@ -106,6 +121,21 @@ class TestSending:
 
         assert not link.flush(0.05)
         assert link.updates.unapplied == 1, "it is kept"
+
+    def test_a_push_waits_for_its_turn_among_the_shards_of_a_node(self, world: World) -> None:
+        # Given a node whose other shard has the only turn
+        turns = NotedTurns()
+        with turns, closing(link_of(world, turns=turns)) as link:
+            # When an update is pushed
+            submit(world, link, 0, 0, 2)
+
+            # Then it is sent only afterwards
+            assert turns.asked.wait(10), "it takes no turn"
+            assert not world.reader.waiting()
+            turns.release()
+            flush(link)
+            assert world.reader.waiting()
+            turns.acquire()
 
     def test_close_ends_the_push_thread(self, world: World) -> None:
         link = link_of(world)
