@@ -13,11 +13,13 @@ import pytest
 from safetensors.torch import load_file
 from support.counted_job import CountedJob, client_of
 from support.harness import Harness
+from support.waiting import await_truth
 
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.workers import WorkerBeats
 
 TASKS = Path(__file__).parents[1] / "support" / "tasks"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -175,6 +177,63 @@ def test_batches_follow_the_speeds_of_machines_with_one_and_four_gpus(
     view = harness.jobs.get(job)
     assert view.state is JobState.SUCCEEDED, view.failure
     assert (view.totals["samples"], view.totals["repeated"]) == (samples, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("workers", "args", "chosen", "why"),
+    [
+        ({"max": 1}, {}, "all", "train as one worker"),
+        ({"max": 1}, {"parallel": "fsdp", "batch_size": 8}, "all", "train as one worker"),
+        ({"max": 4}, {}, 1, "16 GPUs share a batch of 32"),
+        ({"max": 1}, {"fault": "sums"}, 1, "its loss is a sum over samples"),
+    ],
+)
+def test_the_first_machine_chooses_how_its_gpus_train(
+    harness: Harness, workers: dict[str, Any], args: dict[str, Any], chosen: str | int, why: str
+) -> None:
+    # Given a job that doesn't say how many GPUs are a worker
+    job = harness.submit(
+        TASKS, task="ranked:Ranked", epochs=1, args={"batch_size": 32, **args}, workers=workers
+    )
+    harness.start_server()
+    harness.start_job_loop()
+
+    # When its first machine has four
+    worker = harness.start_worker(job, entry="support.four_gpus:main", fresh_env={"GPUS": "4"})
+
+    # Then they are one worker if their batches are large enough and can be shared
+    await_truth(lambda: harness.jobs.get(job).state.over, timeout=120)
+    view = harness.jobs.get(job)
+    assert view.state is JobState.SUCCEEDED, view.failure
+    (event,) = [each for each in harness.jobs.events(job) if each["kind"] == "gpus-chosen"]
+    assert event["details"]["gpus"] == chosen
+    assert why in event["text"]
+    together = "trains with 4 processes" in (harness.home / f"{worker}.log").read_text()
+    assert together == (chosen == "all")
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_later_machines_follow_the_first(harness: Harness, eventually: Eventually) -> None:
+    # Given a job whose first machine has no choice
+    job = harness.submit(
+        TASKS, task="ranked:Ranked", epochs=1000, args={"batch_size": 64}, workers={"max": 2}
+    )
+    harness.start_server()
+    harness.start_job_loop()
+    harness.start_worker(job)
+    eventually(lambda: harness.jobs.get(job).state is JobState.RUNNING)
+
+    # When one with four GPUs joins
+    four = harness.start_worker(job, entry="support.four_gpus:main", fresh_env={"GPUS": "4"})
+
+    # Then its worker has one of them
+    beats = WorkerBeats(harness.ledger.connection)
+    beat = eventually(lambda: (one := beats.of(job).get(four)) and one.steps and one)
+    assert (beat.gpus, beat.ranks) == (4, 1)
+    assert not [each for each in harness.jobs.events(job) if each["kind"] == "gpus-chosen"]
 
 
 def training(rows: list[WorkerRow]) -> WorkerRow | None:

@@ -13,11 +13,22 @@ from support.gpus import on_gpus
 import vcasgd
 from vcasgd.errors import SpecError
 from vcasgd.gpus import VISIBLE
-from vcasgd.spec.job import Workers
-from vcasgd.worker.gpus import OwnGpu, Throughput, choose_gpu, flops_per_sample_of, ranks_of
+from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
+from vcasgd.spec.job import JobSpec, Workers
+from vcasgd.store.ledger.job import ModelFacts
+from vcasgd.worker.gpus import (
+    OwnGpu,
+    Throughput,
+    choose_gpu,
+    flops_per_sample_of,
+    ranks_of,
+    why_apart,
+)
 from vcasgd.worker_names import learner_of
 
 CARD = {"uuid": "GPU-a", "name": "NVIDIA H100 80GB HBM3", "total": 80, "free": 60}
+AVERAGE = TensorEntry("beside:teacher.weight", (2,), TensorKind.STATISTIC, 0)
+LATEST = TensorEntry("0.u", (2,), TensorKind.LATEST_FLOAT, 0)
 #: Prints the fields after intervals of 100 samples at seconds 10 and 20.
 USE = """
 import json
@@ -65,10 +76,45 @@ def test_workers_of_several_gpus_share_none(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("setting", "gpus", "ranks"), [(1, 8, 1), ("all", 8, 8), (4, 2, 2), (4, 0, 4), ("all", 0, 1)]
+    ("setting", "gpus", "ranks"),
+    [(None, 8, 1), (1, 8, 1), ("all", 8, 8), (4, 2, 2), (4, 0, 4), ("all", 0, 1)],
 )
-def test_gpus_of_a_worker(setting: str | int, gpus: int, ranks: int) -> None:
+def test_gpus_of_a_worker(setting: str | int | None, gpus: int, ranks: int) -> None:
     assert ranks_of(Workers(gpus=setting), gpus) == ranks
+
+
+@pytest.mark.parametrize(
+    ("gpus", "fields", "facts", "why"),
+    [
+        (8, {}, {}, ""),
+        (8, {}, {"batch_size": 127}, "32 GPUs share a batch of 127, and each needs 4 samples"),
+        (8, {"workers": {"max": 1}}, {"batch_size": 32}, ""),
+        (8, {"batch": "worker"}, {"batch_size": 32}, ""),
+        (8, {"update": {"rule": "vc-asgd"}}, {"batch_size": 32}, ""),
+        (8, {"update": {"rule": "vc-asgd"}}, {"batch_size": 31}, "8 GPUs share a batch of 31, "),
+        (2, {}, {"min_local_batch": 16}, ""),
+        (
+            *(4, {}, {"min_local_batch": 16, "min_local_batch_why": "BatchNorm1d 1 normalizes"}),
+            "16 GPUs share a batch of 128, and each needs 16 samples, because BatchNorm1d 1 norm",
+        ),
+        (2, {"on_bad_sample": "skip"}, {}, "on_bad_sample: skip"),
+        (2, {"tuning": {"learners_per_machine": 2}}, {}, "tuning.learners_per_machine lets"),
+        (2, {}, {"batch_weight": 1.5}, "parts of its batches don't count by their samples"),
+        (2, {}, {"layout": Layout((AVERAGE,))}, "teacher beside the model would not travel"),
+        (2, {}, {"layout": Layout((), doubles=("0.weight",))}, "0.weight would travel as float32"),
+        (2, {}, {"layout": Layout((LATEST,))}, "versions would have the mean of 0.u"),
+        (2, {}, {"sparse": True}, "sparse gradients can't be added"),
+    ],
+)
+def test_gpus_of_a_worker_by_default(
+    gpus: int, fields: dict[str, Any], facts: dict[str, Any], why: str
+) -> None:
+    spec = JobSpec.parse({"name": "j", "task": "t:T", "epochs": 1, **fields})
+    facts = {**facts}
+    sparse, layout = facts.pop("sparse", False), facts.pop("layout", Layout(())).to_json()
+    values = {"batch_size": 128, "min_local_batch": 2, **facts}
+    apart = why_apart(spec, ModelFacts(1000, 100, layout, "", **values), gpus, sparse=sparse)
+    assert apart.startswith(why) if why else not apart
 
 
 @pytest.mark.parametrize("environment", [{}, {VISIBLE: ""}])

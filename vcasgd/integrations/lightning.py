@@ -135,7 +135,7 @@ class ModuleTask(LoopInThread):
         if wanted is not None and str(wanted) != str(spec.workers.gpus):
             raise _refused(
                 f"devices={self._devices}",
-                f"the job file has workers.gpus: {spec.workers.gpus}. Set it to {wanted}, or leave "
+                f"the job has workers.gpus: {spec.workers.gpus}. Set it to {wanted}, or leave "
                 "devices out",
             )
 

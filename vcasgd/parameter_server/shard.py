@@ -107,9 +107,8 @@ class Shard:
             shards=shards,
             executor=readers,
         )
-        self._verification = verification_of(
-            job.spec, keys, shards, prompt or ledger, tensors, reports
-        )
+        spec = job.spec.with_gpus(job.facts.gpus)
+        self._verification = verification_of(spec, keys, shards, prompt or ledger, tensors, reports)
         self._collector = Collector(
             keys, job_secret, self._snapshots, self._reader, reports, self._verification
         )

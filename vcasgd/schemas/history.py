@@ -73,6 +73,8 @@ EVENTS = {
     "loop-clips": "the loop clips the gradients of a part of the batch by itself",
     "codec-chosen": "updates travel in a lossy encoding, because the first worker's link is slow",
     "float64-rounded": "a large model in float64 travels as float32",
+    "gpus-chosen": "whether the GPUs of a machine train as one worker or as one each, with the "
+    "reason",
     "hooks-on-workers": "what hooks and callbacks keep is each worker's own",
     "steps-in-turn": "gradients follow a worker's own step of another optimizer",
     "momentum-starts-again": "a new worker starts without the momentum of SGD",

@@ -115,10 +115,10 @@ class Workers(StrictModel):
     max: int = Field(
         default=4, ge=1, le=10_000, strict=True, description="most machines that the job uses"
     )
-    gpus: Literal["all"] | Annotated[int, Field(ge=1, le=64, strict=True)] = Field(
-        default=1,
+    gpus: Literal["all"] | Annotated[int, Field(ge=1, le=64, strict=True)] | None = Field(
+        default=None,
         description="GPUs of a machine that train as one worker; processes on machines without "
-        "GPUs",
+        "GPUs; by default, the first machine chooses all or 1",
     )
     spare: int = Field(
         default=0,
@@ -386,14 +386,14 @@ class JobSpec(StrictModel, metaclass=_Constructor):
 
     @model_validator(mode="after")
     def _skips_alone(self) -> JobSpec:
-        if self.skips_bad_samples and self.workers.gpus != 1:
+        if self.skips_bad_samples and self.workers.gpus not in (None, 1):
             raise ValueError("on_bad_sample: skip can't be combined with workers.gpus; set it to 1")
         return self
 
     @model_validator(mode="after")
     def _enough_gpus(self) -> JobSpec:
         together, asked = self.workers.gpus, self.resources and self.resources.gpus
-        if together != "all" and asked and asked < together:
+        if isinstance(together, int) and asked and asked < together:
             raise ValueError(
                 f"workers.gpus: {together} GPUs train as one worker, and resources.gpus asks for "
                 f"machines with {asked}; raise resources.gpus"
@@ -406,6 +406,13 @@ class JobSpec(StrictModel, metaclass=_Constructor):
         """Raise ValueError for arguments that JSON would change, or that are too large."""
         check_plain(value, level=2)
         return value
+
+    def with_gpus(self, gpus: Literal["all", 1]) -> JobSpec:
+        """Return the job with these GPUs of a machine as a worker, unless it names some."""
+        if self.workers.gpus is not None:
+            return self
+        workers = self.workers.model_copy(update={"gpus": gpus})
+        return self.model_copy(update={"workers": workers})
 
     @property
     def push_interval(self) -> int | Literal["subtask"]:

@@ -40,7 +40,7 @@ def why_not_repeatable(spec: JobSpec) -> str | None:
         return f"updates in {spec.update.codec} depend on earlier ones"
     if spec.tuning.momentum:
         return "the momentum of optimizers is tuned"
-    if spec.workers.gpus != 1:
+    if spec.workers.gpus not in (None, 1):
         return "a worker with several processes adds numbers in another order"
     return None
 

@@ -14,10 +14,15 @@ import torch
 
 from vcasgd.errors import SpecError
 from vcasgd.gpus import VISIBLE, peak_flops, visible_gpus
-from vcasgd.spec.job import Workers
+from vcasgd.learning.layout import Layout, TensorKind
+from vcasgd.spec.job import JobSpec, Workers
+from vcasgd.spec.update import RoundsSpec
+from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import Task
 from vcasgd.worker_names import learner_of
 
+#: Samples of a batch that each GPU of a worker with several has at least, by default.
+FEW_SAMPLES = 4
 #: Seconds over which samples per second are measured; long enough for several push intervals.
 RATE_SECONDS = 60.0
 
@@ -89,10 +94,41 @@ def choose_gpu(
 
 
 def ranks_of(workers: Workers, gpus: int) -> int:
-    """Return the number of processes of a worker on a machine with ``gpus``."""
+    """Return the number of processes of a worker on a machine with ``gpus``, 1 unless chosen."""
     if workers.gpus == "all":
         return max(1, gpus)
-    return min(workers.gpus, gpus) if gpus else workers.gpus
+    wanted = workers.gpus or 1
+    return min(wanted, gpus) if gpus else wanted
+
+
+def why_apart(spec: JobSpec, facts: ModelFacts, gpus: int, *, sparse: bool = False) -> str:
+    """Return why each of a machine's ``gpus`` should be a worker; empty if all should be one.
+
+    ``facts`` are those of a worker with one: together, they have to do what it does. ``sparse``:
+    gradients are.
+    """
+    layout, batch = Layout.from_json(facts.layout), facts.batch_size or 1
+    shared = isinstance(spec.update, RoundsSpec) and spec.batch == "job"
+    sharing = gpus * (spec.workers.max if shared else 1)
+    least = max(FEW_SAMPLES, facts.min_local_batch or 0)
+    if batch < least * sharing:
+        why = f", because {facts.min_local_batch_why}" if facts.min_local_batch_why else ""
+        return f"{sharing} GPUs share a batch of {batch}, and each needs {least} samples{why}"
+    if spec.skips_bad_samples:
+        return "on_bad_sample: skip needs one process"
+    if spec.tuning.learners_per_machine > 1:
+        return "tuning.learners_per_machine lets several workers use a machine"
+    if sparse:
+        return "sparse gradients can't be added over processes"
+    if facts.batch_weight is not None:
+        return "parts of its batches don't count by their samples"
+    if layout.beside:
+        return f"{layout.beside[0]} beside the model would not travel"
+    if layout.doubles:
+        return f"{layout.doubles[0]} would travel as float32"
+    latest = (each.name for each in layout.entries if each.kind is TensorKind.LATEST_FLOAT)
+    name = next(latest, None)
+    return f"versions would have the mean of {name}" if name else ""
 
 
 def flops_per_sample_of(task: Task) -> float | None:

@@ -92,7 +92,7 @@ class Learner:
 
     def __init__(self, spec: JobSpec, task: Task, device: torch.device | str) -> None:
         #: The job's specification, and the user's code.
-        self.spec, self.task = spec, task
+        self.spec, self.task = spec.with_gpus(1), task
         self.device = device
         task.skips_bad_samples = spec.skips_bad_samples
         task.follow_job(spec)
@@ -145,6 +145,11 @@ class Learner:
     def maps_vectors(self) -> bool:
         """True if this process can't have the whole vector of the model."""
         return False
+
+    @property
+    def has_sparse_gradients(self) -> bool:
+        """True if a layer has sparse gradients, which processes can't add."""
+        return any(getattr(each, "sparse", False) is True for each in self._model.module.modules())
 
     def _use_layout(self, *, gradients: bool = False, doubles: tuple[str, ...] = ()) -> None:
         names = self._model.doubles()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -15,11 +16,13 @@ from torch import Tensor
 from vcasgd.errors import DataError, MachineDiffers, NotFound, PackageError, SpecError
 from vcasgd.learning.encodings.encoder import codec_for
 from vcasgd.learning.layout import Layout
+from vcasgd.learning.sharded_model import is_sharded
 from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import Floats, MappedVector, read_tensors
 from vcasgd.local_files import default_cache_folder
 from vcasgd.logging import identify
 from vcasgd.session.script import LoopInThread, load
+from vcasgd.spec.job import JobSpec
 from vcasgd.spec.sections import StartFrom
 from vcasgd.storage.base_files import prepare_base
 from vcasgd.storage.checkpoints import Checkpoints
@@ -27,15 +30,17 @@ from vcasgd.storage.model_checkpoints import TensorsOfFile
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
-from vcasgd.store.ledger.job import JobRecord
+from vcasgd.store.ledger.job import JobRecord, ModelFacts
 from vcasgd.store.ledger.leases import Lease
+from vcasgd.store.ledger.untrusted import MAX_NAME_LENGTH
 from vcasgd.store.tensors.snapshot import Meta, Record, encode_integers
 from vcasgd.store.tensors.snapshot_index import nodes_of
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.task.package import unpack
+from vcasgd.task.task import Task
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.exchange import Exchange
-from vcasgd.worker.gpus import OwnGpu, best_device, flops_per_sample_of, ranks_of
+from vcasgd.worker.gpus import OwnGpu, best_device, flops_per_sample_of, ranks_of, why_apart
 from vcasgd.worker.heartbeat import WorkerStatus
 from vcasgd.worker.job_environment import set_variables, use_packages
 from vcasgd.worker.learner import Learner
@@ -75,6 +80,10 @@ class Setup:
         self._build = build or self._build_from_package
         self._learner: Learner | None = None
         self._script: LoopInThread | None = None
+        #: Facts with this machine's choice of GPUs, as long as the job has none.
+        self._chosen: dict[str, Any] = {}
+        #: Facts of the learner that were needed for it.
+        self._found: ModelFacts | None = None
 
     @property
     def prepared(self) -> bool:
@@ -115,6 +124,10 @@ class Setup:
         """
         try:
             learner = self._learner or self._build(job)
+            if job.facts is not None and self._chosen.get("gpus", job.facts.gpus) != job.facts.gpus:
+                # Another machine was faster, and has chosen otherwise.
+                self._close(learner)
+                learner = self._build(job)
             if job.facts is not None:
                 learner.check_against(job.facts)
         except (SpecError, DataError) as error:
@@ -134,9 +147,7 @@ class Setup:
     def close(self) -> None:
         """End the loader processes, and the user's script, if the task is one."""
         if self._learner is not None:
-            self._learner.close()
-        if self._script is not None:
-            self._script.close()
+            self._close(self._learner)
 
     def _build_from_package(self, job: JobRecord) -> Learner:
         context, on_progress = self._context, self._progress
@@ -145,18 +156,72 @@ class Setup:
         set_variables(context, job.spec, on_progress)
         use_packages(job.spec, job.package, code, context.settings, on_progress)
         prepare_base(job.spec.base, context.settings, on_progress)
-        task = load(job.spec.task, job.spec.args, code)
-        self._status.flops_per_sample = flops_per_sample_of(task)
-        self._script = task if isinstance(task, LoopInThread) else None
-        self._status.ranks = size = ranks_of(job.spec.workers, self._gpu.count)
+        self._chosen = {}
+        spec = job.spec if job.facts is None else job.spec.with_gpus(job.facts.gpus)
+        if spec.workers.gpus is None:
+            learner = self._with_chosen_gpus(spec, code)
+        else:
+            learner = self._learner_of(spec, self._load(spec, code), code)
+        self._status.ranks = size = ranks_of(learner.spec.workers, self._gpu.count)
         self._gpu = self._gpu.of_several(size)
         self._status.visible_gpus = self._gpu.visible(size)
+        return learner
+
+    def _load(self, spec: JobSpec, code: Path) -> Task:
+        task = load(spec.task, spec.args, code)
+        self._status.flops_per_sample = flops_per_sample_of(task)
+        self._script = task if isinstance(task, LoopInThread) else None
+        return task
+
+    def _learner_of(self, spec: JobSpec, task: Task, code: Path) -> Learner:
+        size = ranks_of(spec.workers, self._gpu.count)
         if size == 1:
-            return Learner(job.spec, task, best_device())
-        ranks = Ranks(
-            *(size, job.spec, code, self._gpu, context.settings.lease_seconds), self._progress
-        )
-        return LeadingLearner(job.spec, task, best_device(), ranks)
+            return Learner(spec, task, best_device())
+        gpu, seconds = self._gpu.of_several(size), self._context.settings.lease_seconds
+        ranks = Ranks(size, spec, code, gpu, seconds, self._progress)
+        return LeadingLearner(spec, task, best_device(), ranks)
+
+    def _with_chosen_gpus(self, spec: JobSpec, code: Path) -> Learner:
+        """Return a learner of a job's first machine, with one of its GPUs or with all."""
+        task, gpus, why = self._load(spec, code), self._gpu.count, ""
+        if gpus > 1 and not is_sharded(task):
+            alone = self._learner_of(spec.with_gpus(1), task, code)
+            why = self._why_apart(alone)
+            if why:
+                return self._choose(alone, why)
+            self._close(alone)
+            task = self._load(spec, code)
+        if gpus > 1:
+            together = self._learner_of(spec.with_gpus("all"), task, code)
+            if not together.division.of_whole_loss:
+                return self._choose(together, "")
+            why = together.division.why
+            self._close(together)
+            task = self._load(spec, code)
+        return self._choose(self._learner_of(spec.with_gpus(1), task, code), why)
+
+    def _why_apart(self, alone: Learner) -> str:
+        if self._context.settings.volunteer:
+            return "updates of several processes can't be verified by repetition"
+        alone.count_samples(self._progress)
+        self._found = alone.facts(len(self._context.nodes))
+        sparse = alone.has_sparse_gradients
+        return why_apart(alone.spec, self._found, self._gpu.count, sparse=sparse)
+
+    def _choose(self, learner: Learner, why: str) -> Learner:
+        gpus = learner.spec.workers.gpus
+        text = ""
+        if self._gpu.count > 1:
+            how = "train as one worker" if gpus == "all" else f"are a worker each, because {why}"
+            text = f"GPUs of a machine {how}; set workers.gpus to choose"
+        self._chosen = {"gpus": gpus, "gpus_why": text[:MAX_NAME_LENGTH]}
+        return learner
+
+    def _close(self, learner: Learner) -> None:
+        self._found = None
+        learner.close()
+        if self._script is not None:
+            self._script.close()
 
     def _progress(self) -> None:
         """Report that a long step goes on. Raises :class:`WorkInterrupted` if the worker leaves."""
@@ -187,7 +252,8 @@ class Setup:
         if reported is None:
             learner.count_samples(self._progress)
         volunteer = context.settings.volunteer
-        facts = reported or learner.facts(len(context.nodes), verified=volunteer)
+        facts = reported or self._found
+        facts = facts or learner.facts(len(context.nodes), verified=volunteer)
         if reported is None:
             learner.rehearse(self._progress)
         nodes = nodes_of(context.nodes, facts.store_nodes, facts.shards, context.job)
@@ -201,6 +267,8 @@ class Setup:
         if reported is None and facts.takes_turns:
             # The fastest one says the most of the link.
             facts = replace(facts, codec=codec_for(max(rates)))
+        if reported is None:
+            facts = replace(facts, **self._chosen)
         context.leases.report_facts(lease, facts.to_dict())
         if (
             reported is None

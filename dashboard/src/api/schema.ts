@@ -1617,7 +1617,6 @@ export interface components {
              * @default {
              *       "min": 1,
              *       "max": 4,
-             *       "gpus": 1,
              *       "spare": 0,
              *       "fallback_after": 300,
              *       "on_demand_min": 0
@@ -1836,7 +1835,6 @@ export interface components {
              * @default {
              *       "min": 1,
              *       "max": 4,
-             *       "gpus": 1,
              *       "spare": 0,
              *       "fallback_after": 300,
              *       "on_demand_min": 0
@@ -3976,10 +3974,9 @@ export interface components {
             max: number;
             /**
              * Gpus
-             * @description GPUs of a machine that train as one worker; processes on machines without GPUs
-             * @default 1
+             * @description GPUs of a machine that train as one worker; processes on machines without GPUs; by default, the first machine chooses all or 1
              */
-            gpus: "all" | number;
+            gpus?: "all" | number | null;
             /**
              * Spare
              * @description further machines that run without work, and take the place of lost ones
@@ -4036,10 +4033,9 @@ export interface components {
             max: number;
             /**
              * Gpus
-             * @description GPUs of a machine that train as one worker; processes on machines without GPUs
-             * @default 1
+             * @description GPUs of a machine that train as one worker; processes on machines without GPUs; by default, the first machine chooses all or 1
              */
-            gpus: "all" | number;
+            gpus?: "all" | number | null;
             /**
              * Spare
              * @description further machines that run without work, and take the place of lost ones

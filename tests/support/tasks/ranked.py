@@ -33,7 +33,9 @@ class Ranked(vcasgd.Task):
         norm: str = "",
         parallel: str = "ddp",
         precision: str | None = None,
+        batch_size: int | None = None,
     ) -> None:
+        self.batch_size = batch_size or self.batch_size
         self.parallel, self.mixed_precision = parallel, precision
         self.parent = os.getppid()
         self.name, self.fault, self.marker = optimizer, fault, Path(marker)

@@ -35,7 +35,7 @@ from vcasgd.steady_time import steady_time
 from vcasgd.storage.checkpoints import StoredCheckpoint
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord, JobState
+from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord, JobState, ModelFacts
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Evaluations
 from vcasgd.store.ledger.tuning import Tunings
@@ -138,12 +138,7 @@ class JobLifecycle:
                 self._jobs.note(job.id, "state-beside", text)
             if why := job.idle:
                 self._jobs.note(job.id, "batch-undivided", why)
-            if (codec := job.facts.codec) != "float32" and job.spec.update.codec == "auto":
-                text = (
-                    f"updates and models travel as {codec}, because the first worker's link to "
-                    "the store is slow; set update.codec to choose"
-                )
-                self._jobs.note(job.id, "codec-chosen", text)
+            self._name_choices(job, job.facts)
             if name := Layout.from_json(job.facts.layout).rounded:
                 self._jobs.note(
                     job.id,
@@ -173,6 +168,17 @@ class JobLifecycle:
             )
         else:
             self._fail_if_hopeless(job, self._failures(job))
+
+    def _name_choices(self, job: JobRecord, facts: ModelFacts) -> None:
+        """Say what the first worker has chosen where the job leaves it open."""
+        if facts.gpus_why:
+            self._jobs.announce(job.id, "gpus", "gpus-chosen", facts.gpus_why, gpus=facts.gpus)
+        if facts.codec != "float32" and job.spec.update.codec == "auto":
+            text = (
+                f"updates and models travel as {facts.codec}, because the first worker's link to "
+                "the store is slow; set update.codec to choose"
+            )
+            self._jobs.note(job.id, "codec-chosen", text)
 
     def _note_labels(self, job: JobRecord, labels: str) -> None:
         """Say how parts of batches count. ``labels`` is JSON that a worker wrote."""

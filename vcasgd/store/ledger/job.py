@@ -97,6 +97,10 @@ class ModelFacts:
     content: str = ""
     #: The encoding under ``codec: auto``.
     codec: Literal["float32", "int8", "int2"] = "float32"
+    #: GPUs of a machine that train as one worker if the job names none, and why they were chosen;
+    #: empty if the first machine had no choice.
+    gpus: Literal["all", 1] = 1
+    gpus_why: Name = ""
     #: Samples in each shard of data that can only be iterated over; empty for other data.
     shard_lengths: Annotated[tuple[Count, ...], Field(max_length=1024)] = ()
 
