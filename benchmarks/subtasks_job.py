@@ -110,7 +110,7 @@ class Job:
         """Write an applied record that has the first subtasks."""
         fields: dict[str, Any]
         try:
-            from vcasgd.learning.subtask_set import BLOCK, SubtaskSet
+            from vcasgd.learning.applied_record import BLOCK, SubtaskSet
 
             full = subtasks // BLOCK * BLOCK
             blocks = dict.fromkeys(range(full // BLOCK), b"\xff" * (BLOCK // 8))

@@ -17,7 +17,7 @@ from support.world import World, blocks_of
 
 import vcasgd.store
 from vcasgd.errors import Cause, StoreDenied, StoreError
-from vcasgd.learning.subtask_set import BLOCK, BLOCK_BYTES
+from vcasgd.learning.applied_record import BLOCK, BLOCK_BYTES
 from vcasgd.store.acl import (
     LEDGER_SCRIPTS,
     TENSORS_SCRIPTS,

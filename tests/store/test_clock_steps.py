@@ -13,8 +13,8 @@ from support.world import World
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.leases import Lease
-from vcasgd.store.tensors import push_slots as module
-from vcasgd.store.tensors.push_slots import PushSlots
+from vcasgd.store.tensors import updates as module
+from vcasgd.store.tensors.updates import PushSlots
 
 Eventually = Callable[..., Any]
 

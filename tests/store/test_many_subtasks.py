@@ -15,7 +15,7 @@ from support.servers import Fault, Moment, through_proxy
 from support.world import World, blocks_of
 
 from vcasgd.errors import StoreUnavailable
-from vcasgd.learning.subtask_set import BLOCK, SubtaskSet
+from vcasgd.learning.applied_record import BLOCK, SubtaskSet
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger import servers as servers_module
 from vcasgd.store.ledger.job import JobState

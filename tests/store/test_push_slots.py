@@ -13,8 +13,8 @@ from support.world import World
 
 from vcasgd.errors import SnapshotMissing, StoreFull
 from vcasgd.store.connection import connect
-from vcasgd.store.tensors import push_slots as module
-from vcasgd.store.tensors.push_slots import MAX_SLOTS, MemoryLimits, PushSlots, window
+from vcasgd.store.tensors import updates as module
+from vcasgd.store.tensors.updates import MAX_SLOTS, MemoryLimits, PushSlots, window
 
 MIB = 1 << 20
 #: Slots of 128 MiB without readers.

@@ -13,12 +13,12 @@ from vcasgd.errors import Fenced, InvalidUpdate, StoreFull, StoreUnavailable
 from vcasgd.store.tensors import chunks, updates
 from vcasgd.store.tensors.chunks import CHUNK_BYTES, chunk_count
 from vcasgd.store.tensors.header import Header
-from vcasgd.store.tensors.push_slots import PushSlots
 from vcasgd.store.tensors.snapshot_store import ONLY_CHUNK
 from vcasgd.store.tensors.updates import (
     NO_COMMIT,
     PAYLOAD_SECONDS,
     PushResult,
+    PushSlots,
     UpdateReader,
     wait_for_entries,
 )

@@ -23,11 +23,11 @@ from xxhash import xxh3_64_intdigest
 from support.exact import counts_after
 from vcasgd.controller.jobs.lifecycle import JobLifecycle
 from vcasgd.errors import Fenced, SnapshotMissing
+from vcasgd.learning.applied_record import SubtaskSet
 from vcasgd.learning.encodings.encoder import Encoder, codec_of
 from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.shards import Cut
-from vcasgd.learning.subtask_set import SubtaskSet
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.spec.job import JobSpec
 from vcasgd.storage.checkpoints import StoredCheckpoint

@@ -29,9 +29,8 @@ from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.tuning import Tuned
 from vcasgd.store.quotas import ContentQuota
-from vcasgd.store.tensors.push_slots import PushSlots
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import Arrivals, UpdateReader
+from vcasgd.store.tensors.updates import Arrivals, PushSlots, UpdateReader
 
 #: Seconds between two updates of the number of push slots, and two looks at how much workers have
 #: written.

@@ -161,8 +161,8 @@ class LedgerKeys(_Keys):
     #: Sorted set: work items that lost their holder; the lowest score is leased first.
     open = _Key(script=True, written=True)
     #: Hash: ``<shard>:<block>`` → bitmap of the subtasks of a block that the shard has applied; see
-    #: :class:`~vcasgd.learning.subtask_set.SubtaskSet`. Bits of epochs that the shard has finished
-    #: don't count. Read-only for workers.
+    #: :class:`~vcasgd.learning.applied_record.SubtaskSet`. Bits of epochs that the shard has
+    #: finished don't count. Read-only for workers.
     blocks = _Key(script=True)
     #: Hash: epoch → result.
     evaluations = _Key(script=True, written=True)

@@ -2,11 +2,10 @@
 
 Decoding uses NumPy, because torch refuses read-only memory, and data from a socket is read-only.
 
-``codec``    the interface of a codec: blocks of numbers to bytes and back
+``payload``  the interfaces of a codec and of a payload format
 ``dense``    codecs that send every number: ``float32``, ``bfloat16``, ``int8``
 ``low_bits`` the codec of a few levels per number: ``int2``
 ``sparse``   codecs that send some numbers of each block: ``topk``, ``partition``
-``payload``  the interface of a payload format
 ``blocks``   payloads of parameters in the job's codec and statistics, with error feedback
 ``rows``     payloads of changed rows of tables: ``codec: rows``
 ``encoder``  the formats of a job, and the encoder of one worker
@@ -16,9 +15,9 @@ Decoding uses NumPy, because torch refuses read-only memory, and data from a soc
 from __future__ import annotations
 
 from vcasgd.errors import SpecError
-from vcasgd.learning.encodings.codec import Codec
 from vcasgd.learning.encodings.dense import BFloat16, Float32, Int8
 from vcasgd.learning.encodings.low_bits import Int2
+from vcasgd.learning.encodings.payload import Codec
 from vcasgd.learning.encodings.sparse import Partition, TopK
 
 __all__ = ["CODECS", "BFloat16", "Codec", "Float32", "Int8", "Partition", "TopK", "make_codec"]

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vcasgd.learning.encodings.codec import target_of
+from vcasgd.learning.encodings.payload import target_of
 
 
 class Float32:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vcasgd.learning.encodings.codec import target_of
+from vcasgd.learning.encodings.payload import target_of
 
 _SCALE_BYTES = 2
 #: Steps towards the best scale; more than two gain less than 1 % of the error.

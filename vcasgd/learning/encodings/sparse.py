@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vcasgd.learning.encodings.codec import target_of
 from vcasgd.learning.encodings.dense import BFloat16
+from vcasgd.learning.encodings.payload import target_of
 
 
 class TopK:

@@ -118,7 +118,7 @@ class Accounts:
     ) -> None:
         """Report the whole applied record; work that it lacks is leased again.
 
-        ``done`` are the blocks of a :class:`~vcasgd.learning.subtask_set.SubtaskSet`, and
+        ``done`` are the blocks of a :class:`~vcasgd.learning.applied_record.SubtaskSet`, and
         ``initialise``: the first snapshot must be created again. The others are those of
         :meth:`account`. It takes several calls of scripts; after an error, repeat it.
         """

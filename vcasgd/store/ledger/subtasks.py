@@ -11,7 +11,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from vcasgd.learning.subtask_set import BLOCK, mask_of
+from vcasgd.learning.applied_record import BLOCK, mask_of
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.job import as_count

@@ -1,6 +1,6 @@
 -- Bitmaps of subtasks in blocks, which keep a script's work and arguments small; included by
 -- scripts. Bit i % 8 (0 is the lowest) of byte floor(i / 8) of block b is subtask b * BLOCK + i.
--- Zeros at the end of a block are left out. The same as in learning/subtask_set.py.
+-- Zeros at the end of a block are left out. The same as in learning/applied_record.py.
 local BLOCK = 4096
 
 local function block_of(subtask) return string.format('%.0f', math.floor(subtask / BLOCK)) end

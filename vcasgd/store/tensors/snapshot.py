@@ -184,7 +184,7 @@ def _unreadable(why: str) -> JobUnreadable:
 @dataclass(frozen=True)
 class Record:
     """Stored form of the applied record: finished epochs, positions in unfinished ones, and
-    subtasks that are done, as blocks of a :class:`~vcasgd.learning.subtask_set.SubtaskSet`."""
+    subtasks that are done, as blocks of a :class:`~vcasgd.learning.applied_record.SubtaskSet`."""
 
     finished: int = 0
     positions: dict[int, int] = field(default_factory=dict)
