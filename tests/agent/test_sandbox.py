@@ -20,8 +20,8 @@ from support.processes import read_each
 from support.sandboxes import FILES, working_sandbox
 from support.waiting import await_truth
 
+from vcasgd.agent.agent import Display
 from vcasgd.agent.availability import Availability, StackSilence, Terms
-from vcasgd.agent.display import Display
 from vcasgd.agent.sandbox import SandboxMode, choose, make_sandbox
 from vcasgd.agent.worker_process import SERVERS, JoinedWorker
 from vcasgd.child_process import visible

@@ -13,10 +13,9 @@ import pytest
 from rich.console import Console
 from support.waiting import PATIENCE
 
-from vcasgd.agent.agent import NOTICE_SECONDS, Agent, LeaveSignals, Visit
+from vcasgd.agent.agent import NOTICE_SECONDS, Agent, Display, LeaveSignals, Visit
 from vcasgd.agent.availability import Availability, StackSilence, Terms, ThisMachine
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
-from vcasgd.agent.display import Display
 from vcasgd.errors import ApiError
 from vcasgd.schemas.joining import JoinView, ReportBody
 

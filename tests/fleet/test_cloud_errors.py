@@ -27,8 +27,8 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers import aws_calls, gcp_calls
+from vcasgd.fleet.providers.base import refusal_of
 from vcasgd.fleet.providers.gcp import GcpProvider
-from vcasgd.fleet.providers.pooled import refusal_of
 
 #: Codes in EC2's reference for these calls, and Spot's codes for a failed fleet.
 EC2_CODES = {

@@ -6,9 +6,8 @@ import pytest
 from support.cloud_rules import google_refusals
 
 from vcasgd.fleet.pools import GcpPoolSpec
-from vcasgd.fleet.providers.base import Boot
+from vcasgd.fleet.providers.base import Boot, LaunchOrder
 from vcasgd.fleet.providers.gcp_calls import launch_resource, names_of, request_id
-from vcasgd.fleet.providers.pooled import LaunchOrder
 
 
 @pytest.mark.parametrize(("spot", "gpus"), [(True, 0), (True, 1), (False, 1), (False, 0)])

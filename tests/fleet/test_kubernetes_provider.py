@@ -23,7 +23,7 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.pools import KubernetesPoolSpec, parse_pools
 from vcasgd.fleet.providers import kubernetes as provider_module
-from vcasgd.fleet.providers.base import MACHINE_ID, Boot, Machine, MachineState
+from vcasgd.fleet.providers.base import MACHINE_ID, Boot, LaunchOrder, Machine, MachineState
 from vcasgd.fleet.providers.joining import NothingJoined, ordered_name
 from vcasgd.fleet.providers.kubernetes import (
     KubernetesProvider,
@@ -31,7 +31,6 @@ from vcasgd.fleet.providers.kubernetes import (
     launch_name,
     manifest,
 )
-from vcasgd.fleet.providers.pooled import LaunchOrder
 
 Eventually = Callable[..., Any]
 

@@ -23,7 +23,7 @@ from support.gateways import RunningGateway, gateway_of
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.agent.availability import ThisMachine
-from vcasgd.gateway.crowd import Crowd, address_key
+from vcasgd.gateway.main import Crowd, address_key
 from vcasgd.gateway.relay import ACCEPTED
 from vcasgd.limits import (
     GATEWAY_BUFFER_BYTES,

@@ -12,8 +12,7 @@ from vcasgd.errors import StoreUnavailable
 from vcasgd.store.ledger.leases import Lease, Leases, Renewal, WorkKind
 from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker.departure import NoticeLike, NoticeWatch
-from vcasgd.worker.heartbeat import HeartbeatSender, capacity
-from vcasgd.worker.lease_book import LeaseBook
+from vcasgd.worker.leases import HeartbeatSender, LeaseBook, capacity
 
 Eventually = Callable[..., Any]
 SUBTASKS = [Lease(WorkKind.TRAIN, number, 1) for number in range(2)]

@@ -16,7 +16,7 @@ from vcasgd.local_files import hold_lock
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker import job_environment
 from vcasgd.worker.job_environment import COMPLETE, JobEnvironment
-from vcasgd.worker.lease_book import WorkInterrupted
+from vcasgd.worker.leases import WorkInterrupted
 from vcasgd.worker.shell import run_command
 
 PACKAGE = "0" * 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vcasgd.store.ledger.leases import Lease, WorkKind
-from vcasgd.worker.lease_book import LeaseBook, LeaseState
+from vcasgd.worker.leases import LeaseBook, LeaseState
 
 WORKING, SETTLING, POSTPONED = LeaseState
 

@@ -1,4 +1,4 @@
-"""The agent's loop: join, run workers, leave."""
+"""The agent's loop: join, run workers, leave; and its output for people."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from pathlib import Path
 from types import FrameType
 
 import psutil
+from rich.console import Console
+from rich.filesize import decimal
+from rich.status import Status
+from rich.text import Text
 
 import vcasgd
 from vcasgd.agent.availability import Terms, ThisMachine
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken, Tunnel
-from vcasgd.agent.display import Display, describe
 from vcasgd.agent.worker_process import SERVERS, JoinedWorker, notice_file
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError, NotFound, VersionDiffers
@@ -36,6 +39,53 @@ from vcasgd.schemas.joining import (
 )
 from vcasgd.steady_time import boot_time
 from vcasgd.threads import Background, DaemonThreads
+
+#: Seconds between two lines about the progress if the output is no terminal.
+LINE_SECONDS = 60.0
+
+
+class Display:
+    """Prints to standard error. Without a terminal, the state is a line from time to time."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = console.status("") if console.is_terminal else None
+        self._printed_at = float("-inf")
+
+    def event(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(f"{datetime.now().astimezone():%H:%M:%S} {_one_line(text)}")
+
+    def state(self, text: str) -> None:
+        """Show the present state."""
+        if self._status is not None:
+            self._status.start()
+            self._status.update(Text(_one_line(text)))
+        elif time.monotonic() - self._printed_at >= LINE_SECONDS:
+            self._printed_at = time.monotonic()
+            self.event(text)
+
+    def close(self) -> None:
+        """Remove the state."""
+        if self._status is not None:
+            self._status.stop()
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def describe(orders: list[OrderView], sent: int, received: int) -> str:
+    """Return the state of a machine's workers in one line."""
+    if not orders:
+        return "waiting for a job"
+    parts = []
+    for order in orders:
+        progress = "" if order.progress is None else f" {order.progress:.0%}"
+        samples = "" if not order.samples else f", {order.samples:,} samples here"
+        parts.append(f"{order.name}{progress}{samples}, {order.doing or 'starting'}")
+    return f"{'; '.join(parts)} (sent {decimal(sent)}, received {decimal(received)})"
+
 
 #: Seconds that workers have to push and leave after a signal.
 GRACE_SECONDS = 30.0

@@ -1,11 +1,12 @@
-"""Access: authentication, the scope that each route requires, and the owner of a job."""
+"""Dependencies of routes: the services, authentication, scopes, and the owners of jobs."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request, Security
@@ -17,13 +18,82 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from vcasgd.api.callers import CALLER_KEY, COOKIE, Caller, Callers
-from vcasgd.api.history import StillValid
+from vcasgd.api.history import Curves, StillValid
 from vcasgd.api.middleware import SAFE_METHODS
+from vcasgd.api.platform import Platform
 from vcasgd.api.problems import problem_response
-from vcasgd.api.services import JobDep, ServicesDep
 from vcasgd.errors import Forbidden, Unauthorized, VcasgdError
+from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
+from vcasgd.storage.objects import Storage
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.api_tokens import ApiTokens
+from vcasgd.store.ledger.control import Control
+from vcasgd.store.ledger.costs import Costs, Workloads
 from vcasgd.store.ledger.job import JobRecord
+from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.machines import JoinedMachines
+from vcasgd.store.ledger.servers import Servers
+from vcasgd.store.ledger.workers import WorkerBeats
+
+
+@dataclass(frozen=True)
+class Services:
+    """Objects that all requests share."""
+
+    settings: Settings
+    ledger: RedisClient
+    storage: Storage
+    callers: Callers
+    tokens: ApiTokens
+    jobs: Jobs
+    control: Control
+    servers: Servers
+    beats: WorkerBeats
+    joined: JoinedMachines
+    costs: Costs
+    workloads: Workloads
+    curves: Curves
+    platform: Platform
+
+    @classmethod
+    def of(cls, settings: Settings, ledger: RedisClient, storage: Storage, token: str) -> Self:
+        """Create the services without connecting to anything. ``token``: the stack's own."""
+        tokens = ApiTokens(ledger)
+        return cls(
+            settings,
+            ledger,
+            storage,
+            Callers(token, tokens),
+            tokens,
+            Jobs(ledger),
+            Control(ledger),
+            Servers(ledger),
+            WorkerBeats(ledger),
+            JoinedMachines(ledger, settings.lease_seconds),
+            Costs(ledger),
+            Workloads(ledger),
+            Curves(ledger),
+            Platform(ledger),
+        )
+
+
+async def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+ServicesDep = Annotated[Services, Depends(_services)]
+
+
+def _job(services: ServicesDep, job: str) -> JobRecord:
+    """Return a job. Raises :class:`~vcasgd.errors.NotFound`."""
+    return services.jobs.get(job)
+
+
+#: The job in the path of a route.
+JobDep = Annotated[JobRecord, Depends(_job)]
+
 
 #: Header of the dashboard's requests. Forms and links of other sites can't set it.
 PAGE_HEADER = "X-Vcasgd-Request"

@@ -17,7 +17,7 @@ from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddle
 
 import vcasgd
 from vcasgd.api import STATIC, problems, reference, wheel
-from vcasgd.api.access import METRICS, Authentication, scope_of
+from vcasgd.api.access import METRICS, Authentication, Services, scope_of
 from vcasgd.api.middleware import BodyLimit, Concurrency, RequestIds
 from vcasgd.api.pages import GZIP_BYTES, HEADERS, Pages
 from vcasgd.api.routes import (
@@ -31,7 +31,6 @@ from vcasgd.api.routes import (
     shell,
     tokens,
 )
-from vcasgd.api.services import Services
 from vcasgd.errors import SpecError
 from vcasgd.limits import MIN_SECRET
 from vcasgd.schemas.service import Problem

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from vcasgd.agent.agent import Agent, LeaveSignals
+from vcasgd.agent.agent import Agent, Display, LeaveSignals
 from vcasgd.agent.availability import (
     Availability,
     Hours,
@@ -25,7 +25,6 @@ from vcasgd.agent.availability import (
     usable_processors,
 )
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
-from vcasgd.agent.display import Display
 from vcasgd.agent.installation import install, restart, update_to
 from vcasgd.agent.sandbox import Sandbox, SandboxMode, choose, make_sandbox
 from vcasgd.child_process import hide_process, visible

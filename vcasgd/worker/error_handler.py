@@ -23,8 +23,7 @@ from vcasgd.store.ledger.leases import WorkKind
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import Departure
 from vcasgd.worker.exchange import Exchange
-from vcasgd.worker.heartbeat import WorkerStatus
-from vcasgd.worker.lease_book import LeaseBook
+from vcasgd.worker.leases import LeaseBook, WorkerStatus
 
 log = logging.getLogger(__name__)
 

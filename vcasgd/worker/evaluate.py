@@ -16,9 +16,8 @@ from vcasgd.store.tensors.snapshot import Record
 from vcasgd.store.tensors.snapshot_index import ModelSnapshot, nodes_of, versions_of
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.departure import IDLE_SECONDS
-from vcasgd.worker.heartbeat import WorkerStatus
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.lease_book import WorkInterrupted
+from vcasgd.worker.leases import WorkerStatus, WorkInterrupted
 
 
 class Evaluator:

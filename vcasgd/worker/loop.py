@@ -26,9 +26,15 @@ from vcasgd.worker.error_handler import ErrorHandler
 from vcasgd.worker.evaluate import Evaluator
 from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.gpus import OwnGpu, Throughput
-from vcasgd.worker.heartbeat import HeartbeatSender, WorkerStatus, capacity
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.lease_book import LeaseBook, LeaseState, WorkInterrupted
+from vcasgd.worker.leases import (
+    HeartbeatSender,
+    LeaseBook,
+    LeaseState,
+    WorkerStatus,
+    WorkInterrupted,
+    capacity,
+)
 from vcasgd.worker.log_capture import LineCapture
 from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.setup import Setup

@@ -41,10 +41,9 @@ from vcasgd.task.task import Task
 from vcasgd.worker.context import WorkerContext
 from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.gpus import OwnGpu, best_device, flops_per_sample_of, ranks_of, why_apart
-from vcasgd.worker.heartbeat import WorkerStatus
 from vcasgd.worker.job_environment import set_variables, use_packages
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.lease_book import WorkInterrupted
+from vcasgd.worker.leases import WorkerStatus, WorkInterrupted
 from vcasgd.worker.ranked_learner import LeadingLearner
 from vcasgd.worker.ranks import Ranks
 

@@ -29,10 +29,9 @@ from vcasgd.store.ledger.tuning import Tunings
 from vcasgd.store.tensors.header import Logged
 from vcasgd.worker.departure import Departure
 from vcasgd.worker.exchange import Exchange
-from vcasgd.worker.heartbeat import WorkerStatus
 from vcasgd.worker.interval import Trained
 from vcasgd.worker.learner import Learner
-from vcasgd.worker.lease_book import LeaseBook, LeaseState, WorkInterrupted
+from vcasgd.worker.leases import LeaseBook, LeaseState, WorkerStatus, WorkInterrupted
 from vcasgd.worker.member import Member, is_late
 from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.update_queue import Settled
@@ -132,7 +131,7 @@ class Trainer:
     """Raises :class:`~vcasgd.errors.SnapshotMissing` while there is no model,
     :class:`~vcasgd.errors.StoreUnavailable` while a server is unavailable,
     :class:`~vcasgd.errors.Fenced` if the lease was lost, and
-    :class:`~vcasgd.worker.lease_book.WorkInterrupted`; errors of the user's code pass through."""
+    :class:`~vcasgd.worker.leases.WorkInterrupted`; errors of the user's code pass through."""
 
     def __init__(
         self,

@@ -8,10 +8,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from vcasgd.api.access import READ
+from vcasgd.api.access import READ, JobDep, Services, ServicesDep
 from vcasgd.api.convert import spend_view
 from vcasgd.api.problems import documented
-from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.errors import Conflict
 from vcasgd.fleet.costs import report
 from vcasgd.fleet.estimate import PlannedWork, estimate

@@ -10,10 +10,9 @@ from fastapi import APIRouter, Header, Path, Request, Response, status
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from vcasgd.api.access import READ, SUBMIT
+from vcasgd.api.access import READ, SUBMIT, JobDep, Services, ServicesDep
 from vcasgd.api.convert import checkpoint_rows
 from vcasgd.api.problems import documented
-from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.errors import ApiError, CheckpointDamaged, Conflict, NotFound, PackageError
 from vcasgd.schemas.history import BEST, LAST, CheckpointRow, chosen
 from vcasgd.schemas.jobs import DIGEST_PATTERN

@@ -9,11 +9,10 @@ from fastapi import APIRouter, Body, Header, Query, Response, status
 from pydantic import TypeAdapter
 
 import vcasgd
-from vcasgd.api.access import ADMIN, READ, StillValidDep
+from vcasgd.api.access import ADMIN, READ, JobDep, Services, ServicesDep, StillValidDep
 from vcasgd.api.convert import store_view
 from vcasgd.api.history import MEDIA_TYPE, stream_of
 from vcasgd.api.problems import documented
-from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.errors import Conflict, NotFound, SpecError
 from vcasgd.fleet.hardware import kinds_text
 from vcasgd.fleet.observed import PoolStatus

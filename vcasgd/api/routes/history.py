@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Request
 
-from vcasgd.api.access import READ, StillValidDep
+from vcasgd.api.access import READ, JobDep, ServicesDep, StillValidDep
 from vcasgd.api.convert import staleness_view, timeline_view
 from vcasgd.api.history import (
     MEDIA_TYPE,
@@ -21,7 +21,6 @@ from vcasgd.api.history import (
     history_stream,
     with_evaluations,
 )
-from vcasgd.api.services import JobDep, ServicesDep
 from vcasgd.errors import SpecError
 from vcasgd.limits import LOG_LINES_KEPT, MAX_SEARCHED
 from vcasgd.schemas.base import finite

@@ -11,12 +11,11 @@ import yaml
 from fastapi import APIRouter, Body, Header, Query, Response, status
 from pydantic import ValidationError
 
-from vcasgd.api.access import READ, SUBMIT, CallerDep, OwnJobDep
+from vcasgd.api.access import READ, SUBMIT, CallerDep, JobDep, OwnJobDep, Services, ServicesDep
 from vcasgd.api.convert import job_view
 from vcasgd.api.problems import documented
 from vcasgd.api.routes.costs import planned_work
 from vcasgd.api.routes.files import object_name, stored_checkpoints
-from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.encryption import StorageCipher
 from vcasgd.errors import NotFound, SpecError
 from vcasgd.fleet.estimate import deadline_estimate

@@ -9,11 +9,10 @@ from fastapi import APIRouter, Header, Response, status
 from fastapi.responses import StreamingResponse
 
 import vcasgd
-from vcasgd.api.access import JOIN, CallerDep
+from vcasgd.api.access import JOIN, CallerDep, Services, ServicesDep
 from vcasgd.api.callers import Caller
 from vcasgd.api.problems import documented
 from vcasgd.api.routes.files import object_name
-from vcasgd.api.services import Services, ServicesDep
 from vcasgd.errors import Conflict, JobUnreadable, NotFound, SpecError, VersionDiffers
 from vcasgd.fleet.pools import JOIN as JOIN_PROVIDER
 from vcasgd.fleet.pools import ORDERED_PROVIDERS

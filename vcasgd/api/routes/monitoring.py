@@ -27,8 +27,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 import vcasgd
-from vcasgd.api.access import METRICS
-from vcasgd.api.services import Services, ServicesDep
+from vcasgd.api.access import METRICS, Services, ServicesDep
 from vcasgd.errors import StoreError
 from vcasgd.logging import isolated
 from vcasgd.schemas.service import Health

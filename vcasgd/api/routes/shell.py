@@ -14,9 +14,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from vcasgd.api.access import ADMIN, CallerDep
+from vcasgd.api.access import ADMIN, CallerDep, JobDep, Services, ServicesDep
 from vcasgd.api.problems import documented
-from vcasgd.api.services import JobDep, Services, ServicesDep
 from vcasgd.errors import Conflict, NotFound
 from vcasgd.fleet.pools import cache_name
 from vcasgd.gpus import VISIBLE

@@ -8,10 +8,9 @@ import time
 from fastapi import APIRouter, Request, Response, status
 
 import vcasgd
-from vcasgd.api.access import ADMIN, READ, CallerDep, cross_site, refusal
+from vcasgd.api.access import ADMIN, READ, CallerDep, ServicesDep, cross_site, refusal
 from vcasgd.api.callers import COOKIE, SIGN_IN_SECONDS
 from vcasgd.api.problems import documented
-from vcasgd.api.services import ServicesDep
 from vcasgd.api.wheel import install_command
 from vcasgd.errors import NotFound, SpecError, Unauthorized
 from vcasgd.schemas.service import (

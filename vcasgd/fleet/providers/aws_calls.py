@@ -27,8 +27,15 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.pools import AwsPoolSpec
-from vcasgd.fleet.providers.base import CONNECTIONS, AccountAnswer, AccountQuota
-from vcasgd.fleet.providers.pooled import LaunchOrder, fleet_error, kind_of, refusal_of
+from vcasgd.fleet.providers.base import (
+    CONNECTIONS,
+    AccountAnswer,
+    AccountQuota,
+    LaunchOrder,
+    fleet_error,
+    kind_of,
+    refusal_of,
+)
 
 #: Time limits of a call; CreateFleet takes some seconds.
 CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0

@@ -27,7 +27,14 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.pools import ExecPoolSpec
-from vcasgd.fleet.providers.base import BOOT_ERROR_LENGTH, MACHINE_ID, MachineState, one_line
+from vcasgd.fleet.providers.base import (
+    BOOT_ERROR_LENGTH,
+    MACHINE_ID,
+    LaunchOrder,
+    MachineState,
+    fleet_error,
+    one_line,
+)
 from vcasgd.fleet.providers.joining import (
     NOTICE_SECONDS,
     JoinedFleet,
@@ -36,7 +43,6 @@ from vcasgd.fleet.providers.joining import (
     ordered_name,
     pool_of_ordered,
 )
-from vcasgd.fleet.providers.pooled import LaunchOrder, fleet_error
 from vcasgd.spec.values import StrictModel
 
 #: Machines of one launch.

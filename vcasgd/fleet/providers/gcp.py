@@ -26,7 +26,15 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers.base import Boot, Machine, Offer, one_line
+from vcasgd.fleet.providers.base import (
+    Boot,
+    LaunchOrder,
+    Machine,
+    Offer,
+    PooledProvider,
+    one_line,
+    refusal_of,
+)
 from vcasgd.fleet.providers.gcp_calls import (
     BOOT_ERROR_ATTRIBUTE,
     CLUSTER_LABEL,
@@ -49,7 +57,6 @@ from vcasgd.fleet.providers.gcp_calls import (
     template_path,
 )
 from vcasgd.fleet.providers.gcp_prices import catalog_prices
-from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider, refusal_of
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 
 #: Time limit for all zones and types of a launch; later results appear in the listing.

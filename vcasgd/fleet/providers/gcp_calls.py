@@ -32,8 +32,14 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.prices import ListPrice, PriceTable
-from vcasgd.fleet.providers.base import AccountAnswer, AccountQuota, Machine, MachineState
-from vcasgd.fleet.providers.pooled import LaunchOrder, refusal_of
+from vcasgd.fleet.providers.base import (
+    AccountAnswer,
+    AccountQuota,
+    LaunchOrder,
+    Machine,
+    MachineState,
+    refusal_of,
+)
 
 T = TypeVar("T")
 

@@ -10,8 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from vcasgd.errors import NoCapacity
 from vcasgd.fleet.pools import ExecPoolSpec, KubernetesPoolSpec, SlurmPoolSpec
-from vcasgd.fleet.providers.base import Machine, MachineState, Offer
-from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider
+from vcasgd.fleet.providers.base import LaunchOrder, Machine, MachineState, Offer, PooledProvider
 
 #: Seconds that a machine has after an eviction without a time.
 NOTICE_SECONDS = 30.0

@@ -20,7 +20,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vcasgd.errors import FleetError, NoCapacity, SpecError
-from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer
+from vcasgd.fleet.providers.base import (
+    Boot,
+    LaunchOrder,
+    Machine,
+    MachineState,
+    Offer,
+    PooledProvider,
+)
 from vcasgd.fleet.providers.local.directory import (
     UNFINISHED,
     LaunchRequest,
@@ -30,7 +37,6 @@ from vcasgd.fleet.providers.local.directory import (
 )
 from vcasgd.fleet.providers.local.processes import Process, processes_of
 from vcasgd.fleet.providers.local.spawn import Spawner
-from vcasgd.fleet.providers.pooled import LaunchOrder, PooledProvider
 from vcasgd.gpus import VISIBLE
 from vcasgd.local_files import hold_lock
 
