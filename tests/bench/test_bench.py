@@ -1,4 +1,4 @@
-"""Measurements of the store on real processes. The tests check the figures, not the speed."""
+"""Measurements on real processes. The tests check the figures, not the speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,20 @@ from support.processes import processes_of
 from support.servers import KINDS, require_binary
 from support.waiting import PATIENCE
 
-ARGV = [sys.executable, "-m", "benchmarks.measure", "store", "--size-mb", "1", "--json"]
+from vcasgd.learning.encodings import CODECS
+
+ROOT = Path(__file__).resolve().parents[2]
+MEASURE = ("-m", "benchmarks.measure")
+ARGV = [sys.executable, *MEASURE, "store", "--size-mb", "1", "--json"]
+
+
+def output_of(*words: object) -> str:
+    """Run a program of the benchmarks, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
 
 
 def temporary(folder: Path, **more: str) -> dict[str, str]:
@@ -37,15 +50,14 @@ def folder() -> Any:
 
 def test_what_programs_outside_of_the_package_import_from_it_exists() -> None:
     """Most of them run for minutes, and no test runs them."""
-    root = Path(__file__).resolve().parents[2]
     missing = []
     for folder in ("benchmarks", "docs", "examples", "infra"):
-        for file in (root / folder).rglob("*.py"):
+        for file in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vcasgd."):
                     module = importlib.import_module(node.module or "")
                     missing += [
-                        f"{file.relative_to(root)}:{node.lineno}: {node.module}.{alias.name}"
+                        f"{file.relative_to(ROOT)}:{node.lineno}: {node.module}.{alias.name}"
                         for alias in node.names
                         if not hasattr(module, alias.name) and not _is_module(module, alias.name)
                     ]
@@ -129,3 +141,70 @@ def test_interrupted_measurement_cleans_up(folder: Path, eventually: Callable[..
     finally:
         process.kill()
         process.wait()
+
+
+def test_every_codec_is_measured() -> None:
+    text = output_of(*MEASURE, "codecs", "--size-mb", 1, "--seconds", 0.01, "--json")
+
+    figures = {each["codec"]: each for each in json.loads(text)["codecs"]}
+    assert set(figures) == {*CODECS, "rows"}
+    shares = {name: each["share_of_float32"] for name, each in figures.items()}
+    assert shares == {
+        "float32": 1.0,
+        "bfloat16": 0.5,
+        "int8": pytest.approx(64 / 252, rel=1e-3),
+        # Bits of a packed number, for normally distributed ones.
+        "int2": pytest.approx(2.09 / 32, rel=1e-2),
+        "topk": 1 / 64,
+        "partition": pytest.approx(1 / 8, rel=0.02),
+        "rows": pytest.approx(1 / 50, rel=0.02),
+    }
+    assert figures["float32"]["relative_error"] == figures["rows"]["relative_error"] == 0
+    assert 0 < figures["bfloat16"]["relative_error"] < figures["int8"]["relative_error"] < 0.01
+    assert 0.5 < figures["partition"]["relative_error"] < figures["topk"]["relative_error"] < 1
+    assert all(each["encode_gb_s"] > 0 and each["decode_gb_s"] > 0 for each in figures.values())
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_control_plane_is_measured_with_simulated_workers() -> None:
+    text = output_of(
+        *MEASURE, "control", "--workers", 12, "--jobs", 2, "--seconds", 3, "--clients", 2,
+        "--finished-jobs", 5, "--lost", 4, "--json",
+    )  # fmt: skip
+
+    figures = json.loads(text)
+    assert figures["admitted"] == 12
+    assert figures["heartbeats_per_second"] > 0
+    assert figures["updates_per_second"] > 0
+    assert figures["worker_errors"] == 0
+    assert figures["api_errors"] == []
+    assert figures["fleet_rounds"] > 0
+    assert figures["lost_decided_seconds"] <= figures["lost_replaced_seconds"]
+    assert figures["cores"].keys() >= {"ledger", "tensors", "server", "api", "controller"}
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_rounds_of_real_workers_are_measured() -> None:
+    text = output_of("benchmarks/profile/rounds.py", "--workers", 2, "--seconds", 3)
+
+    head, _, _, _, *rows = text.splitlines()
+    assert head.endswith(" rounds of 2 workers, milliseconds")
+    milliseconds = [float(row.split(" | ")[1]) for row in rows[:-1]]
+    assert all(each >= 0 for each in milliseconds)
+    assert sum(milliseconds) > 80
+
+
+@pytest.mark.extended
+def test_small_models_are_measured_without_a_gpu(tmp_path: Path) -> None:
+    text = output_of("benchmarks/gpu.py", "--small", "--seconds", 2, "--only", "gpt-124m", "lora",
+                     "--out", tmp_path / "gpu.md")  # fmt: skip
+
+    rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    # Two workers once more from the kill on
+    expected = [("gpt-124m", number) for number in (0, 1, 2, 2)]
+    expected += [("lora", number) for number in (0, 1, 2)]
+    assert [(row["model"], row["workers"]) for row in rows] == expected
+    assert all(row["samples_per_second"] > 0 for row in rows)
+    assert "| gpt-124m |" in text

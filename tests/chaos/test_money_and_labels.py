@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from support.counted_job import HELD_SECONDS, CountedJob, client_of, held_spec
 
-from vcasgd.chaos.audited_job import BATCH_SIZE, SAMPLES
 from vcasgd.client import Client
 from vcasgd.settings import Settings
 
@@ -20,14 +19,11 @@ Eventually = Callable[..., Any]
 HEARTBEAT = 1.0
 #: One cent per second, so that the budget runs out during the test.
 DEAR = "{price_per_hour: 36, on_demand_price_per_hour: 144}"
-CHEAP = "max_machines: 1, boot_seconds: 30, template: {price_per_hour: 0.1}"
 POOLS = f"""
 pools:
   - {{name: outside, provider: local, max_machines: 2}}
   - {{name: inside, provider: local, max_machines: 2, labels: [eu-only]}}
   - {{name: spare, provider: local, max_machines: 2, labels: [eu-only]}}
-  - {{name: cheap, provider: local, {CHEAP}}}
-  - {{name: sure, provider: local, spot: false, {CHEAP}}}
   - {{name: dear, provider: local, max_machines: 2, template: {DEAR}}}
 """
 
@@ -122,31 +118,3 @@ def test_budget_pauses_the_job_before_it_is_spent(
     eventually(lambda: budget < fleet.client.job(job.id).cost().spent_usd < 100.0)
     job.finish()
     eventually(lambda: not fleet.of_pool("dear"))
-
-
-@pytest.mark.ci
-@pytest.mark.extended
-def test_job_buys_on_demand_when_its_slack_is_gone_and_not_before(
-    fleet: Fleet, eventually: Eventually, tmp_path: Path
-) -> None:
-    # Given a job that two machines train in 100 s, and the only spot machine alone in 200 s
-    assert HELD_SECONDS * SAMPLES / BATCH_SIZE == 200
-    fields: dict[str, Any] = {"workers": {"max": 2, "pools": ["cheap", "sure"]}, "within": "250s"}
-    job = CountedJob(fleet.client, tmp_path, 1, step_seconds=HELD_SECONDS, **fields)
-
-    def on_demand() -> list[float]:
-        """Return the slack when it waited and when it bought, once it has bought."""
-        bought = fleet.of_pool("sure")
-        slack = [event["slack_seconds"] for event in job.events("deadline")]
-        assert len(slack) > 1 or not bought, "nothing is bought while it waits"
-        return slack if bought else []
-
-    waited, bought = eventually(on_demand, timeout=240)[:2]
-
-    # of which the time that a machine may take to join is kept, and what losses may take
-    assert waited > 32 > bought
-    eventually(lambda: fleet.training_machines(job) == {"cheap", "sure"})
-    view = job.finish()
-    assert view.deadline is not None
-    assert view.ended_at is not None
-    assert view.ended_at < view.deadline

@@ -159,38 +159,6 @@ def test_three_of_three_workers_die_at_once(stack: Stack, job: str, eventually: 
     eventually(lambda: stack.client.job(job).kills >= kills + WORKERS)
 
 
-@pytest.mark.ci
-def test_evicted_worker_trains_on_and_is_replaced_at_the_notice(
-    stack: Stack, job: str, eventually: Eventually
-) -> None:
-    victim, evictions = min(stack.training_workers(job)), stack.client.job(job).evictions
-
-    # When a machine gets a notice with ample time
-    stack.client.evict(machine=victim, notice_seconds=600)
-
-    # Then a replacement trains, and its worker trains on
-    stack.training_workers(job, but={victim})
-    trained = _beat(stack, job, victim).samples or 0
-    eventually(lambda: (_beat(stack, job, victim).samples or 0) > trained)
-    assert victim in {one.id for one in stack.provider.machines()}, "replaced before its death"
-    stack.provider.kill(victim)
-    eventually(lambda: stack.client.job(job).evictions == evictions + 1)
-    # And the timeline and the parameter server's counters show it
-    lanes = {lane.machine: lane for lane in stack.client.job(job).timelines()}
-    states = [span.state for span in lanes[victim].spans]
-    assert states == ["booting", "running", "notice", "dead"]
-    began = {span.state: span.since for span in lanes[victim].spans}
-    _, worked, *_ = lanes[lanes[victim].replaced_by or ""].spans
-    assert worked.state == "running"
-    assert began["notice"] < worked.since < began["dead"]
-    assert stack.client.store().nodes[0].memory_used_bytes > 0
-    assert stack.client.job(job).metrics(points=50)[-1].workers >= 1
-
-
-def _beat(stack: Stack, job: str, machine: str) -> WorkerRow:
-    return next(row for row in stack.client.job(job).workers() if row.machine == machine)
-
-
 def test_workers_continue_while_the_ray_head_is_dead(
     stack: Stack, job: str, eventually: Eventually
 ) -> None:

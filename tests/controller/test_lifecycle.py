@@ -295,50 +295,33 @@ def at_least(number: int, rows: list[Any]) -> list[Any]:
     return rows if len(rows) >= number else []
 
 
-def test_best_model_is_kept_beside_the_last(
-    harness: Harness, tmp_path: Path, eventually: Eventually
-) -> None:
-    # Given a job whose accuracy falls and that keeps one checkpoint
-    job = submit(
-        harness,
-        tmp_path / "task",
-        'return {"count": torch.tensor(len(batch)), "accuracy": -model.count[batch].sum()}',
-        epochs=3,
-        checkpoint={"keep": 1},
-    )
-
-    # Then two are left at its end: the first epoch and the final model
-    done = await_end(harness, job, eventually)
-    first, _, last = done.evaluations
-    assert done.best == first
-    assert {each.version for each in harness.checkpoints(job).all()} == {
-        first.version,
-        last.version,
-    }
-    assert set(harness.jobs.checkpoints(job)) == {
-        each.name for each in harness.checkpoints(job).all()
-    }
-
-
 @pytest.mark.parametrize(
-    ("loss", "best"),
-    [("9 * len(batch) + model.count[batch].sum()", 1), ("-model.count[batch].sum()", 3)],
+    ("metric", "value", "best"),
+    [
+        ("accuracy", "-model.count[batch].sum()", 1),
+        # Without an accuracy, the lowest loss counts.
+        ("loss", "9 * len(batch) + model.count[batch].sum()", 1),
+        ("loss", "-model.count[batch].sum()", 3),
+    ],
 )
-def test_best_model_without_an_accuracy_has_the_lowest_loss(
-    harness: Harness, tmp_path: Path, eventually: Eventually, loss: str, best: int
+def test_best_model_is_kept_beside_the_last(
+    harness: Harness, tmp_path: Path, eventually: Eventually, metric: str, value: str, best: int
 ) -> None:
+    # Given a job that keeps one checkpoint
     job = submit(
         harness,
         tmp_path / "task",
-        f'return {{"count": torch.tensor(len(batch)), "loss": {loss}}}',
+        f'return {{"count": torch.tensor(len(batch)), "{metric}": {value}}}',
         epochs=3,
         checkpoint={"keep": 1},
     )
 
+    # Then the best model and the final one are left at its end
     done = await_end(harness, job, eventually)
-    kept = {done.evaluations[best - 1].version, done.evaluations[-1].version}
     assert done.best == done.evaluations[best - 1]
-    assert {each.version for each in harness.checkpoints(job).all()} == kept
+    kept = harness.checkpoints(job).all()
+    assert {each.version for each in kept} == {done.best.version, done.evaluations[-1].version}
+    assert set(harness.jobs.checkpoints(job)) == {each.name for each in kept}
 
 
 @pytest.fixture

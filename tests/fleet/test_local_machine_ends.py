@@ -131,12 +131,6 @@ def test_machine_ends_with_its_boot_command(cluster: LocalCluster) -> None:
     assert "boot command ended with status 3" in condemned
 
 
-def test_invalid_command_ends_the_machine(cluster: LocalCluster) -> None:
-    (id_,) = cluster.launch(boot=Boot(("/does/not/exist",)))
-    cluster.await_state(id_, None)
-    cluster.eventually(lambda: "/does/not/exist" in cluster.directory(id_).log.read_text())
-
-
 def test_a_machine_says_why_it_failed_before_it_is_gone(cluster: LocalCluster) -> None:
     # A provider that sees that it is gone may kill it at once.
     (id_,) = cluster.launch(boot=Boot(("/does/not/exist",)))

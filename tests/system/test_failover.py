@@ -165,28 +165,6 @@ def test_the_primary_of_the_ledger_dies_while_workers_push(
 
 
 @pytest.mark.extended
-def test_a_frozen_primary_that_wakes_up_is_not_written_to(build: Build) -> None:
-    # Given a running job
-    stores = build(tensors=1)
-    training = Training(stores.harness, samples=800)
-    training.start(2)
-    training.await_more_samples(100)
-    old, new = stores.tensors.primary, stores.tensors.replica
-
-    # When the primary freezes, its replica is promoted, and the primary wakes up
-    old.process.freeze()
-    stores.tensors.await_primary(new)
-    assert old.process.alive
-    old.process.thaw()
-
-    # Then it follows the new primary, and no acknowledged write is lost
-    stores.tensors.await_replica(old)
-    training.finish()
-    assert stores.tensors.primary is new
-    assert training.unexplained_repeats() == 0
-
-
-@pytest.mark.extended
 def test_training_continues_without_the_replica_and_the_job_reports_it(
     build: Build, eventually: Eventually
 ) -> None:

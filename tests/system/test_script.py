@@ -19,7 +19,6 @@ from vcasgd.learning.precision import MAX_SKIPPED
 from vcasgd.learning.training import batch_size_of
 from vcasgd.session.script import ScriptTask, load
 from vcasgd.spec.job import JobSpec
-from vcasgd.store.ledger.job import JobState
 from vcasgd.task.task import Task
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
@@ -84,32 +83,6 @@ def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(
 
     # and the script's own function has evaluated the model
     assert job.evaluations[-1].metrics["applied"] == 2.0
-
-
-def test_a_script_that_raises_fails_the_job_after_three_attempts_of_one_worker(
-    harness: Harness, tmp_path: Path, eventually: Eventually
-) -> None:
-    # Given a script that fails in its third step
-    directory = tmp_path / "code"
-    directory.mkdir()
-    wrong = "    if model.weight < -1: raise OSError('the disk is full')\n"
-    head, body = LOOP.strip().split("\n", 1)
-    (directory / "train.py").write_text(f"{HEAD}{head}\n{wrong}{body}\n")
-    harness.start_server()
-    harness.start_job_loop()
-    job = harness.submit(
-        directory, task="train.py", epochs=1, subtasks_per_epoch=1, push_every="subtask", seed=1
-    )
-    harness.start_worker(job)
-
-    # Then it restarts for each attempt, and the job shows the script's line
-    eventually(lambda: harness.jobs.get(job).state is JobState.FAILED)
-    failed = harness.jobs.get(job)
-    assert failed.reason is not None
-    assert failed.reason.startswith("train.py raised OSError: the disk is full")
-    assert failed.traceback is not None
-    assert "raise OSError('the disk is full')" in failed.traceback
-    assert len(harness.jobs.failures(job)) == 3
 
 
 def test_the_same_script_trains_without_workers(tmp_path: Path) -> None:
@@ -367,14 +340,6 @@ def test_the_first_model_is_the_one_before_any_training(scripts: Scripts) -> Non
     interval(learner)
 
     assert learner.initial()[0].item() == 7.0
-
-
-def test_the_optimizer_starts_each_subtask_in_its_first_state(scripts: Scripts) -> None:
-    momentum = HEAD.replace("lr=1.0", "lr=1.0, momentum=0.5") + LOOP
-    learner = scripts.learner(momentum)
-
-    # 1 + 1.5 in both; with a kept momentum it would be 1.75 + 1.875.
-    assert [interval(learner), interval(learner)] == [-2.5, -2.5]
 
 
 def test_arguments_are_those_of_a_command_line(scripts: Scripts) -> None:

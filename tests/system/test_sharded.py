@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from support.harness import Harness
-from support.training import TASKS, Training
-from support.waiting import await_truth
+from support.training import Training
 
 from vcasgd.errors import SnapshotMissing
 from vcasgd.store.keys import TensorKeys
@@ -94,35 +93,6 @@ def test_evaluations_between_epochs_combine_all_nodes(sharded: Harness) -> None:
     assert job.evaluations[-1].number == job.evaluations[-1].samples == 700
     assert job.evaluations[-1].metrics["applied"] == pytest.approx(700 / 400)
     assert job.reason == "all 700 samples are done"
-
-
-@pytest.mark.parametrize(
-    "rule", ["async-local-sgd", pytest.param("vc-asgd", marks=pytest.mark.extended)]
-)
-def test_frozen_parameters_are_on_no_node(sharded: Harness, rule: str) -> None:
-    # Given a model with twice as many frozen parameters as trained ones
-    job = sharded.submit_audit(
-        samples=100,
-        epochs=2,
-        subtasks=4,
-        working_dir=TASKS,
-        task="half_frozen:HalfFrozen",
-        args={"copies": 1},
-        update={"rule": rule, "codec": "bfloat16"},
-    )
-    sharded.start_servers()
-    sharded.start_workers(job, 2)
-    sharded.start_job_when_ready(job)
-
-    await_truth(lambda: sharded.jobs.get(job).finished_epochs == 2, interval=0.05)
-
-    # Then the nodes share the trained ones alone
-    vector = sharded.vector(job)
-    assert [part.floats for part in sharded.cut(job).parts] == [33, 33, 34]
-    assert vector.shape == (100,)
-    assert bool(vector.gt(0).all())
-    if rule == "async-local-sgd":
-        assert bool(vector.eq(2).all())
 
 
 @pytest.mark.slow

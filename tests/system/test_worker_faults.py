@@ -157,30 +157,6 @@ def test_an_advised_worker_finishes_its_subtask_first(
     assert training.unexplained_repeats() == 0
 
 
-def test_an_advised_worker_returns_a_subtask_that_takes_too_long(
-    harness: Harness, eventually: Eventually
-) -> None:
-    # Given a worker that was advised to leave, with a subtask much longer than a lease
-    training = Training(harness, samples=400, epochs=1, subtasks=2, step_seconds=1.0)
-    advised = harness.start_noticing_worker(training.job)
-    harness.start_servers()
-    harness.start_job_when_ready(training.job)
-    training.await_steps(advised, 1)
-    harness.notify(advised, NoticeKind.REBALANCE)
-    eventually(lambda: training.heartbeat(advised).notice == "rebalance")
-
-    # When it is asked to leave
-    harness.jobs.workers.drain([(training.job, advised)])
-
-    # Then it pushes its update before the controller would kill it
-    assert training.worker(advised).wait() == 0
-    assert (training.heartbeat(advised).samples or 0) < 200
-    assert advised not in harness.jobs.leases(training.job).values()
-    training.add_workers(1)
-    training.finish()
-    assert training.unexplained_repeats() == 0
-
-
 # --- without notice --------------------------------------------------------------------
 
 

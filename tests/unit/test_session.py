@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     TensorDataset,
     WeightedRandomSampler,
@@ -26,14 +25,6 @@ DATA = TensorDataset(torch.arange(10.0).view(10, 1))
 class Lines(IterableDataset[tuple[Tensor]]):
     def __iter__(self) -> Iterator[tuple[Tensor]]:
         return iter(DATA)
-
-
-class Huge(Dataset[Tensor]):
-    def __len__(self) -> int:
-        return 10**9
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([float(index)])
 
 
 def line(weight: float = 0.0) -> nn.Module:
@@ -138,16 +129,6 @@ def test_a_weighted_sampler_draws_anew_in_each_epoch() -> None:
     assert len(drawn) == 80
     assert set(drawn.tolist()) <= {5.0, 6.0, 7.0, 8.0, 9.0}
     assert not torch.equal(drawn[:40], drawn[40:])
-
-
-def test_an_order_of_a_billion_samples_takes_no_memory() -> None:
-    model, first = line(), []
-
-    for batch in session_of(model).batches(Huge(), 4):
-        first.append(batch)
-        break
-
-    assert first[0].shape == (4, 1)
 
 
 def test_a_loop_knows_where_a_sequence_starts() -> None:

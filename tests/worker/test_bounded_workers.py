@@ -233,25 +233,6 @@ def test_a_flood_of_garbage_does_not_stop_training(rogue: Rogue, eventually: Eve
     assert rogue.training.unexplained_repeats() == 0
 
 
-@pytest.mark.extended
-@pytest.mark.slow
-def test_a_worker_whose_pushes_stay_refused_leaves(tmp_path: Path, eventually: Eventually) -> None:
-    # Given a worker that a store node doesn't let push any more, though it may do all else
-    with bounded(tmp_path, heartbeat=0.1) as harness:
-        training = begin(harness, workers=1)
-        training.await_more_samples(training.interval)
-        (name,) = harness.workers
-        user = tensors_user(SECRET, training.job, name)
-        node = harness.nodes[0].connection
-        push = f"+evalsha|{node.script('tensors/push').sha}"
-        grants = [each.selector.replace(push, "") for each in user.grants]
-        node.execute_command("ACL", "SETUSER", user.name, "clearselectors", *grants)
-
-        # Then it leaves, and says why
-        eventually(lambda: "the store refused" in (training.heartbeat(name).leaving or ""))
-        assert (training.heartbeat(name).denied or 0) > 3
-
-
 def test_a_worker_that_no_server_admits_gives_up_with_a_reason(tmp_path: Path) -> None:
     # Given servers without a controller and a parameter server, which would create its users
     with bounded(tmp_path, heartbeat=0.02) as harness:

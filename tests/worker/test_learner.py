@@ -279,16 +279,6 @@ def test_an_update_that_is_far_too_large_is_an_error_of_the_learning_rate() -> N
         interval(learner_of(Steep(), update={"rule": "async-local-sgd"}), 10.0)
 
 
-@pytest.mark.parametrize("rule", ["vc-asgd", "async-local-sgd"])
-def test_frozen_parameters_are_in_no_vector(rule: str) -> None:
-    learner = learner_of(Tuned(), update={"rule": rule})
-    base = Base(torch.zeros(3), torch.empty(0, dtype=torch.int64))
-
-    trained = learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
-
-    assert trained.update.tolist() == [-2, -2, -2]
-
-
 def test_an_unfrozen_parameter_is_refused() -> None:
     learner = learner_of(Tuned())
 

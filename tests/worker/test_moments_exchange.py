@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.harness import Harness
-from support.training import Training
 from torch import nn
 
 from vcasgd.store.connection import RedisClient
@@ -131,17 +129,3 @@ def test_moments_of_training_that_diverged_are_left_out(
     new.exchange.adopt(new.member, 1)
 
     assert new.member.lacking == SIZE
-
-
-@pytest.mark.extended
-def test_second_moments_outlive_a_killed_worker(harness: Harness, eventually: Eventually) -> None:
-    training = Training(harness, samples=4000, task="adaptive:Adaptive", update={"rule": "rounds"})
-    (name,) = training.start(1)
-    steps = TensorKeys(training.job).moments("steps")
-    eventually(lambda: harness.tensors.connection.get(steps))
-
-    training.worker(name).kill()
-    (successor,) = training.start(1)
-
-    log = harness.home / f"{successor}.log"
-    eventually(lambda: "took over second moments" in log.read_text())

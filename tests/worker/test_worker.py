@@ -199,30 +199,6 @@ def test_a_transient_error_does_no_harm(user: User) -> None:
     assert model.tolist() == [1.0] * 100
 
 
-def test_an_optimizer_that_is_not_corrected_is_named_in_an_event(user: User) -> None:
-    job = user.submit(
-        """
-        class Mine(Audit):
-            min_local_batch = 2
-
-            def optimizer(self, parameters):
-                return torch.optim.NAdam(parameters)
-        """,
-        update={"rule": "rounds"},
-        push_every=2,
-        epochs=100,
-    )
-
-    def optimizers() -> list[str]:
-        events = user.harness.jobs.events(job)
-        return [each["details"]["optimizer"] for each in events
-                if each["kind"] == "optimizer-uncorrected"]  # fmt: skip
-
-    user.eventually(optimizers)
-    assert optimizers() == ["NAdam"]
-    user.harness.jobs.cancel(job)
-
-
 @pytest.mark.parametrize(
     ("rate", "padding", "chosen", "codec"),
     [
