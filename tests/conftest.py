@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +110,12 @@ def _is_extended(item: pytest.Item) -> bool:
 def eventually() -> Callable[..., Any]:
     """``eventually(predicate)`` waits until the predicate is true, with a generous deadline."""
     return await_truth
+
+
+@pytest.fixture(autouse=True)
+def no_loop_is_left() -> Iterator[None]:
+    """Fail a test that leaves a loop waiting in a thread, which watches torch in this process."""
+    before = set(threading.enumerate())
+    yield
+    left = [each for each in threading.enumerate() if each.name == "script"]
+    assert before.issuperset(left), "close the task of the script or the trainer"

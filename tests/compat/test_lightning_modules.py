@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -303,7 +304,8 @@ def test_steps_in_turn_need_large_parts(workers: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "noted"), [("Two", True), ("Manual", False)])
 def test_steps_in_turn_are_noted(name: str, noted: bool) -> None:
-    notes = facts_of(task_of(modules()[name])()).notes
+    with closing(task_of(modules()[name])()) as task:
+        notes = facts_of(task).notes
 
     assert ("steps-in-turn" in notes) is noted
 

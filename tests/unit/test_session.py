@@ -17,7 +17,6 @@ from torch.utils.data import (
 
 import vcasgd
 from vcasgd.errors import NonFiniteLoss, UserCodeError
-from vcasgd.session import loader
 
 DATA = TensorDataset(torch.arange(10.0).view(10, 1))
 
@@ -216,16 +215,6 @@ def patched() -> tuple[object, ...]:
     return torch.autograd.backward, scaler.scale, scaler.step
 
 
-@pytest.fixture
-def no_other_loop() -> Iterator[None]:
-    """Leave out loops that other tests' threads have not ended yet."""
-    others = loader._loops
-    loader._count_loops(-others)
-    yield
-    loader._count_loops(others)
-
-
-@pytest.mark.usefixtures("no_other_loop")
 @pytest.mark.parametrize("how", ["end", "break", "error"])
 def test_torch_is_as_before_after_a_loop_with_its_own_steps(how: str) -> None:
     # Given a loop inside of another one
