@@ -6,12 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.harness import RedisServer
-from support.servers import KINDS, Fault, running_server, through_proxy, url_of
+from support.servers import Fault, through_proxy
 from support.shard_links import flush, link_of, settle, submit, version_of
 from support.world import World
 
@@ -22,22 +21,6 @@ from vcasgd.worker import shard_link as module
 from vcasgd.worker.shard_link import ShardLink
 
 Eventually = Callable[..., Any]
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RedisServer]:
-    with running_server(request.param, tmp_path_factory.mktemp(request.param)) as server:
-        yield server
-
-
-@pytest.fixture
-def world(server: RedisServer, tmp_path: Path) -> Iterator[World]:
-    ledger, tensors = connect(url_of(server, 0)), connect(url_of(server, 1))
-    yield World(ledger, tensors, tmp_path / "storage")
-    for client in (ledger, tensors):
-        client.close()
 
 
 @pytest.fixture
