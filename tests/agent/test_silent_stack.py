@@ -6,11 +6,11 @@ import ssl
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.http_servers import LocalServer, QuietHandler
 from support.waiting import PATIENCE
 
 from vcasgd.agent.agent import NOTICE_SECONDS, Agent, Display, LeaveSignals, Visit
@@ -20,7 +20,7 @@ from vcasgd.errors import ApiError
 from vcasgd.schemas.joining import JoinView, ReportBody
 
 
-class Stack(BaseHTTPRequestHandler):
+class Stack(QuietHandler):
     """Sends a byte of an answer to each report now and then."""
 
     server: Server
@@ -35,35 +35,24 @@ class Stack(BaseHTTPRequestHandler):
             self.server.hung_up.set()
 
     def do_DELETE(self) -> None:
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
+        self.answer(204)
 
 
-class Server(ThreadingHTTPServer):
+class Server(LocalServer):
     """The stack's port."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Stack)
+        super().__init__(Stack)
         self.asked, self.ended, self.hung_up = (threading.Event() for _ in range(3))
         tls = ssl.create_default_context()
-        port = self.server_port
-        self.address = GatewayAddress(f"http://127.0.0.1:{port}", "127.0.0.1", port, tls, tls)
+        self.address = GatewayAddress(self.url, "127.0.0.1", self.port, tls, tls)
 
 
 @pytest.fixture
 def stack() -> Iterator[Server]:
     with Server() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
         yield server
         server.ended.set()
-        server.shutdown()
-        thread.join(PATIENCE)
 
 
 def test_an_answer_that_never_ends_is_none(stack: Server) -> None:

@@ -7,17 +7,16 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from support.gpus import environment
+from support.http_servers import LocalServer, QuietHandler
 from support.ports import free_port
 from typer.testing import CliRunner
 
@@ -68,26 +67,16 @@ def answers() -> Iterator[dict[str, Any]]:
     }  # fmt: skip
     known: dict[str, Any] = {"status": status, "pools": [], "code": 200, "ahead": 0.0}
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.send_response_only(known["code"])
             self.send_header("Date", formatdate(time.time() + known["ahead"], usegmt=True))
             self.end_headers()
             self.wfile.write(json.dumps(known[self.path.rpartition("/")[2]]).encode())
 
-        def log_message(self, *arguments: object) -> None:
-            """Log nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    known["url"] = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with LocalServer(Handler) as server:
+        known["url"] = server.url
         yield known
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.api_harness import A_JOB, Api
+from support.http_servers import LocalServer, QuietHandler
 from support.ports import free_port
 from support.waiting import PATIENCE
 
@@ -30,7 +30,7 @@ def fake_api(*answers: Answer) -> Iterator[Client]:
     """Serve the given responses in order, and then repeat the last one."""
     left = list(answers)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -40,19 +40,8 @@ def fake_api(*answers: Answer) -> Iterator[Client]:
             self.close_connection = True
             return answer(self)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{server.server_port}"
-            with Client(url, "token", timeout=PATIENCE) as client:
-                yield client
-        finally:
-            server.shutdown()
-            thread.join(PATIENCE)
+    with LocalServer(Handler) as server, Client(server.url, "token", timeout=PATIENCE) as client:
+        yield client
 
 
 def reply(

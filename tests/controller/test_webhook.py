@@ -6,13 +6,13 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
 from support.harness import ForkedProcess, RedisServer
+from support.http_servers import LocalServer, QuietHandler
 from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
 from support.world import spec_of
@@ -27,11 +27,11 @@ from vcasgd.store.ledger.jobs import Jobs
 SECRET = "a-secret-of-the-webhook"
 
 
-class Receiver(ThreadingHTTPServer):
+class Receiver(LocalServer):
     """Server that records requests. ``statuses`` are its next answers, then 204."""
 
     def __init__(self, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+        super().__init__(_Handler, port)
         self.received: list[tuple[dict[str, str], bytes]] = []
         self.statuses: list[int] = []
         #: While it is clear, no request is answered.
@@ -40,36 +40,27 @@ class Receiver(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/hook?token=in-the-url"
+        return f"{super().url}/hook?token=in-the-url"
 
     @property
     def texts(self) -> list[str]:
         return [json.loads(body)["text"] for _, body in self.received]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: Receiver
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.received.append((dict(self.headers), body))
+        self.server.received.append((dict(self.headers), self.body()))
         self.server.answering.wait(PATIENCE)
-        self.send_response(self.server.statuses.pop(0) if self.server.statuses else 204)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.answer(self.server.statuses.pop(0) if self.server.statuses else 204)
 
 
 @contextmanager
 def receiving(port: int = 0) -> Iterator[Receiver]:
     with Receiver(port) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
         yield server
         server.answering.set()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.http_servers import LocalServer, QuietHandler
 from support.machine_scripts import script_of
 from support.metadata import Metadata, MetadataServer
 from support.ports import free_port
@@ -221,28 +222,17 @@ def test_a_secret_of_google(
 @pytest.fixture
 def httpd() -> Iterator[tuple[str, dict[str, tuple[int, str]]]]:
     """Serve pages by path to clients with the token."""
-    import threading
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
     pages: dict[str, tuple[int, str]] = {}
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             status, body = pages.get(self.path, (404, ""))
             if self.headers.get("Authorization") != "Bearer granted":
                 status, body = 401, ""
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body.encode())
+            self.answer(status, body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Log nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", pages
-    server.shutdown()
-    server.server_close()
+    with LocalServer(Handler) as server:
+        yield server.url, pages
 
 
 def test_the_template_s_own_metadata_stays(aws: AwsBackend, gcp: GcpBackend) -> None:

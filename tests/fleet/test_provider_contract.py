@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.provider_backends import ProviderBackend, backend_of, sleeper
+from support.provider_backends import BACKENDS, ProviderBackend, sleeper
 
 from vcasgd.errors import InvalidRequest, NoCapacity
 from vcasgd.fleet.providers.base import Machine, MachineState, Provider, one_line
@@ -19,9 +19,9 @@ Eventually = Callable[..., Any]
 BOOT = sleeper()
 
 
-@pytest.fixture(params=["local", "aws", "gcp", "slurm", "kubernetes", "exec"])
+@pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProviderBackend]:
-    with backend_of(request.param, tmp_path) as backend:
+    with BACKENDS[request.param](tmp_path) as backend:
         yield backend
 
 

@@ -7,10 +7,11 @@ import hashlib
 import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from support.http_servers import LocalServer
 
 from vcasgd.errors import DataError, SpecError, StorageUnavailable
 from vcasgd.settings import Settings
@@ -58,10 +59,8 @@ def origin(tmp_path: Path) -> Path:
 @pytest.fixture
 def web(origin: Path) -> Iterator[str]:
     Ranges.served = 0
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranges, directory=origin)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with LocalServer(partial(Ranges, directory=origin)) as server:
+        yield server.url
 
 
 def digest(data: bytes) -> str:

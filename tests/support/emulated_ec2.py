@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler
-from socketserver import ThreadingTCPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import boto3
 from moto.server import ThreadedMotoServer
+
+from support.http_servers import LocalServer, QuietHandler
 
 REGION = "us-east-1"
 ENVIRONMENT = {
@@ -200,27 +200,23 @@ def _no_fleet(codes: list[str]) -> str:
     )
 
 
-class _Proxy(ThreadingTCPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
+class _Proxy(LocalServer):
     def __init__(self, ec2: EmulatedEc2) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.ec2 = ec2
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: _Proxy
     protocol_version = "HTTP/1.1"
-    timeout = 30.0
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.body()
         if "x-www-form-urlencoded" in self.headers.get("Content-Type", ""):
             form = dict(parse_qsl(body.decode(), keep_blank_values=True))
             own = self.server.ec2.answer(form)
             if own is not None:
-                self._send(own[0], own[1].encode(), "text/xml")
+                self.answer(*own, Content_Type="text/xml")
                 return
             body = urlencode(form).encode()
             answer = self._forward(body)
@@ -261,9 +257,6 @@ class _Handler(BaseHTTPRequestHandler):
         if made is not None:
             made()
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Log nothing."""
-
     def _forward(self, body: bytes) -> tuple[int, bytes, str]:
         headers = {
             name: value
@@ -283,11 +276,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return error.code, error.read(), error.headers.get("Content-Type", "text/xml")
 
     def _send(self, status: int, payload: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(payload)))
-        self.end_headers()
-        self.wfile.write(payload)
+        self.answer(status, payload, Content_Type=kind)
 
 
 @contextmanager
@@ -298,15 +287,10 @@ def emulated_ec2() -> Iterator[EmulatedEc2]:
     moto.start()
     host, port = moto.get_host_and_port()
     ec2 = EmulatedEc2(f"http://{host}:{port}")
-    proxy = _Proxy(ec2)
-    threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True).start()
-    ec2.url = f"http://127.0.0.1:{proxy.server_address[1]}"
-    try:
+    with _Proxy(ec2) as proxy:
+        ec2.url = proxy.url
         urllib.request.urlopen(
             urllib.request.Request(f"{ec2.moto_url}/moto-api/reset", method="POST"), timeout=120
         ).close()
         yield ec2
-    finally:
-        proxy.shutdown()
-        proxy.server_close()
-        moto.stop()
+    moto.stop()

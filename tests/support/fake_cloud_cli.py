@@ -148,7 +148,7 @@ class RestApi(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(json.dumps(content).encode() if content is not None else b"")
 
-    do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - names that the server calls
+    do_GET = do_POST = do_DELETE = _answer
 
     def runpod(self, path: str, body: Any) -> tuple[int, object]:
         match self.command, path.split("/"):

@@ -9,7 +9,6 @@ listings have filters and pages.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import threading
@@ -18,12 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from socketserver import ThreadingTCPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from support.cloud_rules import google_refusals
+from support.http_servers import LocalServer, QuietHandler
 
 API = "https://www.googleapis.com/compute/v1"
 #: Longest time in seconds that a wait blocks, as documented.
@@ -241,30 +239,17 @@ def _passes(row: dict[str, Any], expression: str) -> bool:
     return True
 
 
-class ComputeServer(ThreadingTCPServer):
-    """Server on a free port of the loopback interface, listening from its construction on."""
-
-    daemon_threads = True
-    request_queue_size = 64
+class ComputeServer(LocalServer):
+    """Server of a project."""
 
     def __init__(self, compute: FakeCompute) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.compute = compute
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def stop(self) -> None:
-        self.shutdown()
-        self.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: ComputeServer
     protocol_version = "HTTP/1.1"
-    timeout = 30.0
 
     def do_GET(self) -> None:
         self._answer(
@@ -287,7 +272,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(
             {
                 r"zones/([\w-]+)/instances/bulkInsert": lambda compute, zone: self._shown(
-                    compute.bulk_insert(zone, self.query["requestId"], self.body)
+                    compute.bulk_insert(zone, self.query["requestId"], self.request_body)
                 ),
                 r"zones/([\w-]+)/instances/([\w-]+)/simulateMaintenanceEvent": (
                     lambda compute, zone, name: self._shown(
@@ -295,7 +280,7 @@ class _Handler(BaseHTTPRequestHandler):
                     )
                 ),
                 r"/v1/projects/[\w-]+:testIamPermissions": lambda compute: {
-                    "permissions": sorted(compute.granted & set(self.body["permissions"]))
+                    "permissions": sorted(compute.granted & set(self.request_body["permissions"]))
                 },
                 r"zones/[\w-]+/operations/([\w-]+)/wait": lambda compute, name: self._shown(
                     compute.wait(name)
@@ -312,14 +297,10 @@ class _Handler(BaseHTTPRequestHandler):
             }
         )
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Log nothing."""
-
     def _answer(self, routes: dict[str, Callable[..., dict[str, Any]]]) -> None:
         parts = urlsplit(self.path)
         self.query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-        length = int(self.headers.get("Content-Length") or 0)
-        self.body = json.loads(self.rfile.read(length)) if length else {}
+        self.request_body = json.loads(self.body() or b"{}")
         compute = self.server.compute
         path = unquote(parts.path).removeprefix(f"/compute/v1/projects/{compute.project}/")
         try:
@@ -363,11 +344,4 @@ class _Handler(BaseHTTPRequestHandler):
         return operation.document(self.server.compute.project)
 
     def _send(self, status: int, document: dict[str, Any]) -> None:
-        payload = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(payload)))
-        self.end_headers()
-        # The waiting client has disconnected.
-        with contextlib.suppress(ConnectionError):
-            self.wfile.write(payload)
+        self.answer(status, json.dumps(document), Content_Type="application/json")

@@ -6,34 +6,29 @@ import base64
 import json
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from support.http_servers import LocalServer, QuietHandler
 from support.machine_roots import write_root
 
 TOKEN = "an access token"
 
 
-class FakeGoogle(ThreadingHTTPServer):
+class FakeGoogle(LocalServer):
     """Metadata, Secret Manager, Memorystore, and Cloud Storage of one project, in memory."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.secrets: dict[str, str] = {}
         self.objects: dict[str, bytes] = {"release/wheel.whl": b"a wheel"}
         self.attributes: dict[str, str] = {}
         self.broken = False
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: FakeGoogle
 
     def do_GET(self) -> None:
@@ -48,8 +43,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         assert self.headers["Metadata-Flavor"] == "Google"
         name = self.path.removeprefix("/computeMetadata/v1/instance/guest-attributes/")
-        self.server.attributes[name] = self._body().decode()
-        self._answer(200)
+        self.server.attributes[name] = self.body().decode()
+        self.answer(200)
 
     def do_POST(self) -> None:
         parts = urlsplit(self.path)
@@ -57,64 +52,45 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if parts.path.endswith(":addVersion"):
             name = parts.path.rpartition("/")[2].removesuffix(":addVersion")
-            data = json.loads(self._body())["payload"]["data"]
+            data = json.loads(self.body())["payload"]["data"]
             self.server.secrets[name] = base64.b64decode(data).decode()
         else:
             assert parts.path == "/upload/storage/v1/b/a-bucket/o"
-            self.server.objects[parse_qs(parts.query)["name"][0]] = self._body()
-        self._answer(200, b"{}")
+            self.server.objects[parse_qs(parts.query)["name"][0]] = self.body()
+        self.answer(200, b"{}")
 
     def _metadata(self, name: str) -> None:
         if name == "service-accounts/default/token":
-            self._answer(200, json.dumps({"access_token": TOKEN}).encode())
+            self.answer(200, json.dumps({"access_token": TOKEN}))
         else:
-            self._answer(200, b"a-machine")
+            self.answer(200, b"a-machine")
 
     def _get(self, path: str) -> None:
         if self.server.broken:
-            self._answer(403)
+            self.answer(403)
         elif path.endswith("/versions/latest:access"):
             value = self.server.secrets.get(path.split("/")[5])
             data = base64.b64encode((value or "").encode()).decode()
-            self._answer(200 if value else 404, json.dumps({"payload": {"data": data}}).encode())
+            self.answer(200 if value else 404, json.dumps({"payload": {"data": data}}))
         elif path.endswith("/authString"):
-            self._answer(200, b'{"authString": "made-by-google"}')
+            self.answer(200, b'{"authString": "made-by-google"}')
         else:
             name = unquote(path.rpartition("/")[2])
-            self._answer(
+            self.answer(
                 200 if name in self.server.objects else 404, self.server.objects.get(name, b"")
             )
 
     def _is_allowed(self) -> bool:
         allowed = self.headers["Authorization"] == f"Bearer {TOKEN}"
         if not allowed:
-            self._answer(401)
+            self.answer(401)
         return allowed
-
-    def _body(self) -> bytes:
-        return self.rfile.read(int(self.headers["Content-Length"]))
-
-    def _answer(self, status: int, body: bytes = b"") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Log nothing."""
 
 
 @contextmanager
 def fake_google() -> Iterator[FakeGoogle]:
-    server = FakeGoogle()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with FakeGoogle() as server:
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class GoogleMachine:

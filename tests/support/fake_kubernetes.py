@@ -7,30 +7,25 @@ import re
 import threading
 import uuid
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from support.http_servers import LocalServer, QuietHandler
 
 Json = dict[str, Any]
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _ENDED = ("Succeeded", "Failed")
 
 
-class FakeKubernetes(ThreadingHTTPServer):
+class FakeKubernetes(LocalServer):
     """Pods of one namespace, in memory."""
 
-    daemon_threads = True
-
     def __init__(self, namespace: str, token: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.namespace, self.token = namespace, token
         self.pods: dict[str, Json] = {}
         self.most_pods: int | None = None
         self.lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
     def list_pods(self, query: dict[str, str]) -> Json:
         wanted = [pair.split("=", 1) for pair in query.get("labelSelector", "").split(",") if pair]
@@ -50,25 +45,12 @@ class _Refused(Exception):
         self.status, self.reason, self.message = status, reason, message
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: FakeKubernetes
-
-    def do_GET(self) -> None:
-        self._handle()
-
-    def do_POST(self) -> None:
-        self._handle()
-
-    def do_DELETE(self) -> None:
-        self._handle()
-
-    def do_PATCH(self) -> None:
-        self._handle()
 
     def _handle(self) -> None:
         parts = urlsplit(self.path)
-        size = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(size) or b"{}")
+        body = json.loads(self.body() or b"{}")
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         with self.server.lock:
             try:
@@ -78,11 +60,9 @@ class _Handler(BaseHTTPRequestHandler):
                 answer = {"kind": "Status", "status": "Failure", "message": refused.message,
                           "reason": refused.reason, "code": status}  # fmt: skip
             text = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
+        self.answer(status, text, Content_Type="application/json")
+
+    do_GET = do_POST = do_DELETE = do_PATCH = _handle
 
     def _answer(self, path: str, query: dict[str, str], body: Json) -> Json:
         if self.headers.get("Authorization") != f"Bearer {self.server.token}":

@@ -241,15 +241,8 @@ def api_server(kind: str, folder: Path) -> Iterator[KubernetesApi]:
 
 @contextlib.contextmanager
 def _fake(folder: Path) -> Iterator[KubernetesApi]:
-    server = FakeKubernetes(NAMESPACE, secrets.token_hex(8))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with FakeKubernetes(NAMESPACE, secrets.token_hex(8)) as server:
         yield KubernetesApi(server.url, server.token, folder)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @contextlib.contextmanager

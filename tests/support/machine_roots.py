@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from support.http_servers import LocalServer, QuietHandler
 
 INFRA = Path(__file__).parents[2] / "infra"
 #: Credentials of a role, as the metadata server returns them.
@@ -60,37 +60,16 @@ def metadata_of(machine_id: str) -> Iterator[str]:
         "services/domain": "amazonaws.com",
     }
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_PUT(self) -> None:
-            self._answer("a token")
+            self.answer(200, "a token")
 
         def do_GET(self) -> None:
             assert self.headers["X-aws-ec2-metadata-token"] == "a token"
-            self._answer(metadata[self.path.removeprefix("/latest/meta-data/")])
+            self.answer(200, metadata[self.path.removeprefix("/latest/meta-data/")])
 
-        def _answer(self, text: str) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *arguments: object) -> None:
-            """Log nothing."""
-
-    with _serving(Handler) as url:
-        yield url
-
-
-@contextmanager
-def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with LocalServer(Handler) as server:
+        yield server.url
 
 
 @contextmanager
@@ -98,15 +77,10 @@ def recording_ec2() -> Iterator[tuple[str, list[tuple[dict[str, str], str]]]]:
     """Serve an EC2 endpoint that records the headers and the body of each request."""
     asked: list[tuple[dict[str, str], str]] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            asked.append((dict(self.headers), body))
-            self.send_response(200)
-            self.end_headers()
+            asked.append((dict(self.headers), self.body().decode()))
+            self.answer(200)
 
-        def log_message(self, *arguments: object) -> None:
-            """Log nothing."""
-
-    with _serving(Handler) as url:
-        yield url, asked
+    with LocalServer(Handler) as server:
+        yield server.url, asked

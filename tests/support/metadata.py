@@ -13,18 +13,14 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from socketserver import ThreadingTCPServer
 from urllib.parse import parse_qs, urlsplit
+
+from support.http_servers import LocalServer, QuietHandler
 
 #: Longest time to live of a session token, as in AWS.
 TOKEN_TTL_LIMIT_SECONDS = 21_600
 #: Longest time that a request with ``wait_for_change`` blocks.
 WAIT_LIMIT_SECONDS = 300
-#: Seconds after which an idle connection is closed.
-IDLE_CONNECTION_SECONDS = 30.0
-#: Seconds between two checks for a stop.
-STOP_POLL_SECONDS = 0.1
 
 
 class Metadata:
@@ -89,35 +85,12 @@ class Metadata:
         return self.preempted()
 
 
-class MetadataServer(ThreadingTCPServer):
-    """Server on the loopback interface, by default on a free port. It listens once constructed.
-
-    It isn't an ``HTTPServer``, which first looks up its own host name.
-    """
-
-    daemon_threads = True
-    request_queue_size = 16
+class MetadataServer(LocalServer):
+    """Server of a machine's metadata, by default on a free port."""
 
     def __init__(self, metadata: Metadata, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+        super().__init__(_Handler, port)
         self.metadata = metadata
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
-
-    def start(self) -> None:
-        threading.Thread(
-            target=self.serve_forever, args=(STOP_POLL_SECONDS,), name="metadata", daemon=True
-        ).start()
-
-    def stop(self) -> None:
-        self.shutdown()
-        self.server_close()
 
 
 class _Refused(Exception):
@@ -126,19 +99,18 @@ class _Refused(Exception):
         self.status = status
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: MetadataServer
     protocol_version = "HTTP/1.1"
-    timeout = IDLE_CONNECTION_SECONDS
 
     def do_PUT(self) -> None:
-        self._answer({"/latest/api/token": self._token})
+        self._route({"/latest/api/token": self._token})
 
     def do_GET(self) -> None:
         metadata = self.server.metadata
         aws, gcp = "/latest/meta-data", "/computeMetadata/v1/instance"
         rebalance = f"{aws}/events/recommendations/rebalance"
-        self._answer(
+        self._route(
             {
                 f"{aws}/instance-id": lambda: self._aws(metadata.machine_id),
                 f"{aws}/spot/instance-action": lambda: self._aws(metadata.spot_action()),
@@ -149,42 +121,37 @@ class _Handler(BaseHTTPRequestHandler):
             }
         )
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Log nothing: polls come every second."""
-
-    def _answer(self, routes: dict[str, Callable[[], None]]) -> None:
+    def _route(self, routes: dict[str, Callable[[], None]]) -> None:
         try:
             path = urlsplit(self.path).path
             if path in self.server.metadata.overrides:
-                self._send(*self.server.metadata.overrides[path])
+                self.answer(*self.server.metadata.overrides[path])
                 return
             route = routes.get(path)
             if route is None:
                 raise _Refused(HTTPStatus.NOT_FOUND)
             route()
         except _Refused as refusal:
-            self._send(refusal.status, "")
-        except ConnectionError:
-            self.close_connection = True
+            self.answer(refusal.status)
 
     def _token(self) -> None:
         ttl = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
         if not ttl.isdecimal() or not 1 <= int(ttl) <= TOKEN_TTL_LIMIT_SECONDS:
             raise _Refused(HTTPStatus.BAD_REQUEST)
-        self._send(HTTPStatus.OK, self.server.metadata.issue_token(int(ttl)))
+        self.answer(HTTPStatus.OK, self.server.metadata.issue_token(int(ttl)))
 
     def _aws(self, value: str | dict[str, str] | None) -> None:
         if not self.server.metadata.accepts(self.headers.get("X-aws-ec2-metadata-token")):
             raise _Refused(HTTPStatus.UNAUTHORIZED)
         if value is None:
             raise _Refused(HTTPStatus.NOT_FOUND)
-        self._send(HTTPStatus.OK, value if isinstance(value, str) else json.dumps(value))
+        self.answer(HTTPStatus.OK, value if isinstance(value, str) else json.dumps(value))
 
     def _gcp(self, read: Callable[[], tuple[str, str]]) -> None:
         if self.headers.get("Metadata-Flavor") != "Google":
             raise _Refused(HTTPStatus.FORBIDDEN)
         value, etag = read()
-        self._send(HTTPStatus.OK, value, {"ETag": etag, "Metadata-Flavor": "Google"})
+        self.answer(HTTPStatus.OK, value, ETag=etag, Metadata_Flavor="Google")
 
     def _preempted(self) -> tuple[str, str]:
         query = {name: values[-1] for name, values in parse_qs(urlsplit(self.path).query).items()}
@@ -196,15 +163,6 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.metadata.wait_preempted(
             query.get("last_etag"), min(int(timeout), WAIT_LIMIT_SECONDS)
         )
-
-    def _send(self, status: HTTPStatus, body: str, headers: dict[str, str] | None = None) -> None:
-        payload = body.encode()
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(payload)))
-        self.end_headers()
-        self.wfile.write(payload)
 
 
 def _zulu(unix_seconds: float) -> str:

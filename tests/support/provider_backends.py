@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from botocore.handlers import BUILTIN_HANDLERS
@@ -48,41 +48,43 @@ CLOUDS = Path(__file__).parents[2] / "examples" / "clouds"
 CLOUD_CONFIG = "#cloud-config\nruncmd: [[/usr/local/lib/vcasgd/boot]]\n"
 
 
-class ProviderBackend(Protocol):
+class ProviderBackend:
     """A place to buy machines, whose faults a test controls."""
 
     pool: str
     zones: tuple[str, str]
     kind: str
     #: Parts of the contract that don't apply, each with the reason.
-    lacks: Mapping[str, str]
+    lacks: Mapping[str, str] = {}
 
-    def provider(self, cluster: str = "test") -> Provider: ...
+    def provider(self, cluster: str = "test") -> Provider:
+        raise NotImplementedError
 
     def exhaust(self, *zones: str) -> None:
         """Remove all capacity from the zones."""
-        ...
+        raise NotImplementedError
 
     def limit_launches(self, machines: int) -> None:
         """Limit the number of machines that one launch gets."""
-        ...
+        raise NotImplementedError
 
-    def tags(self, machine_id: str) -> Mapping[str, str]: ...
+    def tags(self, machine_id: str) -> Mapping[str, str]:
+        raise NotImplementedError
 
     def user_data(self, machine_id: str) -> str:
         """Return the machine's boot script, as its cloud provides it."""
-        ...
+        raise NotImplementedError
 
     def report_boot_error(self, machine_id: str, text: str) -> None:
         """Report a boot error as the machine, as the image's scripts do."""
-        ...
+        raise NotImplementedError
 
     def alive(self) -> set[str]:
         """Return all machines that would be charged, of any cluster."""
-        ...
+        raise NotImplementedError
 
 
-class LocalBackend:
+class LocalBackend(ProviderBackend):
     pool, zones, kind = "local", ("local-a", "local-b"), "process"
     lacks: Mapping[str, str] = {
         "zones": "zones of the local pool are names only; none runs out alone",
@@ -114,9 +116,6 @@ class LocalBackend:
         folder = self._home / "machines" / machine_id
         return (folder / "launch.json").read_text()
 
-    def report_boot_error(self, machine_id: str, text: str) -> None:
-        raise NotImplementedError
-
     def alive(self) -> set[str]:
         return {one.id for provider in self._providers for one in provider.machines()}
 
@@ -125,9 +124,8 @@ class LocalBackend:
             provider.destroy_all()
 
 
-class AwsBackend:
+class AwsBackend(ProviderBackend):
     pool, zones, kind = "aws-spot", AWS_ZONES, "c5.xlarge"
-    lacks: Mapping[str, str] = {}
 
     def __init__(self, ec2: EmulatedEc2) -> None:
         if RULES not in BUILTIN_HANDLERS:
@@ -195,9 +193,8 @@ class AwsBackend:
         self.ec2.terminate(machine_id)
 
 
-class GcpBackend:
+class GcpBackend(ProviderBackend):
     pool, zones, kind = "gcp-spot", GCP_ZONES, "n2-standard-4"
-    lacks: Mapping[str, str] = {}
 
     def __init__(self, compute: FakeCompute, url: str) -> None:
         self.compute = compute
@@ -271,7 +268,7 @@ _OWN_CLUSTER = {
 }
 
 
-class SlurmBackend:
+class SlurmBackend(ProviderBackend):
     """A real Slurm cluster with two partitions and two cores."""
 
     pool, zones, kind = "hpc", ("spot", "urgent"), "node"
@@ -296,9 +293,6 @@ class SlurmBackend:
         for zone in zones:
             self._cluster.run("scontrol", "update", f"PartitionName={zone}", "State=INACTIVE")
 
-    def limit_launches(self, machines: int) -> None:
-        raise NotImplementedError
-
     def tags(self, machine_id: str) -> Mapping[str, str]:
         array, _, index = machine_id.removeprefix(f"join-{self.pool}-").partition("-")
         (job,) = (each for each in self._cluster.jobs() if each.id == f"{array}_{index}")
@@ -309,14 +303,11 @@ class SlurmBackend:
         job = machine_id.removeprefix(f"join-{self.pool}-").replace("-", "_")
         return self._cluster.run("scontrol", "write", "batch_script", job, "-")
 
-    def report_boot_error(self, machine_id: str, text: str) -> None:
-        raise NotImplementedError
-
     def alive(self) -> set[str]:
         return {each.id for each in self._cluster.jobs()}
 
 
-class KubernetesBackend:
+class KubernetesBackend(ProviderBackend):
     """An API server, and a node that runs processes."""
 
     pool, zones, kind = "pods", ("zone-a", "zone-b"), "standard-4"
@@ -339,9 +330,6 @@ class KubernetesBackend:
         )  # fmt: skip
         return KubernetesProvider(cluster, [spec], NothingJoined())
 
-    def exhaust(self, *zones: str) -> None:
-        raise NotImplementedError
-
     def limit_launches(self, machines: int) -> None:
         self._api.limit_pods(machines)
 
@@ -352,14 +340,11 @@ class KubernetesBackend:
     def user_data(self, machine_id: str) -> str:
         return json.dumps(self._api.pods()[machine_id]["spec"])
 
-    def report_boot_error(self, machine_id: str, text: str) -> None:
-        raise NotImplementedError
-
     def alive(self) -> set[str]:
         return {*self._api.pods()}
 
 
-class ExecBackend:
+class ExecBackend(ProviderBackend):
     """Commands of a user, whose machines are processes."""
 
     pool, zones, kind = "any", ("zone-a", "zone-b"), "machine"
@@ -388,12 +373,6 @@ class ExecBackend:
     def tags(self, machine_id: str) -> Mapping[str, str]:
         own = {one.id: one.pool for one in self.provider().machines()}
         return {"cluster": "test", "pool": own[machine_id]}
-
-    def user_data(self, machine_id: str) -> str:
-        raise NotImplementedError
-
-    def report_boot_error(self, machine_id: str, text: str) -> None:
-        raise NotImplementedError
 
     def alive(self) -> set[str]:
         done = subprocess.run(
@@ -459,33 +438,31 @@ def aws_backend() -> Iterator[AwsBackend]:
 
 @contextmanager
 def gcp_backend() -> Iterator[GcpBackend]:
-    server = ComputeServer(FakeCompute())
-    try:
+    with ComputeServer(FakeCompute()) as server:
         yield GcpBackend(server.compute, server.url)
-    finally:
-        server.stop()
 
 
 @contextmanager
-def backend_of(name: str, home: Path) -> Iterator[ProviderBackend]:
-    with ExitStack() as stack:
-        if name == "aws":
-            yield stack.enter_context(aws_backend())
-        elif name == "gcp":
-            yield stack.enter_context(gcp_backend())
-        elif name == "slurm":
-            yield stack.enter_context(slurm_backend(home))
-        elif name == "kubernetes":
-            yield stack.enter_context(kubernetes_backend(home))
-        elif name == "exec":
-            patch = stack.enter_context(pytest.MonkeyPatch.context())
-            commands = ExecBackend(home, patch)
-            stack.callback(commands.close)
-            yield commands
-        else:
-            local = LocalBackend(home)
-            stack.callback(local.close)
-            yield local
+def local_backend(folder: Path) -> Iterator[LocalBackend]:
+    with closing(LocalBackend(folder)) as backend:
+        yield backend
+
+
+@contextmanager
+def exec_backend(folder: Path) -> Iterator[ExecBackend]:
+    with pytest.MonkeyPatch.context() as patch, closing(ExecBackend(folder, patch)) as backend:
+        yield backend
+
+
+#: Contexts that yield a backend, whose machines and files can be in a folder.
+BACKENDS: dict[str, Callable[[Path], AbstractContextManager[ProviderBackend]]] = {
+    "local": local_backend,
+    "aws": lambda _: aws_backend(),
+    "gcp": lambda _: gcp_backend(),
+    "slurm": slurm_backend,
+    "kubernetes": kubernetes_backend,
+    "exec": exec_backend,
+}
 
 
 def sleeper() -> Boot:
