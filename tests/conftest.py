@@ -5,13 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.waiting import await_truth
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -104,12 +102,6 @@ def _is_extended(item: pytest.Item) -> bool:
     values = call.params.values() if call else ()
     on_redis = any(isinstance(value, str) and value == "redis" for value in values)
     return on_redis and not item.get_closest_marker("both_servers")
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    """``eventually(predicate)`` waits until the predicate is true, with a generous deadline."""
-    return await_truth
 
 
 @pytest.fixture(autouse=True)

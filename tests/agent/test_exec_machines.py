@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,9 @@ import pytest
 from support.counted_job import CountedJob, training_machines
 from support.joinable_stack import launching_stack
 from support.provider_backends import exec_commands, exec_pool
+from support.waiting import await_truth
 
 from vcasgd.client import Client
-
-Eventually = Callable[..., Any]
 
 POOL = "any"
 MACHINES = 2
@@ -72,20 +71,20 @@ def stack(tmp_path: Path) -> Iterator[ExecStack]:
 @pytest.mark.extended
 @pytest.mark.ci
 def test_lost_and_evicted_machines_are_replaced_and_no_sample_is_lost(
-    stack: ExecStack, tmp_path: Path, eventually: Eventually
+    stack: ExecStack, tmp_path: Path
 ) -> None:
     # Given a job on all machines of the pool
     job = CountedJob(stack.client, tmp_path, epochs=20, workers={"min": 1, "max": MACHINES})
-    first, second = eventually(stack.trains, timeout=90)
+    first, second = await_truth(stack.trains, timeout=90)
 
     # When one is lost, and another one gets a notice
     os.killpg(stack.pid(first), signal.SIGKILL)
-    eventually(lambda: first not in (there := stack.trains()) and there, timeout=90)
+    await_truth(lambda: first not in (there := stack.trains()) and there, timeout=90)
     stack.client.evict(machine=second)
-    eventually(lambda: second not in (there := stack.trains()) and there, timeout=90)
+    await_truth(lambda: second not in (there := stack.trains()) and there, timeout=90)
     assert "evicted" in (stack.folder / f"{second}.log").read_text()
 
     # Then others take their places, all samples count once, and idle machines are ended
     view = job.finish()
     assert view.progress.samples_repeated == 0
-    eventually(lambda: not stack.alive(), timeout=60)
+    await_truth(lambda: not stack.alive(), timeout=60)

@@ -6,14 +6,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.harness import Process
-
-Eventually = Callable[..., Any]
+from support.waiting import await_truth
 
 TOKEN = "vcasgd_ann_" + "5" * 64
 #: A process of root may read all others if it has capabilities, which few containers have.
@@ -48,12 +46,12 @@ def readable(pid: int) -> tuple[bool, bool]:
 
 
 def test_other_processes_of_the_user_can_not_read_the_token(
-    silent_gateway: int, tmp_path: Path, eventually: Eventually
+    silent_gateway: int, tmp_path: Path
 ) -> None:
     # Given a usual process with the token in its environment, which the same user can read
     env = {**os.environ, "VCASGD_TOKEN": TOKEN}
     usual = Process([*UNPRIVILEGED, "sleep", "600"], tmp_path / "usual.log", env)
-    eventually(lambda: Path(f"/proc/{usual.pid}/comm").read_text() == "sleep\n")
+    await_truth(lambda: Path(f"/proc/{usual.pid}/comm").read_text() == "sleep\n")
     assert readable(usual.pid) == (True, True)
     usual.end()
 
@@ -63,7 +61,7 @@ def test_other_processes_of_the_user_can_not_read_the_token(
     agent = Process(argv, tmp_path / "agent.log", env)
     try:
         # Then they can't read it any more
-        eventually(lambda: readable(agent.pid) == (False, False))
+        await_truth(lambda: readable(agent.pid) == (False, False))
         assert agent.alive, (tmp_path / "agent.log").read_text()
     finally:
         agent.end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,13 @@ from support.harness import Process
 from support.joinable_stack import Volunteers, joinable_stack
 from support.namespaces import OnePort, one_port
 from support.sandboxes import working_sandbox
+from support.waiting import await_truth
 
 from vcasgd.agent.agent import FOLDER, temporary_folder
 from vcasgd.chaos.audited_job import FINISH_SECONDS
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackState
 from vcasgd.stack.layout import GATEWAY
-
-Eventually = Callable[..., Any]
 
 TASKS = Path(__file__).parents[1] / "support" / "tasks"
 #: Fails if it reaches any of the ports.
@@ -44,20 +43,18 @@ def volunteers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Volunteers]
 @pytest.mark.slow
 @pytest.mark.ci
 def test_machine_behind_one_port_trains_and_another_one_continues_after_its_death(
-    volunteers: Volunteers, tmp_path: Path, eventually: Eventually
+    volunteers: Volunteers, tmp_path: Path
 ) -> None:
     # Given a machine that reaches nothing but the port for joining
     with one_port(volunteers.port) as place:
-        _run_audit(volunteers, place, tmp_path, eventually)
+        _run_audit(volunteers, place, tmp_path)
         assert place.connections > 0
         ports = sorted(set(volunteers.state.ports.values()))
         done = Process(place.command([sys.executable, "-c", PROBE.format(ports)]), tmp_path / "log")
         assert done.wait() == 0, "no other port is reachable"
 
 
-def _run_audit(
-    volunteers: Volunteers, place: OnePort, folder: Path, eventually: Eventually
-) -> None:
+def _run_audit(volunteers: Volunteers, place: OnePort, folder: Path) -> None:
     assert "head" not in volunteers.state.parts, "there is no Ray"
     token = volunteers.token("audit")
     # Few samples, because each update takes several times as long through the gateway.
@@ -65,16 +62,16 @@ def _run_audit(
         volunteers.client, folder, step_seconds=HELD_SECONDS, args={"samples": 400}, push_every=2
     )
     with volunteers.machine(token, "--share", str(folder), place=place) as first:
-        eventually(lambda: job.updates() > 3)
+        await_truth(lambda: job.updates() > 3)
         workers = first.workers()
         assert workers
 
         # When it is killed, and another one joins
         first.process.kill()
-        eventually(lambda: not any(each.is_running() for each in workers))
+        await_truth(lambda: not any(each.is_running() for each in workers))
     before = job.updates()
     with volunteers.machine(token, "--sandbox", "off", place=place) as second:
-        eventually(lambda: job.updates() > before + 3)
+        await_truth(lambda: job.updates() > before + 3)
 
         # Then the other one ends the job, and every sample was applied exactly once
         job.finish()
@@ -86,7 +83,7 @@ def _run_audit(
 @pytest.mark.slow
 @pytest.mark.extended
 def test_machines_train_while_the_stack_loses_its_parts(
-    volunteers: Volunteers, tmp_path: Path, eventually: Eventually
+    volunteers: Volunteers, tmp_path: Path
 ) -> None:
     token, home = volunteers.token("parts"), volunteers.settings.home
     job = CountedJob(volunteers.client, tmp_path)
@@ -96,8 +93,8 @@ def test_machines_train_while_the_stack_loses_its_parts(
         volunteers.machine(token, *share) as second,
     ):
         # Given machines that train, one of which is evicted
-        eventually(lambda: len(first.workers()) == len(second.workers()) == 1)
-        eventually(lambda: job.updates() > 3)
+        await_truth(lambda: len(first.workers()) == len(second.workers()) == 1)
+        await_truth(lambda: job.updates() > 3)
         volunteers.client.evict(machine=second.name())
         assert second.process.wait() == 0
         assert second.said("leaves: evicted at")
@@ -105,21 +102,21 @@ def test_machines_train_while_the_stack_loses_its_parts(
 
         # When the gateway, the API, and the controller are killed
         for part in (GATEWAY, "api", "controller"):
-            _kill(home, part, eventually)
+            _kill(home, part)
 
             # Then the other machine goes on
-            job.await_updates(3, eventually)
+            job.await_updates(3)
         job.finish()
         assert first.process.alive
         assert not first.said("removed"), "it was never lost"
 
 
-def _kill(home: Path, part: str, eventually: Eventually) -> None:
+def _kill(home: Path, part: str) -> None:
     """Kill a part of the stack, and wait until it is ready again."""
     before = StackState.read(home).parts[part]
     os.kill(before.pid, signal.SIGKILL)
-    eventually(lambda: StackState.read(home).parts[part].restarts > before.restarts)
-    eventually(lambda: StackState.read(home).parts[part].ready)
+    await_truth(lambda: StackState.read(home).parts[part].restarts > before.restarts)
+    await_truth(lambda: StackState.read(home).parts[part].ready)
 
 
 @pytest.mark.slow
@@ -152,16 +149,14 @@ def test_task_that_tries_to_break_out_finds_nothing_and_trains_to_its_end(
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_worker_that_takes_too_much_memory_is_killed(
-    volunteers: Volunteers, eventually: Eventually
-) -> None:
+def test_worker_that_takes_too_much_memory_is_killed(volunteers: Volunteers) -> None:
     working_sandbox()
     options = ("--sandbox", "require", "--max-memory", "1.5GB")
     with volunteers.machine(volunteers.token("hog"), *options) as machine:
         args = {"secret": "", "port": 0, "agent": 0, "megabytes": 2_000}
         job = volunteers.client.submit_directory(prying_spec(args))
 
-        eventually(lambda: machine.said("GB of memory; its machine allows 1.50 GB"))
+        await_truth(lambda: machine.said("GB of memory; its machine allows 1.50 GB"))
         volunteers.client.job(job.id).cancel()
 
 
@@ -203,9 +198,7 @@ esac
 """
 
 
-def test_machine_leaves_while_somebody_uses_it(
-    volunteers: Volunteers, tmp_path: Path, eventually: Eventually
-) -> None:
+def test_machine_leaves_while_somebody_uses_it(volunteers: Volunteers, tmp_path: Path) -> None:
     # Given a machine whose desktop is idle
     program, idle = tmp_path / "loginctl", tmp_path / "idle"
     program.write_text(LOGINCTL)
@@ -215,21 +208,21 @@ def test_machine_leaves_while_somebody_uses_it(
     token = volunteers.token("away")
     options = ("--when-idle", "1s", "--sandbox", "off")
     with volunteers.machine(token, *options, programs=tmp_path) as machine:
-        eventually(lambda: machine.said("joined as join-away-"))
+        await_truth(lambda: machine.said("joined as join-away-"))
 
         # When somebody uses it
         idle.write_text("IdleHint=no\nIdleSinceHint=0\n")
 
         # Then it leaves, and joins again when it is idle
-        eventually(lambda: machine.said("leaves: somebody uses this machine"))
-        eventually(lambda: machine.said("left in good order"))
+        await_truth(lambda: machine.said("leaves: somebody uses this machine"))
+        await_truth(lambda: machine.said("left in good order"))
         idle.write_text(is_idle)
-        eventually(lambda: machine.log.read_text().count("joined as join-away-") == 2)
+        await_truth(lambda: machine.log.read_text().count("joined as join-away-") == 2)
 
 
-def test_revoked_token_ends_the_machine(volunteers: Volunteers, eventually: Eventually) -> None:
+def test_revoked_token_ends_the_machine(volunteers: Volunteers) -> None:
     with volunteers.machine(volunteers.token("eve"), "--sandbox", "off") as agent:
-        eventually(lambda: agent.said("joined as join-eve-"))
+        await_truth(lambda: agent.said("joined as join-eve-"))
         volunteers.client.revoke_token("eve")
 
         assert agent.process.wait() == 1

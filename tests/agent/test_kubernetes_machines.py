@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ import pytest
 from support.counted_job import CountedJob, training_machines
 from support.joinable_stack import launching_stack
 from support.kubernetes import NAMESPACE, Kubelet, KubernetesApi, api_server
+from support.waiting import await_truth
 
 from vcasgd.client import Client
 
 pytestmark = pytest.mark.slow
 
-Eventually = Callable[..., Any]
 
 POOL = "gpu"
 MACHINES = 2
@@ -38,16 +38,16 @@ class KubernetesStack:
         """Return True if so many machines run and have a worker."""
         return training_machines(self.client) == count
 
-    def drain_one(self, eventually: Eventually) -> None:
+    def drain_one(self) -> None:
         """Drain the node of a machine, and wait until another one has replaced it."""
-        eventually(lambda: self.trains_on(MACHINES) and len(self.api.machines()) == MACHINES)
+        await_truth(lambda: self.trains_on(MACHINES) and len(self.api.machines()) == MACHINES)
         victim = self.api.machines()[0]
         self.api.drain(victim)
-        eventually(lambda: victim not in self.api.pods())
+        await_truth(lambda: victim not in self.api.pods())
         said = self.kubelet.log_of(victim)
         assert "leaves: interrupted" in said, "it got a notice"
         assert "left in good order" in said
-        eventually(lambda: self.trains_on(MACHINES))
+        await_truth(lambda: self.trains_on(MACHINES))
         assert victim not in self.api.machines()
 
 
@@ -83,34 +83,32 @@ def _pool(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.ci
 def test_drained_machine_is_replaced_and_no_sample_is_lost(
-    stack: KubernetesStack, tmp_path: Path, eventually: Eventually
+    stack: KubernetesStack, tmp_path: Path
 ) -> None:
     # Given a job on two machines
     job = CountedJob(stack.client, tmp_path)
-    job.await_updates(3, eventually)
+    job.await_updates(3)
 
     # When the node of one of them is drained
-    stack.drain_one(eventually)
+    stack.drain_one()
 
     # Then another one replaces it, and every sample was applied exactly once
     assert stack.token not in str(stack.api.pods()), "it is in the secret only"
     job.finish()
 
     # And machines without a job end
-    eventually(lambda: not stack.api.machines() and not stack.api.machines("Pending"))
+    await_truth(lambda: not stack.api.machines() and not stack.api.machines("Pending"))
 
 
 @pytest.mark.extended
 @pytest.mark.timeout(1800)
-def test_many_drains_and_kills_lose_no_sample(
-    stack: KubernetesStack, tmp_path: Path, eventually: Eventually
-) -> None:
+def test_many_drains_and_kills_lose_no_sample(stack: KubernetesStack, tmp_path: Path) -> None:
     job = CountedJob(stack.client, tmp_path, MANY_EPOCHS)
     for _ in range(DRAINS):
-        stack.drain_one(eventually)
-        job.await_updates(1, eventually)
+        stack.drain_one()
+        job.await_updates(1)
         victim = stack.api.machines()[0]
         stack.api.remove(victim)
-        eventually(lambda gone=victim: gone not in stack.api.pods())
+        await_truth(lambda gone=victim: gone not in stack.api.pods())
     job.finish()
-    eventually(lambda: not stack.api.machines())
+    await_truth(lambda: not stack.api.machines())

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,6 @@ from vcasgd.errors import SpecError, StackError
 from vcasgd.machine.workers import MAX_LOG_BYTES
 from vcasgd.schemas.joining import OrderView
 from vcasgd.worker.shell import NETWORK_REMEDY
-
-Eventually = Callable[..., Any]
 
 
 def run_inside(
@@ -141,19 +138,19 @@ print(json.dumps([os.nice(0), score, len(os.sched_getaffinity(0)), *limits]))
         assert nice >= 10
         assert (score, processors, processes, core) == (1000, 1, 4096, 0)
 
-    def test_everything_ends_with_the_agent(self, tmp_path: Path, eventually: Eventually) -> None:
+    def test_everything_ends_with_the_agent(self, tmp_path: Path) -> None:
         # Given a program in a sandbox, which has left its session, and the process that started it
         sleeper = "import os, time; os.fork() or os.setsid(); time.sleep(600)"
         argv = working_sandbox().command([sys.executable, "-c", sleeper, "sleeper"])
         start = f"import subprocess; subprocess.run({argv!r})"
         agent = Process([sys.executable, "-c", start], tmp_path / "log")
         here = psutil.Process(agent.pid)
-        eventually(lambda: _sleepers(here) == 2)
+        await_truth(lambda: _sleepers(here) == 2)
         boxed = here.children(recursive=True)
 
         agent.kill()
 
-        eventually(lambda: not any(each.is_running() for each in boxed))
+        await_truth(lambda: not any(each.is_running() for each in boxed))
 
 
 def _sleepers(agent: psutil.Process) -> int:

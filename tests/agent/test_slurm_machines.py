@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,11 @@ import pytest
 from support.counted_job import CountedJob, training_machines
 from support.joinable_stack import launching_stack
 from support.slurm import SlurmCluster, SlurmJob, slurm_cluster
+from support.waiting import await_truth
 
 from vcasgd.client import Client
 from vcasgd.settings import Settings
 from vcasgd.stack import StackState
-
-Eventually = Callable[..., Any]
 
 POOL = "hpc"
 MACHINES = 2
@@ -100,9 +99,9 @@ def _pool(folder: Path) -> dict[str, Any]:
     }
 
 
-def _preempt_one(stack: SlurmStack, eventually: Eventually) -> None:
+def _preempt_one(stack: SlurmStack) -> None:
     """Preempt a machine, and wait until another one has replaced it."""
-    eventually(lambda: stack.trains_on(MACHINES) and len(stack.cluster.machines()) == MACHINES)
+    await_truth(lambda: stack.trains_on(MACHINES) and len(stack.cluster.machines()) == MACHINES)
     victim = min(stack.cluster.machines(), key=lambda job: int(job.id.partition("_")[0]))
     urgent = stack.cluster.preempt(victim)
     said = stack.log_of(victim)
@@ -114,17 +113,17 @@ def _preempt_one(stack: SlurmStack, eventually: Eventually) -> None:
 @pytest.mark.slow
 @pytest.mark.ci
 def test_preempted_machine_is_replaced_and_no_sample_is_lost(
-    stack: SlurmStack, tmp_path: Path, eventually: Eventually
+    stack: SlurmStack, tmp_path: Path
 ) -> None:
     # Given a job on two machines
     job = CountedJob(stack.client, tmp_path)
-    job.await_updates(3, eventually)
+    job.await_updates(3)
 
     # When one of them is preempted
-    _preempt_one(stack, eventually)
+    _preempt_one(stack)
 
     # Then another one replaces it, and every sample was applied exactly once
-    eventually(lambda: stack.trains_on(MACHINES))
+    await_truth(lambda: stack.trains_on(MACHINES))
     public = stack.cluster.run("scontrol", "show", "job") + stack.cluster.run(
         "squeue", "-o", "%all"
     )
@@ -133,33 +132,31 @@ def test_preempted_machine_is_replaced_and_no_sample_is_lost(
     job.finish()
 
     # And machines without a job end
-    eventually(lambda: not stack.cluster.jobs())
+    await_truth(lambda: not stack.cluster.jobs())
 
 
 @pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.timeout(1800)
-def test_many_preemptions_lose_no_sample(
-    stack: SlurmStack, tmp_path: Path, eventually: Eventually
-) -> None:
+def test_many_preemptions_lose_no_sample(stack: SlurmStack, tmp_path: Path) -> None:
     job = CountedJob(stack.client, tmp_path, MANY_EPOCHS)
     for _ in range(PREEMPTIONS):
-        _preempt_one(stack, eventually)
-        job.await_updates(1, eventually)
+        _preempt_one(stack)
+        job.await_updates(1)
     job.finish()
-    eventually(lambda: not stack.cluster.jobs())
+    await_truth(lambda: not stack.cluster.jobs())
 
 
 @pytest.mark.slow
 @pytest.mark.extended
 def test_submission_that_no_controller_recorded_is_found_again(
-    stack: SlurmStack, tmp_path: Path, eventually: Eventually
+    stack: SlurmStack, tmp_path: Path
 ) -> None:
     # Given a controller that is killed after Slurm has accepted its jobs, before it knows
     hold = stack.folder / "hold"
     hold.touch()
     job = CountedJob(stack.client, tmp_path)
-    eventually((stack.folder / "submitted").exists)
+    await_truth((stack.folder / "submitted").exists)
     before = StackState.read(stack.settings.home).parts["controller"]
     os.kill(before.pid, signal.SIGKILL)
     hold.unlink()
@@ -171,8 +168,8 @@ def test_submission_that_no_controller_recorded_is_found_again(
         part = StackState.read(stack.settings.home).parts["controller"]
         return part.restarts > before.restarts and part.ready
 
-    eventually(restarted)
-    job.await_updates(3, eventually)
+    await_truth(restarted)
+    job.await_updates(3)
 
     # Then it uses those jobs, and submits no others in their place
     jobs = [each for each in stack.cluster.jobs() if each.name.startswith("vcasgd/")]
@@ -181,4 +178,4 @@ def test_submission_that_no_controller_recorded_is_found_again(
     arrays = {(each.name, each.id.partition("_")[0]) for each in jobs}
     assert max(Counter(name for name, _ in arrays).values()) == 1, "one array a launch"
     job.finish()
-    eventually(lambda: not stack.cluster.jobs())
+    await_truth(lambda: not stack.cluster.jobs())

@@ -9,11 +9,10 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.api_harness import running
@@ -24,8 +23,6 @@ from support.wheels import build_own_wheel, rename_wheel, write_wheel
 
 import vcasgd
 from vcasgd.spec.access import Scope
-
-Eventually = Callable[..., Any]
 
 OLD, NEW = "0.0.9", vcasgd.__version__
 #: A version that is no final release, and one of somebody's own.
@@ -181,10 +178,10 @@ def test_without_the_option_a_machine_says_what_to_install(
 @pytest.mark.slow
 @pytest.mark.ci
 def test_with_the_option_a_machine_updates_once_and_joins(
-    gateway: RunningGateway, installation: Installation, eventually: Eventually
+    gateway: RunningGateway, installation: Installation
 ) -> None:
     with joining(gateway, installation, "bob", "--update", "--until", "8h") as (process, log):
-        eventually(lambda: "joined as join-bob-" in log.read_text())
+        await_truth(lambda: "joined as join-bob-" in log.read_text())
 
         # Then it is the same process, with the same end, in the version of the stack
         assert installation.version == NEW
@@ -203,7 +200,6 @@ def test_machine_leaves_and_updates_when_the_stack_gets_another_version(
     index: Path,
     installation: Installation,
     tmp_path: Path,
-    eventually: Eventually,
 ) -> None:
     # Given a stack of the old version, and a machine
     with zipfile.ZipFile(index / f"vcasgd-{OLD}-py3-none-any.whl") as wheel:
@@ -217,7 +213,7 @@ def test_machine_leaves_and_updates_when_the_stack_gets_another_version(
     )
     await_truth(api._listens)
     with joining(gateway, installation, "mia", "--update") as (process, log):
-        eventually(lambda: log.read_text().count("joined as join-mia-") == 1)
+        await_truth(lambda: log.read_text().count("joined as join-mia-") == 1)
         assert installation.version == OLD
 
         # When the stack gets the new one
@@ -225,7 +221,7 @@ def test_machine_leaves_and_updates_when_the_stack_gets_another_version(
         api.start(**gateway.api_env)
 
         # Then the machine leaves, and joins again with it
-        eventually(lambda: log.read_text().count("joined as join-mia-") == 2)
+        await_truth(lambda: log.read_text().count("joined as join-mia-") == 2)
         said = log.read_text()
         assert f"leaves: the stack has vcasgd {NEW} now" in said
         assert said.index("left in good order") < said.index("updates: ")

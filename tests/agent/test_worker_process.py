@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from support.waiting import await_truth
 
 from vcasgd.agent.availability import Availability, StackSilence, Terms
 from vcasgd.agent.worker_process import JoinedWorker
@@ -16,8 +16,6 @@ from vcasgd.child_process import visible
 from vcasgd.errors import PackageError
 from vcasgd.machine.workers import WorkerSet
 from vcasgd.schemas.joining import MAX_REASON_LENGTH, OrderView, ReportBody
-
-Eventually = Callable[..., Any]
 
 ORDER = OrderView(
     worker="job.join-ann-1",
@@ -39,7 +37,7 @@ def started(folder: Path, fetch: Callable[[OrderView, Path], None] = no_code) ->
     return JoinedWorker(ORDER, folder, terms, 1.0, fetch)
 
 
-def test_a_worker_that_fails_says_why(tmp_path: Path, eventually: Eventually) -> None:
+def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
     # Given settings that a worker refuses
     worker = started(tmp_path)
     assert worker.ended is None
@@ -48,7 +46,7 @@ def test_a_worker_that_fails_says_why(tmp_path: Path, eventually: Eventually) ->
         worker.update()
         return worker.ended is not None
 
-    eventually(ended)
+    await_truth(ended)
     assert worker.failed
     assert "status 1: " in str(worker.ended)
     assert "VCASGD_LEDGER_URL: is not of the form redis://" in str(worker.ended)
@@ -56,15 +54,13 @@ def test_a_worker_that_fails_says_why(tmp_path: Path, eventually: Eventually) ->
     assert len(str(worker.ended)) <= MAX_REASON_LENGTH
 
 
-def test_code_that_can_not_be_fetched_ends_its_worker(
-    tmp_path: Path, eventually: Eventually
-) -> None:
+def test_code_that_can_not_be_fetched_ends_its_worker(tmp_path: Path) -> None:
     def fail(_order: OrderView, _into: Path) -> None:
         raise PackageError("package 00 is damaged")
 
     worker = started(tmp_path, fail)
 
-    eventually(lambda: worker.ended is not None)
+    await_truth(lambda: worker.ended is not None)
     worker.update()
     assert worker.failed
     assert worker.ended == "its code can't be fetched: package 00 is damaged"
@@ -96,7 +92,7 @@ def test_a_key_with_the_beginning_of_a_librarys_name_is_not_seen(name: str) -> N
     assert visible({name: "x"}) == {}
 
 
-def test_variables_reach_the_process_of_a_worker(tmp_path: Path, eventually: Eventually) -> None:
+def test_variables_reach_the_process_of_a_worker(tmp_path: Path) -> None:
     workers = WorkerSet(lambda _order: started(tmp_path))
     workers.follow([ORDER])
 
@@ -105,7 +101,7 @@ def test_variables_reach_the_process_of_a_worker(tmp_path: Path, eventually: Eve
         children = psutil.Process().children()
         return next((c for c in children if "vcasgd.worker.main" in c.cmdline()), None)
 
-    found = set(eventually(process).environ())
+    found = set(await_truth(process).environ())
     assert {"PATH", "VCASGD_LEDGER_URL"} <= found
     assert not [name for name in found if name.startswith("PYTEST")]
     workers.kill()

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from support.api_harness import Api
+from support.waiting import await_truth
 
 from vcasgd.client import Client
 from vcasgd.errors import CloudDenied, Conflict, NotFound
@@ -99,10 +100,10 @@ def test_status(api: Api, client: Client) -> None:
     assert after.version
 
 
-def test_stopped_controller_is_not_reported(api: Api, client: Client, eventually: Any) -> None:
+def test_stopped_controller_is_not_reported(api: Api, client: Client) -> None:
     api.control.hold("me", 0.05)
 
-    eventually(lambda: not client.status().controller)
+    await_truth(lambda: not client.status().controller)
 
 
 @pytest.mark.parametrize(

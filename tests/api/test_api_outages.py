@@ -9,14 +9,12 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from support.api_harness import Api, running, spec, zipped
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, await_truth
 from typer.testing import CliRunner
 
 from vcasgd.cli import app as cli
@@ -27,9 +25,7 @@ def get(api: Api, path: str) -> httpx.Response:
     return httpx.get(api.url + path, timeout=PATIENCE, trust_env=False)
 
 
-def test_api_reports_a_missing_ledger_and_recovers(
-    own_api: Api, eventually: Callable[..., Any]
-) -> None:
+def test_api_reports_a_missing_ledger_and_recovers(own_api: Api) -> None:
     job = own_api.submit()
     with own_api.client() as client, own_api.http() as http:
         own_api.ledger.kill()
@@ -47,7 +43,7 @@ def test_api_reports_a_missing_ledger_and_recovers(
         assert "ledger" in ready.json()["reasons"][0]
 
         own_api.ledger.start()
-        eventually(lambda: get(own_api, "/readyz").status_code == 200)
+        await_truth(lambda: get(own_api, "/readyz").status_code == 200)
         assert client.job(job).id == job
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 from support.api_harness import Api, messages_of, spec, zipped
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.api.callers import COOKIE
 from vcasgd.client import Client
@@ -22,7 +22,6 @@ from vcasgd.store.ledger.api_tokens import MAX_TOKENS, ApiToken, ApiTokens
 from vcasgd.store.ledger.costs import Booking, Costs
 from vcasgd.task.package import digest_of
 
-Eventually = Callable[..., Any]
 PAGE = {"X-Vcasgd-Request": "dashboard"}
 
 
@@ -187,11 +186,11 @@ def test_a_revoked_token_stops_working(api: Api, client: Client) -> None:
         client.revoke_token("eve")
 
 
-def test_a_token_that_another_api_revoked_stops_working(api: Api, eventually: Eventually) -> None:
+def test_a_token_that_another_api_revoked_stops_working(api: Api) -> None:
     with user(api, "ann", "read") as ann, api.http() as http:
         ann.me()
         ApiTokens(api.connection).revoke("ann")
-        eventually(lambda: refused(ann))
+        await_truth(lambda: refused(ann))
         assert http.get("me").status_code == 200
 
 
@@ -203,11 +202,9 @@ def refused(client: Client) -> bool:
     return False
 
 
-def test_an_expired_token_stops_working_and_says_so(
-    api: Api, client: Client, eventually: Eventually
-) -> None:
+def test_an_expired_token_stops_working_and_says_so(api: Api, client: Client) -> None:
     with user(api, "ann", "read", expires=1) as ann:
-        eventually(lambda: refused(ann))
+        await_truth(lambda: refused(ann))
         with pytest.raises(Unauthorized, match="the token ann has expired"):
             ann.me()
     (listed,) = client.tokens()

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 from support.processes import processes_of
 from support.servers import KINDS, require_binary
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.learning.encodings import CODECS
 
@@ -120,7 +119,7 @@ def test_bench_store_reports_all_figures_and_cleans_up(
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_interrupted_measurement_cleans_up(folder: Path, eventually: Callable[..., Any]) -> None:
+def test_interrupted_measurement_cleans_up(folder: Path) -> None:
     # Given a measurement with running workers
     process = subprocess.Popen(
         [*ARGV, "--seconds", "600"],
@@ -129,7 +128,7 @@ def test_interrupted_measurement_cleans_up(folder: Path, eventually: Callable[..
         stderr=subprocess.DEVNULL,
     )
     try:
-        eventually(lambda: len(list(folder.glob("*/worker-*.tally"))) == 2)
+        await_truth(lambda: len(list(folder.glob("*/worker-*.tally"))) == 2)
 
         # When it is interrupted
         process.send_signal(signal.SIGINT)

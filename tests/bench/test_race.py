@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from support.processes import is_alive
+from support.waiting import await_truth
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 MODULES = (
@@ -139,7 +140,7 @@ time.sleep(600)
 
 
 def test_killed_machines_are_replaced_and_none_is_left(
-    race: Any, tmp_path: Path, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    race: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster_module = race.cluster
     (tmp_path / "peer.py").write_text(SCRIPT)
@@ -151,7 +152,7 @@ def test_killed_machines_are_replaced_and_none_is_left(
     cluster.start()
     try:
         # Given machines that contribute
-        eventually(lambda: len(cluster.contributors()) == 2)
+        await_truth(lambda: len(cluster.contributors()) == 2)
 
         # When one is killed, one gets a notice, and the coordinator dies
         first, second = cluster.contributors()
@@ -160,7 +161,7 @@ def test_killed_machines_are_replaced_and_none_is_left(
         cluster.kill_coordinator(0)
 
         # Then others take their places
-        eventually(lambda: cluster.contributors() == ["machine-2", "machine-3"])
+        await_truth(lambda: cluster.contributors() == ["machine-2", "machine-3"])
         assert len(cluster.observations().losses) == 2
     finally:
         cluster.close()

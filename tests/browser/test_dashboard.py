@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Page, Request, expect
 from safetensors.torch import load_file
 from support.pages import Dashboard, PageLog, Site, held_example
+from support.waiting import await_truth
 
 from vcasgd.client import Client
 from vcasgd.spec.access import Scope
 
 pytestmark = pytest.mark.slow
 
-Eventually = Callable[..., Any]
 View = tuple[Literal["light", "dark"], int]
 #: Theme and width in pixels: the first two have each of them once.
 VIEWS: tuple[View, ...] = (("light", 1440), ("dark", 390), ("dark", 1440), ("light", 390))
@@ -38,9 +37,7 @@ def job(site: Site) -> str:
     return site.submit()
 
 
-def test_job_from_submission_to_model(
-    dashboard: Dashboard, eventually: Eventually, tmp_path: Path
-) -> None:
+def test_job_from_submission_to_model(dashboard: Dashboard, tmp_path: Path) -> None:
     page = dashboard.page
 
     # When a user submits a job
@@ -48,8 +45,8 @@ def test_job_from_submission_to_model(
     job = dashboard.submit(text, code)
 
     # Then its progress updates live, and each machine has a lane
-    eventually(lambda: dashboard.fraction() > 5)
-    eventually(lambda: len(dashboard.machines("running")) == 2)
+    await_truth(lambda: dashboard.fraction() > 5)
+    await_truth(lambda: len(dashboard.machines("running")) == 2)
     before = set(dashboard.machines("running"))
 
     # When a worker is killed
@@ -58,10 +55,10 @@ def test_job_from_submission_to_model(
     page.get_by_role("menuitem", name="Kill without notice").click()
 
     # Then its lane turns red, and an arrow leads to its replacement
-    eventually(lambda: victim in dashboard.machines("dead"))
+    await_truth(lambda: victim in dashboard.machines("dead"))
     red = dashboard.timeline_span(victim, "dead").evaluate("bar => getComputedStyle(bar).fill")
     assert red == "rgb(224, 49, 49)"
-    eventually(lambda: set(dashboard.machines("running")) - before)
+    await_truth(lambda: set(dashboard.machines("running")) - before)
     (newcomer,) = set(dashboard.machines("running")) - before
     expect(page.locator(f"path[data-arrow={newcomer}]")).to_have_count(1)
     hold.unlink()
@@ -219,9 +216,7 @@ def test_sign_in_page_is_accessible(signed_out: Dashboard) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_broken_connection_is_shown_and_recovers(
-    dashboard: Dashboard, page_log: PageLog, eventually: Eventually
-) -> None:
+def test_broken_connection_is_shown_and_recovers(dashboard: Dashboard, page_log: PageLog) -> None:
     state = dashboard.page.get_by_role("status")
     expect(state).to_have_text("Live")
     # Record states, because the connection can recover quickly.
@@ -232,7 +227,7 @@ def test_broken_connection_is_shown_and_recovers(
     dashboard.page.wait_for_function("states.includes('Offline')")
     expect(state).to_have_text("Live")
     # And updates arrive again
-    job = _submit_when_ready(dashboard.site, eventually)
+    job = _submit_when_ready(dashboard.site)
     expect(dashboard.page.get_by_role("link", name=job.replace("-", " "))).to_be_visible()
     # The browser reports the broken connection; that is not an error of the page.
     assert all("Failed to load" in each or "net::" in each for each in page_log.complaints)
@@ -257,7 +252,7 @@ def _choose(page: Page, theme: str) -> None:
     expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", theme)
 
 
-def _submit_when_ready(site: Site, eventually: Eventually) -> str:
+def _submit_when_ready(site: Site) -> str:
     with Client(site.url, site.token) as client:
-        eventually(lambda: client.status().controller)
+        await_truth(lambda: client.status().controller)
     return site.submit(epochs=1)

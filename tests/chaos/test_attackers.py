@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from support.counted_job import CountedJob
 from support.harness import Process
 from support.hostile import PAGES
 from support.joinable_stack import Volunteers, joinable_stack
+from support.waiting import await_truth
 
 import vcasgd
 from vcasgd.chaos.audited_job import counting_spec
@@ -26,8 +27,6 @@ from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
 from vcasgd.stack import StackHome, StackState
 from vcasgd.store.admission import worker_environment
-
-Eventually = Callable[..., Any]
 
 #: Seconds of the attack.
 ATTACK_SECONDS = 600.0
@@ -48,13 +47,11 @@ def volunteers(tmp_path: Path) -> Iterator[Volunteers]:
 @pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.timeout(2400)
-def test_attackers_stop_neither_a_job_nor_a_page(
-    volunteers: Volunteers, tmp_path: Path, eventually: Eventually
-) -> None:
+def test_attackers_stop_neither_a_job_nor_a_page(volunteers: Volunteers, tmp_path: Path) -> None:
     # Given a job that trains on a machine that joined
     job = CountedJob(volunteers.client, tmp_path, EPOCHS)
     with volunteers.machine(volunteers.token("honest"), "--share", str(tmp_path)) as machine:
-        eventually(lambda: job.updates() > 3)
+        await_truth(lambda: job.updates() > 3)
 
         # When attackers with each kind of credential do what they can
         file = tmp_path / "attack.json"

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.counted_job import HELD_SECONDS, CountedJob, client_of, held_spec
+from support.waiting import await_truth
 
 from vcasgd.client import Client
 from vcasgd.settings import Settings
 
 pytestmark = pytest.mark.slow
 
-Eventually = Callable[..., Any]
 HEARTBEAT = 1.0
 #: One cent per second, so that the budget runs out during the test.
 DEAR = "{price_per_hour: 36, on_demand_price_per_hour: 144}"
@@ -69,19 +69,19 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.mark.extended
 def test_labeled_data_stays_in_allowed_pools_after_a_pool_is_edited(
-    fleet: Fleet, eventually: Eventually, tmp_path: Path
+    fleet: Fleet, tmp_path: Path
 ) -> None:
     labels = {"labels": ["eu-only"]}
     job = fleet.submit(tmp_path, "outside", "inside", "spare", epochs=3, data=labels)
-    eventually(lambda: fleet.training_machines(job) == {"inside"})
+    await_truth(lambda: fleet.training_machines(job) == {"inside"})
     held = set(fleet.of_pool("inside"))
     assert job.events("pool-refused") == [{"pool": "outside", "why": "may not see eu-only"}]
 
     # When the pool in which it trains loses the clearance for the data
     fleet.file.write_text(POOLS.replace("labels: [eu-only]", "labels: []", 1))
 
-    eventually(lambda: not held & set(fleet.of_pool("inside")))
-    eventually(lambda: fleet.training_machines(job) == {"spare"})
+    await_truth(lambda: not held & set(fleet.of_pool("inside")))
+    await_truth(lambda: fleet.training_machines(job) == {"spare"})
     assert {"pool": "inside", "why": "may not see eu-only"} in job.events("pool-refused")
     job.finish()
     assert not fleet.of_pool("outside"), "no machine was ever bought there for it"
@@ -89,9 +89,7 @@ def test_labeled_data_stays_in_allowed_pools_after_a_pool_is_edited(
 
 
 @pytest.mark.ci
-def test_budget_pauses_the_job_before_it_is_spent(
-    fleet: Fleet, eventually: Eventually, tmp_path: Path
-) -> None:
+def test_budget_pauses_the_job_before_it_is_spent(fleet: Fleet, tmp_path: Path) -> None:
     budget, stop = 0.8, {"stop": {"max_cost_usd": 0.8}}
     workers = {"min": 1, "max": 2, "pools": ["dear"]}
     spec = held_spec(5, tmp_path / "hold", HELD_SECONDS, workers=workers, **stop)
@@ -99,12 +97,12 @@ def test_budget_pauses_the_job_before_it_is_spent(
     assert (plan.machines, plan.usd_per_hour, plan.hours) == (2, 72.0, 2.5)
     job = fleet.submit(tmp_path, "dear", epochs=5, **stop)
 
-    eventually(lambda: fleet.client.job(job.id).state == "paused")
+    await_truth(lambda: fleet.client.job(job.id).state == "paused")
 
     view = fleet.client.job(job.id)
     assert view.reason is not None
     assert view.reason.startswith("stop.max_cost_usd: ")
-    eventually(lambda: not fleet.of_pool("dear"))
+    await_truth(lambda: not fleet.of_pool("dear"))
     cost = fleet.client.job(job.id).cost()
     assert 0 < cost.spent_usd < budget
     assert cost.on_demand_usd == pytest.approx(4 * cost.spent_usd)
@@ -115,6 +113,6 @@ def test_budget_pauses_the_job_before_it_is_spent(
     # On a busy computer the first snapshot may not exist yet.
     assert resumed.state == ("running" if view.started_at else "starting")
 
-    eventually(lambda: budget < fleet.client.job(job.id).cost().spent_usd < 100.0)
+    await_truth(lambda: budget < fleet.client.job(job.id).cost().spent_usd < 100.0)
     job.finish()
-    eventually(lambda: not fleet.of_pool("dear"))
+    await_truth(lambda: not fleet.of_pool("dear"))

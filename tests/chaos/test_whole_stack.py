@@ -7,11 +7,10 @@ last of them. Its model must then count every sample exactly once in each epoch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.counted_job import HELD_SECONDS, CountedJob
@@ -34,7 +33,6 @@ EPOCHS = 14
 SEVERAL = 6
 #: Secrets of the platform that no machine has.
 SECRETS = ("ledger", "tensors", "jobs", "job-secrets")
-Eventually = Callable[..., Any]
 
 
 class Stack:
@@ -148,7 +146,7 @@ def _text(path: Path) -> str:
     return ""
 
 
-def test_three_of_three_workers_die_at_once(stack: Stack, job: str, eventually: Eventually) -> None:
+def test_three_of_three_workers_die_at_once(stack: Stack, job: str) -> None:
     victims, kills = set(stack.training_workers(job)), stack.client.job(job).kills
 
     for victim in victims:
@@ -156,35 +154,31 @@ def test_three_of_three_workers_die_at_once(stack: Stack, job: str, eventually: 
 
     assert not any(stack.provider.processes(victim) for victim in victims), "the faults fired"
     stack.training_workers(job, but=victims)
-    eventually(lambda: stack.client.job(job).kills >= kills + WORKERS)
+    await_truth(lambda: stack.client.job(job).kills >= kills + WORKERS)
 
 
-def test_workers_continue_while_the_ray_head_is_dead(
-    stack: Stack, job: str, eventually: Eventually
-) -> None:
+def test_workers_continue_while_the_ray_head_is_dead(stack: Stack, job: str) -> None:
     before = {name: beat.pid for name, beat in stack.training_workers(job).items()}
     restarts = stack.state.parts["head"].restarts
 
     stack.kill("head")
 
     stack.await_updates(job)
-    eventually(lambda: stack.state.parts["head"].restarts > restarts)
-    eventually(lambda: stack.state.parts["controller"].ready)
+    await_truth(lambda: stack.state.parts["head"].restarts > restarts)
+    await_truth(lambda: stack.state.parts["controller"].ready)
     after = {name: beat.pid for name, beat in stack.training_workers(job).items()}
     assert after == before, "the same processes continued"
 
 
 @pytest.mark.ci
-def test_restarted_controller_finds_its_machines(
-    stack: Stack, job: str, eventually: Eventually
-) -> None:
+def test_restarted_controller_finds_its_machines(stack: Stack, job: str) -> None:
     before = {one.id for one in stack.provider.machines()}
     restarts, view = stack.state.parts["controller"].restarts, stack.client.job(job)
 
     stack.kill("controller")
 
-    eventually(lambda: stack.state.parts["controller"].restarts > restarts)
-    eventually(lambda: stack.state.parts["controller"].ready)
+    await_truth(lambda: stack.state.parts["controller"].restarts > restarts)
+    await_truth(lambda: stack.state.parts["controller"].ready)
     stack.await_updates(job)
     after = stack.client.job(job)
     assert (after.kills, after.evictions) == (view.kills, view.evictions), "no machine was lost"
@@ -192,7 +186,7 @@ def test_restarted_controller_finds_its_machines(
 
 
 @pytest.mark.ci
-def test_job_continues_after_down_and_up(stack: Stack, job: str, eventually: Eventually) -> None:
+def test_job_continues_after_down_and_up(stack: Stack, job: str) -> None:
     # Given a job that was never restored
     assert "restored" not in {event.kind for event in stack.client.job(job).events()}
 

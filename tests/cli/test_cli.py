@@ -33,7 +33,6 @@ from vcasgd.errors import CloudDenied, Unauthorized, VcasgdError
 from vcasgd.stack import StackHome, StackPhase, StackState
 from vcasgd.store.ledger.job import JobState
 
-Eventually = Callable[..., Any]
 Run = Callable[..., Result]
 
 JOB_FILE = """

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,8 +28,6 @@ from vcasgd.cli.follow import JobStatus
 from vcasgd.client import Client
 from vcasgd.errors import NotFound
 from vcasgd.schemas.fleet import EvictionRequested, WorkerRow
-
-Eventually = Callable[..., Any]
 
 #: Seconds for one demo; it takes one minute on an idle machine.
 END_SECONDS = 500.0

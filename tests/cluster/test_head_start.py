@@ -6,21 +6,19 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from support.harness import Process, RedisServer
 from support.ports import free_port
 from support.servers import TlsServer, require_binary
+from support.waiting import await_truth
 
 from vcasgd.cluster.head import head_command
 from vcasgd.cluster.ray_node import CONTROL_SERVICE_DIED
 from vcasgd.settings import Settings
 from vcasgd.store.connection import connect
 from vcasgd.store.embedded import replication_lines
-
-Eventually = Callable[..., Any]
 
 pytestmark = pytest.mark.slow
 
@@ -65,12 +63,11 @@ def part(head: Process, name: str) -> psutil.Process | None:
 def test_head_exits_if_its_control_service_dies_during_the_start(
     ledger: RedisServer,
     start_head: Callable[[str], Process],
-    eventually: Eventually,
     tmp_path: Path,
 ) -> None:
     # Given a head whose node is not registered yet
     head = start_head(ledger.url)
-    raylet = eventually(lambda: part(head, "raylet"), interval=0.005)
+    raylet = await_truth(lambda: part(head, "raylet"), interval=0.005)
     raylet.suspend()
     control = part(head, "gcs_server")
     assert control is not None
@@ -82,14 +79,13 @@ def test_head_exits_if_its_control_service_dies_during_the_start(
     # Then it exits, so that it can be restarted, and leaves no process behind
     assert head.wait() == 1
     assert CONTROL_SERVICE_DIED in (tmp_path / "head.log").read_text()
-    eventually(lambda: not raylet.is_running())
+    await_truth(lambda: not raylet.is_running())
 
 
 @pytest.mark.extended
 def test_head_exits_if_its_ledger_is_no_longer_the_primary(
     ledger: RedisServer,
     start_head: Callable[[str], Process],
-    eventually: Eventually,
     tmp_path: Path,
 ) -> None:
     # Given a server that was the primary and is a replica now
@@ -98,7 +94,7 @@ def test_head_exits_if_its_ledger_is_no_longer_the_primary(
         tmp_path / "replica", durable=True, more=lines, password=ledger.files.password
     )
     try:
-        eventually(lambda: replica.connection.info("replication")["role"] == "slave")
+        await_truth(lambda: replica.connection.info("replication")["role"] == "slave")
 
         # Then the head exits
         assert start_head(replica.url).wait() == 1
@@ -108,14 +104,14 @@ def test_head_exits_if_its_ledger_is_no_longer_the_primary(
 
 
 def test_head_keeps_its_state_in_a_ledger_over_tls(
-    start_head: Callable[[str], Process], eventually: Eventually, tmp_path: Path
+    start_head: Callable[[str], Process], tmp_path: Path
 ) -> None:
     ledger = RedisServer(tmp_path / "ledger", durable=True, binary=require_binary("redis"))
     tls = TlsServer(ledger, tmp_path)
     client = connect(tls.url(ssl_ca_certs=tls.authority))
     try:
         head = start_head(tls.url(ssl_ca_certs=tls.authority))
-        eventually(lambda: not head.alive or client.keys("*of-this-test*"))
+        await_truth(lambda: not head.alive or client.keys("*of-this-test*"))
         assert head.alive, (tmp_path / "head.log").read_text()[-3000:]
         assert client.keys("*of-this-test*")
     finally:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from support.exact import counts_after
 from support.harness import Harness
 from support.training import BATCH, Training
 from support.waiting import await_truth
-
-Eventually = Callable[..., Any]
 
 
 def test_job_without_a_number_of_subtasks_gets_one_from_its_data(harness: Harness) -> None:
@@ -68,7 +63,7 @@ def test_job_ends_exactly_at_its_number_of_steps(harness: Harness) -> None:
 
 
 def test_evaluations_between_epochs_are_of_exact_versions_although_a_worker_is_killed(
-    harness: Harness, eventually: Eventually
+    harness: Harness,
 ) -> None:
     # Given a job of 80 steps per epoch that is evaluated every 24 steps, of 5 samples each
     every = 24 * BATCH
@@ -76,7 +71,7 @@ def test_evaluations_between_epochs_are_of_exact_versions_although_a_worker_is_k
     workers = training.start_with_job_loop()
 
     # When a worker is killed after the first evaluation
-    eventually(lambda: harness.jobs.get(training.job).evaluations)
+    await_truth(lambda: harness.jobs.get(training.job).evaluations)
     training.worker(training.await_any_mid_interval(workers)).kill()
     job = training.await_success()
 
@@ -101,16 +96,14 @@ def test_evaluations_between_epochs_are_of_exact_versions_although_a_worker_is_k
     assert job.model is not None
     stored = harness.checkpoints(job.id).read(job.model).whole[0]
     assert stored.meta.version == job.evaluations[-1].version
-    eventually(lambda: harness.tensors.connection.dbsize() == 0)
+    await_truth(lambda: harness.tensors.connection.dbsize() == 0)
 
 
-def test_evaluations_by_time_are_of_newer_and_newer_models(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_evaluations_by_time_are_of_newer_and_newer_models(harness: Harness) -> None:
     training = Training(harness, samples=2000, epochs=1, subtasks=100, evaluate={"every": "0.2s"})
     training.start_with_job_loop()
 
-    eventually(lambda: len(harness.jobs.get(training.job).evaluations) >= 3)
+    await_truth(lambda: len(harness.jobs.get(training.job).evaluations) >= 3)
     job = training.await_success()
 
     samples = [each.samples or 0 for each in job.evaluations]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.clocks import SteppingServer
 from support.harness import Process, RedisServer
+from support.waiting import await_truth
 
 from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.controller.leadership import Leadership
@@ -21,8 +21,6 @@ from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import CONTROLLER
 from vcasgd.store.ledger.control import Control, LaunchRecord
 from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrder, WorkerOrders
-
-Eventually = Callable[..., Any]
 
 FACTS = {"host": "h", "cpus": 1, "memory_mb": 1}
 HOUR = 3600
@@ -40,7 +38,7 @@ def leadership(ledger: RedisClient, heartbeat: float = 60.0) -> Leadership:
 
 
 def test_a_forward_step_of_the_ledgers_clock_makes_no_two_controllers_act(
-    stepping: SteppingServer, eventually: Eventually
+    stepping: SteppingServer,
 ) -> None:
     # Given a controller, and one that stands by
     acting, standby = (leadership(stepping.connection) for _ in range(2))
@@ -55,7 +53,7 @@ def test_a_forward_step_of_the_ledgers_clock_makes_no_two_controllers_act(
         standby.renew()
         return stepping.connection.hget(CONTROLLER, "token") == b"2"
 
-    eventually(taken)
+    await_truth(taken)
 
     # Then only one of them acts until the first one asks again
     assert acting.sure
@@ -64,16 +62,14 @@ def test_a_forward_step_of_the_ledgers_clock_makes_no_two_controllers_act(
     assert not acting.sure
 
 
-def test_a_controller_that_saw_its_predecessor_die_acts_at_once(
-    ledger: RedisClient, eventually: Eventually
-) -> None:
+def test_a_controller_that_saw_its_predecessor_die_acts_at_once(ledger: RedisClient) -> None:
     dead, standby = (leadership(ledger, 0.05) for _ in range(2))
     dead.renew()
 
     standby.renew()
     assert not standby.sure
 
-    eventually(lambda: not Control(ledger).held())
+    await_truth(lambda: not Control(ledger).held())
     standby.renew()
 
     assert not dead.sure
@@ -92,13 +88,11 @@ def test_a_controller_follows_one_that_stopped_at_once(ledger: RedisClient) -> N
     assert successor.sure
 
 
-def test_a_controller_that_never_saw_its_predecessor_waits(
-    ledger: RedisClient, eventually: Eventually
-) -> None:
+def test_a_controller_that_never_saw_its_predecessor_waits(ledger: RedisClient) -> None:
     dead, successor = leadership(ledger, 0.05), leadership(ledger)
     dead.renew()
     Control(ledger).release("somebody else")
-    eventually(lambda: not Control(ledger).held())
+    await_truth(lambda: not Control(ledger).held())
 
     successor.renew()
 
@@ -110,7 +104,7 @@ def orders(*workers: str) -> list[WorkerOrder]:
 
 
 def test_a_controller_deposed_between_read_and_write_changes_nothing(
-    stepping: SteppingServer, eventually: Eventually
+    stepping: SteppingServer,
 ) -> None:
     # Given a controller that has read a machine's orders to remove a worker from them
     first, second = (leadership(stepping.connection) for _ in range(2))
@@ -130,7 +124,7 @@ def test_a_controller_deposed_between_read_and_write_changes_nothing(
         return stepping.connection.hget(CONTROLLER, "token") == b"2"
 
     stepping.set_clock(HOUR)
-    eventually(taken_over)
+    await_truth(taken_over)
     WorkerOrders(of_successor).set({machine: orders("c.join-p-1")})
 
     # When it goes on after another controller took over and wrote
@@ -157,9 +151,7 @@ def test_a_controller_deposed_between_read_and_write_changes_nothing(
     of_successor.connection_pool.disconnect()
 
 
-def test_a_suspended_controller_that_was_replaced_leaves(
-    tmp_path: Path, eventually: Eventually
-) -> None:
+def test_a_suspended_controller_that_was_replaced_leaves(tmp_path: Path) -> None:
     server = RedisServer(tmp_path / "ledger", durable=False)
     (pools := tmp_path / "pools.yaml").write_text("pools: [{name: guests, provider: join}]")
     url = server.url
@@ -178,7 +170,7 @@ def test_a_suspended_controller_that_was_replaced_leaves(
     def start() -> Process:
         before = control.last_round_at()
         processes.append(Process(argv, tmp_path / f"{len(processes)}.log", env))
-        eventually(lambda: control.last_round_at() > before)
+        await_truth(lambda: control.last_round_at() > before)
         return processes[-1]
 
     try:

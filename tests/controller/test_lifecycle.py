@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from support.harness import Harness
 from support.training import BATCH, Training
+from support.waiting import await_truth
 
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.placement import Owners, Suspect
-
-Eventually = Callable[..., Any]
 
 
 def kinds(harness: Harness, job: str) -> list[str]:
@@ -28,9 +27,7 @@ def kinds(harness: Harness, job: str) -> list[str]:
 # --- ends of jobs ---------------------------------------------------------------------------
 
 
-def test_job_ends_with_the_model_that_was_evaluated_last(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_job_ends_with_the_model_that_was_evaluated_last(harness: Harness) -> None:
     # Given a job whose epochs do not overlap
     training = Training(harness, epochs=3, max_epoch_lead=0)
 
@@ -55,11 +52,11 @@ def test_job_ends_with_the_model_that_was_evaluated_last(
     assert history == ["submitted", "job-running", "job-finishing", "job-succeeded"]
 
     # and the tensors server is empty
-    eventually(lambda: harness.tensors.connection.dbsize() == 0)
+    await_truth(lambda: harness.tensors.connection.dbsize() == 0)
 
 
 def test_job_that_stops_improving_ends_with_its_best_model(
-    harness: Harness, tmp_path: Path, eventually: Eventually
+    harness: Harness, tmp_path: Path
 ) -> None:
     # Given a task whose accuracy rises up to the second epoch, and then falls
     job = submit(
@@ -71,7 +68,7 @@ def test_job_that_stops_improving_ends_with_its_best_model(
         stop={"patience": 2},
     )
 
-    done = await_end(harness, job, eventually)
+    done = await_end(harness, job)
 
     assert done.state is JobState.SUCCEEDED
     assert done.final_evaluation == 2
@@ -103,7 +100,6 @@ def test_job_that_stops_improving_ends_with_its_best_model(
 def test_job_stops_at_its_target(
     harness: Harness,
     tmp_path: Path,
-    eventually: Eventually,
     evaluate: str,
     stop: dict[str, Any],
     reached: Callable[[int], str],
@@ -112,7 +108,7 @@ def test_job_stops_at_its_target(
     job = submit(harness, tmp_path / "task", evaluate, epochs=50, stop=stop)
 
     # Then it ends soon after that, with a model that reached it
-    done = await_end(harness, job, eventually)
+    done = await_end(harness, job)
     assert done.final_evaluation in range(2, 10)
     assert done.reason == f"{reached(done.final_evaluation)} in epoch {done.final_evaluation}"
     assert done.model is not None
@@ -120,9 +116,7 @@ def test_job_stops_at_its_target(
     assert model.floats.tolist() == [float(done.final_evaluation)] * 100
 
 
-def test_target_counts_although_the_next_epoch_is_worse(
-    harness: Harness, tmp_path: Path, eventually: Eventually
-) -> None:
+def test_target_counts_although_the_next_epoch_is_worse(harness: Harness, tmp_path: Path) -> None:
     # Given a task that reaches its target in the second epoch only, while no job loop runs
     job = submit(
         harness,
@@ -133,26 +127,24 @@ def test_target_counts_although_the_next_epoch_is_worse(
         stop={"accuracy": 0.9},
     )
     harness.start_job_when_ready(job)
-    eventually(lambda: len(harness.jobs.get(job).evaluations) >= 3)
+    await_truth(lambda: len(harness.jobs.get(job).evaluations) >= 3)
 
     # When the job loop starts
     harness.start_job_loop()
 
     # Then the job ends with the model of the second epoch
-    done = await_end(harness, job, eventually)
+    done = await_end(harness, job)
     assert done.final_evaluation == 2
     assert done.model is not None
     assert harness.checkpoints(job).read(done.model).floats.tolist() == [2.0] * 100
 
 
-def test_job_stops_after_its_max_duration(
-    harness: Harness, tmp_path: Path, eventually: Eventually
-) -> None:
+def test_job_stops_after_its_max_duration(harness: Harness, tmp_path: Path) -> None:
     # Given a job that would take an hour and has a limit of one second
     job = submit(harness, tmp_path / "task", "", epochs=5000, stop={"max_duration": 1})
 
     # Then it ends with the epoch that was evaluated last
-    done = await_end(harness, job, eventually)
+    done = await_end(harness, job)
     assert done.final_evaluation is not None
     assert (
         done.reason
@@ -192,8 +184,8 @@ def submit(
     return job
 
 
-def await_end(harness: Harness, job: str, eventually: Eventually) -> JobRecord:
-    eventually(lambda: harness.jobs.get(job).state.over)
+def await_end(harness: Harness, job: str) -> JobRecord:
+    await_truth(lambda: harness.jobs.get(job).state.over)
     done = harness.jobs.get(job)
     assert done.state is JobState.SUCCEEDED, done.reason
     return done
@@ -202,9 +194,7 @@ def await_end(harness: Harness, job: str, eventually: Eventually) -> JobRecord:
 # --- pause and cancel ------------------------------------------------------------------
 
 
-def test_paused_job_keeps_its_work_and_continues_when_resumed(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_paused_job_keeps_its_work_and_continues_when_resumed(harness: Harness) -> None:
     # Given a running job that pushes at the end of long subtasks only
     training = Training(harness, push_every="subtask")
     names = training.start_with_job_loop()
@@ -216,7 +206,7 @@ def test_paused_job_keeps_its_work_and_continues_when_resumed(
     # Then the workers push their work and leave, and training stops
     assert [training.worker(name).wait() for name in names] == [0, 0]
     trained = BATCH * len(training.steps())
-    eventually(lambda: harness.applied(training.job) == trained)
+    await_truth(lambda: harness.applied(training.job) == trained)
     (late,) = training.add_workers(1)
     assert training.worker(late).wait() == 0
     assert harness.applied(training.job) == trained == BATCH * len(training.steps())
@@ -228,9 +218,7 @@ def test_paused_job_keeps_its_work_and_continues_when_resumed(
     assert training.unexplained_repeats() == 0
 
 
-def test_cancelled_job_releases_everything_at_once(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_cancelled_job_releases_everything_at_once(harness: Harness) -> None:
     # Given a running job
     training = Training(harness, samples=4000)
     names = training.start_with_job_loop()
@@ -240,14 +228,14 @@ def test_cancelled_job_releases_everything_at_once(
 
     # Then its workers leave and its tensors are deleted, long before it would have ended
     assert [training.worker(name).wait() for name in names] == [0, 0]
-    eventually(lambda: harness.tensors.connection.dbsize() == 0)
+    await_truth(lambda: harness.tensors.connection.dbsize() == 0)
     assert BATCH * len(training.steps()) < training.total
 
     # and they stay deleted
     beat = harness.server_heartbeat_at()
-    eventually(lambda: harness.server_heartbeat_at() > beat)
+    await_truth(lambda: harness.server_heartbeat_at() > beat)
     # A call that was under way can write once more, which is deleted, too.
-    eventually(lambda: harness.tensors.connection.dbsize() == 0)
+    await_truth(lambda: harness.tensors.connection.dbsize() == 0)
     assert "job-cancelled" in kinds(harness, training.job)
     assert harness.server.alive
 
@@ -255,9 +243,7 @@ def test_cancelled_job_releases_everything_at_once(
 # --- checkpoints --------------------------------------------------------------------------------
 
 
-def test_checkpoints_follow_their_interval_and_number(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_checkpoints_follow_their_interval_and_number(harness: Harness) -> None:
     # Given a job that writes a checkpoint every half second and keeps two
     training = Training(
         harness, samples=4000, epochs=1, checkpoint={"every": 0.5, "keep": 2}, step_seconds=0.02
@@ -265,7 +251,7 @@ def test_checkpoints_follow_their_interval_and_number(
     training.start_with_job_loop()
 
     # When it has written five
-    written = eventually(lambda: at_least(5, harness.events(training.job, "checkpoint")))
+    written = await_truth(lambda: at_least(5, harness.events(training.job, "checkpoint")))
 
     # Then they are at least that far apart
     assert all(later["at"] - former["at"] > 0.45 for former, later in pairwise(written))
@@ -273,7 +259,7 @@ def test_checkpoints_follow_their_interval_and_number(
     # and only the last two are left, each of them complete
     harness.jobs.pause(training.job)
     checkpoints = harness.checkpoints(training.job)
-    eventually(
+    await_truth(
         lambda: [each.name for each in checkpoints.all()] == names_of(harness, training)[-2:]
     )
     for name in names_of(harness, training)[-2:]:
@@ -305,7 +291,7 @@ def at_least(number: int, rows: list[Any]) -> list[Any]:
     ],
 )
 def test_best_model_is_kept_beside_the_last(
-    harness: Harness, tmp_path: Path, eventually: Eventually, metric: str, value: str, best: int
+    harness: Harness, tmp_path: Path, metric: str, value: str, best: int
 ) -> None:
     # Given a job that keeps one checkpoint
     job = submit(
@@ -317,7 +303,7 @@ def test_best_model_is_kept_beside_the_last(
     )
 
     # Then the best model and the final one are left at its end
-    done = await_end(harness, job, eventually)
+    done = await_end(harness, job)
     assert done.best == done.evaluations[best - 1]
     kept = harness.checkpoints(job).all()
     assert {each.version for each in kept} == {done.best.version, done.evaluations[-1].version}
@@ -349,9 +335,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def test_full_disk_is_reported_and_stops_no_training(
-    harness: Harness, small_disk: Path, eventually: Eventually
-) -> None:
+def test_full_disk_is_reported_and_stops_no_training(harness: Harness, small_disk: Path) -> None:
     # Given a job with a checkpoint of 160 kB every half second
     job = harness.submit_audit(
         samples=40_000,
@@ -369,15 +353,15 @@ def test_full_disk_is_reported_and_stops_no_training(
     harness.start_workers(job, 2)
 
     # Then the job reports that checkpoints fail, and trains to its end
-    (event,) = eventually(lambda: harness.events(job, "checkpoint-failed"))
+    (event,) = await_truth(lambda: harness.events(job, "checkpoint-failed"))
     assert "No space left" in event["text"]
-    eventually(lambda: harness.jobs.get(job).finished_epochs == 2)
-    eventually(lambda: harness.jobs.get(job).state is JobState.FINISHING)
+    await_truth(lambda: harness.jobs.get(job).finished_epochs == 2)
+    await_truth(lambda: harness.jobs.get(job).state is JobState.FINISHING)
     assert harness.jobs.checkpoints(job) == {}
 
     # and when the disk has room again, the model is stored and the job succeeds
     filler.unlink()
-    eventually(lambda: harness.jobs.get(job).state is JobState.SUCCEEDED)
+    await_truth(lambda: harness.jobs.get(job).state is JobState.SUCCEEDED)
     done = harness.jobs.get(job)
     assert done.model is not None
     assert harness.checkpoints(job).read(done.model).floats.unique().tolist() == [2.0]
@@ -385,7 +369,7 @@ def test_full_disk_is_reported_and_stops_no_training(
 
 
 def test_model_lost_before_it_is_stored_is_trained_again(
-    harness: Harness, small_disk: Path, eventually: Eventually
+    harness: Harness, small_disk: Path
 ) -> None:
     # Given a job that can't store its model because the disk is full
     training = Training(harness, epochs=1, max_epoch_lead=0)
@@ -394,7 +378,7 @@ def test_model_lost_before_it_is_stored_is_trained_again(
     harness.checkpoint(training.job)
     training.release()
     filler = fill(small_disk)
-    eventually(lambda: harness.jobs.get(training.job).state is JobState.FINISHING)
+    await_truth(lambda: harness.jobs.get(training.job).state is JobState.FINISHING)
 
     # When the model is lost and the disk has room again
     harness.server.kill()
@@ -410,24 +394,24 @@ def test_model_lost_before_it_is_stored_is_trained_again(
 
 
 def test_work_of_an_owner_that_is_accused_at_the_end_is_undone(
-    harness: Harness, small_disk: Path, eventually: Eventually
+    harness: Harness, small_disk: Path
 ) -> None:
     # Given a job that can't store its model because the disk is full
     every = {"every": 0.2, "keep": 50}
     training = Training(harness, epochs=1, max_epoch_lead=0, checkpoint=every)
     training.start_with_job_loop()
-    listed = eventually(lambda: harness.jobs.checkpoints(training.job))
+    listed = await_truth(lambda: harness.jobs.checkpoints(training.job))
     version = max(each["versions"][0] for each in listed.values())
     training.release()
     filler = fill(small_disk)
-    eventually(lambda: harness.jobs.get(training.job).state is JobState.FINISHING)
+    await_truth(lambda: harness.jobs.get(training.job).state is JobState.FINISHING)
 
     # When a parameter server accuses an owner of updates after the checkpoint
     suspect = Suspect(why="it sent noise", shard=0, version=version)
     assert Owners(harness.ledger.connection).accuse(training.job, "mallory", suspect)
 
     # Then the job goes back to the checkpoint, trains again, and succeeds
-    (event,) = eventually(lambda: harness.events(training.job, "rolled-back"))
+    (event,) = await_truth(lambda: harness.events(training.job, "rolled-back"))
     assert event["details"]["owner"] == "mallory"
     name = event["details"]["name"]
     assert harness.jobs.checkpoints(training.job)[name]["versions"] == [version]
@@ -436,16 +420,14 @@ def test_work_of_an_owner_that_is_accused_at_the_end_is_undone(
     assert training.repeated_samples() > 0
 
 
-def test_damaged_checkpoint_is_not_used_as_the_final_model(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_damaged_checkpoint_is_not_used_as_the_final_model(harness: Harness) -> None:
     # Given a job that has finished its epochs, while no job loop runs to store the model
     training = Training(harness, epochs=1, max_epoch_lead=0)
     training.start(2)
     training.await_samples(200)
     harness.checkpoint(training.job)
     training.release()
-    eventually(lambda: harness.jobs.get(training.job).finished_epochs == 1)
+    await_truth(lambda: harness.jobs.get(training.job).finished_epochs == 1)
 
     # When the checkpoint of its last version is damaged, and both servers lose the model
     damaged = harness.checkpoint(training.job)
@@ -470,7 +452,7 @@ def test_damaged_checkpoint_is_not_used_as_the_final_model(
 
 @pytest.mark.extended
 @pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
-def test_job_survives_deaths_of_its_job_loop(harness: Harness, eventually: Eventually) -> None:
+def test_job_survives_deaths_of_its_job_loop(harness: Harness) -> None:
     # Given a job with many checkpoints
     training = Training(harness, samples=1200, checkpoint={"every": 0.2})
     harness.start_server()
@@ -480,7 +462,7 @@ def test_job_survives_deaths_of_its_job_loop(harness: Harness, eventually: Event
     # When its job loop is killed again and again, from the start to the end
     deaths, seen = 0, 1
     while not harness.jobs.get(training.job).state.over:
-        eventually(lambda seen=seen: len(harness.jobs.events(training.job)) > seen)
+        await_truth(lambda seen=seen: len(harness.jobs.events(training.job)) > seen)
         job_loop.kill()
         deaths, seen = deaths + 1, seen + 1
         job_loop = harness.start_job_loop()
@@ -496,9 +478,7 @@ def test_job_survives_deaths_of_its_job_loop(harness: Harness, eventually: Event
 
 
 @pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
-def test_evaluation_of_a_dead_worker_is_made_by_another(
-    harness: Harness, tmp_path: Path, eventually: Eventually
-) -> None:
+def test_evaluation_of_a_dead_worker_is_made_by_another(harness: Harness, tmp_path: Path) -> None:
     # Given two workers, one of them in a long evaluation
     hold = tmp_path / "hold"
     hold.touch()
@@ -511,14 +491,14 @@ def test_evaluation_of_a_dead_worker_is_made_by_another(
         epochs=1,
     )
     harness.start_worker(job)
-    victim = eventually(lambda: harness.jobs.leases(job).get("evaluate:1"))
+    victim = await_truth(lambda: harness.jobs.leases(job).get("evaluate:1"))
 
     # When that one is killed
     harness.workers[victim].kill()
     hold.unlink()
 
     # Then the other worker evaluates the epoch, once
-    done = await_end(harness, job, eventually)
+    done = await_end(harness, job)
     (evaluation,) = done.evaluations
     assert evaluation.worker != victim
     assert evaluation.metrics["applied"] == 1.0

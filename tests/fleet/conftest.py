@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.local_machines import LocalCluster
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, eventually: Callable[..., Any]) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path, eventually) as cluster:
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path) as cluster:
         yield cluster

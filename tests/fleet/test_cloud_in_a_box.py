@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 from safetensors.torch import load_file
 from support.cloudbox import CloudBox, EmulatedCloud, short_folder
 from support.provider_backends import AwsBackend, GcpBackend
+from support.waiting import await_truth
 
 from vcasgd.chaos.audited_job import counting_spec
 from vcasgd.client import Client
@@ -30,7 +31,6 @@ HEARTBEAT = 1.0
 HELD_SECONDS = 0.5
 #: At least 70% of the workers.
 VICTIMS = 3
-Eventually = Callable[..., Any]
 
 
 class CloudStack:
@@ -105,7 +105,7 @@ def cloud_stack(
 @pytest.mark.extended
 @pytest.mark.parametrize("first", ["aws", "gcp"])
 def test_a_fleet_is_interrupted_and_replaced_in_another_cloud(
-    aws: AwsBackend, gcp: GcpBackend, tmp_path: Path, eventually: Eventually, first: str
+    aws: AwsBackend, gcp: GcpBackend, tmp_path: Path, first: str
 ) -> None:
     clouds: dict[str, AwsBackend | GcpBackend] = {"aws": aws, "gcp": gcp}
     order = sorted(clouds, key=lambda name: name != first)
@@ -113,7 +113,7 @@ def test_a_fleet_is_interrupted_and_replaced_in_another_cloud(
     with cloud_stack(tmp_path, documents, {**clouds}, gcp.url) as stack:
         # Given a job on a fleet of one cloud
         job = stack.submit([clouds[name].pool for name in order], epochs=4)
-        fleet = eventually(lambda: len(found := stack.training_machines(job)) == WORKERS and found)
+        fleet = await_truth(lambda: len(found := stack.training_machines(job)) == WORKERS and found)
         assert {stack.cloud_of(one) for one in fleet} == {first}
 
         # When most of it is interrupted at once, and that cloud has no more capacity
@@ -122,10 +122,10 @@ def test_a_fleet_is_interrupted_and_replaced_in_another_cloud(
         stack.boxes[first].interrupt(victims, notice_seconds=20.0)
 
         # Then machines of the other one replace it, and the job counts every sample once
-        eventually(lambda: len(stack.training_machines(job) - fleet) >= VICTIMS)
+        await_truth(lambda: len(stack.training_machines(job) - fleet) >= VICTIMS)
         others = {stack.cloud_of(one) for one in stack.training_machines(job) - fleet}
         assert others == {order[1]}
-        eventually(lambda: stack.client.job(job).evictions >= VICTIMS)
+        await_truth(lambda: stack.client.job(job).evictions >= VICTIMS)
         stack.hold.unlink()
         view = stack.client.job(job).wait(300)
         assert view.state == "succeeded", view.reason
@@ -135,4 +135,4 @@ def test_a_fleet_is_interrupted_and_replaced_in_another_cloud(
         assert view.progress.samples_repeated == 0
 
         # And nothing is left that costs money
-        eventually(lambda: not aws.alive() | gcp.alive())
+        await_truth(lambda: not aws.alive() | gcp.alive())

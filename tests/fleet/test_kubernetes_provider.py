@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from support.fake_kubernetes import FakeKubernetes
 from support.kubernetes import MISSING_IMAGE, PODS, Kubelet, KubernetesApi, api_server
 from support.ports import free_port
+from support.waiting import await_truth
 
 from vcasgd.errors import (
     CloudDenied,
@@ -31,8 +32,6 @@ from vcasgd.fleet.providers.kubernetes import (
     launch_name,
     manifest,
 )
-
-Eventually = Callable[..., Any]
 
 SECRET = "a-token-that-nobody-sees"
 #: Says what it gets, and waits for the notice.
@@ -73,9 +72,7 @@ def kubelet(api: KubernetesApi, tmp_path: Path) -> Iterator[Kubelet]:
 
 
 @pytest.fixture
-def provider(
-    api: KubernetesApi, kubelet: Kubelet, eventually: Eventually
-) -> Iterator[KubernetesProvider]:
+def provider(api: KubernetesApi, kubelet: Kubelet) -> Iterator[KubernetesProvider]:
     env = [{"name": "EXTRA", "value": "more"}]
     specs = [
         spec_of(template={"container": {"env": env}}),
@@ -84,7 +81,7 @@ def provider(
     provider = KubernetesProvider("c", specs, NothingJoined())
     yield provider
     provider.terminate(*(one.id for one in provider.machines()))
-    eventually(lambda: not provider.machines())
+    await_truth(lambda: not provider.machines())
     for name in api.pods():
         api.remove(name)
     provider.close()
@@ -100,13 +97,13 @@ def state_of(provider: KubernetesProvider, machine: str) -> MachineState | None:
 
 
 def test_machines_run_get_a_notice_and_end(
-    api: KubernetesApi, provider: KubernetesProvider, kubelet: Kubelet, eventually: Eventually
+    api: KubernetesApi, provider: KubernetesProvider, kubelet: Kubelet
 ) -> None:
     # Given two machines
     first, second = provider.launch("gpu", 2, BOOT, "token-1")
     running = MachineState.RUNNING
-    eventually(lambda: [each.state for each in provider.machines()] == [running, running])
-    eventually(lambda: kubelet.log_of(first) == f"{first} {SECRET} more\n")
+    await_truth(lambda: [each.state for each in provider.machines()] == [running, running])
+    await_truth(lambda: kubelet.log_of(first) == f"{first} {SECRET} more\n")
     assert SECRET not in str(api.pods()), "it is in the secret only"
 
     # When a node is drained, then its machine has a notice
@@ -115,30 +112,28 @@ def test_machines_run_get_a_notice_and_end(
     if one is not None:  # It may have left already.
         assert one.state is MachineState.LEAVING
         assert one.notice_at is not None
-    eventually(lambda: one_of(provider, first) is None)
+    await_truth(lambda: one_of(provider, first) is None)
     assert "notice" in kubelet.log_of(first)
 
     # When one is killed, it has none
     provider.kill(second)
-    eventually(lambda: one_of(provider, second) is None)
+    await_truth(lambda: one_of(provider, second) is None)
     assert "notice" not in kubelet.log_of(second)
 
 
 def test_eviction_gives_the_machine_its_time(
-    provider: KubernetesProvider, kubelet: Kubelet, eventually: Eventually
+    provider: KubernetesProvider, kubelet: Kubelet
 ) -> None:
     (machine,) = provider.launch("gpu", 1, BOOT, "token-2")
-    eventually(lambda: "more" in kubelet.log_of(machine))
+    await_truth(lambda: "more" in kubelet.log_of(machine))
 
     provider.evict(machine, 20)
 
-    eventually(lambda: one_of(provider, machine) is None)
+    await_truth(lambda: one_of(provider, machine) is None)
     assert "notice" in kubelet.log_of(machine)
 
 
-def test_container_that_does_not_start_or_fails_says_why(
-    provider: KubernetesProvider, eventually: Eventually
-) -> None:
+def test_container_that_does_not_start_or_fails_says_why(provider: KubernetesProvider) -> None:
     (lost,) = provider.launch("lost", 1, BOOT, "token-3")
     (failing,) = provider.launch("gpu", 1, FAILING, "token-4")
 
@@ -146,26 +141,25 @@ def test_container_that_does_not_start_or_fails_says_why(
         provider.machines()
         return provider.boot_error(machine) or ""
 
-    eventually(lambda: "ErrImagePull: no such host" in problem(lost))
+    await_truth(lambda: "ErrImagePull: no such host" in problem(lost))
     assert state_of(provider, lost) is MachineState.BOOTING
-    eventually(lambda: "no such model" in problem(failing))
+    await_truth(lambda: "no such model" in problem(failing))
     assert one_of(provider, failing) is None
 
 
 def test_pods_that_ended_are_deleted_after_a_while(
     api: KubernetesApi,
     provider: KubernetesProvider,
-    eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (machine,) = provider.launch("gpu", 1, FAILING, "token-5")
-    eventually(lambda: provider.boot_error(machine) if provider.machines() == [] else None)
+    await_truth(lambda: provider.boot_error(machine) if provider.machines() == [] else None)
     assert machine in api.pods()
 
     monkeypatch.setattr(provider_module, "KEPT_SECONDS", -60.0)
     provider.machines()
 
-    eventually(lambda: machine not in api.pods())
+    await_truth(lambda: machine not in api.pods())
 
 
 def test_pods_of_others_are_no_machines(api: KubernetesApi, provider: KubernetesProvider) -> None:

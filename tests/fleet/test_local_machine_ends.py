@@ -10,22 +10,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.local_machines import POOL, LocalCluster
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.fleet.notices import FileNotices, Notice
 from vcasgd.fleet.providers.base import Boot, MachineState
 from vcasgd.fleet.providers.local.machine import Owner, is_locked
 from vcasgd.fleet.providers.local.processes import Process, processes_of
 from vcasgd.fleet.providers.local.provider import KEPT_DEAD
-
-Eventually = Callable[..., Any]
 
 #: Acquires the lock as the owner of the machines does, reports it, and waits to be killed.
 HOLDER = """
@@ -58,7 +55,7 @@ def test_eviction_gives_notice(cluster: LocalCluster) -> None:
     began = time.time()
     cluster.another().evict(id_, 600)
     ended = time.time()
-    notice = cluster.eventually(notices.poll)
+    notice = await_truth(notices.poll)
     assert isinstance(notice, Notice)
     assert notice.kind == "terminate"
     assert notice.at is not None
@@ -135,8 +132,8 @@ def test_a_machine_says_why_it_failed_before_it_is_gone(cluster: LocalCluster) -
     # A provider that sees that it is gone may kill it at once.
     (id_,) = cluster.launch(boot=Boot(("/does/not/exist",)))
     directory = cluster.directory(id_)
-    cluster.eventually(directory.marked_terminated)
-    cluster.eventually(lambda: "/does/not/exist" in directory.log.read_text())
+    await_truth(directory.marked_terminated)
+    await_truth(lambda: "/does/not/exist" in directory.log.read_text())
 
     (line,) = [each for each in directory.log.read_text().splitlines() if "ERROR" in each]
     said = datetime.strptime(" ".join(line.split()[:2]), "%Y-%m-%d %H:%M:%S,%f").astimezone()

@@ -7,20 +7,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.local_machines import BOOT, LocalCluster
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import FleetError, NoCapacity, SpecError
 from vcasgd.fleet.providers.base import PYTHON, Boot, MachineState
 from vcasgd.fleet.providers.local.processes import processes_of
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
-
-Eventually = Callable[..., Any]
 
 #: Reports what it finds imported, and starts a process in its own session.
 FORKED = """
@@ -56,7 +52,7 @@ def test_machine_does_not_inherit_variables_of_the_stack(
     boot = Boot(("sh", "-c", "env > seen; echo > ready; exec sleep 300"), {"VCASGD_CLUSTER": "c"})
     (id_,) = cluster.launch(boot=boot)
     path = cluster.directory(id_).path
-    cluster.eventually((path / "ready").exists)
+    await_truth((path / "ready").exists)
     seen = [line for line in (path / "seen").read_text().splitlines() if line.startswith("VCASGD")]
     assert sorted(seen) == [
         "VCASGD_CLUSTER=c",
@@ -80,7 +76,7 @@ def test_machines_share_what_they_import(cluster: LocalCluster, tmp_path: Path) 
     ids = cluster.launch(2, boot=boot)
     for id_ in ids:
         ready = cluster.directory(id_).path / "ready"
-        cluster.eventually(ready.exists)
+        await_truth(ready.exists)
         assert ready.read_text() == f"True ['argument'] hello {id_} {id_}"
         cluster.await_state(id_, MachineState.RUNNING)
 
@@ -117,7 +113,7 @@ def test_concurrent_launches_with_one_token(cluster: LocalCluster) -> None:
     assert len(cluster.provider.machines()) == 2
 
 
-def test_machines_take_turns_over_the_gpus(tmp_path: Path, eventually: Eventually) -> None:
+def test_machines_take_turns_over_the_gpus(tmp_path: Path) -> None:
     # Given a computer with three GPUs, and a pool whose machines see two each
     pool = LocalPool("local", capacity=4, gpus=2, devices=("GPU-a", "GPU-b", "GPU-c"))
     provider = LocalProvider(tmp_path, "test", pool)
@@ -126,7 +122,7 @@ def test_machines_take_turns_over_the_gpus(tmp_path: Path, eventually: Eventuall
 
     def seen(id_: str) -> str:
         file = tmp_path / "machines" / id_ / "seen"
-        eventually(file.exists)
+        await_truth(file.exists)
         return file.read_text().strip()
 
     # Then a GPU gets a second machine only after all have one
@@ -225,9 +221,7 @@ def test_failing_interpreter_is_an_error(
     assert cluster.provider.machines() == []
 
 
-def test_launch_is_spread_over_zones_and_may_be_on_demand(
-    tmp_path: Path, eventually: Eventually
-) -> None:
+def test_launch_is_spread_over_zones_and_may_be_on_demand(tmp_path: Path) -> None:
     pool = LocalPool(
         "local", 4, 0.1, 0.4, zones=("a", "b"), machine_types=("small", "large"), cpus=2
     )

@@ -10,11 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.http_servers import LocalServer, QuietHandler
@@ -22,7 +21,7 @@ from support.machine_scripts import script_of
 from support.metadata import Metadata, MetadataServer
 from support.ports import free_port
 from support.provider_backends import AwsBackend, GcpBackend, aws_backend, boot_script
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import CloudDenied, CloudUnavailable, InvalidRequest, SpecError
 from vcasgd.fleet.metadata import gcp_secret
@@ -35,7 +34,6 @@ from vcasgd.fleet.providers.user_data import (
 from vcasgd.machine import main as machine
 from vcasgd.steady_time import boot_time
 
-Eventually = Callable[..., Any]
 TRICKY = """it's "$HOME" `id` \\ end"""
 
 
@@ -96,7 +94,7 @@ def test_machine_runs_its_boot_command(metadata: MetadataServer, tmp_path: Path)
 
 
 def test_new_machine_retries_until_its_metadata_server_responds(
-    caplog: pytest.LogCaptureFixture, eventually: Eventually
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     port = free_port()
     environment = {
@@ -105,7 +103,7 @@ def test_new_machine_retries_until_its_metadata_server_responds(
     }
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(machine.boot_of, environment)
-        eventually(lambda: "does not respond" in caplog.text)
+        await_truth(lambda: "does not respond" in caplog.text)
         server = MetadataServer(Metadata("i-9"), port)
         server.start()
         try:
@@ -120,7 +118,7 @@ def test_missing_boot_command_is_refused() -> None:
 
 
 def test_a_shutdown_becomes_a_notice_and_then_the_end(
-    metadata: MetadataServer, tmp_path: Path, eventually: Eventually
+    metadata: MetadataServer, tmp_path: Path
 ) -> None:
     notice = tmp_path / "seen"
     watch = (
@@ -149,7 +147,7 @@ def test_a_shutdown_becomes_a_notice_and_then_the_end(
             assert process.stdout.readline() == "up\n"
             began, noticed_at = time.time(), boot_time()
             process.send_signal(signal.SIGTERM)
-            eventually(notice.exists)
+            await_truth(notice.exists)
             row = json.loads(notice.read_text())
             assert row["kind"] == "terminate"
             assert noticed_at <= row["at"] - 1.0 <= boot_time()

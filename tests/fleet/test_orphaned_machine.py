@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.metadata import Metadata, MetadataServer
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.fleet.providers.base import PYTHON, Boot
 from vcasgd.fleet.providers.user_data import boot_environment
 from vcasgd.storage.objects import LIFE_SIGN, SIGNS, LifeSign, Silence, Storage
 
-Eventually = Callable[..., Any]
 #: Seconds of silence after which the machine ends.
 ORPHAN = 3.0
 
@@ -65,7 +63,7 @@ def machine(storage: Storage) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_machine_lives_with_its_controller_and_ends_without(
-    storage: Storage, machine: subprocess.Popen[str], eventually: Eventually
+    storage: Storage, machine: subprocess.Popen[str]
 ) -> None:
     # Given a machine that has run for longer than it may without a controller
     assert machine.stdout is not None
@@ -79,7 +77,7 @@ def test_a_machine_lives_with_its_controller_and_ends_without(
         signs.update({storage.get(LIFE_SIGN)} if storage.has(LIFE_SIGN) else ())
         return len(signs) >= 3 * SIGNS
 
-    eventually(several)
+    await_truth(several)
     assert machine.poll() is None
 
     # When the controller is gone, then the worker gets notice, and the machine ends

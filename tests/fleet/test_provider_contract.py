@@ -5,17 +5,16 @@ cluster, a fake API server of Kubernetes whose pods are processes, and a user's 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.provider_backends import BACKENDS, ProviderBackend, sleeper
+from support.waiting import await_truth
 
 from vcasgd.errors import InvalidRequest, NoCapacity
 from vcasgd.fleet.providers.base import Machine, MachineState, Provider, one_line
 
-Eventually = Callable[..., Any]
 BOOT = sleeper()
 
 
@@ -48,11 +47,11 @@ def ids(provider: Provider) -> set[str]:
 
 
 def test_a_machine_is_listed_with_all_that_is_known(
-    backend: ProviderBackend, provider: Provider, eventually: Eventually
+    backend: ProviderBackend, provider: Provider
 ) -> None:
     began = time.time()
     (id_,) = provider.launch(backend.pool, 1, BOOT, "t1", zones=[backend.zones[1]])
-    eventually(lambda: (one := find(provider, id_)) and one.state is MachineState.RUNNING)
+    await_truth(lambda: (one := find(provider, id_)) and one.state is MachineState.RUNNING)
     one = find(provider, id_)
     assert one is not None
     assert (one.pool, one.zone, one.spot) == (backend.pool, backend.zones[1], True)
@@ -76,15 +75,15 @@ def test_a_launch_is_idempotent_by_its_token(backend: ProviderBackend, provider:
 
 
 def test_a_repeated_launch_knows_machines_that_are_gone(
-    backend: ProviderBackend, provider: Provider, eventually: Eventually
+    backend: ProviderBackend, provider: Provider
 ) -> None:
     need(backend, "memory")
     first = provider.launch(backend.pool, 2, BOOT, "t1")
     running = MachineState.RUNNING
-    eventually(lambda: all(one.state is running for one in provider.machines()))
+    await_truth(lambda: all(one.state is running for one in provider.machines()))
     for id_ in first:
         provider.terminate(id_)
-    eventually(lambda: not ids(provider))
+    await_truth(lambda: not ids(provider))
     assert sorted(provider.launch(backend.pool, 2, BOOT, "t1")) == sorted(first)
     assert ids(provider) == set()
 
@@ -104,20 +103,18 @@ def test_an_on_demand_machine_costs_what_it_costs(
     assert one.price_per_hour == one.on_demand_price_per_hour > 0
 
 
-def test_terminating_is_idempotent_and_silent(
-    backend: ProviderBackend, provider: Provider, eventually: Eventually
-) -> None:
+def test_terminating_is_idempotent_and_silent(backend: ProviderBackend, provider: Provider) -> None:
     victim, other = provider.launch(backend.pool, 2, BOOT, "t1")
     provider.terminate(victim)
     provider.terminate(victim)
     provider.terminate("nobody")
     provider.terminate('i-0" OR name = "x')
     provider.kill("nobody")
-    eventually(lambda: ids(provider) == {other})
+    await_truth(lambda: ids(provider) == {other})
     provider.terminate(victim)
     provider.kill(other)
-    eventually(lambda: not ids(provider))
-    eventually(lambda: not backend.alive())
+    await_truth(lambda: not ids(provider))
+    await_truth(lambda: not backend.alive())
 
 
 def test_another_cluster_s_machines_are_never_seen_nor_ended(

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.slurm import SlurmCluster, slurm_cluster
+from support.waiting import await_truth
 
 from vcasgd.errors import CloudUnavailable, InvalidRequest, NoCapacity
 from vcasgd.fleet.pools import SlurmPoolSpec
 from vcasgd.fleet.providers.base import MACHINE_ID, Boot, MachineState
 from vcasgd.fleet.providers.joining import NothingJoined
 from vcasgd.fleet.providers.slurm import SlurmProvider
-
-Eventually = Callable[..., Any]
 
 SECRET = "a-token-that-nobody-sees"
 #: Writes what it gets, and waits for the notice.
@@ -36,14 +34,12 @@ def cluster() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def provider(
-    cluster: SlurmCluster, tmp_path: Path, eventually: Eventually
-) -> Iterator[SlurmProvider]:
+def provider(cluster: SlurmCluster, tmp_path: Path) -> Iterator[SlurmProvider]:
     (tmp_path / "token").write_text(SECRET)
     provider = SlurmProvider("c", [_pool(tmp_path)], NothingJoined())
     yield provider
     provider.terminate(*(one.id for one in provider.machines()))
-    eventually(lambda: not provider.machines())
+    await_truth(lambda: not provider.machines())
     assert cluster.machines() == []
 
 
@@ -59,11 +55,11 @@ def _boot(folder: Path) -> Boot:
 
 
 def test_machines_run_get_a_notice_and_end(
-    cluster: SlurmCluster, provider: SlurmProvider, tmp_path: Path, eventually: Eventually
+    cluster: SlurmCluster, provider: SlurmProvider, tmp_path: Path
 ) -> None:
     first, second = provider.launch("hpc", 2, _boot(tmp_path), "token-1", zones=["spot"])
     outputs = {machine: tmp_path / f"out.{machine}" for machine in (first, second)}
-    eventually(lambda: all(path.exists() and path.read_text() for path in outputs.values()))
+    await_truth(lambda: all(path.exists() and path.read_text() for path in outputs.values()))
 
     # Nothing of the environment but the token reaches a job, and nobody sees that.
     assert outputs[first].read_text() == f"{SECRET} \n"
@@ -72,18 +68,18 @@ def test_machines_run_get_a_notice_and_end(
     assert SECRET not in public
 
     provider.evict(first)
-    eventually(lambda: "notice" in outputs[first].read_text())
+    await_truth(lambda: "notice" in outputs[first].read_text())
     provider.kill(second)
-    eventually(lambda: not provider.machines())
+    await_truth(lambda: not provider.machines())
     assert "notice" not in outputs[second].read_text()
 
 
 def test_preempted_machine_has_a_notice(
-    cluster: SlurmCluster, provider: SlurmProvider, tmp_path: Path, eventually: Eventually
+    cluster: SlurmCluster, provider: SlurmProvider, tmp_path: Path
 ) -> None:
     (machine,) = provider.launch("hpc", 1, _boot(tmp_path), "token-2", zones=["spot"])
     output = tmp_path / f"out.{machine}"
-    eventually(output.exists)
+    await_truth(output.exists)
     (job,) = cluster.machines()
     urgent = cluster.preempt(job)
     assert "notice" in output.read_text()
@@ -105,13 +101,13 @@ def test_launch_that_was_cancelled_before_it_began_is_not_repeated(
 
 
 def test_partition_without_room_is_refused_or_says_why(
-    provider: SlurmProvider, tmp_path: Path, eventually: Eventually
+    provider: SlurmProvider, tmp_path: Path
 ) -> None:
     try:
         (machine,) = provider.launch("hpc", 1, _boot(tmp_path), "token-3", zones=["closed"])
     except NoCapacity:
         return
-    eventually(lambda: provider.machines() and provider.boot_error(machine))
+    await_truth(lambda: provider.machines() and provider.boot_error(machine))
     assert "Partition" in str(provider.boot_error(machine))
 
 
@@ -119,7 +115,6 @@ def test_requests_that_slurm_refuses_are_errors_of_the_fleet(
     provider: SlurmProvider,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    eventually: Eventually,
 ) -> None:
     wrong = _pool(tmp_path).model_copy(update={"zones": ("nowhere",)})
     with pytest.raises(InvalidRequest, match="invalid partition"):
@@ -127,7 +122,7 @@ def test_requests_that_slurm_refuses_are_errors_of_the_fleet(
     large = _pool(tmp_path).model_copy(update={"cpus": 64})
     few = SlurmProvider("c", [large], NothingJoined())
     (machine,) = few.launch("hpc", 1, _boot(tmp_path), "token-5", zones=["spot"])
-    eventually(lambda: few.machines() and few.boot_error(machine))
+    await_truth(lambda: few.machines() and few.boot_error(machine))
     assert "Config" in str(few.boot_error(machine))
     with pytest.raises(NoCapacity, match="its machines are spot"):
         provider.launch("hpc", 1, _boot(tmp_path), "token-6", spot=False)

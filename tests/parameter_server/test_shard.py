@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from support.harness import RedisServer
 from support.servers import Fault, running_server, through_proxy
+from support.waiting import await_truth
 from support.world import HonestWorker, World, run_to_end
 
 from vcasgd.errors import (
@@ -306,9 +306,6 @@ def test_completed_subtasks_are_reported_at_once_and_progress_later(world: World
     assert world.jobs.get(world.job).totals["samples"] == 6
 
 
-Eventually = Callable[..., Any]
-
-
 # --- a ledger that is frozen -------------------------------------------------------------------
 
 
@@ -322,7 +319,7 @@ def servers(tmp_path: Path) -> Iterator[tuple[RedisServer, RedisServer]]:
 
 
 def test_a_takeover_serves_before_the_ledger_has_its_report(
-    servers: tuple[RedisServer, RedisServer], tmp_path: Path, eventually: Eventually
+    servers: tuple[RedisServer, RedisServer], tmp_path: Path
 ) -> None:
     # Given an update that waits for a parameter server
     ledger, tensors = servers
@@ -340,5 +337,5 @@ def test_a_takeover_serves_before_the_ledger_has_its_report(
         # And the ledger gets the report of the takeover afterwards
         ledger.process.thaw()
         reported = world.ledger_keys.shards
-        eventually(lambda: shard.turn() or world.ledger.hget(reported, "0:version") == b"1")
+        await_truth(lambda: shard.turn() or world.ledger.hget(reported, "0:version") == b"1")
         assert world.jobs.get(world.job).totals["applied"] == 4

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 from support.processes import read_each
-from support.stacks import FOREGROUND, OLD_SERVER, REDIS, Eventually, StackHarness, program
+from support.stacks import FOREGROUND, OLD_SERVER, REDIS, StackHarness, program
+from support.waiting import await_truth
 
 from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import PortInUse, StackError, StoreUnsupported
@@ -31,8 +32,8 @@ from vcasgd.store.connection import connect
 
 
 @pytest.fixture
-def stack(tmp_path: Path, eventually: Eventually) -> Iterator[StackHarness]:
-    stack = StackHarness(tmp_path / "home", eventually)
+def stack(tmp_path: Path) -> Iterator[StackHarness]:
+    stack = StackHarness(tmp_path / "home")
     yield stack
     stack.down()
     stack.await_end()
@@ -142,7 +143,7 @@ def test_foreground_stack_can_be_stopped_before_it_is_ready(stack: StackHarness)
 def test_killed_head_takes_its_helpers_along_and_restarts(stack: StackHarness) -> None:
     stack.up(("ledger", "head"))
     head = psutil.Process(stack.part("head").pid)
-    stack.eventually(
+    await_truth(
         lambda: {"gcs_server", "raylet"} <= set(read_each(_below(head), psutil.Process.name))
     )
     helpers = _below(head)
@@ -167,7 +168,7 @@ def test_down_cleans_up_after_all_were_killed_at_once(stack: StackHarness) -> No
     guardian.suspend()
     supervisor.kill()
     guardian.kill()
-    stack.eventually(lambda: not is_running(stack.home))
+    await_truth(lambda: not is_running(stack.home))
 
     assert not stack.down()
     assert stack.processes() == []
@@ -195,10 +196,8 @@ def test_missing_server_program_is_an_error(stack: StackHarness, tmp_path: Path)
         stack.up(redis_server=str(tmp_path / "nothing-here"))
 
 
-def test_external_servers_are_used_and_keep_running(
-    stack: StackHarness, tmp_path: Path, eventually: Eventually
-) -> None:
-    other = StackHarness(tmp_path / "other", eventually)
+def test_external_servers_are_used_and_keep_running(stack: StackHarness, tmp_path: Path) -> None:
+    other = StackHarness(tmp_path / "other")
     try:
         theirs = other.up(("ledger",))
         password = StackHome(other.home).ensure_password("ledger")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from support.clocks import SteppingServer
 from support.servers import url_of
+from support.waiting import await_truth
 from support.world import World
 
 from vcasgd.store.connection import RedisClient, connect
@@ -15,8 +15,6 @@ from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors import updates as module
 from vcasgd.store.tensors.updates import PushSlots
-
-Eventually = Callable[..., Any]
 
 #: Seconds of a lease.
 LEASE = 1.0
@@ -49,7 +47,7 @@ def seconds_of(client: RedisClient) -> int:
 
 
 def test_a_dead_workers_lease_ends_and_a_live_ones_does_not(
-    clock: SteppingServer, world: World, eventually: Eventually
+    clock: SteppingServer, world: World
 ) -> None:
     # Given a worker that died with a lease, and one with all others
     dead, alive = world.leases("dead", LEASE), world.leases("alive", LEASE)
@@ -71,11 +69,11 @@ def test_a_dead_workers_lease_ends_and_a_live_ones_does_not(
         answer = alive.acquire()
         return answer if isinstance(answer, Lease) else None
 
-    assert eventually(taken).piece == lost.piece
+    assert await_truth(taken).piece == lost.piece
 
 
 def test_a_dead_controller_is_followed_by_another_one(
-    clock: SteppingServer, ledger: RedisClient, eventually: Eventually
+    clock: SteppingServer, ledger: RedisClient
 ) -> None:
     control = Control(ledger)
     assert control.hold("dead", LEASE).token == 1
@@ -85,12 +83,12 @@ def test_a_dead_controller_is_followed_by_another_one(
 
     assert not control.held()
     assert control.hold("alive", LEASE).token == 0, "it may be alive"
-    assert eventually(lambda: control.hold("alive", LEASE).token) == 2
+    assert await_truth(lambda: control.hold("alive", LEASE).token) == 2
     assert control.held()
 
 
 def test_a_silent_workers_push_slot_is_released(
-    clock: SteppingServer, world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    clock: SteppingServer, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SLOT_SECONDS", LEASE)
     slots = PushSlots(world.tensors, world.keys)
@@ -99,6 +97,6 @@ def test_a_silent_workers_push_slot_is_released(
 
     clock.set_clock(-HOUR)
 
-    assert eventually(lambda: slots.reap(1)) == 1
+    assert await_truth(lambda: slots.reap(1)) == 1
     assert world.tensors.zscore(world.keys.push_slots, "silent.1") is None
     assert world.tensors.zcard(world.keys.push_slots) == 1, "an update in the stream keeps its slot"

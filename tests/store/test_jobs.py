@@ -327,9 +327,7 @@ class TestServers:
 
 
 class TestControl:
-    def test_one_controller_at_a_time(
-        self, ledger: RedisClient, eventually: Callable[..., Any]
-    ) -> None:
+    def test_one_controller_at_a_time(self, ledger: RedisClient) -> None:
         control = Control(ledger)
         assert not control.held()
         token = control.hold("a", 0.1).token
@@ -338,7 +336,7 @@ class TestControl:
         assert control.held()
         assert control.hold("a", 0.1).token == token, "renewed"
 
-        taken = eventually(lambda: control.hold("b", 60).token)
+        taken = await_truth(lambda: control.hold("b", 60).token)
         assert taken > token
         assert control.hold("a", 60).token == 0
 

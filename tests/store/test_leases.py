@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
+from support.waiting import await_truth
 from support.world import World
 
 from vcasgd.store.keys import LedgerKeys
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.both_servers
 #: A lease that doesn't expire during a test.
 HOUR = 3600.0
 MakeWorld = Callable[..., World]
-Eventually = Callable[..., Any]
 
 
 def lease_of(answer: Lease | Wait) -> Lease:
@@ -245,22 +244,20 @@ class TestStates:
 
 
 class TestExpiry:
-    def test_a_lease_that_is_not_renewed_expires(
-        self, world: World, eventually: Eventually
-    ) -> None:
+    def test_a_lease_that_is_not_renewed_expires(self, world: World) -> None:
         dead = lease_of(world.leases("dead", 0.05).acquire())
 
-        again = eventually(lambda: zero(world.leases("b").acquire()))
+        again = await_truth(lambda: zero(world.leases("b").acquire()))
 
         assert again.token > dead.token
         assert world.jobs.leases(world.job)["train:0"] == "b"
         assert world.jobs.work(world.job)["expired"] == 1
 
-    def test_a_renewed_lease_does_not_expire(self, world: World, eventually: Eventually) -> None:
+    def test_a_renewed_lease_does_not_expire(self, world: World) -> None:
         alive = world.leases("alive")
         held = [lease_of(alive.acquire())]
         first, start = deadline(world), clock(world)
-        eventually(lambda: clock(world) > start + 0.05)
+        await_truth(lambda: clock(world) > start + 0.05)
 
         assert alive.renew({}, held).lost == frozenset()
 

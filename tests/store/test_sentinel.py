@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.replicated import Replicated, replicated
 from support.servers import KINDS
+from support.waiting import await_truth
 
 from vcasgd.errors import StoreError, StoreUnavailable
 from vcasgd.store.connection import RedisClient, connect, patiently, without_secret
 from vcasgd.store.sentinel import SentinelUrl
 
-Eventually = Callable[..., Any]
 #: Longest time of a failover.
 FAILOVER_SECONDS = 120
 
@@ -187,7 +186,7 @@ def test_a_frozen_primary_is_not_written_to_when_it_wakes_up(service: Replicated
 
 
 def test_without_its_replica_it_goes_on_and_says_so(
-    lenient: Replicated, caplog: pytest.LogCaptureFixture, eventually: Eventually
+    lenient: Replicated, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = connect(lenient.url.replace("replica_timeout=2.0", "replica_timeout=0.3"))
     client.set("key", 1)
@@ -213,7 +212,7 @@ def test_without_its_replica_it_goes_on_and_says_so(
         client.set("key", 3)
         return client.replicated
 
-    eventually(is_back)
+    await_truth(is_back)
     assert replica.connection.get("key") == b"3"
     assert "replicated again" in caplog.text
 

@@ -5,7 +5,7 @@ The Valkey of the wheel is built without TLS, so this runs on the distribution's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,7 @@ def test_the_address_for_those_who_know_no_sentinel(service: Service) -> None:
         assert client.ping()
 
 
-def test_a_failover(service: Service, eventually: Callable[..., Any]) -> None:
+def test_a_failover(service: Service) -> None:
     # Given a client that writes to the primary
     client = connect(service.trusting)
     client.set("before", 1)
@@ -162,6 +162,6 @@ def test_a_failover(service: Service, eventually: Callable[..., Any]) -> None:
     service.servers[0].kill()
 
     # Then acknowledged writes are on the other server, which the Sentinels now name
-    eventually(lambda: named_primary(service.trusting) == ("127.0.0.1", service.ports[1]))
+    await_truth(lambda: named_primary(service.trusting) == ("127.0.0.1", service.ports[1]))
     assert patiently(lambda: client.get("before"), FAILOVER_SECONDS) == b"1"
     client.close()

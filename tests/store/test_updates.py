@@ -322,7 +322,7 @@ class TestPayload:
 
 
 class TestReader:
-    def test_waits_for_the_first_entry(self, world: World, eventually: Callable[..., Any]) -> None:
+    def test_waits_for_the_first_entry(self, world: World) -> None:
         streams = [world.keys.stream, UpdateReader(world.tensors, world.keys).stream]
         before = world.tensors.time()
         wait_for_entries(world.tensors, {streams[0]: "0-0"}, 0.05)

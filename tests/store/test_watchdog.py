@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from support.harness import RedisServer
+from support.waiting import await_truth
 
 from vcasgd.errors import StoreError, StoreUnavailable
 from vcasgd.store.quotas import Watchdog
@@ -15,7 +14,7 @@ from vcasgd.store.quotas import Watchdog
 pytestmark = pytest.mark.both_servers
 
 
-def test_an_endless_script_is_killed(server: RedisServer, eventually: Callable[..., Any]) -> None:
+def test_an_endless_script_is_killed(server: RedisServer) -> None:
     client = server.client()
     client.config_set("busy-reply-threshold", 100)
     refused = []
@@ -27,11 +26,11 @@ def test_an_endless_script_is_killed(server: RedisServer, eventually: Callable[.
             refused.append(error.message)
 
     threading.Thread(target=run_endlessly, daemon=True).start()
-    eventually(lambda: _busy(server))
+    await_truth(lambda: _busy(server))
 
     Watchdog(server.client(), "ledger").start()
 
-    eventually(lambda: refused)
+    await_truth(lambda: refused)
     assert "killed" in refused[0]
     assert client.ping()
 

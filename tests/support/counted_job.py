@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
 
+from support.waiting import await_truth
 from vcasgd.chaos.audited_job import FINISH_SECONDS, CountReport, counting_spec
 from vcasgd.client import Client
 from vcasgd.schemas.jobs import JobView
@@ -63,10 +64,10 @@ class CountedJob:
     def updates(self) -> int:
         return self._client.job(self.id).totals.updates
 
-    def await_updates(self, count: int, eventually: Callable[..., Any]) -> None:
+    def await_updates(self, count: int) -> None:
         """Wait until the model has more than so many new updates."""
         reached = self.updates()
-        eventually(lambda: self.updates() > reached + count)
+        await_truth(lambda: self.updates() > reached + count)
 
     def machines(self) -> set[str]:
         """Return the machines that work for it."""

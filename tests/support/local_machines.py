@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
+from support.waiting import await_truth
 from vcasgd.fleet.providers.base import Boot, Machine, MachineState
 from vcasgd.fleet.providers.local.directory import MachineDirectory
 from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
-
-Eventually = Callable[..., Any]
 
 #: A child, a grandchild in its own session, and an orphan that hides its environment.
 FAMILY = """
@@ -31,9 +29,8 @@ POOL = LocalPool("local", capacity=2, price_per_hour=0.5, notice_seconds=30.0)
 class LocalCluster:
     """Provider with helpers to inspect its machines."""
 
-    def __init__(self, home: Path, eventually: Eventually) -> None:
+    def __init__(self, home: Path) -> None:
         self.home = home
-        self.eventually = eventually
         self.provider = self.another()
 
     def __enter__(self) -> Self:
@@ -52,7 +49,7 @@ class LocalCluster:
     def launch_ready(self) -> tuple[str, list[Process]]:
         """Return one running machine and all of its processes."""
         (id_,) = self.launch()
-        self.eventually((self.directory(id_).path / "ready").exists)
+        await_truth((self.directory(id_).path / "ready").exists)
         return id_, self.processes(id_)
 
     def directory(self, id_: str) -> MachineDirectory:
@@ -76,7 +73,7 @@ class LocalCluster:
         return machine.state if machine else None
 
     def await_state(self, id_: str, state: MachineState | None) -> None:
-        self.eventually(lambda: self.state(id_) is state)
+        await_truth(lambda: self.state(id_) is state)
 
     def await_death(self, processes: list[Process]) -> None:
-        self.eventually(lambda: not any(process.alive() for process in processes))
+        await_truth(lambda: not any(process.alive() for process in processes))

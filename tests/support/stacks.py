@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from support.processes import processes_of
+from support.waiting import await_truth
 from vcasgd.settings import Settings
 from vcasgd.stack import PartState, StackHome, StackState, down, is_running, up
 from vcasgd.store.connection import RedisClient, connect
-
-Eventually = Callable[..., object]
 
 #: Parts that start within a second and suffice for most tests.
 REDIS = ("ledger", "tensors")
@@ -58,9 +56,8 @@ sys.stdin.read()
 class StackHarness:
     """Home of a stack, with helpers for tests."""
 
-    def __init__(self, home: Path, eventually: Eventually) -> None:
+    def __init__(self, home: Path) -> None:
         self.home = home
-        self.eventually = eventually
 
     def settings(self, **options: object) -> Settings:
         return Settings.model_validate({"home": self.home, "api_port": 0, **options})
@@ -81,8 +78,8 @@ class StackHarness:
         """Kill a part with SIGKILL, and return its state after the restart."""
         before = self.part(name)
         os.kill(before.pid, signal.SIGKILL)
-        self.eventually(lambda: self.part(name).restarts > before.restarts)
-        self.eventually(lambda: self.part(name).ready)
+        await_truth(lambda: self.part(name).restarts > before.restarts)
+        await_truth(lambda: self.part(name).ready)
         return self.part(name)
 
     def processes(self) -> list[psutil.Process]:
@@ -90,7 +87,7 @@ class StackHarness:
         return processes_of(self.home)
 
     def await_end(self) -> None:
-        self.eventually(lambda: not self.processes() and not is_running(self.home))
+        await_truth(lambda: not self.processes() and not is_running(self.home))
 
     def ledger(self) -> RedisClient:
         password = StackHome(self.home).ensure_password("ledger")

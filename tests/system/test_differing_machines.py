@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import pytest
 from support.harness import Harness
@@ -13,7 +12,6 @@ from support.waiting import await_truth
 from vcasgd.store.ledger.job import JobState
 from vcasgd.worker_names import worker_name
 
-Eventually = Callable[..., Any]
 SAMPLES = 100
 
 
@@ -58,7 +56,7 @@ def machines(harness: Harness) -> Machines:
 )
 @pytest.mark.ci
 def test_a_late_machine_with_other_data_is_quarantined_and_the_job_goes_on(
-    machines: Machines, eventually: Eventually, data: Iterable[int], why: str
+    machines: Machines, data: Iterable[int], why: str
 ) -> None:
     # Given a job that trains on one machine
     harness, training = machines.harness, machines.training
@@ -70,7 +68,7 @@ def test_a_late_machine_with_other_data_is_quarantined_and_the_job_goes_on(
 
     # Then it leaves, and an event names it and says what differs
     assert training.worker(late).wait() == 0
-    (event,) = eventually(lambda: harness.events(training.job, "worker-quarantined"))
+    (event,) = await_truth(lambda: harness.events(training.job, "worker-quarantined"))
     assert event["details"]["worker"] == late
     assert why in event["text"]
     assert why in harness.jobs.workers.quarantined(training.job)[late]
@@ -98,12 +96,10 @@ def test_a_job_fails_if_its_first_machine_is_the_wrong_one(harness: Harness) -> 
     assert reason.startswith("3 of the job's machines are at fault, 1 are not; the last: task: ")
 
 
-def test_a_first_machine_without_data_does_not_fail_the_job(
-    machines: Machines, eventually: Eventually
-) -> None:
+def test_a_first_machine_without_data_does_not_fail_the_job(machines: Machines) -> None:
     # Given a machine with an empty folder, which is the first one
     empty = machines.start(1, [])
-    eventually(lambda: machines.harness.jobs.failures(machines.training.job))
+    await_truth(lambda: machines.harness.jobs.failures(machines.training.job))
 
     # When others have the data
     machines.start(2, range(SAMPLES))

@@ -19,8 +19,6 @@ from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.servers import Servers
 
-Eventually = Callable[..., Any]
-
 pytestmark = pytest.mark.slow
 
 
@@ -139,9 +137,7 @@ def test_the_primary_of_the_tensors_and_the_parameter_server_die_together(build:
 
 
 @pytest.mark.ci
-def test_the_primary_of_the_ledger_dies_while_workers_push(
-    build: Build, eventually: Eventually
-) -> None:
+def test_the_primary_of_the_ledger_dies_while_workers_push(build: Build) -> None:
     # Given a running job on a ledger with a replica
     stores = build(ledger=True)
     harness = stores.harness
@@ -155,19 +151,17 @@ def test_the_primary_of_the_ledger_dies_while_workers_push(
     fail_over(stores.ledger)
 
     # Then the history continues, and no token is used twice
-    eventually(lambda: harness.jobs.get(training.job).state is JobState.RUNNING)
+    await_truth(lambda: harness.jobs.get(training.job).state is JobState.RUNNING)
     assert harness.jobs.events(training.job)[: len(events)] == events
     training.finish()
     assert harness.jobs.work(training.job)["tokens"] >= tokens
     harness.server.kill()
     harness.start_server()
-    eventually(lambda: Servers(stores.ledger.connection).all()["node-0"]["token"] > beat)
+    await_truth(lambda: Servers(stores.ledger.connection).all()["node-0"]["token"] > beat)
 
 
 @pytest.mark.extended
-def test_training_continues_without_the_replica_and_the_job_reports_it(
-    build: Build, eventually: Eventually
-) -> None:
+def test_training_continues_without_the_replica_and_the_job_reports_it(build: Build) -> None:
     # Given a job whose tensors server doesn't require a replica
     stores = build(tensors=1, strict=False, replica_timeout=1.0)
     harness = stores.harness
@@ -180,21 +174,19 @@ def test_training_continues_without_the_replica_and_the_job_reports_it(
     replica.kill()
 
     # Then an event reports it, and updates are still applied
-    eventually(lambda: harness.events(training.job, "unreplicated"))
-    eventually(lambda: Servers(harness.ledger.connection).all()["node-0"]["unreplicated"])
+    await_truth(lambda: harness.events(training.job, "unreplicated"))
+    await_truth(lambda: Servers(harness.ledger.connection).all()["node-0"]["unreplicated"])
     training.await_more_samples(100)
 
     # and another event reports its return
     replica.start()
-    eventually(lambda: harness.events(training.job, "replicated"))
+    await_truth(lambda: harness.events(training.job, "replicated"))
     training.finish()
     assert training.unexplained_repeats() == 0
-    eventually(lambda: Servers(harness.ledger.connection).all()["node-0"]["unreplicated"] == {})
+    await_truth(lambda: Servers(harness.ledger.connection).all()["node-0"]["unreplicated"] == {})
 
 
-def test_updates_that_the_replica_lacks_are_pushed_again(
-    build: Build, eventually: Eventually
-) -> None:
+def test_updates_that_the_replica_lacks_are_pushed_again(build: Build) -> None:
     """The replica lags while the primary and the parameter server die."""
     # Given a job whose replica is disconnected, and updates that only the primary has applied
     stores = build(tensors=1, strict=False)
@@ -210,7 +202,7 @@ def test_updates_that_the_replica_lacks_are_pushed_again(
         here, there = (node.connection.hget(applied, "version") for node in (old, replica))
         return int(here) > int(there)
 
-    eventually(ahead, interval=0.005)
+    await_truth(ahead, interval=0.005)
 
     # When the primary and the parameter server die
     harness.server.kill()
@@ -221,7 +213,7 @@ def test_updates_that_the_replica_lacks_are_pushed_again(
 
     # Then the job resumes from the older state, and the workers still have the missing updates
     assert behind > 0
-    eventually(lambda: sum(training.heartbeat(name).pushed_again or 0 for name in names) >= 1)
+    await_truth(lambda: sum(training.heartbeat(name).pushed_again or 0 for name in names) >= 1)
     training.finish()
     # On a busy machine, the replica lacks more versions, whose updates workers no longer keep.
     lost = newest - behind - 1

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 from support.harness import Harness
 from support.training import BATCH, Training
-
-Eventually = Callable[..., Any]
-
+from support.waiting import await_truth
 
 # --- the parameter server --------------------------------------------------------------
 
@@ -55,9 +51,7 @@ def test_a_suspended_parameter_server_that_was_replaced_gives_up(harness: Harnes
 # --- the tensors server ----------------------------------------------------------------
 
 
-def test_an_empty_tensors_server_gets_model_and_updates_again(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_an_empty_tensors_server_gets_model_and_updates_again(harness: Harness) -> None:
     # Given updates that wait in the tensors server
     training = Training(harness, samples=600)
     names = training.start(2)
@@ -70,7 +64,7 @@ def test_an_empty_tensors_server_gets_model_and_updates_again(
         beat = training.heartbeat(name)
         return beat.unapplied == 2 and (beat.at or 0) > frozen_at
 
-    eventually(lambda: all(wait_with_updates(name) for name in names))
+    await_truth(lambda: all(wait_with_updates(name) for name in names))
 
     # When it is killed and restarts empty
     harness.tensors.kill()
@@ -81,13 +75,11 @@ def test_an_empty_tensors_server_gets_model_and_updates_again(
     # Then the parameter server publishes the model again, and the workers push their updates again
     training.finish()
     assert len(harness.events(training.job, "republished")) == 1
-    eventually(lambda: all((training.heartbeat(name).pushed_again or 0) >= 1 for name in names))
+    await_truth(lambda: all((training.heartbeat(name).pushed_again or 0) >= 1 for name in names))
     assert training.unexplained_repeats() == 0
 
 
-def test_repeated_deaths_of_the_tensors_server_lose_nothing(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_repeated_deaths_of_the_tensors_server_lose_nothing(harness: Harness) -> None:
     # Given a running job
     training = Training(harness, samples=800)
     training.start(2)
@@ -98,7 +90,7 @@ def test_repeated_deaths_of_the_tensors_server_lose_nothing(
         harness.tensors.kill()
         harness.tensors.start()
         # If it dies during the new publication, the parameter server may report both as one.
-        eventually(lambda n=deaths: len(harness.events(training.job, "republished")) == n)
+        await_truth(lambda n=deaths: len(harness.events(training.job, "republished")) == n)
 
     # Then nothing is lost
     training.finish()
@@ -116,9 +108,7 @@ def kill_both(harness: Harness) -> None:
     harness.start_server()
 
 
-def test_the_loss_of_both_servers_restores_the_last_checkpoint(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_the_loss_of_both_servers_restores_the_last_checkpoint(harness: Harness) -> None:
     # Given a checkpoint, and updates after it
     training = Training(harness)
     training.start(2)
@@ -130,7 +120,7 @@ def test_the_loss_of_both_servers_restores_the_last_checkpoint(
     kill_both(harness)
 
     # Then the job resumes from the checkpoint and reports it
-    (event,) = eventually(lambda: harness.events(training.job, "restored"))
+    (event,) = await_truth(lambda: harness.events(training.job, "restored"))
     assert event["details"]["version"] == checkpoint.meta.version
     lost = BATCH * len(training.steps()) - checkpoint.meta.totals.samples
 
@@ -139,9 +129,7 @@ def test_the_loss_of_both_servers_restores_the_last_checkpoint(
     assert 0 < training.repeated_samples() <= lost + 2 * 2 * training.interval
 
 
-def test_the_loss_of_both_servers_before_a_checkpoint_restarts_the_job(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_the_loss_of_both_servers_before_a_checkpoint_restarts_the_job(harness: Harness) -> None:
     # Given a job that has no checkpoint yet
     training = Training(harness)
     training.start(2)
@@ -151,7 +139,7 @@ def test_the_loss_of_both_servers_before_a_checkpoint_restarts_the_job(
     kill_both(harness)
 
     # Then it restarts with the first model and reports it
-    eventually(lambda: harness.events(training.job, "restarted"))
+    await_truth(lambda: harness.events(training.job, "restarted"))
     training.finish()
     assert training.repeated_samples() >= 200
 

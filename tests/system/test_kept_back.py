@@ -6,13 +6,9 @@ four parts, so three of four pushes carry nothing, and only what is kept back ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from support.harness import Harness
 from support.training import BATCH, Training
-
-Eventually = Callable[..., Any]
+from support.waiting import await_truth
 
 PARTITION = {"rule": "async-local-sgd", "eta": 1.0, "codec": "partition"}
 
@@ -24,9 +20,7 @@ def assert_complete(training: Training, trained: int) -> None:
     assert sum(harness.vector(training.job).tolist()) == trained
 
 
-def test_a_worker_that_leaves_in_an_interval_pushes_its_residual(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_a_worker_that_leaves_in_an_interval_pushes_its_residual(harness: Harness) -> None:
     # Given a worker that trains
     training = Training(harness, samples=300, epochs=1, subtasks=1, push_every=4, update=PARTITION)
     (leaver,) = training.start(1)
@@ -37,14 +31,12 @@ def test_a_worker_that_leaves_in_an_interval_pushes_its_residual(
 
     # Then everything it trained is in the model
     trained = BATCH * len(training.steps_of(leaver))
-    eventually(lambda: harness.applied(training.job) == trained)
+    await_truth(lambda: harness.applied(training.job) == trained)
     assert 0 < trained < training.total
     assert_complete(training, trained)
 
 
-def test_a_leaving_worker_makes_one_more_step_for_its_residual(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_a_leaving_worker_makes_one_more_step_for_its_residual(harness: Harness) -> None:
     # Given a worker that has pushed and waits for a suspended parameter server
     training = Training(harness, samples=300, epochs=1, subtasks=1, push_every=2, update=PARTITION)
     (leaver,) = training.start(1)
@@ -56,7 +48,7 @@ def test_a_leaving_worker_makes_one_more_step_for_its_residual(
         heartbeat = training.heartbeat(leaver)
         return heartbeat.unapplied == 2 and heartbeat.samples == BATCH * before
 
-    eventually(waits)
+    await_truth(waits)
 
     # When it is asked to leave
     assert training.worker(leaver).terminate() == 0
@@ -64,7 +56,7 @@ def test_a_leaving_worker_makes_one_more_step_for_its_residual(
 
     # Then it makes one more step, and everything it trained is in the model
     assert len(training.steps_of(leaver)) == before + 1
-    eventually(lambda: harness.applied(training.job) == BATCH * (before + 1))
+    await_truth(lambda: harness.applied(training.job) == BATCH * (before + 1))
     assert_complete(training, BATCH * (before + 1))
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.counted_job import CountedJob, client_of
+from support.waiting import await_truth
 
 from vcasgd.chaos.audited_job import FINISH_SECONDS
 from vcasgd.client import Client
@@ -23,16 +22,13 @@ from vcasgd.stack.parts import mark
 PADDING, STEP_SECONDS = 20_000_000, 0.02
 #: Pushes of a copy between two faults.
 SEVERAL = 3
-Eventually = Callable[..., Any]
 
 
 @pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.ci
 @pytest.mark.timeout(600)
-def test_nothing_is_lost_when_parts_die_around_a_copy(
-    tmp_path: Path, eventually: Eventually
-) -> None:
+def test_nothing_is_lost_when_parts_die_around_a_copy(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=1, heartbeat=0.5)
     with client_of(settings) as client:
         # Given a worker that is alone
@@ -45,12 +41,12 @@ def test_nothing_is_lost_when_parts_die_around_a_copy(
         # When the worker's process, the parameter server, and the tensors server die while it
         # pushes without fetching
         for victim in ("worker", "server", "tensors"):
-            row = eventually(Copying(client, job.id), timeout=60)
+            row = await_truth(Copying(client, job.id), timeout=60)
             if victim == "worker":
                 os.kill(row.pid, signal.SIGKILL)
             else:
                 kill(settings, victim)
-            job.await_updates(1, eventually)
+            job.await_updates(1)
 
         # Then every sample was applied exactly once in each epoch
         view = job.finish()
@@ -62,7 +58,7 @@ def test_nothing_is_lost_when_parts_die_around_a_copy(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("codec", [pytest.param("auto", marks=pytest.mark.ci), "int2"])
 def test_nothing_is_lost_when_parts_die_while_workers_push_in_turn(
-    tmp_path: Path, eventually: Eventually, codec: str
+    tmp_path: Path, codec: str
 ) -> None:
     settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=2, heartbeat=0.5)
     with client_of(settings) as client:
@@ -76,12 +72,12 @@ def test_nothing_is_lost_when_parts_die_while_workers_push_in_turn(
 
         # When one's process, the parameter server, and the tensors server die while both push
         for victim in ("worker", "server", "tensors"):
-            row = eventually(Taking(client, job.id), timeout=90)
+            row = await_truth(Taking(client, job.id), timeout=90)
             if victim == "worker":
                 os.kill(row.pid, signal.SIGKILL)
             else:
                 kill(settings, victim)
-            job.await_updates(1, eventually)
+            job.await_updates(1)
 
         # Then the record has every sample exactly once in each epoch
         job.release()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.harness import Child, Harness
 from support.training import TASKS
+from support.waiting import await_truth
 
 from vcasgd.store.ledger.job import JobRecord, JobState
 
-Eventually = Callable[..., Any]
 SAMPLES, EPOCHS = 100, 16
 #: Rates of the task at which a step multiplies the weight by −1.8, and by −24.
 TOO_HIGH, FAR_TOO_HIGH = 2.8, 25.0
@@ -38,14 +37,12 @@ def start(harness: Harness, job: str) -> Child:
     return loop
 
 
-def suspend_before_rollback(
-    harness: Harness, job: str, node: int, loop: Child, eventually: Eventually
-) -> None:
+def suspend_before_rollback(harness: Harness, job: str, node: int, loop: Child) -> None:
     """Suspend a parameter server when workers fail, before the job loop decides."""
-    eventually(lambda: harness.jobs.get(job).evaluations)
+    await_truth(lambda: harness.jobs.get(job).evaluations)
     loop.freeze()
     (harness.home / "broken").touch()
-    eventually(lambda: harness.jobs.failures(job))
+    await_truth(lambda: harness.jobs.failures(job))
     harness.servers[node].freeze()
     assert not harness.events(job, "rolled-back"), "the fault did not fire: it was too late"
     loop.thaw()
@@ -57,9 +54,9 @@ def rollbacks(harness: Harness, job: str) -> list[int]:
     return [harness.snapshots(job, each).read().meta.rollbacks for each in shards]
 
 
-def await_success(harness: Harness, job: str, eventually: Eventually) -> JobRecord:
+def await_success(harness: Harness, job: str) -> JobRecord:
     """Wait for the end of a job, whose model must be good and have each sample once."""
-    eventually(lambda: harness.jobs.get(job).state.over)
+    await_truth(lambda: harness.jobs.get(job).state.over)
     done = harness.jobs.get(job)
     assert done.state is JobState.SUCCEEDED, done.reason
     assert done.totals["samples"] == done.totals["applied"] == EPOCHS * SAMPLES
@@ -69,15 +66,13 @@ def await_success(harness: Harness, job: str, eventually: Eventually) -> JobReco
     return done
 
 
-def test_a_job_recovers_from_a_learning_rate_that_is_too_high(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_a_job_recovers_from_a_learning_rate_that_is_too_high(harness: Harness) -> None:
     # Given a job whose learning rate becomes too high after an eighth of it
     job = submit(harness, steep=TOO_HIGH)
 
     # When it has ended
     start(harness, job)
-    done = await_success(harness, job, eventually)
+    done = await_success(harness, job)
 
     # Then it went back once, with half the rate, and no worker was blamed
     (event,) = harness.events(job, "rolled-back")
@@ -92,16 +87,14 @@ def test_a_job_recovers_from_a_learning_rate_that_is_too_high(
     assert later[-1].number == done.final_evaluation == EPOCHS
 
 
-def test_a_job_that_keeps_diverging_fails_and_says_what_was_tried(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_a_job_that_keeps_diverging_fails_and_says_what_was_tried(harness: Harness) -> None:
     # Given a job whose learning rate becomes so high that an eighth of it is too much
     job = submit(harness, steep=FAR_TOO_HIGH)
 
     start(harness, job)
 
     # Then it fails at the third divergence
-    eventually(lambda: harness.jobs.get(job).state.over)
+    await_truth(lambda: harness.jobs.get(job).state.over)
     failed = harness.jobs.get(job)
     assert failed.state is JobState.FAILED
     assert failed.reason is not None
@@ -111,17 +104,15 @@ def test_a_job_that_keeps_diverging_fails_and_says_what_was_tried(
 
 
 @pytest.mark.extended
-def test_the_parameter_server_is_killed_before_it_goes_back(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_the_parameter_server_is_killed_before_it_goes_back(harness: Harness) -> None:
     # Given a job with an evaluated model whose loss turns NaN
     broken = harness.home / "broken"
     job = submit(harness, broken=str(broken))
     loop = start(harness, job)
 
     # When the parameter server is killed after the controller's decision and before its own part
-    suspend_before_rollback(harness, job, 0, loop, eventually)
-    (event,) = eventually(lambda: harness.events(job, "rolled-back"))
+    suspend_before_rollback(harness, job, 0, loop)
+    (event,) = await_truth(lambda: harness.events(job, "rolled-back"))
     harness.server.kill()
     assert rollbacks(harness, job) == [0]
     assert "the loss is nan in local step 1" in event["text"]
@@ -129,26 +120,24 @@ def test_the_parameter_server_is_killed_before_it_goes_back(
     # Then the next one goes back, once, and training continues when the loss is finite again
     broken.unlink()
     harness.start_server()
-    await_success(harness, job, eventually)
+    await_success(harness, job)
     assert len(harness.events(job, "rolled-back")) == 1
 
 
 @pytest.mark.ci
-def test_all_shards_go_back_to_the_same_evaluation(
-    sharded: Harness, eventually: Eventually
-) -> None:
+def test_all_shards_go_back_to_the_same_evaluation(sharded: Harness) -> None:
     # Given a model over three nodes that has diverged while one node's server is suspended
     broken = sharded.home / "broken"
     job = submit(sharded, broken=str(broken), copies=3)
     loop = start(sharded, job)
-    suspend_before_rollback(sharded, job, 1, loop, eventually)
+    suspend_before_rollback(sharded, job, 1, loop)
 
     # When the others have gone back
-    eventually(lambda: rollbacks(sharded, job) == [1, 0, 1])
+    await_truth(lambda: rollbacks(sharded, job) == [1, 0, 1])
     broken.unlink()
 
     # Then the last one follows, and training continues
     sharded.servers[1].thaw()
-    eventually(lambda: rollbacks(sharded, job) == [1, 1, 1])
-    await_success(sharded, job, eventually)
+    await_truth(lambda: rollbacks(sharded, job) == [1, 1, 1])
+    await_success(sharded, job)
     assert len(sharded.events(job, "rolled-back")) == 1

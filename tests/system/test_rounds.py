@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from support.harness import Harness
 from support.training import TASKS, Training
+from support.waiting import await_truth
 
 from vcasgd.store.ledger.untrusted import Heartbeat
 
-Eventually = Callable[..., Any]
 ROUNDS = {"rule": "rounds"}
 
 
@@ -30,37 +27,33 @@ def one_round_late(harness: Harness, job: str) -> int:
     return harness.snapshots(job).read().meta.totals.staleness.get("2", 0)
 
 
-def test_workers_train_from_the_same_version(harness: Harness, eventually: Eventually) -> None:
+def test_workers_train_from_the_same_version(harness: Harness) -> None:
     training, _ = start(harness, 3)
 
     def share_the_batch() -> bool:
         facts = harness.snapshots(training.job).read().meta.round
         return bool(facts.workers == 3 and facts.batch == pytest.approx(5, abs=1.5))
 
-    eventually(share_the_batch)
+    await_truth(share_the_batch)
 
     training.await_end()
     totals = harness.snapshots(training.job).read().meta.totals
     assert totals.staleness_mean < 1
 
 
-def test_exchanges_are_measured_if_a_subtask_is_one_interval(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_exchanges_are_measured_if_a_subtask_is_one_interval(harness: Harness) -> None:
     training = Training(
         harness, samples=600, subtasks=60, push_every=8, step_seconds=0.01, update=ROUNDS
     )
     training.start(2)
 
-    eventually(lambda: harness.snapshots(training.job).read().meta.round.exchange_seconds > 0)
+    await_truth(lambda: harness.snapshots(training.job).read().meta.round.exchange_seconds > 0)
 
     training.await_end()
 
 
 @pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["fast heartbeat"])
-def test_a_round_does_not_wait_until_a_slow_worker_ends_its_interval(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_a_round_does_not_wait_until_a_slow_worker_ends_its_interval(harness: Harness) -> None:
     # Given two workers; a step of one takes sixteen times as long
     marker = harness.home / "slow"
     job = harness.submit_audit(
@@ -84,11 +77,11 @@ def test_a_round_does_not_wait_until_a_slow_worker_ends_its_interval(
         return next((beat for beat in beats if beat.pid == pid), Heartbeat())
 
     # When the others know how fast it is
-    eventually(lambda: slow().pushes == 1)
+    await_truth(lambda: slow().pushes == 1)
     assert (slow().local_steps or 0) > 8
 
     # Then it pushes what it has when the other one has ended its interval
-    eventually(lambda: (slow().pushes or 0) > 1)
+    await_truth(lambda: (slow().pushes or 0) > 1)
     assert 1 <= (slow().local_steps or 0) <= 3
     assert harness.jobs.get(job).totals["repeated"] == 0
 
@@ -106,17 +99,15 @@ def test_a_round_does_not_wait_until_a_slow_worker_ends_its_interval(
         ),
     ],
 )
-def test_a_kill_loses_nothing(
-    harness: Harness, eventually: Eventually, killed: str, push_every: int | None
-) -> None:
+def test_a_kill_loses_nothing(harness: Harness, killed: str, push_every: int | None) -> None:
     training, names = start(harness, 2, push_every)
-    eventually(lambda: members(harness, training.job) == 2)
+    await_truth(lambda: members(harness, training.job) == 2)
     if push_every is None:
-        eventually(lambda: one_round_late(harness, training.job) > 3)
+        await_truth(lambda: one_round_late(harness, training.job) > 3)
 
     if killed == "worker":
         training.worker(names[0]).kill()
-        eventually(lambda: members(harness, training.job) == 1)
+        await_truth(lambda: members(harness, training.job) == 1)
     else:
         harness.servers[0].kill()
         harness.start_server()

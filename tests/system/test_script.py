@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,8 +21,6 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.task.task import Task
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
-
-Eventually = Callable[..., Any]
 
 HEAD = """
 import sys

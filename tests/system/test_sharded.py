@@ -6,18 +6,16 @@ The task that counts holds a whole copy of its counters in every shard.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from support.harness import Harness
 from support.training import Training
+from support.waiting import await_truth
 
 from vcasgd.errors import SnapshotMissing
 from vcasgd.store.keys import TensorKeys
 
-Eventually = Callable[..., Any]
 SHARDS = range(3)
 #: Seconds in which workers would make another first snapshot.
 WAITING_SECONDS = 2.0
@@ -46,14 +44,14 @@ def advance_without(training: Training, node: int, before: int) -> None:
             training.await_samples(before + 1, shard=shard)
 
 
-def kill_during_push(training: Training, node: int, eventually: Eventually) -> None:
+def kill_during_push(training: Training, node: int) -> None:
     """Kill a tensors server in the middle of a push."""
     process = training.harness.nodes[node].process
     before = training.harness.applied(training.job, node)
     process.freeze()
     advance_without(training, node, before)
     workers = training.harness.workers
-    eventually(lambda: any((training.heartbeat(name).unapplied or 0) >= 1 for name in workers))
+    await_truth(lambda: any((training.heartbeat(name).unapplied or 0) >= 1 for name in workers))
     process.kill()
 
 
@@ -97,21 +95,19 @@ def test_evaluations_between_epochs_combine_all_nodes(sharded: Harness) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("node", [pytest.param(0, marks=pytest.mark.extended), 1])
-def test_a_tensors_server_killed_in_the_middle_of_a_push(
-    sharded: Harness, eventually: Eventually, node: int
-) -> None:
+def test_a_tensors_server_killed_in_the_middle_of_a_push(sharded: Harness, node: int) -> None:
     training = Training(sharded)
     training.start(workers=2)
     await_samples_everywhere(training, 60)
 
     # When the others have advanced without it
-    kill_during_push(training, node, eventually)
+    kill_during_push(training, node)
 
     # Then its own parameter server fills it again after its empty restart
     sharded.nodes[node].start()
     training.finish()
     # The event is reported beside the work.
-    eventually(lambda: events(training, "republished") == [node])
+    await_truth(lambda: events(training, "republished") == [node])
 
 
 @pytest.mark.slow
@@ -131,9 +127,7 @@ def test_a_parameter_server_killed(sharded: Harness, node: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_one_shard_returns_to_a_checkpoint_and_the_others_stay_ahead(
-    sharded: Harness, eventually: Eventually
-) -> None:
+def test_one_shard_returns_to_a_checkpoint_and_the_others_stay_ahead(sharded: Harness) -> None:
     # Given a checkpoint, and updates after it
     training = Training(sharded, samples=800)
     training.start(workers=2)
@@ -142,14 +136,14 @@ def test_one_shard_returns_to_a_checkpoint_and_the_others_stay_ahead(
     training.await_more_samples(100)
 
     # When both servers of a node die
-    kill_during_push(training, 1, eventually)
+    kill_during_push(training, 1)
     sharded.servers[1].kill()
 
     # Then only that shard is restored, and gets the samples that it lacks
     ahead = sharded.applied(training.job, 0)
     sharded.nodes[1].start()
     sharded.start_server(1)
-    eventually(lambda: events(training, "restored") == [1])
+    await_truth(lambda: events(training, "restored") == [1])
     restored = sharded.events(training.job, "restored")[0]["details"]["version"]
     assert restored < sharded.snapshots(training.job, 0).version()
     assert sharded.applied(training.job, 0) >= ahead
@@ -158,7 +152,7 @@ def test_one_shard_returns_to_a_checkpoint_and_the_others_stay_ahead(
 
 
 @pytest.mark.slow
-def test_one_shard_restarts_without_a_checkpoint(sharded: Harness, eventually: Eventually) -> None:
+def test_one_shard_restarts_without_a_checkpoint(sharded: Harness) -> None:
     training = Training(sharded)
     training.start(workers=2)
     await_samples_everywhere(training, 60)
@@ -170,13 +164,13 @@ def test_one_shard_restarts_without_a_checkpoint(sharded: Harness, eventually: E
     sharded.nodes[2].start()
     sharded.start_server(2)
 
-    eventually(lambda: events(training, "restarted") == [2])
+    await_truth(lambda: events(training, "restarted") == [2])
     training.finish()
     assert sharded.jobs.get(training.job).facts is not None
 
 
 @pytest.mark.slow
-def test_all_servers_of_all_nodes_killed_at_once(sharded: Harness, eventually: Eventually) -> None:
+def test_all_servers_of_all_nodes_killed_at_once(sharded: Harness) -> None:
     training = Training(sharded)
     training.start(workers=2)
     await_samples_everywhere(training, 60)
@@ -190,15 +184,13 @@ def test_all_servers_of_all_nodes_killed_at_once(sharded: Harness, eventually: E
         sharded.nodes[node].start()
     sharded.start_servers()
 
-    eventually(lambda: sorted(events(training, "restored")) == [0, 1, 2])
+    await_truth(lambda: sorted(events(training, "restored")) == [0, 1, 2])
     training.finish()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded", [0.25], indirect=True, ids=["short leases"])
-def test_a_worker_killed_between_the_pushes_to_two_shards(
-    sharded: Harness, eventually: Eventually
-) -> None:
+def test_a_worker_killed_between_the_pushes_to_two_shards(sharded: Harness) -> None:
     # Given a worker whose pushes arrive in two shards, and not in the third, which blocks writes
     training = Training(sharded, subtasks=2)
     (first,) = training.start(workers=1)
@@ -210,7 +202,7 @@ def test_a_worker_killed_between_the_pushes_to_two_shards(
     connected = third.info("clients")["connected_clients"]
     training.worker(first).kill()
     # Blocked commands die with it; a frozen server would execute them later.
-    eventually(lambda: third.info("clients")["connected_clients"] < connected)
+    await_truth(lambda: third.info("clients")["connected_clients"] < connected)
     third.client_unpause()
     positions = [sharded.snapshots(training.job, shard).read().record for shard in SHARDS]
     assert positions[1] != positions[0], "the fault did not fire: every shard got the push"
@@ -238,9 +230,7 @@ def test_a_slow_node_delays_only_its_shard(sharded: Harness) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(
-    sharded: Harness, eventually: Eventually
-) -> None:
+def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(sharded: Harness) -> None:
     """A first snapshot would replace the model that the other shard's server still has."""
     training = Training(sharded, samples=800)
     training.start(workers=2)
@@ -256,8 +246,8 @@ def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(
     sharded.start_server(2)
 
     # When the first snapshot is made again
-    eventually(lambda: events(training, "restarted") == [2])
-    eventually(lambda: sharded.snapshots(training.job, 2).taken_over())
+    await_truth(lambda: events(training, "restarted") == [2])
+    await_truth(lambda: sharded.snapshots(training.job, 2).taken_over())
     # Workers may have no part of the base for shard 0 any more, and then wait for it.
     time.sleep(WAITING_SECONDS)
     with pytest.raises(SnapshotMissing):
@@ -271,9 +261,7 @@ def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(
 
 
 @pytest.mark.slow
-def test_a_job_that_lacks_store_nodes_reports_it_and_waits(
-    sharded: Harness, eventually: Eventually
-) -> None:
+def test_a_job_that_lacks_store_nodes_reports_it_and_waits(sharded: Harness) -> None:
     training = Training(sharded)
     training.start(workers=1)
     await_samples_everywhere(training, 60)
@@ -285,8 +273,8 @@ def test_a_job_that_lacks_store_nodes_reports_it_and_waits(
     sharded.env["VCASGD_TENSORS_URL"] = whole.split()[0]
     sharded.start_job_loop()
     lost = training.add_workers(1)[0]
-    eventually(lambda: sharded.events(training.job, "store-nodes-missing"))
-    eventually(lambda: "preparing" in (training.heartbeat(lost).doing or ""))
+    await_truth(lambda: sharded.events(training.job, "store-nodes-missing"))
+    await_truth(lambda: "preparing" in (training.heartbeat(lost).doing or ""))
     reports = sharded.events(training.job, "store-nodes-missing")
     assert "VCASGD_TENSORS_URL names 1" in reports[0]["text"]
     assert training.worker(lost).alive

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from support.harness import Harness
+from support.waiting import await_truth
 
 from vcasgd.store.ledger.job import JobState
 
-Eventually = Callable[..., Any]
 SAMPLES, EPOCHS = 400, 2
 #: Samples that can't be loaded, and the one whose loss isn't finite.
 BAD = {50, 150, 250, 350, 75}
 
 
-def test_applied_and_skipped_samples_are_all_samples(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_applied_and_skipped_samples_are_all_samples(harness: Harness) -> None:
     job = harness.submit_audit(
         samples=SAMPLES,
         epochs=EPOCHS,
@@ -31,11 +26,11 @@ def test_applied_and_skipped_samples_are_all_samples(
     harness.start_job_when_ready(job)
 
     # When a worker and the parameter server are killed in the middle
-    eventually(lambda: harness.applied(job) > SAMPLES // 2)
+    await_truth(lambda: harness.applied(job) > SAMPLES // 2)
     harness.workers[names[0]].kill()
     harness.server.kill()
     harness.start_servers()
-    eventually(lambda: harness.jobs.get(job).finished_epochs == EPOCHS)
+    await_truth(lambda: harness.jobs.get(job).finished_epochs == EPOCHS)
 
     # Then each good sample is applied in each epoch, and each bad one skipped
     counts = harness.vector(job).tolist()
@@ -46,7 +41,7 @@ def test_applied_and_skipped_samples_are_all_samples(
     assert sum(counts) + totals["skipped"] == totals["applied"] == EPOCHS * SAMPLES
 
 
-def test_too_many_bad_samples_fail_the_job(harness: Harness, eventually: Eventually) -> None:
+def test_too_many_bad_samples_fail_the_job(harness: Harness) -> None:
     job = harness.submit_audit(
         samples=SAMPLES, epochs=20, args={"bad": True}, on_bad_sample="skip", max_bad_samples=7
     )
@@ -54,7 +49,7 @@ def test_too_many_bad_samples_fail_the_job(harness: Harness, eventually: Eventua
     harness.start_job_loop()
     harness.start_workers(job, 1)
 
-    eventually(lambda: harness.jobs.get(job).state is JobState.FAILED)
+    await_truth(lambda: harness.jobs.get(job).state is JobState.FAILED)
 
     reason = harness.jobs.get(job).reason or ""
     assert "more than the 7 of max_bad_samples" in reason

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.harness import Harness
+from support.waiting import await_truth
 
 from vcasgd.errors import SpecError
 from vcasgd.learning.layout import Layout
@@ -18,13 +18,11 @@ from vcasgd.storage.objects import Storage
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.worker.setup import starting_vectors
 
-Eventually = Callable[..., Any]
 
-
-def run(harness: Harness, eventually: Eventually, to: JobState, **fields: Any) -> JobRecord:
+def run(harness: Harness, to: JobState, **fields: Any) -> JobRecord:
     job = harness.submit_audit(samples=20, subtasks=2, **fields)
     harness.start_workers(job, 1)
-    eventually(lambda: harness.jobs.get(job).state is to)
+    await_truth(lambda: harness.jobs.get(job).state is to)
     return harness.jobs.get(job)
 
 
@@ -36,15 +34,13 @@ def counts(harness: Harness, job: JobRecord, folder: Path) -> Path:
     return file
 
 
-def test_a_job_starts_with_the_weights_of_another_one(
-    harness: Harness, eventually: Eventually, tmp_path: Path
-) -> None:
+def test_a_job_starts_with_the_weights_of_another_one(harness: Harness, tmp_path: Path) -> None:
     harness.start_server()
     harness.start_job_loop()
-    first = run(harness, eventually, JobState.SUCCEEDED, epochs=2)
+    first = run(harness, JobState.SUCCEEDED, epochs=2)
 
     source = {"job": first.id, "checkpoint": first.model}
-    second = run(harness, eventually, JobState.SUCCEEDED, epochs=1, start_from=source)
+    second = run(harness, JobState.SUCCEEDED, epochs=1, start_from=source)
 
     tensors = load_file(counts(harness, second, tmp_path))
     assert torch.equal(tensors["count"], torch.full_like(tensors["count"], 3.0))

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from support.harness import Harness
 from support.training import TASKS
+from support.waiting import await_truth
 
 from vcasgd.store.ledger.untrusted import Heartbeat
-
-Eventually = Callable[..., Any]
 
 
 # Measurements arrive with heartbeats.
 @pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["fast heartbeat"])
 @pytest.mark.ci
-def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(harness: Harness) -> None:
     # Given two workers; one takes about five times as long for a step
     slow = harness.home / "slow"
     job = harness.submit_audit(
@@ -43,19 +37,19 @@ def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(
         return {beat.pid == pid: beat for beat in harness.jobs.workers.heartbeats(job).values()}
 
     # When both are measured
-    eventually(lambda: harness.events(job, "tuned-local-steps"))
+    await_truth(lambda: harness.events(job, "tuned-local-steps"))
 
     # Then the slow one pushes after fewer steps, in proportion to its speed
-    eventually(lambda: (beats()[True].local_steps or 10) < 10)
+    await_truth(lambda: (beats()[True].local_steps or 10) < 10)
 
     def target() -> int:
         return round(10 * min(harness.jobs.get(job).tuned.shares.values()))
 
-    eventually(lambda: beats()[True].local_steps == target() < 10)
+    await_truth(lambda: beats()[True].local_steps == target() < 10)
     assert beats()[False].local_steps == 10
     assert (beats()[True].step_seconds or 0) > (beats()[False].step_seconds or 0)
 
     # and both push about as often
     before = {name: beat.pushes or 0 for name, beat in beats().items()}
-    eventually(lambda: (beats()[False].pushes or 0) > before[False] + 6)
+    await_truth(lambda: (beats()[False].pushes or 0) > before[False] + 6)
     assert (beats()[True].pushes or 0) > before[True] + 1

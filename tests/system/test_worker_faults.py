@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from support.harness import Harness
@@ -20,7 +18,6 @@ from vcasgd.store.ledger.leases import Leases, LostWorkers
 from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.store.ledger.workers import WorkerBeats
 
-Eventually = Callable[..., Any]
 #: Long enough for a notice to be seen, and some steps.
 NOTICE_SECONDS = 5.0
 
@@ -28,9 +25,7 @@ NOTICE_SECONDS = 5.0
 # --- with notice -----------------------------------------------------------------------
 
 
-def test_a_worker_that_is_asked_to_leave_loses_nothing(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_a_worker_that_is_asked_to_leave_loses_nothing(harness: Harness) -> None:
     # Given a worker in the middle of a subtask that it pushes only at its end
     training = Training(harness, samples=300, epochs=1, subtasks=1, push_every="subtask")
     (leaver,) = training.start(1)
@@ -41,7 +36,7 @@ def test_a_worker_that_is_asked_to_leave_loses_nothing(
 
     # Then everything it trained is applied, and the rest of its subtask is free at once
     trained = BATCH * len(training.steps_of(leaver))
-    eventually(lambda: harness.applied(training.job) == trained)
+    await_truth(lambda: harness.applied(training.job) == trained)
     assert BATCH * 20 <= trained < training.total
     assert training.heartbeat(leaver).samples == trained
     assert harness.jobs.leases(training.job) == {}
@@ -106,9 +101,7 @@ def test_the_time_to_hand_in_grows_with_a_local_step(
     assert hand_in_seconds(beats, Settings(heartbeat=1.0)) == expected
 
 
-def test_a_worker_evicted_with_notice_loses_nothing(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_a_worker_evicted_with_notice_loses_nothing(harness: Harness) -> None:
     # Given a worker on a spot machine, and one elsewhere
     training = Training(harness, push_every="subtask")
     training.start(1)
@@ -120,7 +113,7 @@ def test_a_worker_evicted_with_notice_loses_nothing(
     harness.notify(evicted, NoticeKind.TERMINATE, NOTICE_SECONDS)
 
     # Then the worker reports it, trains on, and leaves before the machine is taken
-    eventually(lambda: training.heartbeat(evicted).notice == "terminate")
+    await_truth(lambda: training.heartbeat(evicted).notice == "terminate")
     training.await_steps(evicted, len(training.steps_of(evicted)) + 5)
     assert training.worker(evicted).wait() == 0
     assert training.heartbeat(evicted).notice_at == pytest.approx(gone_at, abs=1.0)
@@ -132,16 +125,14 @@ def test_a_worker_evicted_with_notice_loses_nothing(
     assert training.unexplained_repeats() == 0
 
 
-def test_an_advised_worker_finishes_its_subtask_first(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_an_advised_worker_finishes_its_subtask_first(harness: Harness) -> None:
     # Given a worker in the middle of a subtask that was advised to leave and continues
     training = Training(harness, samples=400, push_every=4)
     training.start(1)
     advised = harness.start_noticing_worker(training.job)
     training.await_steps(advised, 3)
     harness.notify(advised, NoticeKind.REBALANCE)
-    eventually(lambda: training.heartbeat(advised).notice == "rebalance")
+    await_truth(lambda: training.heartbeat(advised).notice == "rebalance")
     training.await_mid_interval(advised)
 
     # When the controller has a replacement and drains the worker
@@ -216,9 +207,7 @@ def test_the_death_of_all_workers_at_once_costs_one_push_interval_each(harness: 
 
 
 @pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
-def test_a_worker_with_an_expired_lease_cannot_write(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_a_worker_with_an_expired_lease_cannot_write(harness: Harness) -> None:
     # Given a worker that is suspended in the middle of a push interval
     training = Training(harness)
     sleeper, other = training.start(2)
@@ -227,7 +216,7 @@ def test_a_worker_with_an_expired_lease_cannot_write(
     subtask = next(piece for piece, holder in held.items() if holder == sleeper)
 
     # When it resumes after another worker has leased its subtask
-    eventually(lambda: harness.jobs.leases(training.job).get(subtask) == other)
+    await_truth(lambda: harness.jobs.leases(training.job).get(subtask) == other)
     training.await_steps(other, len(training.steps_of(other)) + 2)
     training.worker(sleeper).thaw()
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -27,7 +25,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 RANKS = 4
 #: Seconds of the example on a busy machine.
 EXAMPLE_SECONDS = 600
-Eventually = Callable[..., Any]
 
 
 @pytest.mark.slow
@@ -35,9 +32,7 @@ Eventually = Callable[..., Any]
 @pytest.mark.ci
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_nothing_is_lost_when_ranks_die(
-    tmp_path: Path, eventually: Eventually, parallel: str
-) -> None:
+def test_nothing_is_lost_when_ranks_die(tmp_path: Path, parallel: str) -> None:
     # Parts of a model are cut elsewhere than shards of its vector.
     nodes = 2 if parallel == "fsdp" else 1
     settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=2, store_nodes=nodes)
@@ -52,7 +47,7 @@ def test_nothing_is_lost_when_ranks_die(
         processes = set[int]()
 
         def complete() -> WorkerRow:
-            row = eventually(lambda: training(client.job(job.id).workers()), timeout=120)
+            row = await_truth(lambda: training(client.job(job.id).workers()), timeout=120)
             processes.update(further(row.pid))
             return row
 
@@ -61,13 +56,13 @@ def test_nothing_is_lost_when_ranks_die(
             row = complete()
             pid = [row.pid, *further(row.pid)][victim]
             os.kill(pid, signal.SIGKILL)
-            eventually(lambda pid=pid: not psutil.pid_exists(pid))
-            job.await_updates(3, eventually)
+            await_truth(lambda pid=pid: not psutil.pid_exists(pid))
+            job.await_updates(3)
         # And a machine with all of them
         row = complete()
         client.evict(row.name, kill=True)
-        eventually(lambda: not psutil.pid_exists(row.pid))
-        job.await_updates(3, eventually)
+        await_truth(lambda: not psutil.pid_exists(row.pid))
+        job.await_updates(3)
         complete()
 
         # Then every sample was applied exactly once in each epoch
@@ -144,9 +139,7 @@ def test_no_process_has_a_model_that_is_in_parts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_batches_follow_the_speeds_of_machines_with_one_and_four_gpus(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_batches_follow_the_speeds_of_machines_with_one_and_four_gpus(harness: Harness) -> None:
     # Given a job on both, in which a sample takes as long on each GPU
     notes, samples = harness.home / "notes", 24_000
     notes.mkdir()
@@ -166,14 +159,14 @@ def test_batches_follow_the_speeds_of_machines_with_one_and_four_gpus(
         steps = [each.read_text().split() for each in files if each.exists()]
         return sum(int(each[-1]) for each in steps) if len(steps) == size else 0
 
-    eventually(lambda: batch(four, 4) == 40)
+    await_truth(lambda: batch(four, 4) == 40)
     one = harness.start_worker(job)
 
     # Then one trains about a fifth of each batch, and four the rest
-    eventually(lambda: 4 <= batch(one, 1) <= 12 and 28 <= batch(four, 4) <= 36)
+    await_truth(lambda: 4 <= batch(one, 1) <= 12 and 28 <= batch(four, 4) <= 36)
 
     (notes / "hold").unlink()
-    eventually(lambda: harness.jobs.get(job).state.over)
+    await_truth(lambda: harness.jobs.get(job).state.over)
     view = harness.jobs.get(job)
     assert view.state is JobState.SUCCEEDED, view.failure
     assert (view.totals["samples"], view.totals["repeated"]) == (samples, 0)

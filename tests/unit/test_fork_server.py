@@ -8,18 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.fork_server import CANNOT_FORK, NUMBER_BYTES, ForkedCommand
-
-Eventually = Callable[..., Any]
 
 #: Numbers of the files with output.
 NUMBERS = itertools.count()
@@ -85,10 +82,10 @@ class Forks:
         status = command.wait(PATIENCE)
         return output.read_text(), status
 
-    def hanging(self, eventually: Eventually) -> tuple[ForkedCommand, psutil.Process]:
+    def hanging(self) -> tuple[ForkedCommand, psutil.Process]:
         """Return a command that runs until it is killed, and its process."""
         command, output = self.start("import time; time.sleep(1000)")
-        lines = eventually(lambda: len(found := output.read_text().splitlines()) == 2 and found)
+        lines = await_truth(lambda: len(found := output.read_text().splitlines()) == 2 and found)
         return command, psutil.Process(int(lines[0].split()[-1]))
 
     def connect(self) -> socket.socket:
@@ -110,9 +107,9 @@ class Forks:
 
 
 @pytest.fixture
-def forks(tmp_path: Path, eventually: Eventually) -> Iterator[Forks]:
+def forks(tmp_path: Path) -> Iterator[Forks]:
     forks = Forks(tmp_path)
-    eventually(forks.is_ready)
+    await_truth(forks.is_ready)
     yield forks
     forks.end()
 
@@ -141,8 +138,8 @@ def test_command_runs_as_in_its_own_interpreter(forks: Forks) -> None:
     assert status == 128 + signal.SIGKILL
 
 
-def test_command_that_is_killed_reports_its_end(forks: Forks, eventually: Eventually) -> None:
-    command, process = forks.hanging(eventually)
+def test_command_that_is_killed_reports_its_end(forks: Forks) -> None:
+    command, process = forks.hanging()
     assert command.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         command.wait(0.1)
@@ -151,7 +148,7 @@ def test_command_that_is_killed_reports_its_end(forks: Forks, eventually: Eventu
     assert gone(process)
 
 
-def test_command_ends_with_its_client(forks: Forks, eventually: Eventually) -> None:
+def test_command_ends_with_its_client(forks: Forks) -> None:
     code = (
         "import os, sys, time\nfrom pathlib import Path\n"
         "from vcasgd.fork_server import ForkedCommand\n"
@@ -165,24 +162,24 @@ def test_command_ends_with_its_client(forks: Forks, eventually: Eventually) -> N
     argv = [sys.executable, "-c", code, forks.path, forks.command, forks.folder]
     with subprocess.Popen(argv) as client:
         output = forks.folder / "output"
-        eventually(lambda: output.exists() and "\n" in output.read_text())
+        await_truth(lambda: output.exists() and "\n" in output.read_text())
         process = psutil.Process(int(output.read_text().splitlines()[0].split()[-1]))
         client.kill()
-    eventually(lambda: gone(process))
+    await_truth(lambda: gone(process))
 
 
-def test_commands_end_with_the_server(forks: Forks, eventually: Eventually) -> None:
-    command, process = forks.hanging(eventually)
+def test_commands_end_with_the_server(forks: Forks) -> None:
+    command, process = forks.hanging()
     forks.end()
     assert command.wait(PATIENCE) == 1
-    eventually(lambda: gone(process))
+    await_truth(lambda: gone(process))
     with pytest.raises(OSError, match="refused"):
         forks.start("")
 
 
-def test_a_failed_fork_is_reported_and_ends_nothing(forks: Forks, eventually: Eventually) -> None:
+def test_a_failed_fork_is_reported_and_ends_nothing(forks: Forks) -> None:
     # Given a command that runs, and no process number for another one
-    command, _ = forks.hanging(eventually)
+    command, _ = forks.hanging()
     with forks.limited(NO_PROCESSES):
         # When a command is requested, then it doesn't start
         assert forks.run("sys.exit(3)") == ("", CANNOT_FORK), "the fault fired"
@@ -209,9 +206,9 @@ def test_silent_and_invalid_clients_delay_nobody(forks: Forks) -> None:
                 waiting.recv(1)
 
 
-def test_a_client_that_stays_silent_is_dropped(tmp_path: Path, eventually: Eventually) -> None:
+def test_a_client_that_stays_silent_is_dropped(tmp_path: Path) -> None:
     forks = Forks(tmp_path, request_seconds=0.2)
-    eventually(forks.is_ready)
+    await_truth(forks.is_ready)
     try:
         with forks.connect() as silent:
             assert silent.recv(1) == b""
@@ -219,10 +216,8 @@ def test_a_client_that_stays_silent_is_dropped(tmp_path: Path, eventually: Event
         forks.end()
 
 
-def test_a_client_waits_while_the_server_can_open_nothing(
-    forks: Forks, eventually: Eventually
-) -> None:
+def test_a_client_waits_while_the_server_can_open_nothing(forks: Forks) -> None:
     with forks.limited(NO_FILES):
         command, _ = forks.start("sys.exit(3)")
-        eventually(lambda: "can't accept" in forks.log.read_text())
+        await_truth(lambda: "can't accept" in forks.log.read_text())
     assert command.wait(PATIENCE) == 3

@@ -32,7 +32,6 @@ from vcasgd.store.ledger.leases import Leases
 from vcasgd.store.tensors.header import Header
 
 SECRET = "only the platform knows"
-Eventually = Callable[..., Any]
 
 
 @contextmanager
@@ -86,7 +85,7 @@ def users_at(server: RedisClient) -> set[str]:
 class Rogue:
     """A process that misuses the credentials of one worker of a job that two others train."""
 
-    def __init__(self, harness: Harness, eventually: Eventually) -> None:
+    def __init__(self, harness: Harness) -> None:
         self.harness, self.name = harness, "rogue"
         self.training = training = Training(harness, subtasks=8)
         self.honest, _ = training.add_workers(2)
@@ -100,8 +99,8 @@ class Rogue:
         self._sent = 0
         # The parameter server admits it after its first heartbeat.
         leases = Leases(self.ledger, training.job, self.name, 10)
-        eventually(lambda: works(lambda: leases.renew({"at": 0.0}, [])))
-        eventually(lambda: works(lambda: self.tensors.get(self.keys.meta)))
+        await_truth(lambda: works(lambda: leases.renew({"at": 0.0}, [])))
+        await_truth(lambda: works(lambda: self.tensors.get(self.keys.meta)))
 
     def rejected(self, reason: str) -> int:
         """Return how many updates of the job were rejected for a reason."""
@@ -140,9 +139,7 @@ def works(call: Callable[[], Any]) -> bool:
 
 
 @pytest.mark.ci
-def test_a_job_is_trained_from_its_first_snapshot_to_its_end(
-    harness: Harness, eventually: Eventually
-) -> None:
+def test_a_job_is_trained_from_its_first_snapshot_to_its_end(harness: Harness) -> None:
     # Given servers that still have the users of a job that has ended
     over = "over-23abcd"
     AclUsers(harness.ledger.connection, LEDGER_SCRIPTS, 0).sync([ledger_user(SECRET, over)])
@@ -163,8 +160,8 @@ def test_a_job_is_trained_from_its_first_snapshot_to_its_end(
         seen.update(*(users_at(server.connection) for server in servers))
         return seen == expected
 
-    eventually(signed_in)
-    eventually(lambda: not any(over in users(server) for server in servers))
+    await_truth(signed_in)
+    await_truth(lambda: not any(over in users(server) for server in servers))
     training.await_success()
 
 
@@ -188,33 +185,31 @@ def test_restarted_servers_get_their_users_again(harness: Harness) -> None:
 
 
 @pytest.fixture
-def rogue(shared: Harness, eventually: Eventually) -> Rogue:
-    return Rogue(shared, eventually)
+def rogue(shared: Harness) -> Rogue:
+    return Rogue(shared)
 
 
-def test_no_worker_is_blamed_for_another_ones_updates(rogue: Rogue, eventually: Eventually) -> None:
+def test_no_worker_is_blamed_for_another_ones_updates(rogue: Rogue) -> None:
     for _ in range(2 * REJECTIONS_BEFORE_QUARANTINE):
         header, _ = rogue.update(worker=rogue.honest)
         rogue.inject(header.signed("a key of its own", rogue.keys).model_dump_json().encode())
         rogue.inject(header.model_dump_json().encode())
 
-    eventually(lambda: rogue.rejected("signature") == 4 * REJECTIONS_BEFORE_QUARANTINE)
+    await_truth(lambda: rogue.rejected("signature") == 4 * REJECTIONS_BEFORE_QUARANTINE)
     assert rogue.harness.jobs.workers.quarantined(rogue.training.job) == {}
     rogue.training.await_success()
     assert rogue.training.unexplained_repeats() == 0
 
 
-def test_a_rogue_worker_is_quarantined_under_its_own_name(
-    rogue: Rogue, eventually: Eventually
-) -> None:
+def test_a_rogue_worker_is_quarantined_under_its_own_name(rogue: Rogue) -> None:
     harness, training = rogue.harness, rogue.training
     for _ in range(REJECTIONS_BEFORE_QUARANTINE):
         header, payload = rogue.update()
         rogue.tensors.set(rogue.keys.payload_chunk(header.update, 0), bytes(payload))
         rogue.inject(header.signed(rogue.key, rogue.keys).model_dump_json().encode())
 
-    eventually(lambda: "rogue" in harness.jobs.workers.quarantined(training.job))
-    eventually(lambda: not works(lambda: rogue.tensors.get(rogue.keys.meta)))
+    await_truth(lambda: "rogue" in harness.jobs.workers.quarantined(training.job))
+    await_truth(lambda: not works(lambda: rogue.tensors.get(rogue.keys.meta)))
     with pytest.raises(StoreDenied):
         rogue.tensors.get(rogue.keys.meta)
     assert len(harness.events(training.job, "worker-quarantined")) == 1
@@ -222,12 +217,12 @@ def test_a_rogue_worker_is_quarantined_under_its_own_name(
     assert harness.jobs.workers.quarantined(training.job).keys() == {"rogue"}
 
 
-def test_a_flood_of_garbage_does_not_stop_training(rogue: Rogue, eventually: Eventually) -> None:
+def test_a_flood_of_garbage_does_not_stop_training(rogue: Rogue) -> None:
     for number in range(1000):
         rogue.inject(b"{" * (number % 50) + b"\xff")
 
     rogue.training.await_success()
-    eventually(lambda: rogue.rejected("header") == 1000)
+    await_truth(lambda: rogue.rejected("header") == 1000)
     events = rogue.harness.events(rogue.training.job, "update-rejected")
     assert len(events) < 20, "the history is kept"
     assert rogue.training.unexplained_repeats() == 0

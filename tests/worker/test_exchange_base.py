@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from support.servers import Fault, Moment
 from support.shard_pair import COARSE, ShardPair, flush, pair_of
+from support.waiting import await_truth
 
 from vcasgd.errors import SnapshotMissing, SpecError, StoreUnavailable
 from vcasgd.limits import MAX_INTEGERS_BYTES
@@ -21,8 +21,6 @@ from vcasgd.worker import shard_link
 from vcasgd.worker.exchange import LATE_SECONDS
 from vcasgd.worker.interval import encoded_counters
 from vcasgd.worker.shard_link import LinkState
-
-Eventually = Callable[..., Any]
 
 
 def all_fetched(pair: ShardPair) -> bool:
@@ -90,14 +88,12 @@ class TestBase:
         pair.exchange.refresh(again=False)
         assert pair.exchange[1].version == (0, 0)
 
-    def test_a_prefetched_base_is_used_in_the_next_interval(
-        self, pair: ShardPair, eventually: Eventually
-    ) -> None:
+    def test_a_prefetched_base_is_used_in_the_next_interval(self, pair: ShardPair) -> None:
         pair.exchange.refresh(again=False)
         pair.publish(0, 0, 4)
 
         pair.exchange.prefetch(0.0)
-        eventually(partial(all_fetched, pair))
+        await_truth(partial(all_fetched, pair))
         assert not pair.exchange.base.floats.any(), "an interval is trained from the old base"
         pair.exchange.refresh(again=False)
 
@@ -114,12 +110,10 @@ class TestBase:
 
         assert torch.equal(pair.exchange.base.floats, pair.world.delta(0, 0, 4))
 
-    def test_a_prefetched_base_is_fetched_again_after_a_wait(
-        self, pair: ShardPair, eventually: Eventually
-    ) -> None:
+    def test_a_prefetched_base_is_fetched_again_after_a_wait(self, pair: ShardPair) -> None:
         pair.publish(0, 0, 2)
         pair.exchange.prefetch(0.0)
-        eventually(partial(all_fetched, pair))
+        await_truth(partial(all_fetched, pair))
         pair.publish(0, 2, 4)
 
         pair.exchange.refresh(again=True)
@@ -139,9 +133,7 @@ class TestSteps:
     def fetched(pair: ShardPair) -> int:
         return pair.exchange.counts()["fetched_bytes"] or 0
 
-    def test_the_base_follows_with_fewer_bytes(
-        self, stepped: ShardPair, eventually: Eventually
-    ) -> None:
+    def test_the_base_follows_with_fewer_bytes(self, stepped: ShardPair) -> None:
         whole = 4 * 3001
         stepped.exchange.refresh(again=False)
         assert self.fetched(stepped) == whole
@@ -150,7 +142,7 @@ class TestSteps:
             before = self.fetched(stepped)
             if start % 2:
                 stepped.exchange.prefetch(0.0)
-                eventually(partial(all_fetched, stepped))
+                await_truth(partial(all_fetched, stepped))
             # Also on top of what was prefetched.
             stepped.exchange.refresh(again=start == 3)
 
@@ -242,7 +234,7 @@ class TestMemory:
     @pytest.mark.parametrize("shards", [1, 2])
     @pytest.mark.parametrize("max_unapplied", [1, 2])
     def test_a_worker_has_one_vector_more_than_unapplied_updates(
-        self, tmp_path: Path, eventually: Eventually, max_unapplied: int, shards: int
+        self, tmp_path: Path, max_unapplied: int, shards: int
     ) -> None:
         # Given intervals whose updates are applied during or after the next one
         with pair_of(tmp_path, shards, max_unapplied=max_unapplied, samples=3000) as pair:
@@ -253,12 +245,12 @@ class TestMemory:
                 if any(link.updates.full for link in exchange):
                     publish(pair, *servers)
                 # On a busy machine, a node may answer late, and then keeps its part of the base.
-                eventually(partial(has_newest_base, pair))
+                await_truth(partial(has_newest_base, pair))
                 pending = max(link.updates.unapplied for link in exchange)
                 publish(pair, *(servers if start % 3 else []))
                 if start & 2 and start % 3 and pending:
                     exchange.prefetch(0.0)
-                    eventually(partial(all_fetched, pair))
+                    await_truth(partial(all_fetched, pair))
                     prefetched += 1
                 addresses |= {train(pair, start).data_ptr(), exchange.base.floats.data_ptr()}
 
@@ -282,9 +274,7 @@ class TestMemory:
         assert 5.0 not in parts[1]
         assert versions(pair) == [(0, 0), (1, 1)]
 
-    def test_a_late_answer_never_changes_the_base_of_an_interval(
-        self, pair: ShardPair, eventually: Eventually
-    ) -> None:
+    def test_a_late_answer_never_changes_the_base_of_an_interval(self, pair: ShardPair) -> None:
         # Given a node that answers after the worker has stopped waiting for it
         pair.exchange.refresh(again=False)
         pair.publish(0, 0, 4)
@@ -294,7 +284,7 @@ class TestMemory:
         trained_from = pair.exchange.base.floats.clone()
 
         pair.servers[1].process.thaw()
-        eventually(lambda: not pair.exchange[1].late)
+        await_truth(lambda: not pair.exchange[1].late)
 
         # Then the interval's base stays as it is, and the next one is complete
         assert torch.equal(pair.exchange.base.floats, trained_from)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
+from support.waiting import await_truth
 
 from vcasgd.errors import StoreUnavailable
 from vcasgd.store.ledger.leases import Lease, Leases, Renewal, WorkKind
@@ -14,7 +15,6 @@ from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker.departure import NoticeLike, NoticeWatch
 from vcasgd.worker.leases import HeartbeatSender, LeaseBook, capacity
 
-Eventually = Callable[..., Any]
 SUBTASKS = [Lease(WorkKind.TRAIN, number, 1) for number in range(2)]
 
 
@@ -76,19 +76,15 @@ def sender() -> Iterator[Sender]:
     sender.thread.stop()
 
 
-def test_a_heartbeat_renews_the_leases_and_drops_the_lost_ones(
-    sender: Sender, eventually: Eventually
-) -> None:
+def test_a_heartbeat_renews_the_leases_and_drops_the_lost_ones(sender: Sender) -> None:
     sender.ledger.lost = frozenset({SUBTASKS[1].piece})
     sender.thread.start()
 
-    eventually(lambda: sender.book.held() == SUBTASKS[:1])
+    await_truth(lambda: sender.book.held() == SUBTASKS[:1])
     assert sender.ledger.heartbeats[0]["at"] == 1.0
 
 
-def test_a_late_answer_keeps_a_lease_that_was_acquired_meanwhile(
-    sender: Sender, eventually: Eventually
-) -> None:
+def test_a_late_answer_keeps_a_lease_that_was_acquired_meanwhile(sender: Sender) -> None:
     lost, again = SUBTASKS[1], replace(SUBTASKS[1], token=2)
     sender.ledger.lost = frozenset({lost.piece})
 
@@ -100,33 +96,33 @@ def test_a_late_answer_keeps_a_lease_that_was_acquired_meanwhile(
 
     sender.thread.start()
 
-    eventually(lambda: not sender.ledger.lost)
+    await_truth(lambda: not sender.ledger.lost)
     sender.thread.stop()
     assert sender.book.held() == [SUBTASKS[0], again]
 
 
-def test_a_worker_without_progress_renews_no_lease(sender: Sender, eventually: Eventually) -> None:
+def test_a_worker_without_progress_renews_no_lease(sender: Sender) -> None:
     sender.alive = False
     sender.thread.start()
 
-    eventually(lambda: sender.ledger.heartbeats)
+    await_truth(lambda: sender.ledger.heartbeats)
     assert sender.ledger.held == []
 
 
-def test_the_heartbeat_survives_an_unexpected_error(sender: Sender, eventually: Eventually) -> None:
+def test_the_heartbeat_survives_an_unexpected_error(sender: Sender) -> None:
     sender.errors = [TypeError("a bug")]
     sender.thread.start()
 
-    eventually(lambda: len(sender.ledger.heartbeats) >= 2)
+    await_truth(lambda: len(sender.ledger.heartbeats) >= 2)
     assert not sender.errors
 
 
 @pytest.mark.parametrize("failures", [0, 2])
 def test_the_last_heartbeat_is_sent_at_the_end_and_again_without_an_answer(
-    sender: Sender, eventually: Eventually, failures: int
+    sender: Sender, failures: int
 ) -> None:
     sender.thread.start()
-    eventually(lambda: sender.ledger.heartbeats)
+    await_truth(lambda: sender.ledger.heartbeats)
     sender.ledger.failures, sender.leaving = failures, "the end"
 
     sender.thread.stop()
@@ -162,7 +158,7 @@ class Source:
         return answer
 
 
-def test_each_kind_of_notice_is_reported_once_despite_errors(eventually: Eventually) -> None:
+def test_each_kind_of_notice_is_reported_once_despite_errors() -> None:
     rebalance, terminate = Notice("rebalance"), Notice("terminate", 5.0)
     source = Source([None, rebalance, rebalance, OSError("no answer"), terminate, rebalance])
     reported: list[NoticeLike] = []
@@ -170,5 +166,5 @@ def test_each_kind_of_notice_is_reported_once_despite_errors(eventually: Eventua
 
     watch.start()
 
-    eventually(lambda: not watch.is_alive())
+    await_truth(lambda: not watch.is_alive())
     assert reported == [rebalance, terminate]

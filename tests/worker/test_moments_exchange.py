@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
+from support.waiting import await_truth
 from torch import nn
 
 from vcasgd.store.connection import RedisClient
@@ -15,7 +15,6 @@ from vcasgd.store.tensors.sharded import SharedMoments
 from vcasgd.worker.member import MIN_STEPS, Member
 from vcasgd.worker.moments_exchange import MomentsExchange
 
-Eventually = Callable[..., Any]
 JOB, SIZE = "job", 700_000  # more than one chunk
 
 
@@ -54,24 +53,24 @@ def worker(tensors: RedisClient) -> Iterator[Callable[[str], Adaptive]]:
         each.exchange.close()
 
 
-def share(old: Adaptive, tensors: RedisClient, eventually: Eventually, rollbacks: int = 0) -> None:
+def share(old: Adaptive, tensors: RedisClient, rollbacks: int = 0) -> None:
     old.step(MIN_STEPS)
 
     def shared() -> bool:
         old.exchange.share(old.member, rollbacks)
         return SharedMoments([tensors], JOB, 1).read(SIZE, rollbacks) is not None
 
-    eventually(shared)
+    await_truth(shared)
 
 
 def test_a_new_worker_takes_over_what_another_shared(
-    worker: Callable[[str], Adaptive], tensors: RedisClient, eventually: Eventually
+    worker: Callable[[str], Adaptive], tensors: RedisClient
 ) -> None:
     old, new = worker("old"), worker("new")
     new.exchange.adopt(new.member, 0)
     assert new.member.lacking == SIZE, "there is nothing to take over yet"
 
-    share(old, tensors, eventually)
+    share(old, tensors)
     new.exchange.adopt(new.member, 0)
 
     assert new.member.lacking == 0
@@ -103,11 +102,10 @@ def test_only_one_worker_writes_at_a_time(tensors: RedisClient) -> None:
 def test_what_a_hostile_worker_wrote_is_left_out(
     worker: Callable[[str], Adaptive],
     tensors: RedisClient,
-    eventually: Eventually,
     key: str,
     value: bytes | None,
 ) -> None:
-    share(worker("old"), tensors, eventually)
+    share(worker("old"), tensors)
     name, new = TensorKeys(JOB).moments(key), worker("new")
     if value is None:
         assert tensors.delete(name)
@@ -121,9 +119,9 @@ def test_what_a_hostile_worker_wrote_is_left_out(
 
 
 def test_moments_of_training_that_diverged_are_left_out(
-    worker: Callable[[str], Adaptive], tensors: RedisClient, eventually: Eventually
+    worker: Callable[[str], Adaptive], tensors: RedisClient
 ) -> None:
-    share(worker("old"), tensors, eventually, rollbacks=0)
+    share(worker("old"), tensors, rollbacks=0)
     new = worker("new")
 
     new.exchange.adopt(new.member, 1)

@@ -12,6 +12,7 @@ import pytest
 from support.harness import RedisServer
 from support.servers import Fault, through_proxy
 from support.shard_links import flush, link_of, settle, submit, version_of
+from support.waiting import await_truth
 from support.world import World
 
 from vcasgd.errors import SnapshotMissing, StoreDenied
@@ -19,8 +20,6 @@ from vcasgd.store.connection import connect
 from vcasgd.store.tensors.header import Header
 from vcasgd.worker import shard_link as module
 from vcasgd.worker.shard_link import ShardLink
-
-Eventually = Callable[..., Any]
 
 
 @pytest.fixture
@@ -54,7 +53,6 @@ class TestSending:
         self,
         world: World,
         link: ShardLink,
-        eventually: Eventually,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr(module, "PIPELINED_BYTES", 0)
@@ -62,11 +60,11 @@ class TestSending:
         shard = world.shard()
 
         for header in headers[:2]:
-            eventually(world.reader.waiting)
+            await_truth(world.reader.waiting)
             (entry,) = world.reader.read(10)
             assert Header.parse(entry.header).update == header.update
             assert shard.turn() == 1
-        eventually(world.reader.waiting)
+        await_truth(world.reader.waiting)
         submit(world, link, 0, 3, 4)
         flush(link)
 
@@ -178,7 +176,6 @@ class TestDenied:
         self,
         world: World,
         reader: ShardLink,
-        eventually: Eventually,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         # Given pushes that the server refuses for more than a moment
@@ -192,7 +189,7 @@ class TestDenied:
                 return True
             return False
 
-        eventually(is_refused)
+        await_truth(is_refused)
 
         # Then they are retried at growing intervals, and named once
         (denied,) = counts(reader, "denied")
@@ -232,9 +229,7 @@ class TestLost:
         assert world.positions() == {0: 4}
         world.assert_exact()
 
-    def test_waits_for_a_snapshot_to_come_back(
-        self, world: World, link: ShardLink, eventually: Eventually
-    ) -> None:
+    def test_waits_for_a_snapshot_to_come_back(self, world: World, link: ShardLink) -> None:
         shard = world.shard()
         shard.turn()
         world.lose_tensors()

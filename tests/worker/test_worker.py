@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 from support.harness import Harness, RedisServer
 from support.servers import FaultyProxy, SlowLink, url_of
 from support.training import BATCH, Training
+from support.waiting import await_truth
 
 from vcasgd.controller.jobs.failures import ATTEMPTS
 from vcasgd.store.keys import LedgerKeys
@@ -19,7 +20,6 @@ from vcasgd.store.ledger.job import JobRecord, JobState
 
 #: Parameters of a model whose shards travel in turn.
 LARGE = 5_000_000
-Eventually = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +37,9 @@ def shared_harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness
 class User:
     """A user with a task to submit."""
 
-    def __init__(self, harness: Harness, directory: Path, eventually: Eventually) -> None:
+    def __init__(self, harness: Harness, directory: Path) -> None:
         self.harness = harness
         self.directory = directory
-        self.eventually = eventually
 
     def submit(self, code: str, workers: int = 1, **fields: Any) -> str:
         """Submit a job of 100 samples in 5 subtasks; ``code`` is the module with class ``Mine``."""
@@ -52,13 +51,13 @@ class User:
         return job
 
     def await_state(self, job: str, state: JobState) -> JobRecord:
-        self.eventually(lambda: self.harness.jobs.get(job).state is state)
+        await_truth(lambda: self.harness.jobs.get(job).state is state)
         return self.harness.jobs.get(job)
 
 
 @pytest.fixture
-def user(shared_harness: Harness, tmp_path: Path, eventually: Eventually) -> User:
-    return User(shared_harness, tmp_path, eventually)
+def user(shared_harness: Harness, tmp_path: Path) -> User:
+    return User(shared_harness, tmp_path)
 
 
 # --- the user's code can't be loaded --------------------------------------------------
@@ -277,7 +276,7 @@ def test_what_the_users_code_prints_is_in_the_jobs_log(user: User) -> None:
 
 @pytest.mark.parametrize("harness", [0.05], indirect=True, ids=["fast heartbeat"])
 def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_despite_heartbeats(
-    harness: Harness, tmp_path: Path, eventually: Eventually
+    harness: Harness, tmp_path: Path
 ) -> None:
     # Given a task that hangs on the first machine
     (tmp_path / "task").mkdir()
@@ -293,7 +292,7 @@ def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_despite_heartbeat
     harness.start_server()
     hanging = harness.start_worker(job)
     harness.start_job_when_ready(job)
-    eventually((tmp_path / "hangs").exists)
+    await_truth((tmp_path / "hangs").exists)
     assert harness.jobs.leases(job) == {"train:0": hanging}
 
     # whose lease is renewed for a while, because a step may take long
@@ -301,20 +300,20 @@ def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_despite_heartbeat
         return float(harness.ledger.connection.zscore(LedgerKeys(job).leases, "train:0"))
 
     first = until()
-    eventually(lambda: until() > first)
+    await_truth(lambda: until() > first)
 
     # When another worker comes
     other = harness.start_worker(job)
 
     # Then it gets the lease once the first one makes no step for too long
-    eventually(lambda: harness.jobs.leases(job).get("train:0") != hanging)
-    eventually(lambda: harness.jobs.get(job).finished_epochs == 1)
+    await_truth(lambda: harness.jobs.leases(job).get("train:0") != hanging)
+    await_truth(lambda: harness.jobs.get(job).finished_epochs == 1)
     assert harness.vector(job).tolist() == [1.0] * 100
 
     # although the first one still sends heartbeats
     beat = harness.jobs.workers.heartbeats(job)[hanging].at or 0.0
-    eventually(lambda: (harness.jobs.workers.heartbeats(job)[hanging].at or 0.0) > beat)
-    eventually(lambda: harness.jobs.workers.heartbeats(job)[other].samples == 100)
+    await_truth(lambda: (harness.jobs.workers.heartbeats(job)[hanging].at or 0.0) > beat)
+    await_truth(lambda: harness.jobs.workers.heartbeats(job)[other].samples == 100)
 
 
 HANGING = """
