@@ -144,41 +144,6 @@ def test_rows_that_no_sample_touched_are_not_sent(
 # --- state besides plain parameters -------------------------------------------------------------
 
 
-class Tied(Plain):
-    """A model whose output layer is tied to the embedding, and a frozen layer."""
-
-    def model(self) -> nn.Module:
-        model = nn.ModuleDict(
-            {
-                "words": nn.Embedding(5, 3),
-                "scores": nn.Linear(3, 5, bias=False),
-                "frozen": nn.Linear(3, 3).requires_grad_(False),
-            }
-        )
-        model["scores"].weight = model["words"].weight
-        return model
-
-    def dataset(self, split: str) -> Dataset[Any]:
-        return TensorDataset(torch.arange(SAMPLES) % 5)
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        inner = model["frozen"](model["words"](batch[0]))
-        return nn.functional.cross_entropy(model["scores"](inner), batch[0])
-
-
-def test_tied_parameters_are_sent_once_and_frozen_ones_never() -> None:
-    learner = learner_of(Tied())
-
-    base, trained = first(learner)
-
-    assert len(trained.update) == 5 * 3
-    model = learner._model.module
-    assert model["words"].weight is model["scores"].weight
-    assert trained.update[:15].any()
-    assert len(base.floats) == 5 * 3
-    assert model["frozen"].weight.any()
-
-
 class Normed(Plain):
     def model(self) -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
