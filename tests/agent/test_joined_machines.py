@@ -15,6 +15,7 @@ from support.harness import Process
 from support.joinable_stack import Volunteers, joinable_stack
 from support.namespaces import OnePort, one_port
 from support.sandboxes import working_sandbox
+from support.training import TASKS
 from support.waiting import await_truth
 
 from vcasgd.agent.agent import FOLDER, temporary_folder
@@ -23,7 +24,6 @@ from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackState
 from vcasgd.stack.layout import GATEWAY
 
-TASKS = Path(__file__).parents[1] / "support" / "tasks"
 #: Fails if it reaches any of the ports.
 PROBE = """
 import socket

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 from support.harness import RedisServer
 from support.servers import Fault, running_server, through_proxy
 from support.waiting import await_truth
-from support.world import HonestWorker, World, run_to_end
+from support.world import HonestWorker, MakeWorld, World, run_to_end
 
 from vcasgd.errors import (
     Fenced,
@@ -26,7 +26,6 @@ from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.snapshot import encode_integers
 from vcasgd.store.tensors.updates import Arrivals, wait_for_entries
 
-MakeWorld = Callable[..., World]
 VC_ASGD = {"rule": "vc-asgd", "alpha": 0.75}
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
 import torch
-from support.world import HonestWorker, World, run_to_end
+from support.world import HonestWorker, MakeWorld, World, run_to_end
 from torch import Tensor
 
 from vcasgd.errors import (
@@ -17,8 +16,6 @@ from vcasgd.errors import (
 from vcasgd.parameter_server import publish
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.tensors.snapshot import Change
-
-MakeWorld = Callable[..., World]
 
 
 class TestInt8:

@@ -14,14 +14,13 @@ import torch
 from support.exact import counts_after
 from support.harness import RedisServer
 from support.servers import Fault, Moment, through_proxy
-from support.world import HonestWorker, World, run_to_end
+from support.world import HonestWorker, MakeWorld, World, run_to_end
 
 from vcasgd.errors import SnapshotMissing, StoreUnavailable
 from vcasgd.parameter_server import reports
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.connection import RedisClient
 
-MakeWorld = Callable[..., World]
 #: More commands than in any scenario; bounds a test whose fault never fires.
 MAX_COMMANDS = 400
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from support.world import World
+from support.world import MakeWorld, World
 
 from vcasgd.errors import JobUnreadable
 from vcasgd.limits import MAX_ENTRIES, MAX_PIN_REQUESTS
 from vcasgd.store.ledger.leases import Evaluations
 from vcasgd.store.tensors.snapshot_index import MAX_PINS
-
-MakeWorld = Callable[..., World]
 
 
 def test_a_flood_of_requests_for_pins_ends_its_job_and_is_never_read_whole(world: World) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.world import World
+from support.world import MakeWorld, World
 from torch import Tensor
 
 from vcasgd.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
@@ -20,9 +20,6 @@ from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import encode_integers
-
-MakeWorld = Callable[..., World]
-
 
 MODEL = "f" * 64
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from support.world import World
+from support.world import MakeWorld, World
 
 from vcasgd.errors import Cause
 from vcasgd.parameter_server import reports
 from vcasgd.storage.checkpoints import StoredCheckpoint
-
-MakeWorld = Callable[..., World]
 
 
 @pytest.fixture(autouse=True)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from support.waiting import await_truth
-from support.world import World
+from support.world import MakeWorld, World
 
 from vcasgd.parameter_server.round_members import GRACE_INTERVALS
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import RoundFacts
 
-MakeWorld = Callable[..., World]
 ROUNDS = {"rule": "rounds"}
 #: Duration of a local step that keeps a round open for as long as a test needs.
 LONG = 20.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from support.harness import RedisServer
 from support.servers import Fault, Moment, through_proxy
 from support.waiting import await_truth
-from support.world import World
+from support.world import MakeWorld, World
 
 from vcasgd.errors import StoreError, StoreUnavailable
 from vcasgd.learning.encodings.encoder import step_format
@@ -20,7 +19,6 @@ from vcasgd.parameter_server import reports
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.tensors.snapshot import Meta, PublishedStep
 
-MakeWorld = Callable[..., World]
 SAMPLES = 3000
 
 

@@ -7,19 +7,18 @@ server, and restore it later.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.shard_links import flush, link_of, settle, submit
-from support.world import HonestWorker, World, run_to_end
+from support.world import HonestWorker, MakeWorld, World, run_to_end
 
 from vcasgd.errors import Fenced, StoreUnavailable
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.connection import RedisClient
 from vcasgd.worker.shard_link import ShardLink
 
-MakeWorld = Callable[..., World]
 Past = dict[bytes, bytes]
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from support.world import World
+from support.world import MakeWorld, World
 
 from vcasgd.controller.jobs.announcements import Announcements
 from vcasgd.store.ledger.leases import Lease, Leases, Wait, WorkKind
 from vcasgd.store.ledger.placement import Clearances
 
-MakeWorld = Callable[..., World]
 LABELS = ("confidential", "eu-only")
 PASS = "the pass of worker a"
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.world import World, layout_of, spec_of
+from support.world import MakeWorld, World, layout_of, spec_of
 from xxhash import xxh3_64_intdigest
 
 from vcasgd.errors import InvalidUpdate
@@ -31,7 +31,6 @@ from vcasgd.store.tensors.chunks import CHUNK_BYTES
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, encode_integers
 
-MakeWorld = Callable[..., World]
 #: of the examples below; with up to 24 entries each on each of two servers
 TURNS, LARGE_TURNS = 250, 40
 MAX_ENTRIES = 24

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.waiting import await_truth
-from support.world import World
+from support.world import MakeWorld, World
 
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.job import JobState
@@ -19,7 +18,6 @@ pytestmark = pytest.mark.both_servers
 
 #: A lease that doesn't expire during a test.
 HOUR = 3600.0
-MakeWorld = Callable[..., World]
 
 
 def lease_of(answer: Lease | Wait) -> Lease:

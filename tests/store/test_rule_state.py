@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.world import World
+from support.world import MakeWorld, World
 from torch import Tensor
 
 from vcasgd.learning.rules import Context, make_rule
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.spec.job import JobSpec
 
-MakeWorld = Callable[..., World]
 RULE: dict[str, Any] = {"rule": "sma", "moving_rate": 0.5, "momentum": 0.5}
 DECAY = 0.75
 #: subtask and samples of each push; with the sixth the first epoch is complete

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.world import World
+from support.world import MakeWorld, World
 
 from vcasgd.errors import Fenced, InvalidUpdate, StoreFull, StoreUnavailable
 from vcasgd.store.tensors import chunks, updates
@@ -25,7 +25,6 @@ from vcasgd.store.tensors.updates import (
 
 pytestmark = pytest.mark.both_servers
 
-MakeWorld = Callable[..., World]
 #: Values that the stack of a script has room for (LUAI_MAXCSTACK).
 MAX_UNPACKED = 8000
 

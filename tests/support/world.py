@@ -361,6 +361,10 @@ class World:
         return Partition.of(self)
 
 
+#: ``make_world(samples=12, epochs=2, …)``: see :class:`World`.
+MakeWorld = Callable[..., World]
+
+
 @dataclass(frozen=True)
 class Partition:
     """States of the leased subtasks of unfinished epochs in the ledger."""

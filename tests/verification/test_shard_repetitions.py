@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
 import pytest
 import torch
-from support.world import World
+from support.world import MakeWorld
 
 from vcasgd.parameter_server import reports
 from vcasgd.parameter_server import shard as shard_module
@@ -24,7 +23,6 @@ from vcasgd.verification.exchange import (
 from vcasgd.verification.repetitions import MAX_ATTEMPTS, MAX_LATER
 from vcasgd.verification.state import FRESH
 
-MakeWorld = Callable[..., World]
 SAMPLES = 200
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from support.world import World
+from support.world import MakeWorld, World
 from torch import Tensor
 
 from vcasgd.parameter_server import reports
@@ -16,7 +14,6 @@ from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.placement import Owners, Suspect
 from vcasgd.verification.screening import FAR_TOO_LONG, WINDOW
 
-MakeWorld = Callable[..., World]
 OWNERS = ("alice", "bob", "carol", "mallory")
 #: Updates of each owner before one turns hostile, and after.
 BEFORE, AFTER = WINDOW + 8, WINDOW

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.training import TASKS
 from support.waiting import PATIENCE
 from torch import Tensor
 
@@ -24,8 +25,6 @@ from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.ranked_learner import LeadingLearner
 from vcasgd.worker.ranks import Ranks
-
-TASKS = Path(__file__).parents[1] / "support" / "tasks"
 
 
 @contextmanager
