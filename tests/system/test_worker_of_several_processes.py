@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -209,7 +210,7 @@ def test_the_first_machine_chooses_how_its_gpus_train(
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_later_machines_follow_the_first(harness: Harness, eventually: Eventually) -> None:
+def test_later_machines_follow_the_first(harness: Harness) -> None:
     # Given a job whose first machine has no choice
     job = harness.submit(
         TASKS, task="ranked:Ranked", epochs=1000, args={"batch_size": 64}, workers={"max": 2}
@@ -217,14 +218,14 @@ def test_later_machines_follow_the_first(harness: Harness, eventually: Eventuall
     harness.start_server()
     harness.start_job_loop()
     harness.start_worker(job)
-    eventually(lambda: harness.jobs.get(job).state is JobState.RUNNING)
+    await_truth(lambda: harness.jobs.get(job).state is JobState.RUNNING)
 
     # When one with four GPUs joins
     four = harness.start_worker(job, entry="support.four_gpus:main", fresh_env={"GPUS": "4"})
 
     # Then its worker has one of them
     beats = WorkerBeats(harness.ledger.connection)
-    beat = eventually(lambda: (one := beats.of(job).get(four)) and one.steps and one)
+    beat = await_truth(lambda: (one := beats.of(job).get(four)) and one.steps and one)
     assert (beat.gpus, beat.ranks) == (4, 1)
     assert not [each for each in harness.jobs.events(job) if each["kind"] == "gpus-chosen"]
 
