@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from compat.test_buffers import facts_of
 from support.compat import (
     Case,
     Metrics,
@@ -21,7 +22,8 @@ from support.compat import (
 )
 from support.harness import Harness
 from support.training import Training
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -34,6 +36,9 @@ from torch.utils.data import (
 
 import vcasgd
 from vcasgd.learning.draws import Draws
+from vcasgd.learning.layout import Layout
+from vcasgd.spec.job import JobSpec
+from vcasgd.worker.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -109,14 +114,55 @@ class Bucketed(Points):
         return Buckets(dataset.tensors[0][:, 0].abs().mul(20).long(), self.batch_size)
 
 
+class BucketedSgd(Bucketed):
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+class BucketedRms(Bucketed):
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.RMSprop(parameters, lr=1e-3)
+
+
+@pytest.mark.parametrize("task", [Bucketed, BucketedSgd, BucketedRms])
 @pytest.mark.extended
 @grid
-def test_a_batch_sampler_with_batches_of_similar_length(workers: int) -> None:
+def test_a_batch_sampler_with_batches_of_similar_length(workers: int, task: type[Bucketed]) -> None:
     def loader(task: Bucketed) -> DataLoader[Any]:
         data = task.dataset("train")
         return DataLoader(data, batch_sampler=task.sampler(data))
 
-    assert_as_plain(case_of(Bucketed, loader), workers)
+    assert_as_plain(case_of(task, loader), workers)
+
+
+@pytest.mark.parametrize(
+    ("task", "fields", "exchanged", "noted"),
+    [
+        ("Weighted", {}, False, False),
+        ("Series", {}, True, False),
+        ("Bucketed", {}, True, True),
+        ("BucketedSgd", {}, False, True),
+        ("Series", {"push_every": 4}, False, True),
+    ],
+)
+def test_samples_in_an_order_of_their_own_need_mean_gradients(
+    task: str, fields: dict[str, Any], exchanged: bool, noted: bool
+) -> None:
+    facts = facts_of(globals()[task](), **fields)
+
+    assert Layout.from_json(facts.layout).gradients is exchanged
+    assert ("batches-mixed" in facts.notes) is noted
+
+
+@pytest.mark.parametrize(("task", "whole"), [("BucketedSgd", False), ("Bucketed", True)])
+def test_rounds_are_shorter_than_the_batches_of_a_sampler(task: str, whole: bool) -> None:
+    """Given corrected second moments, they have whole batches, because its parts are alike."""
+    job = {"name": "j", "task": "t:T", "epochs": 1, "workers": {"max": 8}, "push_every": 1}
+    job |= {"update": {"rule": "rounds", "codec": "bfloat16"}}
+    learner = Learner(JobSpec.parse(job), globals()[task](), "cpu")
+    learner.start_subtask()
+
+    assert learner.interval_stop(0, 0) == (64 if whole else 8)
 
 
 class OneQuarter(Dataset[Any]):

@@ -53,12 +53,17 @@ class BatchSource:
         seed: int,
         step_size: Callable[[int], int] | None = None,
         *,
+        crosses: Callable[[], bool] = lambda: False,
         skips: bool = False,
     ) -> None:
-        """``skips``: batches leave out samples that can't be loaded, and name them."""
+        """``crosses()``: steps don't end where a sampler's own batches do now.
+
+        ``skips``: batches leave out samples that can't be loaded, and name them.
+        """
         self._skips = skips
         self._task, self._dataset, self._device, self._seed = task, dataset, device, seed
         self._step_size = step_size or (lambda _: batch_size_of(task))
+        self._crosses = crosses
         self.part: Part = lambda group: (group, len(group))
         self._processes: LoaderProcesses | None = None
         #: The epoch that the data set was told.
@@ -138,7 +143,7 @@ class BatchSource:
     def _groups(self, plan: EpochPlan, interval: SampleRange) -> list[list[int]]:
         """Return the indices of each local step."""
         subtask, start, stop = interval.subtask, interval.start, interval.stop
-        ends = plan.ends(subtask, start, stop)
+        ends = None if self._crosses() else plan.ends(subtask, start, stop)
         if ends is not None:
             # The last one of each local step.
             last = self._task.batches_per_step - 1

@@ -36,6 +36,8 @@ from vcasgd.learning.subtasks import SampleOrder
 
 #: Epochs whose draws are kept: of the previous, the current, and the next one.
 KEPT_EPOCHS = 3
+#: Samplers of torch whose draws are independent.
+_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class InOrder(SampleOrder):
@@ -89,6 +91,10 @@ class Draws(SampleOrder):
         """Mean number of samples in the batches of the first epoch; None without batches."""
         ends = self._epoch(0).ends
         return None if ends is None else max(1, round(self.samples / len(ends)))
+
+    @property
+    def is_random(self) -> bool:
+        return type(self._original) in _RANDOM
 
     def indices(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         return self._epoch(epoch).indices[start:stop]
@@ -198,10 +204,10 @@ def _jumps(sampler: Any) -> bool:
     """Return True if a sampler's draws depend on nothing but the epoch and global seeds."""
     if any(callable(getattr(part, "set_epoch", None)) for part in wrapped(sampler)):
         return True
-    stateless = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, SequentialSampler)
     if type(sampler) is range:
         return True
-    return type(sampler) in stateless and getattr(sampler, "generator", None) is None
+    stateless = type(sampler) in (*_RANDOM, SequentialSampler)
+    return stateless and getattr(sampler, "generator", None) is None
 
 
 def _copied(sampler: Any, dataset: Dataset[Any] | None) -> Any:

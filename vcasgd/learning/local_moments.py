@@ -97,6 +97,11 @@ class LocalMoments:
             hook.remove()
 
     @property
+    def corrects_noise(self) -> bool:
+        """True if second moments are corrected, by the differences of successive gradients."""
+        return bool(self._adams)
+
+    @property
     def uncorrected(self) -> str:
         """Name of an optimizer with moments of the local batch, for people; empty if it has none.
 

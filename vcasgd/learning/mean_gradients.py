@@ -57,12 +57,18 @@ State = dict[str, Any]
 
 
 def needs_mean_gradients(
-    spec: JobSpec, task: Task, floats: int, make_optimizer: Callable[[], Optimizer]
+    spec: JobSpec,
+    task: Task,
+    floats: int,
+    make_optimizer: Callable[[], Optimizer],
+    *,
+    alike: bool = False,
 ) -> bool:
     """Return True if workers train as one process only with the gradients of whole batches.
 
     ``floats`` is the length of the model's vector. Moments of some optimizers can be corrected
-    instead (:mod:`vcasgd.learning.local_moments`), which costs nothing.
+    instead (:mod:`vcasgd.learning.local_moments`), which costs nothing, but second ones can't if
+    successive samples are ``alike``.
     """
     update = spec.update
     if not isinstance(update, RoundsSpec) or spec.workers.max == 1:
@@ -76,7 +82,9 @@ def needs_mean_gradients(
     optimizer = make_optimizer()
     moments = LocalMoments(optimizer)
     moments.close()
-    return bool(task.clip_norm is not None or moments.uncorrected)
+    return bool(
+        task.clip_norm is not None or moments.uncorrected or (alike and moments.corrects_noise)
+    )
 
 
 @dataclass

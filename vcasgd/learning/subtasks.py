@@ -38,6 +38,11 @@ class SampleOrder:
         """Return the data set indices of the samples ``[start, stop)`` of an epoch."""
         raise NotImplementedError
 
+    @property
+    def is_random(self) -> bool:
+        """False if successive samples may be alike, as those of similar length or time."""
+        return False
+
     def ends(self, epoch: int) -> NDArray[np.int64] | None:  # noqa: ARG002 - none by default
         """Return where the batches of an epoch end, int64 [batches], if the order has batches."""
         return None

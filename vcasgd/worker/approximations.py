@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Container, Iterable, Iterator, Sequence
 
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from vcasgd.learning import second_moments
 from vcasgd.learning.layout import Layout
@@ -31,19 +31,28 @@ def approximations(
     module: nn.Module,
     *,
     mixes: bool = False,
+    alike: bool = False,
     in_turn: bool = False,
     normalized: str | None = None,
 ) -> dict[str, str]:
     """Return what is approximated, each with its remedy, by the kinds of the events that say so.
 
     ``undivided`` are buffers whose mean isn't what one process has. ``mixes``:
-    workers share the steps, and a sampler has batches of its own. ``in_turn``: a loop computes
+    workers share the steps, and a sampler has batches of its own. ``alike``: successive samples may
+    be alike. ``in_turn``: a loop computes
     gradients after the step of another optimizer. ``normalized`` is a layer that normalizes over
     what workers share.
     """
     if spec.workers.max == 1:
         return {}
     found = _of_parts(undivided, mixes=mixes, in_turn=in_turn, normalized=normalized)
+    adams = any(steps_as(part, Adam, AdamW) for part in parts_of(optimizer))
+    if alike and adams and not layout.gradients:
+        found["batches-mixed"] = (
+            "the samples aren't in a random order, so that successive ones, of which each worker "
+            f"has its own, may be alike, which {name_of(optimizer)} takes for larger gradients; "
+            "shuffle them, or set batch: worker, so that each worker trains whole batches"
+        )
     names = [*(each.name for each in layout.entries), *(each.name for each in layout.base)]
     travelling = {*layout.beside, *(name.rpartition(".")[2] for name in names)}
     if task.clip_norm is not None and not layout.gradients:

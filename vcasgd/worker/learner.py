@@ -251,6 +251,12 @@ class Learner:
         return self._shares_batches and self.plan.ends(0, 0, self.plan.size(0)) is not None
 
     @property
+    def _trains_alike(self) -> bool:
+        """True if workers share steps, and successive samples of a worker may be alike."""
+        order = self.plan.order
+        return self._shares_batches and order is not None and not order.is_random
+
+    @property
     def _divided_loss(self) -> Division:
         """The division without a look at buffers."""
         task, module, spec = self.task, self._model.module, self.spec
@@ -310,7 +316,8 @@ class Learner:
         needed = False
         if shards_for(nodes, self.layout.floats) == 1:
             needed = needs_mean_gradients(
-                *(self.spec, self.task, self.layout.state_floats, self._new_optimizer)
+                *(self.spec, self.task, self.layout.state_floats, self._new_optimizer),
+                alike=self._trains_alike,
             )
             self._use_layout(gradients=needed, doubles=() if verified else self._exact_doubles())
         # Mean gradients have to be in one piece, too.
@@ -334,6 +341,7 @@ class Learner:
                 *(self.spec, self.task, self.layout, self._new_optimizer(), self._averaged),
                 module=self._model.module,
                 mixes=self._mixes_batches,
+                alike=self._trains_alike,
                 in_turn=self.division.in_turn,
                 normalized=normalized(self._model.module) if self._shares_batches else None,
             ),
@@ -570,12 +578,17 @@ class Learner:
         size, batch = self.plan.size(subtask), int(self.task.batch_size)
         if self.member is not None:
             stop = self.member.interval_stop(position, size)
-            return self.plan.whole_batches(subtask, stop)
+            return stop if self._crosses_batches else self.plan.whole_batches(subtask, stop)
         whole = self.spec.push_interval
         if whole == "subtask":
             whole = -(-size // batch)
         stop = min(size, position + local_steps(whole, share) * batch)
         return self.plan.whole_batches(subtask, stop)
+
+    @property
+    def _crosses_batches(self) -> bool:
+        """True if steps may end within a sampler's own batches, so that rounds can be short."""
+        return self.member is not None and self.member.crosses_batches
 
     @property
     def member(self) -> Member | None:
@@ -786,7 +799,9 @@ class Learner:
     def _source(self) -> BatchSource:
         spec, device, skips = self.spec, self.device, self.spec.skips_bad_samples
         return BatchSource(
-            self.task, self._data.dataset, device, spec.seed, self._step_size, skips=skips
+            *(self.task, self._data.dataset, device, spec.seed, self._step_size),
+            crosses=lambda: self._crosses_batches,
+            skips=skips,
         )
 
     @cached_property

@@ -287,6 +287,15 @@ class Member:
         if self.moments is not None:
             self.moments.follow(self.share)
 
+    @property
+    def crosses_batches(self) -> bool:
+        """True if intervals may end within a sampler's own batches.
+
+        Successive parts of one batch are alike. The correction of second moments would take that
+        for the mean gradient, so its intervals have whole batches.
+        """
+        return self.share < 1 and not (self.moments and self.moments.corrects_noise)
+
     def interval_stop(self, position: int, size: int) -> int:
         """Return where the next interval ends in a subtask of ``size`` samples.
 
