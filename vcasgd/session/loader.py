@@ -220,6 +220,9 @@ class BatchLoader:
         self._stepped = []
 
     def _check_stepped(self) -> None:
+        if self._stepped and self._task.sets_rates:
+            # The loop may have read the job's step after one of its own.
+            self._lacks_step = False
         if self._lacks_step and self._stepped:
             raise UserCodeError(
                 "a batch ended without a step of each optimizer",
