@@ -461,7 +461,9 @@ def test_a_loop_that_steps_an_optimizer_less_often(tmp_path: Path) -> None:
 
     assert run("optimizers[: 1 + (session.global_step % 5 == 0)]") < 2.2
     # Read after the step of the first one, also for a worker's first batch
-    assert run("(e for e in optimizers if e is optimizers[0] or session.global_step % 5 == 0)") < 2.2
+    assert (
+        run("(e for e in optimizers if e is optimizers[0] or session.global_step % 5 == 0)") < 2.2
+    )
     with pytest.raises(UserCodeError, match="without a step of each optimizer") as refused:
         run("optimizers[:1]")
     assert refused.value.remedy is not None

@@ -107,7 +107,8 @@ class WorkerEvents:
             "batch, so several workers may train otherwise than one; those of SGD, Adam, and AdamW "
             "of torch.optim are corrected, and with any other optimizer, workers exchange "
             "gradients if the model has at most a million parameters, rounds have one step, and "
-            "the loop itself changes no parameters after a step",
+            "the loop steps all optimizers for each batch and changes no parameters itself; with "
+            "min_local_batch of the batch's size, one worker trains",
             optimizer=name,
         )
 
