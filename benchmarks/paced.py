@@ -19,7 +19,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from statistics import linear_regression
 from typing import Any
 
 import psutil
@@ -48,7 +47,7 @@ from vcasgd.stack.layout import GATEWAY  # noqa: E402
 
 BATCH = 32
 READY_SECONDS = 300.0
-POLL_SECONDS = 0.1
+POLL_SECONDS = 1.0
 #: Copies of the vector in all processes, for one worker and for each further one: those of
 #: docs/how-to/sizing.md, and the model itself. A row that needs more memory is skipped.
 COPIES, COPIES_OF_WORKER = 10, 4
@@ -109,9 +108,9 @@ PAGE = """\
 
 Each row is a job with the default settings on a stack of its own: a model whose state has so many
 millions of float32 numbers, and steps of a batch of {batch} that take their time without using the
-processor, as a GPU's do. *Of the pace* are the samples per second that came into the model over
-those of steps without anything beside them: the slope of a line of least squares through the
-progress of at least {seconds:g} s and {rounds} rounds, because the samples of a round come at once.
+processor, as a GPU's do. *Of the pace* are the samples per second that workers trained over those
+of steps without anything beside them, in at least {seconds:g} s and {rounds} rounds. All of them
+come into the model, some rounds later: a row whose workers gave updates up is an error.
 *Plain loops* are the same of as many ordinary PyTorch loops at once, which exchange nothing, on the
 same machine just before. Where a worker has several ranks, which share its batches, they are the
 processes of one `DistributedDataParallel`, as torchrun starts them.
@@ -170,13 +169,18 @@ def measure(row: Row, seconds: float) -> Measured:
         job = client.submit_directory(_spec(row))
         _await_pushes(job, row.workers)
         time.sleep(seconds)
-        times, views = _watch(job, seconds, MIN_ROUNDS * row.workers)
-    applied = [view.progress.samples_applied for view in views]
-    updates = max(1, views[-1].totals.updates - views[0].totals.updates)
-    pushed = views[-1].traffic.pushed_bytes - views[0].traffic.pushed_bytes
+        before, first = _trained(job), job.refreshed()
+        last = _watch(job, seconds, first.totals.updates + MIN_ROUNDS * row.workers)
+        after = _trained(job)
+    rates = [
+        (after[name][0] - samples) / (after[name][1] - at) for name, (samples, at) in before.items()
+    ]
+    updates = max(1, last.totals.updates - first.totals.updates)
+    applied = last.progress.samples_applied - first.progress.samples_applied
+    pushed = last.traffic.pushed_bytes - first.traffic.pushed_bytes
     return Measured(
-        *(linear_regression(times, applied).slope / row.pace, plain),
-        (applied[-1] - applied[0]) * row.workers / updates / BATCH,
+        *(sum(rates) / row.pace, plain),
+        applied * row.workers / updates / BATCH,
         pushed / 1e6 / updates,
     )
 
@@ -245,21 +249,30 @@ def _spec(row: Row) -> JobSpec:
     )
 
 
-def _watch(job: Job, seconds: float, updates: int) -> tuple[list[float], list[JobView]]:
-    """Return a job's states and their times, of so many seconds and at least so many updates.
+def _trained(job: Job) -> dict[str, tuple[int, float]]:
+    """Return the samples that each worker has trained, and when that was.
+
+    Raises RuntimeError if one has given updates up.
+    """
+    workers = job.workers()
+    if given_up := sum(worker.discarded for worker in workers):
+        raise RuntimeError(f"{given_up} updates were given up")
+    return {worker.name: (worker.samples, worker.at) for worker in workers}
+
+
+def _watch(job: Job, seconds: float, updates: int) -> JobView:
+    """Return a job's state after so many seconds, and once it has so many updates.
 
     Raises TimeoutError.
     """
-    times, views, began = list[float](), list[JobView](), time.monotonic()
-    while not views or (
-        times[-1] < seconds or views[-1].totals.updates < views[0].totals.updates + updates
-    ):
-        if times and times[-1] > seconds + READY_SECONDS:
-            raise TimeoutError(f"no {updates} updates within {times[-1]:.0f} s")
+    began = time.monotonic()
+    while True:
         time.sleep(POLL_SECONDS)
-        views.append(job.refreshed())
-        times.append(time.monotonic() - began)
-    return times, views
+        view, passed = job.refreshed(), time.monotonic() - began
+        if passed >= seconds and view.totals.updates >= updates:
+            return view
+        if passed > seconds + READY_SECONDS:
+            raise TimeoutError(f"no {updates} updates within {passed:.0f} s")
 
 
 def _await_pushes(job: Job, workers: int) -> None:
