@@ -108,7 +108,7 @@ def test_a_trainer_of_hugging_face_trains_in_two_processes(tmp_path: Path, paral
         view = job.wait(EXAMPLE_SECONDS)
         assert view.state == "succeeded", view.reason
         # One process ends between 0.9 and 1, by the weights that it begins with; guessing has 0.5.
-        assert view.evaluations[-1].metrics["accuracy"] >= 0.85
+        assert view.evaluations[-1].metrics["accuracy"] >= 0.88
         assert any(event.details.get("ranks") == 2 for event in job.events())
 
 
@@ -135,7 +135,7 @@ def test_no_process_has_a_model_that_is_in_parts(tmp_path: Path) -> None:
     peaks = sorted(int(each.read_text()) / vector for each in notes.iterdir())
     assert len(peaks) == RANKS
     assert peaks[-2] < 0.9, peaks
-    assert peaks[-1] < 1.2, peaks
+    assert peaks[-1] < 1.1, peaks
 
 
 @pytest.mark.slow
