@@ -24,8 +24,8 @@ from typing import TypeVar
 import machine
 from markdown import table
 from vcasgd.client import Client
-from vcasgd.fleet.providers.base import Machine
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.schemas.fleet import Machine
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, running

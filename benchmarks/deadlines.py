@@ -33,7 +33,8 @@ from vcasgd.fleet.observed import (
     with_history,
 )
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide
-from vcasgd.fleet.providers.base import Machine, MachineState, Offer
+from vcasgd.fleet.providers.base import Offer
+from vcasgd.schemas.fleet import Machine, MachineState
 
 HERE = Path(__file__).resolve().parent
 #: Seconds of a simulated step, and from the purchase of a machine until it trains.

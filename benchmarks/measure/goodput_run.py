@@ -19,8 +19,8 @@ from vcasgd.chaos.killers import Killer, await_result
 from vcasgd.client import Client
 from vcasgd.errors import StackError, StoreError
 from vcasgd.fleet.histories import machines
-from vcasgd.fleet.providers.base import Machine
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.schemas.fleet import Machine
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running

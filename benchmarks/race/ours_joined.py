@@ -17,7 +17,7 @@ from entrants import Entrant
 from links import Links, Place
 from ours import OurCluster
 from outcomes import Workload
-from vcasgd.fleet.providers.base import Machine, MachineState
+from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
 from vcasgd.stack.layout import GATEWAY

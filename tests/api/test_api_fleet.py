@@ -7,18 +7,14 @@ from typing import Any
 import httpx
 import pytest
 from support.api_harness import Api
+from support.fleet_records import machine_row
 from support.waiting import await_truth
 
 from vcasgd.client import Client
 from vcasgd.errors import CloudDenied, Conflict, NotFound
 from vcasgd.store.keys import LedgerKeys
 
-MACHINE = {
-    "id": "i-1", "pool": "local", "state": "running", "joined": True, "job": None,
-    "launched_at": 5.0, "notice_at": None, "host": "127.0.0.1", "price_per_hour": 0.1,
-    "spot": True, "zone": "local", "machine_type": "process", "advised_at": None,
-    "pool_removed": None, "problem": None, "on_demand_price_per_hour": 0.4,
-}  # fmt: skip
+MACHINE = machine_row("i-1", joined=True)
 
 
 def beat(api: Api, job: str, worker: str, **heartbeat: Any) -> None:

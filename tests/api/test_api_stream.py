@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from httpx_sse import ServerSentEvent
 from support.api_harness import Api, messages_of
+from support.fleet_records import machine_row
 from support.waiting import await_truth
 
 from vcasgd.api.platform import MAX_EVENTS
@@ -49,9 +50,7 @@ def test_stream_sends_the_state_and_its_changes(api: Api, http: httpx.Client) ->
         until(messages, "store", nodes={})
         until(messages, "job", id=job, state="starting")
 
-        api.control.publish(
-            {"i-1": {"pool": "local", "state": "running", "price_per_hour": 2.0}}, {}
-        )
+        api.control.publish({"i-1": machine_row("i-1", price_per_hour=2.0)}, {})
         api.servers.beat("node-0", {"versions": {job: 3}, "queued": {job: 1}})
         api.start_job(job)
 
@@ -65,7 +64,7 @@ def test_stream_sends_the_state_and_its_changes(api: Api, http: httpx.Client) ->
 
 def test_only_what_changed_is_sent(api: Api, http: httpx.Client) -> None:
     job = api.submit()
-    rows = {f"i-{number}": {"pool": "p", "state": "running"} for number in range(500)}
+    rows = {f"i-{number}": machine_row(f"i-{number}") for number in range(500)}
     api.control.publish(rows, {})
     with following(http) as messages:
         first: list[dict[str, Any]] = []
@@ -73,7 +72,7 @@ def test_only_what_changed_is_sent(api: Api, http: httpx.Client) -> None:
         while sum(len(part["changed"]) for part in first) < 500:
             first.append(until(messages, "machines")[1])
         until(messages, "job", id=job)
-        api.control.update({"i-7": {"pool": "p", "state": "leaving"}}, ["i-8"], None)
+        api.control.update({"i-7": machine_row("i-7", state="leaving")}, ["i-8"], None)
         _, machines = until(messages, "machines")
         api.jobs.cancel(job)
         assert until(messages, "job")[1]["state"] == "cancelled"
@@ -130,10 +129,7 @@ def queued(api: Api, reader: socket.socket) -> tuple[int, int]:
 
 def test_a_reader_that_does_not_read_stalls_no_other(api: Api, http: httpx.Client) -> None:
     # Given a state of 12 MB, more than the kernel's buffers of a connection hold
-    rows = {
-        f"i-{number}": {"pool": "p", "state": "running", "host": "h" * 1000}
-        for number in range(12_000)
-    }
+    rows = {f"i-{n}": machine_row(f"i-{n}", host="h" * 1000) for n in range(12_000)}
     api.control.publish(rows, {})
     job = api.submit()
     with not_reading(api) as blocked, following(http) as messages:

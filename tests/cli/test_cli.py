@@ -20,6 +20,7 @@ import pytest
 from click.testing import Result
 from rich.console import Console
 from support.api_harness import Api
+from support.fleet_records import machine_row
 from support.lines import printed
 from support.waiting import PATIENCE, await_truth
 from typer.testing import CliRunner
@@ -229,7 +230,7 @@ def test_json_option_prints_listings_as_json(run: Run, api: Api) -> None:
     job = api.submit()
     api.start_job(job)
     api.leases(job).renew({"at": time.time(), "machine": "i-1", "steps": 3}, [])
-    api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {"local": {"machines": 1}})
+    api.control.publish({"i-1": machine_row()}, {"local": {"machines": 1}})
     checkpoint, _ = api.store_checkpoint(job, 1)
     api.jobs.add_logs(job, "w-1", printed(["hello"]))
 
@@ -251,7 +252,7 @@ def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     job = api.submit()
     api.start_job(job)
     pool = {"machines": 1, "hardware": [{"cpus": 2, "memory_gb": 8}]}
-    api.control.publish({"i-1": {"pool": "local", "state": "running"}}, {"local": pool})
+    api.control.publish({"i-1": machine_row()}, {"local": pool})
     checkpoint, _ = api.store_checkpoint(job, 1)
     api.jobs.add_logs(job, f"{job}.i-1", printed(["hello [bold]"]))
     api.leases(job).renew({"pushed_bytes": 1_500_000, "fetched_bytes": 4_000_000_000}, [])
@@ -294,7 +295,7 @@ def test_text_of_workers_is_printed_as_data(run: Run, api: Api) -> None:
     job = api.submit()
     api.start_job(job)
     hostile = "[/b] \x1b]52;c;eA==\x07 \x1b[2J\u202e[link=x]"
-    machine = {"pool": "local", "state": "running", "gpu": hostile}
+    machine = machine_row(zone=hostile, machine_type=hostile)
     api.control.publish({"i-1": machine}, {"local": {"machines": 1}})
     api.leases(job).renew({"machine": "i-1", "doing": hostile, "device": hostile}, [])
     api.jobs.add_logs(job, f"{job}.i-1", printed([hostile]))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.api_harness import Api
+from support.fleet_records import machine_row
 from typer.testing import CliRunner
 
 from vcasgd.cli import app
@@ -33,8 +34,8 @@ def test_top_shows_jobs_machines_pools_and_servers(api: Api, shown: Any) -> None
     api.account(job, 4, 1, updates=4, applied=100)
     api.leases(job).renew({"pushed_bytes": 1_500_000, "fetched_bytes": 4_000_000_000}, [])
     machines = {
-        "i-1": {"pool": "local", "state": "running", "job": job, "price_per_hour": 1.5},
-        "i-2": {"pool": "local", "state": "leaving", "job": None, "launched_at": time.time()},
+        "i-1": machine_row("i-1", job=job, price_per_hour=1.5),
+        "i-2": machine_row("i-2", state="leaving", price_per_hour=0, launched_at=time.time()),
     }
     api.control.publish(machines, {"local": {"reason": "no capacity in z"}})
     api.servers.beat(

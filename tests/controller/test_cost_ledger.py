@@ -7,7 +7,7 @@ from support.fleet_records import HOUR, NOW, PACKAGE, job_spec, machine
 
 from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.fleet.costs import report
-from vcasgd.fleet.providers.base import Machine
+from vcasgd.schemas.fleet import Machine
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.costs import Costs, month_of

@@ -15,7 +15,7 @@ from vcasgd.controller.fleet.demands import ClearancePolicy, Demands, owner_limi
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.pools import cache_name
-from vcasgd.fleet.providers.base import Machine
+from vcasgd.schemas.fleet import Machine
 from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
 from vcasgd.spec.job import JobState

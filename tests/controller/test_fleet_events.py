@@ -12,7 +12,7 @@ from support.fleet_records import NOW, PACKAGE, events_of, job_spec
 from vcasgd.controller.fleet.cloud_cache import LAUNCH_UNLISTED_SECONDS, NEVER_APPEARED
 from vcasgd.controller.fleet.view import WRITE_ALL_SECONDS
 from vcasgd.fleet.pools import JoinPoolSpec
-from vcasgd.fleet.providers.base import MachineState
+from vcasgd.schemas.fleet import MachineState
 from vcasgd.spec.access import Scope
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import MACHINES

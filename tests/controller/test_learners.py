@@ -10,7 +10,7 @@ import pytest
 from vcasgd.controller.fleet.learners import MEASURE_BEATS, MEASURE_STEPS, REST_BEATS, Learners
 from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, WorkerView
 from vcasgd.fleet.plan import StartWorker, StopWorker
-from vcasgd.fleet.providers.base import Machine, MachineState
+from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs

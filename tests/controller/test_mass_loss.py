@@ -91,7 +91,7 @@ def test_work_for_replacements_grows_with_their_number_and_not_its_square() -> N
         shown = MachineTimeline("east", "a", "small", True, 1.0)
         spans = (Span(MachinePhase.RUNNING, 0.0, 100.0), Span(MachinePhase.DEAD, 100.0))
         timelines = {f"old-{at}": replace(shown, spans=spans, lost=True) for at in range(count)}
-        one = replace(machine("new"), launched_at=101.0)
+        one = machine("new", launched_at=101.0)
         new = {f"new-{at}": (one, MachinePhase.BOOTING) for at in range(count)}
         return timelines, new
 

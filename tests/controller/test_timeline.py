@@ -12,7 +12,7 @@ from support.fleet_records import PACKAGE, job_spec
 from support.harness import RedisServer
 
 from vcasgd.controller.fleet.workers import drain_seconds
-from vcasgd.fleet.providers.base import MachineState
+from vcasgd.schemas.fleet import MachineState
 from vcasgd.spec.job import JobState
 from vcasgd.stack.cleanup import remove_machines
 from vcasgd.store.keys import LedgerKeys

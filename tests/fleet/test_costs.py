@@ -30,7 +30,9 @@ RUNNING = replace(METER, running=True)
 
 class TestMeter:
     def test_a_new_price_counts_from_when_it_is_seen(self) -> None:
-        change = charge(METER, replace(ONE, price_per_hour=2.0), "A", Doing.BOOTING, NOW + 1, 0.0)
+        change = charge(
+            METER, ONE.model_copy(update={"price_per_hour": 2.0}), "A", Doing.BOOTING, NOW + 1, 0.0
+        )
 
         assert change is not None
         assert change.amounts()["local|spot|booting|usd"] == 1 / HOUR

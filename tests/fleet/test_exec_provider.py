@@ -20,9 +20,10 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.pools import ExecPoolSpec, parse_pool
-from vcasgd.fleet.providers.base import MACHINE_ID, Boot, MachineState
+from vcasgd.fleet.providers.base import MACHINE_ID, Boot
 from vcasgd.fleet.providers.commands import ExecProvider
 from vcasgd.fleet.providers.joining import NothingJoined
+from vcasgd.schemas.fleet import MachineState
 
 BOOT = Boot(("vcasgd", "join", "https://hub:1", "--machine", MACHINE_ID))
 SECRET = "a-token-that-nobody-sees"

@@ -10,11 +10,12 @@ from support.fleets import job, machine, observed, on
 
 from vcasgd.errors import SpecError
 from vcasgd.fleet.estimate import PlannedWork, estimate
-from vcasgd.fleet.hardware import Hardware, check_resources, shortfalls
 from vcasgd.fleet.observed import PoolStatus, pools_in
 from vcasgd.fleet.plan import Launch, StartWorker, decide, make_plan
 from vcasgd.fleet.pools import pools_of_job
-from vcasgd.fleet.providers.base import Machine, Offer
+from vcasgd.fleet.providers.base import Offer
+from vcasgd.schemas.fleet import Machine
+from vcasgd.spec.hardware import Hardware, check_resources, shortfalls
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.sections import Resources
 

@@ -24,7 +24,7 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.pools import KubernetesPoolSpec, parse_pools
 from vcasgd.fleet.providers import kubernetes as provider_module
-from vcasgd.fleet.providers.base import MACHINE_ID, Boot, LaunchOrder, Machine, MachineState
+from vcasgd.fleet.providers.base import MACHINE_ID, Boot, LaunchOrder
 from vcasgd.fleet.providers.joining import NothingJoined, ordered_name
 from vcasgd.fleet.providers.kubernetes import (
     KubernetesProvider,
@@ -32,6 +32,7 @@ from vcasgd.fleet.providers.kubernetes import (
     launch_name,
     manifest,
 )
+from vcasgd.schemas.fleet import Machine, MachineState
 
 SECRET = "a-token-that-nobody-sees"
 #: Says what it gets, and waits for the notice.

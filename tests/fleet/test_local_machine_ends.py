@@ -19,10 +19,11 @@ from support.local_machines import POOL, LocalCluster
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.fleet.notices import FileNotices, Notice
-from vcasgd.fleet.providers.base import Boot, MachineState
+from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local.machine import Owner, is_locked
 from vcasgd.fleet.providers.local.processes import Process, processes_of
 from vcasgd.fleet.providers.local.provider import KEPT_DEAD
+from vcasgd.schemas.fleet import MachineState
 
 #: Acquires the lock as the owner of the machines does, reports it, and waits to be killed.
 HOLDER = """

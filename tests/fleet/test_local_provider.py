@@ -14,9 +14,10 @@ from support.local_machines import BOOT, LocalCluster
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import FleetError, NoCapacity, SpecError
-from vcasgd.fleet.providers.base import PYTHON, Boot, MachineState
+from vcasgd.fleet.providers.base import PYTHON, Boot
 from vcasgd.fleet.providers.local.processes import processes_of
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.schemas.fleet import MachineState
 
 #: Reports what it finds imported, and starts a process in its own session.
 FORKED = """

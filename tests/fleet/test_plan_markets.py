@@ -339,7 +339,10 @@ class Swinging:
         return replace(
             state,
             pools=(pool(*(offer(zone, price) for zone, price in prices.items())),),
-            machines=tuple(replace(one, price_per_hour=prices[one.zone]) for one in state.machines),
+            machines=tuple(
+                one.model_copy(update={"price_per_hour": prices[one.zone]})
+                for one in state.machines
+            ),
         )
 
 

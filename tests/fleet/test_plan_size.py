@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,8 @@ from support.work import calls_of
 from vcasgd.fleet.observed import ObservationTimes, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide
 from vcasgd.fleet.plan.staff import ANY, ON_DEMAND, Stock, worth
-from vcasgd.fleet.providers.base import Machine, Offer
+from vcasgd.fleet.providers.base import Offer
+from vcasgd.schemas.fleet import Machine
 
 #: Four times the fleet may cost this many times the work; sorting adds a little.
 LINEAR = 5.0
@@ -32,7 +32,7 @@ machines = st.lists(
         st.booleans(),
     ),
     max_size=12,
-).map(lambda found: [replace(one, id=f"m{at}") for at, one in enumerate(found)])
+).map(lambda found: [one.model_copy(update={"id": f"m{at}"}) for at, one in enumerate(found)])
 requests = st.lists(
     st.tuples(
         st.lists(st.sampled_from(POOLS), unique=True), st.integers(0, 5), st.booleans()

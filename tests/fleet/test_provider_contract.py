@@ -13,7 +13,8 @@ from support.provider_backends import BACKENDS, ProviderBackend, sleeper
 from support.waiting import await_truth
 
 from vcasgd.errors import InvalidRequest, NoCapacity
-from vcasgd.fleet.providers.base import Machine, MachineState, Provider, one_line
+from vcasgd.fleet.providers.base import Provider, one_line
+from vcasgd.schemas.fleet import Machine, MachineState
 
 BOOT = sleeper()
 

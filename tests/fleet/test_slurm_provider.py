@@ -12,9 +12,10 @@ from support.waiting import await_truth
 
 from vcasgd.errors import CloudUnavailable, InvalidRequest, NoCapacity
 from vcasgd.fleet.pools import SlurmPoolSpec
-from vcasgd.fleet.providers.base import MACHINE_ID, Boot, MachineState
+from vcasgd.fleet.providers.base import MACHINE_ID, Boot
 from vcasgd.fleet.providers.joining import NothingJoined
 from vcasgd.fleet.providers.slurm import SlurmProvider
+from vcasgd.schemas.fleet import MachineState
 
 SECRET = "a-token-that-nobody-sees"
 #: Writes what it gets, and waits for the notice.

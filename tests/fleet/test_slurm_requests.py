@@ -17,7 +17,7 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.pools import SlurmPoolSpec, parse_pools
-from vcasgd.fleet.providers.base import MACHINE_ID, MachineState
+from vcasgd.fleet.providers.base import MACHINE_ID
 from vcasgd.fleet.providers.joining import OrderedMachine, pool_of_ordered
 from vcasgd.fleet.providers.slurm import (
     error_of,
@@ -27,6 +27,7 @@ from vcasgd.fleet.providers.slurm import (
     script,
     submission,
 )
+from vcasgd.schemas.fleet import MachineState
 
 TOKEN = "0f0e0d0c-0b0a-4908-8706-050403020100"
 POOL: dict[str, Any] = {

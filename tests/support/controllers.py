@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from pydantic import SecretStr
 from benchmarks.measure.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
 from support.waiting import await_truth
 from vcasgd.controller.fleet.loop import FleetLoop
-from vcasgd.fleet.providers.base import Machine
+from vcasgd.schemas.fleet import Machine
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
@@ -62,7 +61,7 @@ class Cloud(SimulatedCloud):
 
     def change(self, machine: str, **fields: Any) -> None:
         """Change what the provider tells of a machine."""
-        self._machines[machine] = replace(self._machines[machine], **fields)
+        self._machines[machine] = self._machines[machine].model_copy(update=fields)
 
     def take(self, machine: str) -> None:
         """Take a machine of which the provider tells; its worker stays listed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vcasgd.fleet.providers.base import Machine, MachineState
+from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.jobs import Jobs
 
@@ -23,6 +23,12 @@ def machine(name: str, launched_at: float = NOW, pool: str = "east", **more: Any
         id=name, pool=pool, state=MachineState.RUNNING, launched_at=launched_at, notice_at=None,
         host="", **fields,
     )  # fmt: skip
+
+
+def machine_row(name: str = "i-1", **fields: Any) -> dict[str, Any]:
+    """Return the row of a machine in the ledger, by default of the pool ``local``."""
+    known = machine(name, pool="local").model_dump(mode="json")
+    return Machine.model_validate({**known, **fields}).model_dump(mode="json")
 
 
 def job_spec(**fields: Any) -> JobSpec:

@@ -16,7 +16,8 @@ from vcasgd.fleet.observed import (
     with_history,
 )
 from vcasgd.fleet.plan import Action, Launch, StartWorker, StopWorker, Terminate
-from vcasgd.fleet.providers.base import Machine, MachineState, Offer
+from vcasgd.fleet.providers.base import Offer
+from vcasgd.schemas.fleet import Machine, MachineState
 
 NOW = 10_000.0
 LIMITS = Limits(idle_seconds=60, boot_seconds=300, lost_seconds=30, surplus_seconds=15)
@@ -39,7 +40,7 @@ def machine(
 
 
 def leaving(id_: str) -> Machine:
-    return replace(machine(id_), state=MachineState.LEAVING, notice_at=NOW + 5)
+    return machine(id_).model_copy(update={"state": MachineState.LEAVING, "notice_at": NOW + 5})
 
 
 def job(name: str, minimum: int = 0, maximum: int = 4, **fields: Any) -> JobDemand:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Self
 
 from support.waiting import await_truth
-from vcasgd.fleet.providers.base import Boot, Machine, MachineState
+from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local.directory import MachineDirectory
 from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.schemas.fleet import Machine, MachineState
 
 #: A child, a grandchild in its own session, and an orphan that hides its environment.
 FAMILY = """

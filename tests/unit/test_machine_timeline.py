@@ -14,11 +14,20 @@ from vcasgd.controller.fleet.machine_timeline import (
     advance,
     expired,
 )
-from vcasgd.fleet.providers.base import Machine, MachineState
+from vcasgd.schemas.fleet import Machine, MachineState
 
 NEW = MachineTimeline("local", "z", "process", spot=True, price_per_hour=0.1)
 MACHINE = Machine(
-    "i", "local", MachineState.RUNNING, 1.0, None, "", 0.1, True, zone="z", machine_type="process"
+    id="i",
+    pool="local",
+    state=MachineState.RUNNING,
+    launched_at=1.0,
+    notice_at=None,
+    host="",
+    price_per_hour=0.1,
+    spot=True,
+    zone="z",
+    machine_type="process",
 )
 B, R, N, D, X = (
     MachinePhase.BOOTING,
@@ -30,7 +39,7 @@ B, R, N, D, X = (
 
 
 def seen(phase: MachinePhase, launched_at: float = 1.0) -> Sighting:
-    return replace(MACHINE, launched_at=launched_at), phase
+    return MACHINE.model_copy(update={"launched_at": launched_at}), phase
 
 
 def after(
@@ -118,7 +127,7 @@ def test_replacements_are_assigned_in_order_of_the_losses() -> None:
 
 
 def test_description_is_updated_when_more_is_known() -> None:
-    unknown = replace(MACHINE, zone=""), B
+    unknown = MACHINE.model_copy(update={"zone": ""}), B
 
     timeline = after((2.0, {"i": unknown}, {}), (3.0, {"i": seen(B)}, {}))["i"]
 

@@ -33,7 +33,7 @@ from vcasgd.api.convert import job_brief
 from vcasgd.errors import VcasgdError
 from vcasgd.logging import isolated
 from vcasgd.schemas.base import finite
-from vcasgd.schemas.fleet import FleetBrief, JobBrief, MachineRow, NodeBrief, StoreBrief
+from vcasgd.schemas.fleet import FleetBrief, JobBrief, Machine, NodeBrief, StoreBrief
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.costs import Costs
@@ -67,7 +67,7 @@ class MachineText(NamedTuple):
     """A machine as the ledger has it, parsed, and as JSON for the stream."""
 
     source: bytes
-    row: MachineRow
+    row: Machine
     text: str
 
 
@@ -254,7 +254,7 @@ class Platform:
         for name, source in sorted(self._control.machine_texts().items()):
             known = before.get(name)
             if known is None or known.source != source:
-                row = MachineRow.model_validate({**json.loads(source), "id": name})
+                row = Machine.model_validate({**json.loads(source), "id": name})
                 known = MachineText(source, row, row.model_dump_json())
             machines[name] = known
         return machines

@@ -10,9 +10,9 @@ from enum import StrEnum
 from typing import TypeVar
 
 from vcasgd.errors import StackError, StoreError
-from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.fleet.providers.local.processes import Process, kill_all, processes_of
 from vcasgd.fleet.providers.local.provider import LocalProvider
+from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.stack import StackHome, StackState
 from vcasgd.stack.layout import kind_of, replica_of, service_of
 from vcasgd.stack.parts import mark

@@ -18,7 +18,7 @@ from vcasgd.schemas.fleet import (
     FleetBrief,
     JobBrief,
     JobEventRow,
-    MachineRow,
+    Machine,
     MachinesBrief,
     PoolRow,
     ServerRow,
@@ -270,9 +270,9 @@ class Client:
         """Return the current cost of all machines per hour, and the cost of all jobs so far."""
         return self._api.get(SpendView, "fleet/spend")
 
-    def machines(self) -> list[MachineRow]:
+    def machines(self) -> list[Machine]:
         """Return the machines, as the controller last observed them."""
-        return self._api.get(list[MachineRow], "machines")
+        return self._api.get(list[Machine], "machines")
 
     def workers(self) -> list[WorkerRow]:
         """Return the last heartbeats of the workers of all active jobs."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vcasgd.fleet.observed import Limits
-from vcasgd.fleet.providers.base import Machine
 from vcasgd.schemas.costs import CostReport, PoolCostView, WastedView, WasteView
+from vcasgd.schemas.fleet import Machine
 
 #: Seconds by which the clock of a job advances at least. Booking writes to disk, and
 #: :func:`accrued` counts what is not booked yet.

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from vcasgd.errors import SpecError
 from vcasgd.fleet import deadline
-from vcasgd.fleet.hardware import kinds_text, shortfalls, suits
 from vcasgd.fleet.observed import (
     JobDemand,
     ObservationTimes,
@@ -29,6 +28,7 @@ from vcasgd.schemas.costs import (
     TrafficEstimateView,
     VerdictView,
 )
+from vcasgd.spec.hardware import kinds_text, shortfalls, suits
 from vcasgd.spec.job import JobSpec
 
 #: Name of the planned job; no real job can have it.

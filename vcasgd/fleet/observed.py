@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from vcasgd.fleet.hardware import Hardware
 from vcasgd.fleet.pools import JOIN
-from vcasgd.fleet.providers.base import Machine, MachineState, Offer
+from vcasgd.fleet.providers.base import Offer
+from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.spec.hardware import Hardware
 from vcasgd.spec.sections import Resources
 
 if TYPE_CHECKING:

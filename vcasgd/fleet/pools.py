@@ -25,8 +25,8 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vcasgd.errors import SpecError
-from vcasgd.fleet.hardware import Hardware, suits
 from vcasgd.spec.access import POOL_PATTERN
+from vcasgd.spec.hardware import Hardware, suits
 from vcasgd.spec.job import JobSpec, Label
 from vcasgd.spec.problems import spec_error
 from vcasgd.spec.values import Duration, Size, StrictModel, parse_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -9,6 +10,7 @@ from pydantic import Field
 from vcasgd.schemas.base import RequestBody, Row, Schema
 from vcasgd.schemas.history import EventRow
 from vcasgd.schemas.jobs import BestView, QueueView
+from vcasgd.spec.hardware import Hardware
 from vcasgd.spec.job import JobState
 
 
@@ -73,25 +75,56 @@ class WorkerRow(Row):
     leaving: str | None = Field(default=None, description="Reason why the worker leaves.")
 
 
-class MachineRow(Row):
-    """A machine, as the controller last observed it."""
+class MachineState(StrEnum):
+    """State of a machine. ``leaving`` has a notice and still runs; ``gone`` is final."""
+
+    BOOTING = "booting"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    GONE = "gone"
+
+
+class Machine(Schema):
+    """Machine, wherever it comes from: bought, ordered, or joined by itself.
+
+    Its provider reports it, and the controller adds what it knows: the fields from `joined` on.
+    Times are Unix seconds, prices USD per hour.
+    """
 
     id: str
-    pool: str | None = None
-    state: str | None = None
-    joined: bool | None = Field(default=None, description="True if it is part of the cluster.")
+    pool: str
+    state: MachineState
+    launched_at: float
+    notice_at: float | None = Field(
+        description="Time at which the cloud takes it; null without a notice."
+    )
+    host: str
+    price_per_hour: float = Field(
+        description="Current price; that of a spot machine changes while it runs."
+    )
+    spot: bool
+    zone: str = ""
+    machine_type: str = ""
+    on_demand_price_per_hour: float = Field(
+        default=0.0, description="On-demand price of this type in this zone."
+    )
+    advised_at: float | None = Field(
+        default=None,
+        description="Time since which the cloud recommends leaving it; it may run for long.",
+    )
+    leaves: bool = Field(
+        default=False,
+        description="True if it leaves as its owner wants: a planned end, and no loss.",
+    )
+    hardware: Hardware | None = Field(
+        default=None,
+        description="Hardware that it reported; null if that of its type's offers applies.",
+    )
+    joined: bool = Field(default=False, description="True if it is part of the cluster.")
+    was_up: bool = Field(default=False, description="True if it ever was.")
     job: str | None = Field(default=None, description="Job that uses the machine.")
-    launched_at: float | None = None
-    notice_at: float | None = None
-    host: str | None = None
-    price_per_hour: float | None = None
-    on_demand_price_per_hour: float | None = None
-    spot: bool | None = None
-    zone: str | None = None
-    machine_type: str | None = None
-    advised_at: float | None = None
-    pool_removed: bool | None = Field(
-        default=None, description="True if its pool is not in the pools file any more."
+    pool_removed: bool = Field(
+        default=False, description="True if its pool is not in the pools file any more."
     )
     problem: str | None = Field(
         default=None,
@@ -291,7 +324,7 @@ class MachinesBrief(Schema):
     """Changes of machines. Without `changed` and `removed`, there are none."""
 
     whole: bool = Field(description="True if no other machines are left.")
-    changed: list[MachineRow]
+    changed: list[Machine]
     removed: list[str]
 
 

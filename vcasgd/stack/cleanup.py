@@ -12,10 +12,11 @@ from typing import Any
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.errors import FleetError, SpecError, StackError, StoreError, VcasgdError
 from vcasgd.fleet.pools import JOIN, LocalPoolSpec, load_pools, pool_row
-from vcasgd.fleet.providers.base import MachineState, Provider
+from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.local.processes import kill_all
 from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
 from vcasgd.fleet.providers.registry import configured_pools, make_reachable
+from vcasgd.schemas.fleet import MachineState
 from vcasgd.settings import Settings
 from vcasgd.stack.home import PartState, StackHome, StackState
 from vcasgd.stack.layout import kind_of

@@ -12,7 +12,8 @@ from typing import Any, TextIO, cast
 from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.pools import LocalPoolSpec
-from vcasgd.fleet.providers.base import Boot, Machine, MachineState, Offer
+from vcasgd.fleet.providers.base import Boot, Offer
+from vcasgd.schemas.fleet import Machine, MachineState
 
 #: Name of the only pool.
 POOL = "simulated"
@@ -90,8 +91,10 @@ class SimulatedCloud:
                 kind, zone = (machine_types or ["small"])[0], (zones or ["a"])[0]
                 for name in names:
                     self._machines[name] = Machine(
-                        name, pool, MachineState.RUNNING, time.time(), None, "10.0.0.1",
-                        0.1, spot is not False, zone, kind, 0.3,
+                        id=name, pool=pool, state=MachineState.RUNNING, launched_at=time.time(),
+                        notice_at=None, host="10.0.0.1", price_per_hour=0.1,
+                        spot=spot is not False, zone=zone, machine_type=kind,
+                        on_demand_price_per_hour=0.3,
                     )  # fmt: skip
             return self._launches[token]
 

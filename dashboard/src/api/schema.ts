@@ -1389,6 +1389,31 @@ export interface components {
             remedy: string | null;
         };
         /**
+         * Hardware
+         * @description Processors, memory, and GPUs of a machine.
+         *
+         *     ``memory_gb`` and ``gpu_memory_gb``, that of one GPU, are in 10⁹ bytes, and None if they are
+         *     unknown; ``gpu`` is the name of its GPUs, and empty if it is unknown.
+         */
+        Hardware: {
+            /** Cpus */
+            cpus: number;
+            /** Memory Gb */
+            memory_gb: number | null;
+            /**
+             * Gpus
+             * @default 0
+             */
+            gpus: number;
+            /**
+             * Gpu
+             * @default
+             */
+            gpu: string;
+            /** Gpu Memory Gb */
+            gpu_memory_gb: number | null;
+        };
+        /**
          * Health
          * @description Health of the API's process.
          */
@@ -2150,57 +2175,98 @@ export interface components {
             [key: string]: unknown;
         };
         /**
-         * MachineRow
-         * @description A machine, as the controller last observed it.
+         * Machine
+         * @description Machine, wherever it comes from: bought, ordered, or joined by itself.
+         *
+         *     Its provider reports it, and the controller adds what it knows: the fields from `joined` on.
+         *     Times are Unix seconds, prices USD per hour.
          */
-        MachineRow: {
+        Machine: {
             /** Id */
             id: string;
             /** Pool */
-            pool: string | null;
-            /** State */
-            state: string | null;
+            pool: string;
+            state: components["schemas"]["MachineState"];
+            /** Launched At */
+            launched_at: number;
+            /**
+             * Notice At
+             * @description Time at which the cloud takes it; null without a notice.
+             */
+            notice_at: number | null;
+            /** Host */
+            host: string;
+            /**
+             * Price Per Hour
+             * @description Current price; that of a spot machine changes while it runs.
+             */
+            price_per_hour: number;
+            /** Spot */
+            spot: boolean;
+            /**
+             * Zone
+             * @default
+             */
+            zone: string;
+            /**
+             * Machine Type
+             * @default
+             */
+            machine_type: string;
+            /**
+             * On Demand Price Per Hour
+             * @description On-demand price of this type in this zone.
+             * @default 0
+             */
+            on_demand_price_per_hour: number;
+            /**
+             * Advised At
+             * @description Time since which the cloud recommends leaving it; it may run for long.
+             */
+            advised_at: number | null;
+            /**
+             * Leaves
+             * @description True if it leaves as its owner wants: a planned end, and no loss.
+             * @default false
+             */
+            leaves: boolean;
+            /** @description Hardware that it reported; null if that of its type's offers applies. */
+            hardware: components["schemas"]["Hardware"] | null;
             /**
              * Joined
              * @description True if it is part of the cluster.
+             * @default false
              */
-            joined: boolean | null;
+            joined: boolean;
+            /**
+             * Was Up
+             * @description True if it ever was.
+             * @default false
+             */
+            was_up: boolean;
             /**
              * Job
              * @description Job that uses the machine.
              */
             job: string | null;
-            /** Launched At */
-            launched_at: number | null;
-            /** Notice At */
-            notice_at: number | null;
-            /** Host */
-            host: string | null;
-            /** Price Per Hour */
-            price_per_hour: number | null;
-            /** On Demand Price Per Hour */
-            on_demand_price_per_hour: number | null;
-            /** Spot */
-            spot: boolean | null;
-            /** Zone */
-            zone: string | null;
-            /** Machine Type */
-            machine_type: string | null;
-            /** Advised At */
-            advised_at: number | null;
             /**
              * Pool Removed
              * @description True if its pool is not in the pools file any more.
+             * @default false
              */
-            pool_removed: boolean | null;
+            pool_removed: boolean;
             /**
              * Problem
              * @description Reason why it can't be ended, of a machine whose pool was removed. It may still run and cost money.
              */
             problem: string | null;
-        } & {
-            [key: string]: unknown;
         };
+        /**
+         * MachineState
+         * @description State of a machine. ``leaving`` has a notice and still runs; ``gone`` is final.
+         * @enum {string}
+         */
+        MachineState: "booting" | "running" | "leaving" | "gone";
         /**
          * Metric
          * @description A validation metric that ranks a job's models, and optionally the value that ends the job.
@@ -7263,7 +7329,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["MachineRow"][];
+                    "application/json": components["schemas"]["Machine"][];
                 };
             };
             /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */

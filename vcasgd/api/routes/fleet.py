@@ -14,7 +14,6 @@ from vcasgd.api.convert import store_view
 from vcasgd.api.history import MEDIA_TYPE, stream_of
 from vcasgd.api.problems import documented
 from vcasgd.errors import Conflict, NotFound, SpecError
-from vcasgd.fleet.hardware import kinds_text
 from vcasgd.fleet.observed import PoolStatus
 from vcasgd.fleet.pools import WITHOUT_EVICTION
 from vcasgd.logging import request_id
@@ -22,19 +21,20 @@ from vcasgd.schemas.fleet import (
     Eviction,
     EvictionRequested,
     JobBrief,
-    MachineRow,
+    Machine,
     PoolRow,
     ServerRow,
     StatusView,
     StoreView,
     WorkerRow,
 )
+from vcasgd.spec.hardware import kinds_text
 from vcasgd.store.ledger.events import EventCursor
 from vcasgd.store.quotas import read_gauges
 
 router = APIRouter(tags=["fleet"])
 
-_WORKERS, _MACHINES = TypeAdapter(list[WorkerRow]), TypeAdapter(list[MachineRow])
+_WORKERS, _MACHINES = TypeAdapter(list[WorkerRow]), TypeAdapter(list[Machine])
 
 EvictionBody = Annotated[Eviction | None, Body()]
 
@@ -67,11 +67,11 @@ def list_workers(services: ServicesDep) -> Response:
     return _listing(_WORKERS, list(_workers(services, services.jobs.active())))
 
 
-@router.get("/machines", dependencies=READ, response_model=list[MachineRow])
+@router.get("/machines", dependencies=READ, response_model=list[Machine])
 def list_machines(services: ServicesDep) -> Response:
     """List the machines, as the controller last observed them."""
     rows = _named(services.control.machines(), "id")
-    return _listing(_MACHINES, [MachineRow.model_validate(row) for row in rows])
+    return _listing(_MACHINES, [Machine.model_validate(row) for row in rows])
 
 
 @router.get("/pools", dependencies=READ)

@@ -19,7 +19,6 @@ from vcasgd.api.routes.files import object_name, stored_checkpoints
 from vcasgd.encryption import StorageCipher
 from vcasgd.errors import NotFound, SpecError
 from vcasgd.fleet.estimate import deadline_estimate
-from vcasgd.fleet.hardware import check_resources
 from vcasgd.fleet.observed import pools_in
 from vcasgd.fleet.pools import pools_of_job
 from vcasgd.logging import isolated
@@ -34,6 +33,7 @@ from vcasgd.schemas.jobs import (
     Validation,
 )
 from vcasgd.settings import Settings
+from vcasgd.spec.hardware import check_resources
 from vcasgd.spec.job import JobSpec, JobState, load_job_mapping
 from vcasgd.spec.problems import spec_errors
 from vcasgd.spec.update import unstable_settings

@@ -14,7 +14,8 @@ from vcasgd.controller.fleet.cloud_calls import CallKind, CloudCalls
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.errors import FleetError, VcasgdError
 from vcasgd.fleet.plan import Blame
-from vcasgd.fleet.providers.base import Machine, MachineState, Offer, Provider
+from vcasgd.fleet.providers.base import Offer, Provider
+from vcasgd.schemas.fleet import Machine, MachineState
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

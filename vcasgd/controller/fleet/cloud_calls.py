@@ -24,7 +24,8 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.observed import Market
 from vcasgd.fleet.plan import Blame, Launch, market_name
-from vcasgd.fleet.providers.base import Machine, Provider
+from vcasgd.fleet.providers.base import Provider
+from vcasgd.schemas.fleet import Machine
 from vcasgd.store.ledger.control import Control, LaunchRecord
 
 log = logging.getLogger(__name__)

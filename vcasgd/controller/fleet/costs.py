@@ -22,7 +22,7 @@ from vcasgd.fleet.costs import (
 from vcasgd.fleet.deadline import span
 from vcasgd.fleet.estimate import PlannedWork, memory_text, total_samples
 from vcasgd.fleet.observed import Rates
-from vcasgd.fleet.providers.base import Machine, MachineState
+from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.costs import Advance, Booking, Costs, Workload, Workloads, month_of
 from vcasgd.store.ledger.job import JobRecord

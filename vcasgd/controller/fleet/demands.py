@@ -15,13 +15,14 @@ from vcasgd.fleet.costs import (
     monthly_budgets,
     pause_reason,
 )
-from vcasgd.fleet.hardware import Hardware, shortfalls
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan.purchases import price_of
 from vcasgd.fleet.pools import PoolSpec, pools_of_job
-from vcasgd.fleet.providers.base import Machine, MachineState, Offer
+from vcasgd.fleet.providers.base import Offer
 from vcasgd.logging import isolated
+from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.settings import Settings
+from vcasgd.spec.hardware import Hardware, shortfalls
 from vcasgd.spec.job import PRIORITIES, JobState
 from vcasgd.store.admission import worker_lease_pass
 from vcasgd.store.connection import RedisClient

@@ -17,15 +17,8 @@ from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame, Launch, Terminate, market_name
 from vcasgd.fleet.plan.purchases import price_of
 from vcasgd.fleet.pools import JOINING_PROVIDERS, cache_name
-from vcasgd.fleet.providers.base import (
-    MACHINE_ID,
-    PYTHON,
-    Boot,
-    Machine,
-    MachineState,
-    Offer,
-    Provider,
-)
+from vcasgd.fleet.providers.base import MACHINE_ID, PYTHON, Boot, Offer, Provider
+from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.settings import Settings
 
 log = logging.getLogger(__name__)

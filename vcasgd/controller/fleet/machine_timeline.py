@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from vcasgd.fleet.observed import Observed
-from vcasgd.fleet.providers.base import Machine, MachineState
 from vcasgd.logging import isolated
+from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.worker_names import worker_name

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from vcasgd.controller.fleet.demands import Demands, owner_limits
 from vcasgd.controller.fleet.view import Fleet
 from vcasgd.controller.fleet.workers import drain_seconds
-from vcasgd.fleet.hardware import Hardware
 from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.fleet.observed import (
     JobDemand,
@@ -21,8 +19,10 @@ from vcasgd.fleet.observed import (
 )
 from vcasgd.fleet.plan import within_limits
 from vcasgd.fleet.pools import JOIN
-from vcasgd.fleet.providers.base import Machine, MachineState, Offer
+from vcasgd.fleet.providers.base import Offer
 from vcasgd.logging import isolated
+from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.spec.hardware import Hardware
 from vcasgd.store.ledger.api_tokens import ApiToken, ApiTokens
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.untrusted import Heartbeat
@@ -257,9 +257,10 @@ def _with_notice(one: Machine, notice: Notice | None, now: float) -> Machine:
     if notice is None:
         return one
     if notice.kind is NoticeKind.TERMINATE and one.state is not MachineState.LEAVING:
-        return replace(one, state=MachineState.LEAVING, notice_at=notice.at)
+        changes = {"state": MachineState.LEAVING, "notice_at": notice.at}
+        return one.model_copy(update=changes)
     if notice.kind is NoticeKind.REBALANCE and one.advised_at is None:
-        return replace(one, advised_at=notice.at or now)
+        return one.model_copy(update={"advised_at": notice.at or now})
     return one
 
 

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from vcasgd.errors import CloudUnavailable, FleetError, SpecError, StoreError
-from vcasgd.fleet.hardware import Hardware
 from vcasgd.fleet.pools import JOIN, JOINING_PROVIDERS, ORDERED_PROVIDERS, PoolSpec, pool_row
-from vcasgd.fleet.providers.base import Machine, MachineState, Provider
+from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.joining import JoinedFleet
 from vcasgd.fleet.providers.registry import configured_pools, make_providers, make_reachable
+from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.settings import Settings
+from vcasgd.spec.hardware import Hardware
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.machines import (
     PREFIX,

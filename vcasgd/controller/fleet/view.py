@@ -19,7 +19,7 @@ from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame, Waiting
 from vcasgd.fleet.pools import JOIN
-from vcasgd.fleet.providers.base import Machine, MachineState
+from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
@@ -58,7 +58,7 @@ class Fleet:
         self.jobs, self.control = Jobs(ledger), Control(ledger)
         #: Machines as they were last published, perhaps by an earlier controller.
         self.published = {
-            name: Machine.from_row(row) for name, row in self.control.machines().items()
+            name: Machine.model_validate(row) for name, row in self.control.machines().items()
         }
         #: Why this controller ends machines, so that their end counts as no loss.
         self.terminated: dict[str, str] = {}
@@ -174,7 +174,7 @@ class FleetView:
             if known and known.job == row["job"] and before.get(name) == (one, row):
                 rows[name] = known
             else:
-                rows[name] = _with_past(replace(one, **row), known, active)
+                rows[name] = _with_past(one.model_copy(update=row), known, active)
         return rows
 
     def _write(self, machines: Mapping[str, Machine], pools: dict[str, Any]) -> None:
@@ -182,11 +182,11 @@ class FleetView:
         now, before = self._fleet.clock(), self._machines
         if now - self._written_at >= WRITE_ALL_SECONDS:
             self._written_at = now
-            rows = {name: one.to_row() for name, one in machines.items()}
+            rows = {name: one.model_dump(mode="json") for name, one in machines.items()}
             self._fleet.control.publish(rows, pools)
         else:
             changed = {
-                name: one.to_row()
+                name: one.model_dump(mode="json")
                 for name, one in machines.items()
                 if (known := before.get(name)) is not one and known != one
             }
@@ -288,9 +288,10 @@ def _with_past(row: Machine, before: Machine | None, active: Collection[str]) ->
         return row
     if row.job is None and before.job in active:
         # The worker is often reported dead a moment before its machine is.
-        row = replace(row, job=before.job)
+        row = row.model_copy(update={"job": before.job})
     # A new controller has not seen the machine in the cluster itself.
-    return replace(row, was_up=True) if before.was_up and not row.was_up else row
+    found_up = before.was_up and not row.was_up
+    return row.model_copy(update={"was_up": True}) if found_up else row
 
 
 def _changes(before: Machine | None, row: Machine) -> Iterator[NewEvent]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 
-from vcasgd.fleet.hardware import Hardware, shortfalls
 from vcasgd.fleet.observed import JobDemand, Observed, WorkerView, highest_price
 from vcasgd.fleet.plan.actions import Blame, Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.purchases import Markets
@@ -23,7 +22,8 @@ from vcasgd.fleet.plan.staff import (
     preempt_for_minimum,
     preempt_for_share,
 )
-from vcasgd.fleet.providers.base import Machine
+from vcasgd.schemas.fleet import Machine
+from vcasgd.spec.hardware import Hardware, shortfalls
 
 #: Ids of machines by pool, spot, and hardware.
 Coming = defaultdict[tuple[str, bool], defaultdict[Hardware | None, deque[str]]]

@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vcasgd.fleet.hardware import suits
 from vcasgd.fleet.observed import JobDemand, Observed
 from vcasgd.fleet.plan.actions import Action, Blame, StopWorker, Terminate
 from vcasgd.fleet.plan.allocation import Allocation
-from vcasgd.fleet.providers.base import Machine
+from vcasgd.schemas.fleet import Machine
+from vcasgd.spec.hardware import suits
 
 #: Reason for ending a machine whose Ray node never appeared.
 NOT_JOINED = "did not join in time"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import isinf
 from statistics import median
 
-from vcasgd.fleet.hardware import shortfalls
 from vcasgd.fleet.observed import JobDemand, Observed, PoolStatus, Rates, highest_price
 from vcasgd.fleet.plan.actions import Launch, launch_token, market_name
 from vcasgd.fleet.providers.base import Offer
+from vcasgd.spec.hardware import shortfalls
 
 #: Largest premium, as a share of the cheapest price of a sample, for spreading over zones and for
 #: more types to choose from. In recorded traces of spot machines, most losses take at least half

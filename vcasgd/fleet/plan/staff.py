@@ -10,11 +10,11 @@ from heapq import heapify, heappop, heappush, heapreplace
 from operator import itemgetter
 from typing import Generic, TypeVar
 
-from vcasgd.fleet.hardware import Hardware
 from vcasgd.fleet.observed import JobDemand, Observed, WorkerView
 from vcasgd.fleet.plan.actions import StopWorker
 from vcasgd.fleet.plan.shares import Shares
-from vcasgd.fleet.providers.base import Machine
+from vcasgd.schemas.fleet import Machine
+from vcasgd.spec.hardware import Hardware
 
 Item = TypeVar("Item")
 

@@ -46,14 +46,13 @@ from vcasgd.fleet.providers.aws_calls import (
 from vcasgd.fleet.providers.base import (
     Boot,
     LaunchOrder,
-    Machine,
-    MachineState,
     Offer,
     PooledProvider,
     one_line,
     refusal_of,
 )
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
+from vcasgd.schemas.fleet import Machine, MachineState
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
 from vcasgd.errors import (
@@ -22,8 +21,9 @@ from vcasgd.errors import (
     QuotaExceeded,
     Throttled,
 )
-from vcasgd.fleet.hardware import Hardware
 from vcasgd.printable import printable
+from vcasgd.schemas.fleet import Machine
+from vcasgd.spec.hardware import Hardware
 
 #: Placeholder for the machine's id in a :class:`Boot`; the id is unknown before the launch.
 MACHINE_ID = "{machine_id}"
@@ -33,64 +33,6 @@ BOOT_ERROR_LENGTH = 250
 CONNECTIONS = 20
 #: Placeholder for the machine's Python, which has vcasgd installed.
 PYTHON = "{python}"
-
-
-class MachineState(StrEnum):
-    """State of a machine. ``LEAVING`` has a notice and still runs; ``GONE`` is final."""
-
-    BOOTING = "booting"
-    RUNNING = "running"
-    LEAVING = "leaving"
-    GONE = "gone"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Machine, wherever it comes from: bought, ordered, or joined by itself.
-
-    Its provider reports it, and the controller adds what it knows: the fields from ``joined`` on.
-    Times are Unix seconds, prices USD per hour.
-    """
-
-    id: str
-    pool: str
-    state: MachineState
-    launched_at: float
-    notice_at: float | None
-    """When the cloud takes it; None without a notice."""
-    host: str
-    price_per_hour: float
-    """Current price; that of a spot machine changes while it runs."""
-    spot: bool
-    zone: str = ""
-    machine_type: str = ""
-    on_demand_price_per_hour: float = 0.0
-    """On-demand price of this type in this zone."""
-    advised_at: float | None = None
-    """Since when the cloud has recommended leaving it; it may still run for long."""
-    leaves: bool = False
-    """True if it leaves as its owner wants, in good order: a planned end, and no loss."""
-    hardware: Hardware | None = None
-    """Hardware that the machine reported; None if that of its type's offers applies."""
-    joined: bool = False
-    """True if it is part of the cluster; ``was_up``: if it ever was."""
-    was_up: bool = False
-    job: str | None = None
-    """Job that it works for."""
-    pool_removed: bool = False
-    problem: str | None = None
-    """Why it can't be ended."""
-
-    def to_row(self) -> dict[str, Any]:
-        """Return the machine as JSON data."""
-        hardware = None if self.hardware is None else vars(self.hardware)
-        return {**vars(self), "state": self.state.value, "hardware": hardware}
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Machine:
-        """Return the machine that :meth:`to_row` described."""
-        hardware = Hardware(**row["hardware"]) if row.get("hardware") else None
-        return cls(**{**row, "state": MachineState(row["state"]), "hardware": hardware})
 
 
 @dataclass(frozen=True)
@@ -112,7 +54,7 @@ class Offer:
     memory_gb: float | None = None
     gpu: str = ""
     gpu_memory_gb: float | None = None
-    """The last three are as those of :class:`~vcasgd.fleet.hardware.Hardware`."""
+    """The last three are as those of :class:`~vcasgd.spec.hardware.Hardware`."""
 
     @property
     def hardware(self) -> Hardware:

@@ -31,7 +31,6 @@ from vcasgd.fleet.providers.base import (
     BOOT_ERROR_LENGTH,
     MACHINE_ID,
     LaunchOrder,
-    MachineState,
     fleet_error,
     one_line,
 )
@@ -43,6 +42,7 @@ from vcasgd.fleet.providers.joining import (
     ordered_name,
     pool_of_ordered,
 )
+from vcasgd.schemas.fleet import MachineState
 from vcasgd.spec.values import StrictModel
 
 #: Machines of one launch.

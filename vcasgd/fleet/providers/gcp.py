@@ -29,7 +29,6 @@ from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import (
     Boot,
     LaunchOrder,
-    Machine,
     Offer,
     PooledProvider,
     one_line,
@@ -58,6 +57,7 @@ from vcasgd.fleet.providers.gcp_calls import (
 )
 from vcasgd.fleet.providers.gcp_prices import catalog_prices
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
+from vcasgd.schemas.fleet import Machine
 
 #: Time limit for all zones and types of a launch; later results appear in the listing.
 LAUNCH_SECONDS = 25.0

@@ -32,14 +32,8 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.prices import ListPrice, PriceTable
-from vcasgd.fleet.providers.base import (
-    AccountAnswer,
-    AccountQuota,
-    LaunchOrder,
-    Machine,
-    MachineState,
-    refusal_of,
-)
+from vcasgd.fleet.providers.base import AccountAnswer, AccountQuota, LaunchOrder, refusal_of
+from vcasgd.schemas.fleet import Machine, MachineState
 
 T = TypeVar("T")
 

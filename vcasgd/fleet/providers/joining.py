@@ -10,7 +10,8 @@ from typing import Any, Protocol, TypeVar
 
 from vcasgd.errors import NoCapacity
 from vcasgd.fleet.pools import ExecPoolSpec, KubernetesPoolSpec, SlurmPoolSpec
-from vcasgd.fleet.providers.base import LaunchOrder, Machine, MachineState, Offer, PooledProvider
+from vcasgd.fleet.providers.base import LaunchOrder, Offer, PooledProvider
+from vcasgd.schemas.fleet import Machine, MachineState
 
 #: Seconds that a machine has after an eviction without a time.
 NOTICE_SECONDS = 30.0

@@ -27,7 +27,7 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.pools import KubernetesPoolSpec
-from vcasgd.fleet.providers.base import MACHINE_ID, LaunchOrder, MachineState, fleet_error, one_line
+from vcasgd.fleet.providers.base import MACHINE_ID, LaunchOrder, fleet_error, one_line
 from vcasgd.fleet.providers.joining import (
     JoinedFleet,
     OrderedMachine,
@@ -35,6 +35,7 @@ from vcasgd.fleet.providers.joining import (
     ordered_name,
     pool_of_ordered,
 )
+from vcasgd.schemas.fleet import MachineState
 
 #: Machines of one launch, each of which is a request.
 MAX_LAUNCHED = 50

@@ -24,8 +24,9 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.pools import SlurmPoolSpec
-from vcasgd.fleet.providers.base import MACHINE_ID, LaunchOrder, MachineState, fleet_error, kind_of
+from vcasgd.fleet.providers.base import MACHINE_ID, LaunchOrder, fleet_error, kind_of
 from vcasgd.fleet.providers.joining import OrderedMachine, OrderedProvider, ordered_name
+from vcasgd.schemas.fleet import MachineState
 
 #: Seconds for one command. Slurm's own limit for a message is 10.
 COMMAND_SECONDS = 20.0

@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from vcasgd.errors import FleetError
-from vcasgd.fleet.providers.base import Boot, Machine, MachineState
+from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local.processes import Process, kill_all
 from vcasgd.local_files import write_private
+from vcasgd.schemas.fleet import Machine, MachineState
 
 #: Seconds after which a launch whose machine has not reported its process has failed.
 START_LIMIT_SECONDS = 120.0

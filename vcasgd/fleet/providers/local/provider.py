@@ -20,14 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vcasgd.errors import FleetError, NoCapacity, SpecError
-from vcasgd.fleet.providers.base import (
-    Boot,
-    LaunchOrder,
-    Machine,
-    MachineState,
-    Offer,
-    PooledProvider,
-)
+from vcasgd.fleet.providers.base import Boot, LaunchOrder, Offer, PooledProvider
 from vcasgd.fleet.providers.local.directory import (
     UNFINISHED,
     LaunchRequest,
@@ -39,6 +32,7 @@ from vcasgd.fleet.providers.local.processes import Process, processes_of
 from vcasgd.fleet.providers.local.spawn import Spawner
 from vcasgd.gpus import VISIBLE
 from vcasgd.local_files import hold_lock
+from vcasgd.schemas.fleet import Machine, MachineState
 
 #: Seconds that machines outlive the stack that owns them; enough to restart it after a crash.
 OWNER_GRACE_SECONDS = 20.0
