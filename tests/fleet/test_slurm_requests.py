@@ -18,7 +18,7 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.pools import SlurmPoolSpec, parse_pools
 from vcasgd.fleet.providers.base import MACHINE_ID
-from vcasgd.fleet.providers.joining import OrderedMachine, pool_of_ordered
+from vcasgd.fleet.providers.joining import Listed, pool_of_ordered
 from vcasgd.fleet.providers.slurm import (
     error_of,
     job_name,
@@ -51,7 +51,7 @@ def line(
     return "".join(f"{field:<12}|" for field in fields) + f"{name:<200}|"
 
 
-def only(text: str) -> OrderedMachine:
+def only(text: str) -> Listed:
     (job,) = parse_queue(text, "c")
     return job
 
@@ -73,16 +73,17 @@ def only(text: str) -> OrderedMachine:
     ],
 )
 def test_states_of_jobs_are_those_of_machines(text: str, state: MachineState) -> None:
-    assert only(text).state is state
+    assert only(text).machine.state is state
 
 
 def test_jobs_have_their_times_and_owners() -> None:
-    job = only(line(preempt="1795436769"))
+    listed = only(line(preempt="1795436769"))
+    job = listed.machine
     assert (job.id, job_of(job.id)) == ("join-hpc-17-5-1", "5_1")
-    assert (job.pool, job.launch) == ("hpc-17", job_name("c", "hpc-17", TOKEN))
+    assert (job.pool, listed.launch) == ("hpc-17", job_name("c", "hpc-17", TOKEN))
     assert job.launched_at == 1795436766
     assert (job.notice_at, job.host, job.zone) == (1795436769, "n1", "spot")
-    assert only(line("PENDING")).launched_at == 1795436760, "the start is an estimate"
+    assert only(line("PENDING")).machine.launched_at == 1795436760, "the start is an estimate"
 
 
 @pytest.mark.parametrize("name", ["wrap", "vcasgd/other/hpc/t", "a|b|c", "vcasgd/c/hpc", ""])
@@ -93,8 +94,8 @@ def test_other_jobs_are_left_alone(name: str) -> None:
 def test_array_that_never_began_has_one_machine_that_is_gone() -> None:
     cancelled = line("CANCELLED").replace("1           |", "N/A         |", 1)
     (job,) = parse_queue(cancelled, "c")
-    assert job.id == "join-hpc-17-5-0"
-    assert job.state is MachineState.GONE
+    assert job.machine.id == "join-hpc-17-5-0"
+    assert job.machine.state is MachineState.GONE
     with pytest.raises(CloudUnavailable):
         parse_queue(cancelled.replace("CANCELLED", "RUNNING"), "c")
 
@@ -122,10 +123,10 @@ def test_unreadable_output_is_an_error_and_no_empty_list(text: str) -> None:
     ],
 )
 def test_jobs_that_will_not_start_say_why(reason: str, stuck: bool) -> None:
-    why = only(line("PENDING", reason=reason)).problem
+    why = only(line("PENDING", reason=reason)).boot_error
     assert (why is not None) is stuck
     assert not stuck or reason in str(why)
-    assert only(line("RUNNING", reason=reason)).problem is None
+    assert only(line("RUNNING", reason=reason)).boot_error is None
 
 
 @pytest.mark.parametrize(

@@ -35,14 +35,15 @@ from vcasgd.fleet.providers.base import (
     one_line,
 )
 from vcasgd.fleet.providers.joining import (
+    FROM_POOL,
     NOTICE_SECONDS,
     JoinedFleet,
-    OrderedMachine,
+    Listed,
     OrderedProvider,
     ordered_name,
     pool_of_ordered,
 )
-from vcasgd.schemas.fleet import MachineState
+from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.spec.values import StrictModel
 
 #: Machines of one launch.
@@ -71,7 +72,7 @@ _REMEDIES: dict[type[FleetError], str] = {
 _Text = Annotated[str, Field(max_length=255)]
 
 
-class _Listed(StrictModel):
+class _Row(StrictModel):
     """A machine in the answer of ``list``. Times are Unix seconds, prices USD per hour."""
 
     name: _Text
@@ -86,8 +87,12 @@ class _Listed(StrictModel):
     problem: str | None = Field(default=None, max_length=2000)
 
 
+#: Fields that a machine has with the same names.
+_OF_MACHINE = {"state", "launched_at", "notice_at", "host", "zone", "machine_type"}
+
+
 class _List(StrictModel):
-    machines: list[_Listed] = Field(max_length=MAX_LISTED)
+    machines: list[_Row] = Field(max_length=MAX_LISTED)
 
 
 class _Launched(StrictModel):
@@ -132,7 +137,7 @@ class ExecProvider(OrderedProvider[ExecPoolSpec]):
     def _launch_key(self, pool: str, token: str) -> str:
         return _digest(self._cluster, CLUSTER_DIGITS) + _digest(f"{pool} {token}", LAUNCH_DIGITS)
 
-    def _rows(self) -> list[_Listed]:
+    def _rows(self) -> list[_Row]:
         """Return the machines of this cluster and pool."""
         prefix = f"join-{self._spec.name}-{_digest(self._cluster, CLUSTER_DIGITS)}"
         return [
@@ -141,19 +146,17 @@ class ExecProvider(OrderedProvider[ExecPoolSpec]):
             if row.name.startswith(prefix) and pool_of_ordered(row.name) == self._spec.name
         ]
 
-    def _listed(self) -> list[OrderedMachine]:
+    def _listed(self) -> list[Listed]:
         return [
-            OrderedMachine(
-                id=row.name,
-                pool=self._spec.name,
+            Listed(
+                Machine(
+                    id=row.name,
+                    pool=self._spec.name,
+                    **row.model_dump(include=_OF_MACHINE),
+                    **FROM_POOL,
+                ),
                 launch=row.name.rsplit("-", 2)[1],
-                state=row.state,
-                launched_at=row.launched_at,
-                notice_at=row.notice_at,
-                host=row.host,
-                zone=row.zone,
-                problem=one_line(row.problem or ""),
-                machine_type=row.machine_type,
+                boot_error=one_line(row.problem or ""),
                 price_per_hour=row.price_per_hour,
             )
             for row in self._rows()

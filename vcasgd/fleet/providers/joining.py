@@ -116,26 +116,23 @@ def pool_of_ordered(name: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class OrderedMachine:
-    """A machine as its cluster lists it. Times are Unix seconds."""
+class Listed:
+    """A machine in a cluster's list, and what only its provider needs to know of it."""
 
-    id: str
-    pool: str
+    machine: Machine
+    """Without what its pool says of price and spot; see :data:`FROM_POOL`."""
     launch: str
     """The same for all machines of a launch."""
-    state: MachineState
-    launched_at: float
-    notice_at: float | None = None
-    host: str = ""
-    zone: str = ""
-    problem: str | None = None
+    boot_error: str | None = None
     """Why it doesn't start, or why it failed."""
     ended_at: float | None = None
-    machine_type: str = ""
+    """Unix seconds."""
     price_per_hour: float | None = None
     """USD, if the cluster says so."""
 
 
+#: Stands in a list for what the pool says of its machines.
+FROM_POOL: dict[str, Any] = {"price_per_hour": 0.0, "spot": True}
 Ordered = TypeVar("Ordered", bound=SlurmPoolSpec | KubernetesPoolSpec | ExecPoolSpec)
 
 
@@ -152,13 +149,13 @@ class OrderedProvider(PooledProvider[Ordered]):
 
     def machines(self) -> list[Machine]:
         listed = self._listed()
-        self._boot_errors = {one.id: one.problem for one in listed}
+        self._boot_errors = {one.machine.id: one.boot_error for one in listed}
         self._clean(listed)
         leaving = self._joined.leaving()
         return [
-            self._machine(one, leaving.get(one.id))
+            self._completed(one, leaving.get(one.machine.id))
             for one in listed
-            if one.state is not MachineState.GONE
+            if one.machine.state is not MachineState.GONE
         ]
 
     def _launch(self, order: LaunchOrder[Ordered]) -> list[str]:
@@ -167,7 +164,7 @@ class OrderedProvider(PooledProvider[Ordered]):
             kind = "spot" if spec.spot else "not spot"
             raise NoCapacity(f"{spec.name}: its machines are {kind}", pool=spec.name)
         launch = self._launch_key(spec.name, order.token)
-        if granted := [one.id for one in self._listed() if one.launch == launch]:
+        if granted := [one.machine.id for one in self._listed() if one.launch == launch]:
             return sorted(granted)
         return self._order(order, launch)
 
@@ -175,7 +172,7 @@ class OrderedProvider(PooledProvider[Ordered]):
         """Return the text that marks all machines of a launch in their cluster."""
         raise NotImplementedError
 
-    def _listed(self) -> list[OrderedMachine]:
+    def _listed(self) -> list[Listed]:
         """Return the machines of this control plane, also those that have ended."""
         raise NotImplementedError
 
@@ -183,7 +180,7 @@ class OrderedProvider(PooledProvider[Ordered]):
         """Order machines, and return their ids."""
         raise NotImplementedError
 
-    def _clean(self, listed: list[OrderedMachine]) -> None:
+    def _clean(self, listed: list[Listed]) -> None:
         """Remove what machines that have ended left in their cluster."""
 
     def _offer(self, spec: Ordered, zone: str, kind: str) -> Offer:
@@ -204,26 +201,26 @@ class OrderedProvider(PooledProvider[Ordered]):
             gpu_memory_gb=spec.gpu_memory,
         )
 
-    def _machine(self, one: OrderedMachine, left_at: float | None) -> Machine:
-        """``left_at``: when the machine's agent said that it leaves, if it did."""
-        spec = self._pools.get(one.pool)
+    def _completed(self, listed: Listed, left_at: float | None) -> Machine:
+        """Return a machine with what its pool says of it.
+
+        ``left_at``: when the machine's agent said that it leaves, if it did.
+        """
+        one, spec = listed.machine, self._pools.get(listed.machine.pool)
         price, on_demand = _prices(spec) if spec else (0.0, 0.0)
         zones, kinds = (spec.zones, spec.machine_types) if spec else (("",), ("",))
-        if one.price_per_hour is not None:
-            price, on_demand = one.price_per_hour, max(on_demand, one.price_per_hour)
-        return Machine(
-            id=one.id,
-            pool=one.pool,
-            state=one.state if left_at is None else MachineState.LEAVING,
-            launched_at=one.launched_at,
-            notice_at=one.notice_at if left_at is None else left_at,
-            host=one.host,
-            price_per_hour=price,
-            spot=spec.spot if spec else True,
-            zone=one.zone if one.zone in zones else zones[0],
-            machine_type=one.machine_type if one.machine_type in kinds else kinds[0],
-            on_demand_price_per_hour=on_demand,
-        )
+        if listed.price_per_hour is not None:
+            price, on_demand = listed.price_per_hour, max(on_demand, listed.price_per_hour)
+        known = {
+            "price_per_hour": price,
+            "spot": spec.spot if spec else True,
+            "zone": one.zone if one.zone in zones else zones[0],
+            "machine_type": one.machine_type if one.machine_type in kinds else kinds[0],
+            "on_demand_price_per_hour": on_demand,
+        }
+        if left_at is not None:
+            known |= {"state": MachineState.LEAVING, "notice_at": left_at}
+        return one.model_copy(update=known)
 
 
 def _prices(spec: SlurmPoolSpec | KubernetesPoolSpec | ExecPoolSpec) -> tuple[float, float]:

@@ -29,13 +29,14 @@ from vcasgd.errors import (
 from vcasgd.fleet.pools import KubernetesPoolSpec
 from vcasgd.fleet.providers.base import MACHINE_ID, LaunchOrder, fleet_error, one_line
 from vcasgd.fleet.providers.joining import (
+    FROM_POOL,
     JoinedFleet,
-    OrderedMachine,
+    Listed,
     OrderedProvider,
     ordered_name,
     pool_of_ordered,
 )
-from vcasgd.schemas.fleet import MachineState
+from vcasgd.schemas.fleet import Machine, MachineState
 
 #: Machines of one launch, each of which is a request.
 MAX_LAUNCHED = 50
@@ -84,8 +85,8 @@ class KubernetesProvider(OrderedProvider[KubernetesPoolSpec]):
     def _launch_key(self, pool: str, token: str) -> str:
         return launch_name(self._cluster, pool, token)
 
-    def _listed(self) -> list[OrderedMachine]:
-        found: list[OrderedMachine | None] = []
+    def _listed(self) -> list[Listed]:
+        found: list[Listed | None] = []
         page: dict[str, Any] = {"label_selector": f"{CLUSTER_LABEL}={self._cluster}"}
         while True:
             with _errors():
@@ -110,10 +111,10 @@ class KubernetesProvider(OrderedProvider[KubernetesPoolSpec]):
             created.append(pod["metadata"]["name"])
         return created
 
-    def _clean(self, listed: list[OrderedMachine]) -> None:
+    def _clean(self, listed: list[Listed]) -> None:
         """Delete pods that ended some minutes ago."""
         before = time.time() - KEPT_SECONDS
-        old = [one.id for one in listed if one.ended_at is not None and one.ended_at < before]
+        old = [one.machine.id for one in listed if one.ended_at and one.ended_at < before]
         with suppress(FleetError):  # They cost nothing.
             for name in old[:MAX_CLEANED]:
                 self._delete_pod(name)
@@ -130,7 +131,7 @@ class KubernetesProvider(OrderedProvider[KubernetesPoolSpec]):
 
     def _delete(self, machines: Iterable[str], grace_seconds: float | None = None) -> None:
         wanted, failed = set(machines), None
-        for one in self._listed():
+        for one in (listed.machine for listed in self._listed()):
             leaves = one.notice_at is not None and grace_seconds != 0
             if one.id not in wanted or leaves or one.state is MachineState.GONE:
                 continue
@@ -317,7 +318,7 @@ def _affinity(
     return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
 
 
-def machine_of(pod: Any) -> OrderedMachine | None:
+def machine_of(pod: Any) -> Listed | None:
     """Return a ``V1Pod`` as a machine; None for a pod to which another user gave our label."""
     name, labels = pod.metadata.name, pod.metadata.labels or {}
     pool = pool_of_ordered(name)
@@ -330,16 +331,19 @@ def machine_of(pod: Any) -> OrderedMachine | None:
     created, ended_at = pod.metadata.creation_timestamp, None
     if status.phase in _ENDED:
         ended_at = ((terminated and terminated.finished_at) or created).timestamp()
-    return OrderedMachine(
-        id=name,
-        pool=pool,
+    return Listed(
+        Machine(
+            id=name,
+            pool=pool,
+            state=_state(status.phase, leaves=deleted is not None),
+            launched_at=(status.start_time or created).timestamp(),
+            notice_at=deleted.timestamp() if deleted else None,
+            host=pod.spec.node_name or "",
+            zone=labels.get(ZONE_LABEL, ""),
+            **FROM_POOL,
+        ),
         launch=labels.get(LAUNCH_LABEL, ""),
-        state=_state(status.phase, leaves=deleted is not None),
-        launched_at=(status.start_time or created).timestamp(),
-        notice_at=deleted.timestamp() if deleted else None,
-        host=pod.spec.node_name or "",
-        zone=labels.get(ZONE_LABEL, ""),
-        problem=_problem(status, waiting, terminated),
+        boot_error=_problem(status, waiting, terminated),
         ended_at=ended_at,
     )
 

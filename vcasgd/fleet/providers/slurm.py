@@ -25,8 +25,8 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.pools import SlurmPoolSpec
 from vcasgd.fleet.providers.base import MACHINE_ID, LaunchOrder, fleet_error, kind_of
-from vcasgd.fleet.providers.joining import OrderedMachine, OrderedProvider, ordered_name
-from vcasgd.schemas.fleet import MachineState
+from vcasgd.fleet.providers.joining import FROM_POOL, Listed, OrderedProvider, ordered_name
+from vcasgd.schemas.fleet import Machine, MachineState
 
 #: Seconds for one command. Slurm's own limit for a message is 10.
 COMMAND_SECONDS = 20.0
@@ -87,7 +87,7 @@ class SlurmProvider(OrderedProvider[SlurmPoolSpec]):
     def _launch_key(self, pool: str, token: str) -> str:
         return job_name(self._cluster, pool, token)
 
-    def _listed(self) -> list[OrderedMachine]:
+    def _listed(self) -> list[Listed]:
         done = _run("squeue", QUEUE_ARGUMENTS, env=QUEUE_ENVIRONMENT)
         return parse_queue(_output(done), self._cluster)
 
@@ -106,7 +106,7 @@ class SlurmProvider(OrderedProvider[SlurmPoolSpec]):
         """Return the jobs of machines of this cluster that have not ended."""
         return [
             job_of(one.id)
-            for one in self._listed()
+            for one in (listed.machine for listed in self._listed())
             if one.id in machine_ids and one.state is not MachineState.GONE
         ]
 
@@ -279,7 +279,7 @@ def script(spec: SlurmPoolSpec, argv: Sequence[str]) -> str:
     )
 
 
-def parse_queue(text: str, cluster: str) -> list[OrderedMachine]:
+def parse_queue(text: str, cluster: str) -> list[Listed]:
     """Parse the output of squeue, and return the jobs of a cluster.
 
     Raises :class:`~vcasgd.errors.CloudUnavailable` if a line isn't as requested: a list without
@@ -302,7 +302,7 @@ def parse_queue(text: str, cluster: str) -> list[OrderedMachine]:
     return jobs
 
 
-def _job(row: dict[str, str], pool: str) -> OrderedMachine:
+def _job(row: dict[str, str], pool: str) -> Listed:
     state, preempted_at = row["State"].upper(), _time(row["PreemptTime"])
     index = row["ArrayTaskID"]
     if index == "N/A" and state in _ENDED:
@@ -311,17 +311,21 @@ def _job(row: dict[str, str], pool: str) -> OrderedMachine:
     submitted_at, started_at = float(int(row["SubmitTime"])), _time(row["StartTime"])
     stuck = state == "PENDING" and row["Reason"].startswith(_STUCK)
     id_ = ordered_name(pool, str(int(row["ArrayJobID"])), int(index))
-    return OrderedMachine(
-        id=id_,
-        pool=pool,
+    # The start of a job that waits is an estimate.
+    launched_at = submitted_at if state in _WAITING else started_at or submitted_at
+    return Listed(
+        Machine(
+            id=id_,
+            pool=pool,
+            state=_state(state, preempted_at),
+            launched_at=launched_at,
+            notice_at=preempted_at,
+            host=row["NodeList"],
+            zone=row["Partition"],
+            **FROM_POOL,
+        ),
         launch=row["Name"],
-        state=_state(state, preempted_at),
-        # The start of a job that waits is an estimate.
-        launched_at=submitted_at if state in _WAITING else started_at or submitted_at,
-        notice_at=preempted_at,
-        host=row["NodeList"],
-        zone=row["Partition"],
-        problem=f"Slurm doesn't start job {job_of(id_)}: {row['Reason']}" if stuck else None,
+        boot_error=f"Slurm doesn't start job {job_of(id_)}: {row['Reason']}" if stuck else None,
     )
 
 
