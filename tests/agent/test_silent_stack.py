@@ -13,11 +13,12 @@ from rich.console import Console
 from support.http_servers import LocalServer, QuietHandler
 from support.waiting import PATIENCE
 
+import vcasgd
 from vcasgd.agent.agent import NOTICE_SECONDS, Agent, Display, LeaveSignals, Visit
-from vcasgd.agent.availability import Availability, StackSilence, Terms, ThisMachine
+from vcasgd.agent.availability import Availability, StackSilence, Terms
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
 from vcasgd.errors import ApiError
-from vcasgd.schemas.joining import JoinView, ReportBody
+from vcasgd.schemas.joining import JoinRequest, JoinView, ReportBody
 
 
 class Stack(QuietHandler):
@@ -76,7 +77,7 @@ def test_a_machine_leaves_in_time_while_its_report_is_not_answered(
     end = datetime.now(UTC) + timedelta(seconds=NOTICE_SECONDS + 1)
     terms = Terms(Availability(until=end), None, StackSilence(), [0], {}, None)
     display = Display(Console(quiet=True))
-    machine = ThisMachine("host", 1.0, 1000, 0, "")
+    machine = JoinRequest(version=vcasgd.__version__, host="host", cpus=1.0, memory_mb=1000)
     agent = Agent(stack.address, JoinToken("token"), machine, terms, display, LeaveSignals())
     visit = Visit(agent, connection, view, tmp_path)
 

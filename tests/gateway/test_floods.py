@@ -22,7 +22,7 @@ from support.api_harness import running
 from support.gateways import RunningGateway, gateway_of
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.agent.availability import ThisMachine
+import vcasgd
 from vcasgd.gateway.main import Crowd, address_key
 from vcasgd.gateway.relay import ACCEPTED
 from vcasgd.limits import (
@@ -30,6 +30,7 @@ from vcasgd.limits import (
     GATEWAY_FIRST_TIMEOUT,
     MAX_GATEWAY_VISITORS,
 )
+from vcasgd.schemas.joining import JoinRequest
 
 #: Seconds in which an honest request is answered.
 ANSWER_SECONDS = 2.0
@@ -38,7 +39,7 @@ USUAL_FILES = 1024
 #: Half of the memory that a hundred connections cost without limits on their buffers.
 BOUNDED_BYTES = 150 << 20
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-MACHINE = ThisMachine("laptop", 2.0, 8000, 0, "")
+MACHINE = JoinRequest(version=vcasgd.__version__, host="laptop", cpus=2.0, memory_mb=8000)
 
 
 @pytest.fixture(scope="module")

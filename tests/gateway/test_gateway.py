@@ -9,7 +9,6 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from support.gateways import RunningGateway, gateway_of
 from support.waiting import PATIENCE, await_truth
 
 import vcasgd
-from vcasgd.agent.availability import ThisMachine
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
 from vcasgd.encryption import self_signed
 from vcasgd.errors import (
@@ -38,7 +36,7 @@ from vcasgd.schemas.joining import JoinRequest, ReportBody, WorkerReportBody
 from vcasgd.store import keys as names
 from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrder, WorkerOrders
 
-MACHINE = ThisMachine("laptop", 2.0, 8000, 0, "")
+MACHINE = JoinRequest(version=vcasgd.__version__, host="laptop", cpus=2.0, memory_mb=8000)
 #: The secret that a machine chooses for itself when it joins.
 SECRET = "5ec2e7" * 8
 PING = b"*1\r\n$4\r\nPING\r\n"
@@ -263,12 +261,12 @@ def test_ordered_machines_join_under_their_name_and_in_their_pool_only(
     volunteers = {"position": 0, "provider": "join"}
     gateway.api.control.publish({}, {**rows, "volunteers": volunteers})
     hpc = token(gateway, "ann", pool="hpc", max_machines=1)
-    ordered = replace(MACHINE, machine="join-hpc-17-0")
+    ordered = MACHINE.model_copy(update={"machine": "join-hpc-17-0"})
     for text, machine in (
         (token(gateway, "eve", pool="other"), ordered),
         (token(gateway, "bob"), ordered),
         (hpc, MACHINE),
-        (hpc, replace(MACHINE, machine="join-ann-1a2b3c4d")),
+        (hpc, MACHINE.model_copy(update={"machine": "join-ann-1a2b3c4d"})),
     ):
         with pytest.raises(Conflict):
             gateway.machine(text).join(machine)
@@ -281,7 +279,7 @@ def test_ordered_machines_join_under_their_name_and_in_their_pool_only(
         gateway.machine(hpc).join(ordered)
     assert again.report(ReportBody()).orders == []
     with pytest.raises(Conflict, match="1 machines have joined"):
-        gateway.machine(hpc).join(replace(MACHINE, machine="join-hpc-17-1"))
+        gateway.machine(hpc).join(MACHINE.model_copy(update={"machine": "join-hpc-17-1"}))
 
 
 def test_a_token_needs_a_pool_to_join_and_no_other_one_has_it(gateway: RunningGateway) -> None:

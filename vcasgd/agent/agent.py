@@ -23,7 +23,7 @@ from rich.status import Status
 from rich.text import Text
 
 import vcasgd
-from vcasgd.agent.availability import Terms, ThisMachine
+from vcasgd.agent.availability import Terms
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken, Tunnel
 from vcasgd.agent.worker_process import SERVERS, JoinedWorker, notice_file
 from vcasgd.client.problems import may_work_later
@@ -32,6 +32,7 @@ from vcasgd.fleet.notices import NoticeKind, write_notice
 from vcasgd.machine.workers import WorkerSet
 from vcasgd.schemas.joining import (
     MAX_REASON_LENGTH,
+    JoinRequest,
     JoinView,
     OrderView,
     ReportBody,
@@ -133,7 +134,7 @@ class Agent:
 
     gateway: GatewayAddress
     token: JoinToken
-    machine: ThisMachine
+    machine: JoinRequest
     terms: Terms
     display: Display
     interrupts: LeaveSignals

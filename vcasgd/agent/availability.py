@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import vcasgd
 from vcasgd.agent.sandbox import Sandbox
 from vcasgd.container_limits import memory_bytes, processors
 from vcasgd.errors import SpecError, StackError
+from vcasgd.schemas.joining import JoinRequest
 from vcasgd.spec.values import parse_duration
 
 _HOURS = re.compile(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?")
@@ -250,45 +252,27 @@ print(json.dumps([count, name, min(memory, default=0)]))
 """
 
 
-@dataclass(frozen=True)
-class ThisMachine:
-    """Properties of this machine. ``cpus`` are those that workers may use.
-
-    ``machine``: its name, if the stack ordered it.
-    """
-
-    host: str
-    cpus: float
-    memory_mb: int
-    gpus: int
-    gpu: str
-    gpu_memory_mb: int | None = None
-    machine: str | None = None
-
-    def __str__(self) -> str:
-        gpu = f"{self.gpus} × {self.gpu}" if self.gpus else "no GPU"
-        return f"{self.cpus:g} processors, {self.memory_mb / 1000:.0f} GB of memory, {gpu}"
-
-
 def usable_processors(limit: int | None) -> list[int]:
     """Return the processors that workers may use: all of this process, or the first ones."""
     available = sorted(os.sched_getaffinity(0))
     return available if limit is None else available[:limit]
 
 
-def measure(usable: Sequence[int]) -> ThisMachine:
+def measure(usable: Sequence[int], name: str | None = None) -> JoinRequest:
     """Measure this machine, of which workers may use these processors.
 
-    Raises :class:`StackError` if torch can't be used.
+    ``name``: its name, if the stack ordered it. Raises :class:`StackError` if torch can't be used.
     """
     gpus, gpu, gpu_memory = _gpus()
-    return ThisMachine(
+    return JoinRequest(
+        version=vcasgd.__version__,
         host=socket.gethostname(),
         cpus=min(float(len(usable)), processors()),
         memory_mb=int(memory_bytes() / 1e6),
         gpus=gpus,
         gpu=gpu[:100],
         gpu_memory_mb=int(gpu_memory / 1e6) or None,
+        machine=name,
     )
 
 

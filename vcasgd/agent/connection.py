@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-import vcasgd
-from vcasgd.agent.availability import ThisMachine
 from vcasgd.client.transport import FILE_SECONDS, Transport, path_of, trusted
 from vcasgd.errors import ApiError, Forbidden, SpecError, StackError, Unauthorized
 from vcasgd.gateway.relay import ACCEPTED, PROTOCOL, Stream, close, first_line, relay
@@ -195,12 +193,11 @@ class AgentConnection:
             remedy="use the one that vcasgd token create NAME --join printed",
         )
 
-    def join(self, machine: ThisMachine) -> JoinView:
+    def join(self, machine: JoinRequest) -> JoinView:
         """Join. Raises :class:`~vcasgd.errors.Conflict` with the reason if that isn't possible."""
-        body = JoinRequest(version=vcasgd.__version__, **vars(machine))
         # Fields without a value are left out, so that an older stack can answer that it is older.
         with _clear_refusals(self._token):
-            fields = body.model_dump(exclude_none=True)
+            fields = machine.model_dump(exclude_none=True)
             view = self._limited(lambda api: api.post(JoinView, "join", fields))
         self._machine = view.machine
         return view

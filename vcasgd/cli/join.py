@@ -175,7 +175,7 @@ def _take_part(
             with closing(AgentConnection(gateway, token, secret="")) as connection:
                 connection.check_token()
             display.state("measures this machine")
-            measured = replace(measure(terms.processors), machine=machine)
+            measured = measure(terms.processors, machine)
             used, line = choose(mode, box, measured.gpus)
             display.event(line)
             if terms.owner is not None:

@@ -44,6 +44,10 @@ class JoinRequest(RequestBody):
         description="Name of the machine, if the stack ordered it.",
     )
 
+    def __str__(self) -> str:
+        gpu = f"{self.gpus} × {self.gpu}" if self.gpus else "no GPU"
+        return f"{self.cpus:g} processors, {self.memory_mb / 1000:.0f} GB of memory, {gpu}"
+
 
 class JoinView(Schema):
     """A machine that has joined."""
