@@ -16,13 +16,13 @@ from support.waiting import await_truth
 from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.controller.leadership import Leadership
 from vcasgd.errors import Fenced, StoreError
+from vcasgd.schemas.joining import JoinRequest
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import CONTROLLER
 from vcasgd.store.ledger.control import Control, LaunchRecord
 from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrder, WorkerOrders
 
-FACTS = {"host": "h", "cpus": 1, "memory_mb": 1}
 HOUR = 3600
 
 
@@ -111,7 +111,8 @@ def test_a_controller_deposed_between_read_and_write_changes_nothing(
     first.renew()
     fenced, of_successor = (connect(stepping.url, fence=each.fence) for each in (first, second))
     machine, stored = "join-p-1", WorkerOrders(fenced)
-    JoinedMachines(fenced, 8.0).join("p", "0" * 64, "s", None, "p", FACTS, machine)
+    request = JoinRequest(version="1", host="h", cpus=1, memory_mb=1, machine=machine)
+    JoinedMachines(fenced, 8.0).join("p", "0" * 64, "s", None, "p", request)
     JoinedMachines(fenced, 8.0).report(machine, {}, leaving=False)
     stored.set({machine: orders("a.join-p-1", "b.join-p-1")})
     rows, in_pipeline = fenced.client_list(), fenced.pipeline(transaction=True)

@@ -12,6 +12,7 @@ from support.waiting import await_truth
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry, PresentMachines
 from vcasgd.controller.jobs.failures import checkpoint_before
+from vcasgd.schemas.joining import JoinRequest
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.control import Control
@@ -57,9 +58,10 @@ def test_the_token_of_a_volunteers_machine_is_its_owner(
         tensors_url=SecretStr("redis://10.0.0.2:6379/0"),
         job_secret=SecretStr("a secret of the cluster"),
     )
-    machines, facts = JoinedMachines(ledger, 10.0), {"host": "h", "cpus": 1, "memory_mb": 1}
+    request = JoinRequest(version="1", host="h", cpus=1, memory_mb=1)
+    machines = JoinedMachines(ledger, 10.0)
     joined = {
-        pool: machines.join(token, digit * 64, "s", None, pool, facts).name
+        pool: machines.join(token, digit * 64, "s", None, pool, request).name
         for pool, token, digit in (("ours", "lab", "0"), ("theirs", "alice", "1"))
     }
     for name in joined.values():

@@ -72,11 +72,10 @@ def join(
             status=422,
         )
     pool = _pool(services.control, caller, body.machine)
-    facts = body.model_dump(exclude={"version", "machine"})
     machine = services.joined.join(
-        caller.name, caller.digest, secret, caller.max_machines, pool, facts, body.machine
+        caller.name, caller.digest, secret, caller.max_machines, pool, body
     )
-    log.info("%s joins pool %s: %s", machine.name, pool, facts)
+    log.info("%s joins pool %s: %s at %s", machine.name, pool, body, body.host)
     response.headers["Location"] = f"/api/v1/machines/{machine.name}"
     tensors = map(tensors_service, range(len(services.settings.tensors_urls())))
     return JoinView(

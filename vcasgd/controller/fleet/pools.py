@@ -14,7 +14,6 @@ from vcasgd.fleet.providers.joining import JoinedFleet
 from vcasgd.fleet.providers.registry import configured_pools, make_providers, make_reachable
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.settings import Settings
-from vcasgd.spec.hardware import Hardware
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.machines import (
     PREFIX,
@@ -178,7 +177,11 @@ class PresentMachines:
 
         Raises :class:`CloudUnavailable`.
         """
-        return [_machine(*each) for each in self._present() if not each[0].ordered]
+        return [
+            _with_state(joined.machine, report, end)
+            for joined, report, end in self._present()
+            if not joined.ordered
+        ]
 
     def leaving(self) -> dict[str, float]:
         """Return when each ordered machine that leaves said so. Raises :class:`CloudUnavailable`.
@@ -215,36 +218,14 @@ def _store_as_cloud() -> Iterator[None]:
         raise CloudUnavailable(str(error)) from error
 
 
-def _machine(machine: JoinedMachine, report: MachineReport, end: MachineEnd | None) -> Machine:
-    leaves = report.leaving or end is not None
-    return Machine(
-        id=machine.name,
-        pool=machine.pool,
-        state=MachineState.LEAVING if leaves else MachineState.RUNNING,
-        launched_at=machine.joined_at,
-        notice_at=end.by if end else report.at if leaves else None,
-        leaves=report.leaving and end is None,
-        host=machine.host,
-        price_per_hour=0.0,
-        spot=True,
-        zone="anywhere",
-        machine_type=machine_type(machine),
-        hardware=_hardware(machine),
+def _with_state(machine: Machine, report: MachineReport, end: MachineEnd | None) -> Machine:
+    """Return a machine with its present state."""
+    if not report.leaving and end is None:
+        return machine
+    return machine.model_copy(
+        update={
+            "state": MachineState.LEAVING,
+            "notice_at": end.by if end else report.at,
+            "leaves": end is None,
+        }
     )
-
-
-def _hardware(machine: JoinedMachine) -> Hardware:
-    # Rounded, so that a pool has few kinds.
-    memory, of_gpu = (
-        round(machine.memory_mb / 1e3) or None,
-        round((machine.gpu_memory_mb or 0) / 1e3),
-    )
-    return Hardware(machine.cpus, memory, machine.gpus, machine.gpu, of_gpu or None)
-
-
-def machine_type(machine: JoinedMachine) -> str:
-    """Return a type by which speeds are compared: machines of one type are about equally fast."""
-    if machine.gpus:
-        name = "-".join(machine.gpu.lower().split()) or "gpu"
-        return f"{machine.gpus}x{name}"
-    return f"{machine.cpus:g}-cpu"

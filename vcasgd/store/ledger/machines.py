@@ -10,11 +10,14 @@ import logging
 import secrets
 from collections.abc import Iterable, Mapping
 from hmac import compare_digest
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from vcasgd.errors import Conflict
+from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.schemas.joining import JoinRequest
+from vcasgd.spec.hardware import Hardware
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import secret_digest
@@ -45,24 +48,21 @@ class _FleetEntry(BaseModel):
 
 
 class JoinedMachine(_FleetEntry):
-    """A machine, what it measured about itself, and the token that it joined with."""
+    """A machine as it joined, and the token that it joined with."""
 
-    host: str
-    cpus: float
-    memory_mb: int
-    gpus: int = 0
-    gpu: str = ""
-    gpu_memory_mb: int | None = None
-    name: str
+    machine: Machine
     token: str
     #: Digest of that token. A later token with the same name is another one.
     digest: str = Field(repr=False)
     #: Digest of the machine's own secret.
     secret: str = Field(repr=False)
-    pool: str
-    joined_at: float
     #: True if a provider ordered it, and lists it itself.
     ordered: bool = False
+
+    @property
+    def name(self) -> str:
+        """The machine's name."""
+        return self.machine.id
 
     def sent(self, token: str, digest: str | None, secret: str) -> bool:
         """Return True if a request with this token and this secret comes from the machine."""
@@ -142,24 +142,21 @@ class JoinedMachines:
         secret: str,
         limit: int | None,
         pool: str,
-        facts: Mapping[str, Any],
-        ordered: str | None = None,
+        request: JoinRequest,
     ) -> JoinedMachine:
         """Add a machine of a token, which may have up to ``limit`` at a time.
 
-        ``secret``: its own. ``facts``: what it measured about itself. ``ordered``: its name at the
-        provider that ordered it, if one did; it may join again with the same secret, or after it
-        was lost. Raises :class:`Conflict` if there are too many, or if another one has this name.
+        ``secret``: its own. If a provider ordered it, it may join again with the same secret, or
+        after it was lost. Raises :class:`Conflict` if there are too many, or if another one has
+        this name.
         """
+        new = f"{PREFIX}{token[:_NAME_LETTERS]}-{secrets.token_hex(_NAME_BYTES)}"
         machine = JoinedMachine(
-            **facts,
-            name=ordered or f"{PREFIX}{token[:_NAME_LETTERS]}-{secrets.token_hex(_NAME_BYTES)}",
+            machine=_machine(request.machine or new, pool, request, self.now()),
             token=token,
             digest=digest,
             secret=secret_digest(secret),
-            pool=pool,
-            joined_at=self.now(),
-            ordered=ordered is not None,
+            ordered=request.machine is not None,
         )
         most = USUAL_LIMIT if limit is None else limit
         answer = self._join(
@@ -280,6 +277,33 @@ class WorkerOrders:
         """Delete the orders of machines that are lost."""
         if machines:
             self._ledger.hdel(names.WORKER_ORDERS, *machines)
+
+
+def _machine(name: str, pool: str, request: JoinRequest, now: float) -> Machine:
+    """Return a machine that joins."""
+    # Rounded, so that a pool has few kinds.
+    memory, of_gpu = round(request.memory_mb / 1e3), round((request.gpu_memory_mb or 0) / 1e3)
+    return Machine(
+        id=name,
+        pool=pool,
+        state=MachineState.RUNNING,
+        launched_at=now,
+        notice_at=None,
+        host=request.host,
+        price_per_hour=0.0,
+        spot=True,
+        zone="anywhere",
+        machine_type=_type_of(request),
+        hardware=Hardware(request.cpus, memory or None, request.gpus, request.gpu, of_gpu or None),
+    )
+
+
+def _type_of(request: JoinRequest) -> str:
+    """Return a type by which speeds are compared: machines of one type are about equally fast."""
+    if request.gpus:
+        name = "-".join(request.gpu.lower().split()) or "gpu"
+        return f"{request.gpus}x{name}"
+    return f"{request.cpus:g}-cpu"
 
 
 def _read(kind: type[Kind], name: str, row: bytes | None) -> Kind | None:
