@@ -24,7 +24,8 @@ from typing import TypeVar
 import machine
 from markdown import table
 from vcasgd.client import Client
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.pools import LocalPoolSpec
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.schemas.fleet import Machine
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
@@ -89,7 +90,9 @@ class Bench:
         home = StackHome(settings.home_path)
         self._home, self._ray = settings.home_path, ray
         self._provider = LocalProvider(
-            settings.home_path, settings.cluster, LocalPool("local", settings.local_capacity)
+            settings.home_path,
+            settings.cluster,
+            LocalPoolSpec(name="local", provider="local", max_machines=settings.local_capacity),
         )
         self._client = Client(api_url, home.token() or "")
         (self._home / "hold").touch()

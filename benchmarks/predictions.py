@@ -28,7 +28,8 @@ from vcasgd.chaos.faults import LimitedCapacity
 from vcasgd.chaos.scenario import Counts
 from vcasgd.client import Client
 from vcasgd.fleet.histories import lives, read_counts
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.pools import LocalPoolSpec
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.schemas.jobs import JobView
 from vcasgd.session.script import load
 from vcasgd.settings import Settings
@@ -207,7 +208,11 @@ def main() -> None:
             home=home, api_port=0, local_capacity=MACHINES, local_price_per_hour=PRICE,
             local_on_demand_price_per_hour=3 * PRICE, idle_seconds=2.0,
         )  # fmt: skip
-        provider = LocalProvider(home, settings.cluster, LocalPool("local", MACHINES))
+        provider = LocalProvider(
+            home,
+            settings.cluster,
+            LocalPoolSpec(name="local", provider="local", max_machines=MACHINES),
+        )
         with running(settings):
             token = StackHome(home).token() or ""
             with Client(StackState.read(home).api_url, token) as client:

@@ -19,7 +19,8 @@ from vcasgd.chaos.killers import Killer, await_result
 from vcasgd.client import Client
 from vcasgd.errors import StackError, StoreError
 from vcasgd.fleet.histories import machines
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.pools import LocalPoolSpec
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.schemas.fleet import Machine
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
@@ -132,7 +133,7 @@ class _GoodputRun:
         self._random = random.Random(options.seed)
         home = StackHome(settings.home_path)
         self._client = Client(state.api_url, home.token() or "")
-        pool = LocalPool("local", settings.local_capacity)
+        pool = LocalPoolSpec(name="local", provider="local", max_machines=settings.local_capacity)
         self._provider = LocalProvider(home.path, settings.cluster, pool)
         (folder / "hold").touch()
         self._job = self._client.submit_directory(options.spec(folder)).id

@@ -19,7 +19,8 @@ from pathlib import Path
 import psutil
 
 from vcasgd.client import Client
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.pools import LocalPoolSpec
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState, running
@@ -63,7 +64,11 @@ def measure(options: Options) -> dict[str, float]:
                 name = client.submit_directory(job(options)).id
                 await_updates(client, name)
                 provider = LocalProvider(
-                    home.path, settings.cluster, LocalPool("local", settings.local_capacity)
+                    home.path,
+                    settings.cluster,
+                    LocalPoolSpec(
+                        name="local", provider="local", max_machines=settings.local_capacity
+                    ),
                 )
                 kinds = processes(state, provider)
                 if options.hold:

@@ -19,7 +19,8 @@ from outcomes import Workload
 from vcasgd.chaos.killers import Killer
 from vcasgd.client import Client
 from vcasgd.errors import StoreError
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.pools import LocalPoolSpec
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.vector import scatter
 from vcasgd.settings import Settings
@@ -86,7 +87,7 @@ class OurCluster:
     def _open_fleet(self) -> Fleet:
         """Return the machines, which the stack starts or which join it."""
         settings = self._settings
-        pool = LocalPool("local", settings.local_capacity)
+        pool = LocalPoolSpec(name="local", provider="local", max_machines=settings.local_capacity)
         self._provider = LocalProvider(self._home.path, settings.cluster, pool)
         self._killer = Killer(
             self._home,

@@ -31,9 +31,10 @@ from vcasgd.chaos.faults import (
 from vcasgd.chaos.network import ControlGroup, PacketFilter, PacketLoss
 from vcasgd.chaos.scenario import Counts, Expectations, OneWay, Scenario, schedule, shortfalls
 from vcasgd.errors import NoCapacity, SpecError, StackError
+from vcasgd.fleet.pools import LocalPoolSpec
 from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local.processes import Process
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.providers.local.provider import LocalProvider
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 #: Scenarios that continuous integration runs, because they take less than a minute.
@@ -298,7 +299,12 @@ def test_a_loss_without_packets_did_not_fire(
 def pool(tmp_path: Path) -> Iterator[LocalProvider]:
     """A pool with three machines."""
     home = tmp_path / "home"
-    provider = LocalProvider(home, "c", LocalPool("pool", WORKERS), owner_grace_seconds=None)
+    provider = LocalProvider(
+        home,
+        "c",
+        LocalPoolSpec(name="pool", provider="local", max_machines=WORKERS),
+        owner_grace_seconds=None,
+    )
     provider.launch("pool", WORKERS, Boot(("sleep", "600"), {}), "token")
     await_truth(lambda: len(provider.machines()) == WORKERS)
     yield provider

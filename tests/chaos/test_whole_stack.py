@@ -17,8 +17,9 @@ from support.counted_job import HELD_SECONDS, CountedJob
 from support.waiting import await_truth
 
 from vcasgd.client import Client
+from vcasgd.fleet.pools import LocalPoolSpec
 from vcasgd.fleet.providers.local.processes import kill_all
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.settings import Settings
 from vcasgd.stack import StackHome, StackState, down, running, up
@@ -41,7 +42,11 @@ class Stack:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.home = StackHome(settings.home_path)
-        self.provider = LocalProvider(self.home.path, settings.cluster, LocalPool("local", WORKERS))
+        self.provider = LocalProvider(
+            self.home.path,
+            settings.cluster,
+            LocalPoolSpec(name="local", provider="local", max_machines=WORKERS),
+        )
 
     @property
     def state(self) -> StackState:

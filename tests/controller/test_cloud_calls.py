@@ -26,7 +26,8 @@ from vcasgd.controller.fleet.cloud_calls import (
 )
 from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.errors import CloudUnavailable
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.pools import LocalPoolSpec
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 
@@ -216,4 +217,6 @@ class TestCloudCalls:
 
 
 def local(home: Path) -> LocalProvider:
-    return LocalProvider(home, "test", LocalPool("local", 1))
+    return LocalProvider(
+        home, "test", LocalPoolSpec(name="local", provider="local", max_machines=1)
+    )

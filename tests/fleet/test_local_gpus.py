@@ -31,8 +31,9 @@ from vcasgd.settings import load_settings
 
 settings = load_settings()
 pools = configured_pools(settings)
-(pool,) = [provider.pool for provider in make_providers(settings, pools).values()]
-print(json.dumps([pool.capacity, pool.cpus, pool.gpus, pool.devices]))
+(provider,) = make_providers(settings, pools).values()
+(offer,) = provider.offers(pools[0].name)
+print(json.dumps([provider.capacity(pools[0].name), offer.cpus, offer.gpus, provider.devices]))
 """
 
 

@@ -10,13 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from support.local_machines import BOOT, LocalCluster
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.errors import FleetError, NoCapacity, SpecError
+from vcasgd.errors import FleetError, NoCapacity
+from vcasgd.fleet.pools import LocalPoolSpec, LocalTemplate
 from vcasgd.fleet.providers.base import PYTHON, Boot
 from vcasgd.fleet.providers.local.processes import processes_of
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.schemas.fleet import MachineState
 
 #: Reports what it finds imported, and starts a process in its own session.
@@ -116,8 +118,8 @@ def test_concurrent_launches_with_one_token(cluster: LocalCluster) -> None:
 
 def test_machines_take_turns_over_the_gpus(tmp_path: Path) -> None:
     # Given a computer with three GPUs, and a pool whose machines see two each
-    pool = LocalPool("local", capacity=4, gpus=2, devices=("GPU-a", "GPU-b", "GPU-c"))
-    provider = LocalProvider(tmp_path, "test", pool)
+    pool = LocalPoolSpec(name="local", provider="local", max_machines=4, gpus=2)
+    provider = LocalProvider(tmp_path, "test", pool, devices=("GPU-a", "GPU-b", "GPU-c"))
     program = "echo $CUDA_VISIBLE_DEVICES > new; mv new seen; exec sleep 300"
     boot = Boot(("sh", "-c", program), {"PATH": os.environ["PATH"]})
 
@@ -171,8 +173,8 @@ def test_invalid_override_is_an_error(cluster: LocalCluster, text: str) -> None:
 
 
 def test_invalid_pool_names() -> None:
-    with pytest.raises(SpecError, match="not a valid pool name"):
-        LocalPool("../elsewhere", 1)
+    with pytest.raises(ValidationError, match="name"):
+        LocalPoolSpec(name="../elsewhere", provider="local", max_machines=1)
 
 
 def test_interrupted_launch_is_completed(cluster: LocalCluster) -> None:
@@ -223,8 +225,10 @@ def test_failing_interpreter_is_an_error(
 
 
 def test_launch_is_spread_over_zones_and_may_be_on_demand(tmp_path: Path) -> None:
-    pool = LocalPool(
-        "local", 4, 0.1, 0.4, zones=("a", "b"), machine_types=("small", "large"), cpus=2
+    prices = LocalTemplate(price_per_hour=0.1, on_demand_price_per_hour=0.4)
+    kinds = {"zones": ("a", "b"), "machine_types": ("small", "large")}
+    pool = LocalPoolSpec(
+        name="local", provider="local", max_machines=4, template=prices, cpus=2, **kinds
     )
     provider = LocalProvider(tmp_path, "test", pool, owner_grace_seconds=None)
     try:

@@ -29,9 +29,10 @@ def test_local_pool_follows_the_settings(tmp_path: Path) -> None:
     assert providers.keys() == {"local"}
     provider = providers["local"]
     assert isinstance(provider, LocalProvider)
-    pool = provider.pool
-    assert (pool.capacity, pool.price_per_hour, pool.on_demand_price_per_hour) == (7, 0.1, 0.4)
-    assert (pool.boot_seconds, pool.notice_seconds) == (1.5, 9.0)
+    pool, template = provider.pool, provider.pool.template
+    assert pool.max_machines == 7
+    assert (template.price_per_hour, template.on_demand_price_per_hour) == (0.1, 0.4)
+    assert (template.boot_seconds, template.notice_seconds) == (1.5, 9.0)
 
 
 def test_local_pools_of_a_file_are_separate(tmp_path: Path) -> None:

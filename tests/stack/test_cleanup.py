@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from vcasgd.chaos.faults import small_disk
 from vcasgd.cli import app
 from vcasgd.errors import StackError
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.pools import LocalPoolSpec
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.settings import Settings
 from vcasgd.stack import PartState, StackHome, StackState
 from vcasgd.stack.cleanup import KnownMachines, Unended, destroy_machines
@@ -36,7 +37,12 @@ def test_destroy_terminates_the_machines_of_the_cluster_only(tmp_path: Path) -> 
         for world in (aws, gcp):
             world.provider("mine").launch(world.pool, 2, BOOT, "t1")
         (stranger,) = aws.provider("stranger").launch(aws.pool, 1, BOOT, "t1")
-        local = LocalProvider(tmp_path, "mine", LocalPool("side", 2), owner_grace_seconds=None)
+        local = LocalProvider(
+            tmp_path,
+            "mine",
+            LocalPoolSpec(name="side", provider="local", max_machines=2),
+            owner_grace_seconds=None,
+        )
         local.launch("side", 1, BOOT, "t1")
 
         unended = destroy(settings, "controller")

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Self
 
 from support.waiting import await_truth
+from vcasgd.fleet.pools import LocalPoolSpec, LocalTemplate
 from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local.directory import MachineDirectory
 from vcasgd.fleet.providers.local.processes import Process
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.schemas.fleet import Machine, MachineState
 
 #: A child, a grandchild in its own session, and an orphan that hides its environment.
@@ -24,7 +25,8 @@ echo done > ready
 wait
 """
 BOOT = Boot(("sh", "-c", FAMILY), {"GREETING": "hello {machine_id}", "PATH": os.environ["PATH"]})
-POOL = LocalPool("local", capacity=2, price_per_hour=0.5, notice_seconds=30.0)
+TEMPLATE = LocalTemplate(price_per_hour=0.5, notice_seconds=30.0)
+POOL = LocalPoolSpec(name="local", provider="local", max_machines=2, template=TEMPLATE)
 
 
 class LocalCluster:

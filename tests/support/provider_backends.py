@@ -26,6 +26,8 @@ from vcasgd.fleet.pools import (
     ExecPoolSpec,
     GcpPoolSpec,
     KubernetesPoolSpec,
+    LocalPoolSpec,
+    LocalTemplate,
     SlurmPoolSpec,
     parse_pools,
 )
@@ -36,7 +38,7 @@ from vcasgd.fleet.providers.commands import ExecProvider
 from vcasgd.fleet.providers.gcp import GcpProvider
 from vcasgd.fleet.providers.joining import NothingJoined
 from vcasgd.fleet.providers.kubernetes import CLUSTER_LABEL, POOL_LABEL, KubernetesProvider
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.fleet.providers.slurm import SlurmProvider
 
 #: Checks each request to EC2 by the cloud's rules, which the emulator doesn't.
@@ -97,7 +99,11 @@ class LocalBackend(ProviderBackend):
         self._providers: list[LocalProvider] = []
 
     def provider(self, cluster: str = "test") -> LocalProvider:
-        pool = LocalPool(self.pool, 20, 0.1, 0.4, notice_seconds=30.0, zones=self.zones)
+        template = LocalTemplate(
+            price_per_hour=0.1, on_demand_price_per_hour=0.4, notice_seconds=30.0
+        )
+        fields = {"name": self.pool, "provider": "local", "max_machines": 20, "zones": self.zones}
+        pool = LocalPoolSpec(**fields, template=template)
         self._providers.append(LocalProvider(self._home, cluster, pool, owner_grace_seconds=None))
         return self._providers[-1]
 

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from vcasgd.client import Client
 from vcasgd.errors import StackError, VcasgdError
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.pools import LocalPoolSpec
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.logging import last_lines
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
@@ -190,7 +191,11 @@ class AuditedJob:
         self._state = state
         self.ledger = connect(self.ledger_url)
         self.jobs = Jobs(self.ledger)
-        self.provider = LocalProvider(self.home.path, settings.cluster, LocalPool("local", WORKERS))
+        self.provider = LocalProvider(
+            self.home.path,
+            settings.cluster,
+            LocalPoolSpec(name="local", provider="local", max_machines=WORKERS),
+        )
 
     def close(self) -> None:
         self.client.close()

@@ -14,7 +14,7 @@ from vcasgd.errors import FleetError, SpecError, StackError, StoreError, VcasgdE
 from vcasgd.fleet.pools import JOIN, LocalPoolSpec, load_pools, pool_row
 from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.local.processes import kill_all
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.fleet.providers.registry import configured_pools, make_reachable
 from vcasgd.schemas.fleet import MachineState
 from vcasgd.settings import Settings
@@ -103,7 +103,9 @@ def destroy_machines(
     """
     unended = []
     for pool in local_pools(settings):
-        provider = LocalProvider(home.path, settings.cluster, LocalPool(pool, capacity=1))
+        provider = LocalProvider(
+            home.path, settings.cluster, LocalPoolSpec(name=pool, provider="local", max_machines=1)
+        )
         try:
             provider.destroy_all()
         except FleetError as error:

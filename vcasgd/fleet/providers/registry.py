@@ -15,6 +15,7 @@ from vcasgd.fleet.pools import (
     JoinPoolSpec,
     KubernetesPoolSpec,
     LocalPoolSpec,
+    LocalTemplate,
     PoolSpec,
     SlurmPoolSpec,
     load_pools,
@@ -24,7 +25,7 @@ from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import AccountAnswer, Provider
 from vcasgd.fleet.providers.commands import ExecProvider
 from vcasgd.fleet.providers.joining import JoinedFleet, JoinProvider, NothingJoined
-from vcasgd.fleet.providers.local.provider import LocalPool, LocalProvider
+from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.fleet.providers.slurm import SlurmProvider
 from vcasgd.gpus import visible_gpus
 from vcasgd.settings import Settings
@@ -113,36 +114,23 @@ def ask_account(settings: Settings, pool: PoolSpec) -> AccountAnswer:
     return ask_google(pool, cpus, settings.compute_url)
 
 
-def local_pool(settings: Settings, spec: LocalPoolSpec) -> LocalPool:
-    """Return a local pool, with the settings as defaults."""
-    template = spec.template
+def _local(settings: Settings, spec: LocalPoolSpec) -> LocalProvider:
+    """Return the provider of a local pool, for which the settings have defaults."""
+    own = spec.template.model_dump(exclude_none=True)
+    defaults = {name: getattr(settings, f"local_{name}") for name in LocalTemplate.model_fields}
     capacity = settings.local_capacity if spec.max_machines is None else spec.max_machines
     gpus = visible_gpus()[: settings.local_gpus] if spec.gpus else []
-
-    def default_to(value: float | None, otherwise: float) -> float:
-        return otherwise if value is None else value
-
-    return LocalPool(
-        spec.name,
-        capacity,
-        price_per_hour=default_to(template.price_per_hour, settings.local_price_per_hour),
-        on_demand_price_per_hour=default_to(
-            template.on_demand_price_per_hour, settings.local_on_demand_price_per_hour
-        ),
-        boot_seconds=default_to(template.boot_seconds, settings.local_boot_seconds),
-        notice_seconds=default_to(template.notice_seconds, settings.local_notice_seconds),
-        spot=spec.spot,
-        zones=spec.zones,
-        machine_types=spec.machine_types,
-        cpus=spec.cpus or 1.0,
-        gpus=spec.gpus or 0,
+    gpu_memory = min((round(gpu.memory_bytes / 1e9, 1) for gpu in gpus), default=None)
+    known = {
+        "max_machines": capacity,
+        "template": LocalTemplate(**{**defaults, **own}),
         # The machines share the memory of this computer.
-        memory_gb=spec.memory or round(memory_bytes() / 1e9 / max(1, capacity), 1),
-        gpu=spec.gpu or next((gpu.name for gpu in gpus), ""),
-        gpu_memory_gb=spec.gpu_memory
-        or min((round(gpu.memory_bytes / 1e9, 1) for gpu in gpus), default=None),
-        devices=tuple(gpu.uuid for gpu in gpus),
-    )
+        "memory": spec.memory or round(memory_bytes() / 1e9 / max(1, capacity), 1),
+        "gpu": spec.gpu or next((gpu.name for gpu in gpus), None),
+        "gpu_memory": spec.gpu_memory or gpu_memory,
+    }
+    pool, devices = spec.model_copy(update=known), [gpu.uuid for gpu in gpus]
+    return LocalProvider(settings.home_path, settings.cluster, pool, devices=devices)
 
 
 def place_of(pool: PoolSpec) -> tuple[str, str]:
@@ -187,7 +175,7 @@ def _make(settings: Settings, pools: Sequence[Any], joined: JoinedFleet) -> Prov
                 return JoinProvider(joined)
             case _:
                 (spec,) = pools
-                return LocalProvider(settings.home_path, cluster, local_pool(settings, spec))
+                return _local(settings, spec)
     except ImportError as error:
         raise SpecError(
             f"a pool of provider {kind} needs the library {error.name}, which is not installed",

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from vcasgd.errors import FleetError, NoCapacity, SpecError
+from pydantic import ValidationError
+
+from vcasgd.errors import FleetError, NoCapacity
+from vcasgd.fleet.pools import LocalPoolSpec
 from vcasgd.fleet.providers.base import Boot, LaunchOrder, Offer, PooledProvider
 from vcasgd.fleet.providers.local.directory import (
     UNFINISHED,
@@ -33,9 +35,12 @@ from vcasgd.fleet.providers.local.spawn import Spawner
 from vcasgd.gpus import VISIBLE
 from vcasgd.local_files import hold_lock
 from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.spec.problems import spec_error
 
 #: Seconds that machines outlive the stack that owns them; enough to restart it after a crash.
 OWNER_GRACE_SECONDS = 20.0
+#: Seconds of a notice whose length isn't given.
+NOTICE_SECONDS = 5.0
 #: Number of dead machines whose logs are kept.
 KEPT_DEAD = 20
 #: Seconds to wait for another launch. Writing its directories takes milliseconds and removing
@@ -45,39 +50,11 @@ LOCK_LIMIT_SECONDS = 60.0
 TEMPLATE_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class LocalPool:
-    """Number, properties, and prices (USD per hour) of the machines that a pool simulates."""
+class LocalProvider(PooledProvider[LocalPoolSpec]):
+    """Provider for one local pool, whose number of machines is ``max_machines``.
 
-    name: str
-    capacity: int
-    price_per_hour: float = 0.0
-    on_demand_price_per_hour: float = 0.0
-    boot_seconds: float = 0.0
-    notice_seconds: float = 5.0
-    spot: bool = True
-    zones: tuple[str, ...] = ("local",)
-    machine_types: tuple[str, ...] = ("process",)
-    cpus: float = 1.0
-    gpus: int = 0
-    memory_gb: float | None = None
-    gpu: str = ""
-    gpu_memory_gb: float | None = None
-    #: GPUs of this computer that the machines take turns over, as in ``CUDA_VISIBLE_DEVICES``.
-    #: Without any, each machine sees all.
-    devices: tuple[str, ...] = ()
-
-    def price(self, *, spot: bool) -> float:
-        """Return the price of a machine in USD per hour."""
-        return self.price_per_hour if spot else self.on_demand_price_per_hour
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", self.name):
-            raise SpecError(f"{self.name!r} is not a valid pool name", field="pools")
-
-
-class LocalProvider(PooledProvider[LocalPool]):
-    """Provider for one local pool.
+    The machines take turns over ``devices``, GPUs of this computer as in ``CUDA_VISIBLE_DEVICES``;
+    without any, each sees all.
 
     ``owner_grace_seconds`` is how long machines outlive the holder of ``home/stack.lock``; None
     means that they need no owner.
@@ -90,55 +67,64 @@ class LocalProvider(PooledProvider[LocalPool]):
         self,
         home: Path,
         cluster: str,
-        pool: LocalPool,
+        pool: LocalPoolSpec,
         *,
+        devices: Sequence[str] = (),
         owner_grace_seconds: float | None = OWNER_GRACE_SECONDS,
     ) -> None:
         self._home = home.resolve()
         self._machines = self._home / "machines"
         super().__init__(cluster, [pool])
         self._configured = pool
+        self.devices = devices
         self._owner_grace = owner_grace_seconds
         self._spawner = Spawner()
         self._used_at = time.monotonic()
 
     @property
-    def pool(self) -> LocalPool:
+    def pool(self) -> LocalPoolSpec:
         """Current pool, with overrides. Raises :class:`FleetError` if the override is invalid."""
-        override = read_json(self._override) or {}
-        if not all(isinstance(value, int | float) for value in override.values()):
-            raise FleetError(f"{self._override}: values must be numbers")
+        override = read_json(self._override)
+        if not override:
+            return self._configured
+        capacity = override.pop("capacity", self._configured.max_machines)
+        template = self._configured.template.model_dump() | override
+        fields = {"max_machines": capacity, "template": template}
         try:
-            return replace(self._configured, **override)
-        except TypeError as error:
-            raise FleetError(f"{self._override}: {error}") from error
+            changed = LocalPoolSpec(name=self._configured.name, provider="local", **fields)
+        except ValidationError as error:
+            why = spec_error(error, LocalPoolSpec).message
+            raise FleetError(f"{self._override}: {why}") from error
+        known = {"max_machines": changed.max_machines, "template": changed.template}
+        return self._configured.model_copy(update=known)
 
     def override(self, **fields: float) -> None:
-        """Override fields of the pool for all processes, for example ``capacity=0``.
+        """Override ``capacity``, for example with 0, or fields of the pool's template.
 
+        All processes see that.
         The override lasts until the next call. Running machines don't change.
         """
         self._override.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._override, fields)
 
-    def _offer(self, spec: LocalPool, zone: str, kind: str) -> Offer:
+    def _offer(self, spec: LocalPoolSpec, zone: str, kind: str) -> Offer:
         return Offer(
             pool=spec.name,
             zone=zone,
             machine_type=kind,
             spot=spec.spot,
-            price_per_hour=spec.price(spot=spec.spot),
-            on_demand_price_per_hour=spec.on_demand_price_per_hour,
-            cpus=spec.cpus,
-            gpus=spec.gpus,
+            price_per_hour=_price(spec, spot=spec.spot),
+            on_demand_price_per_hour=_price(spec, spot=False),
+            cpus=spec.cpus or 1.0,
+            gpus=spec.gpus or 0,
             as_of=time.time(),
             source="settings of the pool",
-            memory_gb=spec.memory_gb,
-            gpu=spec.gpu,
-            gpu_memory_gb=spec.gpu_memory_gb,
+            memory_gb=spec.memory,
+            gpu=spec.gpu or "",
+            gpu_memory_gb=spec.gpu_memory,
         )
 
-    def _launch(self, order: LaunchOrder[LocalPool]) -> list[str]:
+    def _launch(self, order: LaunchOrder[LocalPoolSpec]) -> list[str]:
         """See the contract. A token is valid while a directory of its machines is kept.
 
         The machines of a launch are spread over the zones in turn.
@@ -151,8 +137,7 @@ class LocalProvider(PooledProvider[LocalPool]):
         return [directory.id for directory in directories]
 
     def capacity(self, pool: str) -> int | None:
-        """See the contract. A local pool always has a known capacity."""
-        return self.pool.capacity if pool == self._configured.name else 0
+        return self.pool.max_machines if pool == self._configured.name else 0
 
     def machines(self) -> list[Machine]:
         """See the contract. Also cleans up after dead machines."""
@@ -173,7 +158,8 @@ class LocalProvider(PooledProvider[LocalPool]):
 
     def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:
         """See the contract. The machine receives the notice within about 0.1 s."""
-        notice = self.pool.notice_seconds if notice_seconds is None else notice_seconds
+        known = (notice_seconds, self.pool.template.notice_seconds, NOTICE_SECONDS)
+        notice = next(seconds for seconds in known if seconds is not None)
         if (directory := self._find(machine_id)) is not None:
             directory.notify(time.time() + notice)
 
@@ -209,11 +195,11 @@ class LocalProvider(PooledProvider[LocalPool]):
     def _override(self) -> Path:
         return self._home / "pools" / f"{self._configured.name}.json"
 
-    def _pool(self, name: str) -> LocalPool:
+    def _pool(self, name: str) -> LocalPoolSpec:
         super()._pool(name)
         return self.pool
 
-    def _create(self, order: LaunchOrder[LocalPool]) -> list[MachineDirectory]:
+    def _create(self, order: LaunchOrder[LocalPoolSpec]) -> list[MachineDirectory]:
         """Return one directory for each granted machine, or those of the first launch."""
         self._remove_unfinished()
         pool = order.spec
@@ -224,12 +210,12 @@ class LocalProvider(PooledProvider[LocalPool]):
             token=order.token,
             count=self._granted(order.count, order.token),
             launched_at=time.time(),
-            price_per_hour=pool.price(spot=order.spot),
-            boot_seconds=pool.boot_seconds,
+            price_per_hour=_price(pool, spot=order.spot),
+            boot_seconds=pool.template.boot_seconds or 0.0,
             owner_grace_seconds=self._owner_grace,
             spot=order.spot,
             machine_type=order.machine_types[0],
-            on_demand_price_per_hour=pool.on_demand_price_per_hour,
+            on_demand_price_per_hour=_price(pool, spot=False),
         )
         return [
             self._ensure(
@@ -254,14 +240,16 @@ class LocalProvider(PooledProvider[LocalPool]):
     def _least_used(self) -> list[str]:
         """Return the GPUs for one more machine: those that the fewest machines see."""
         users = Counter(name for one in self._unreaped() for name in one.launch().devices)
-        return sorted(self.pool.devices, key=users.__getitem__)[: self.pool.gpus]
+        return sorted(self.devices, key=users.__getitem__)[: self.pool.gpus or 0]
 
     def _granted(self, count: int, token: str) -> int:
         first = MachineDirectory(self._machines / self._id(token, 0))
         if first.path.exists():
             return first.launch().count
         occupied = [one for one in self.machines() if one.state is not MachineState.LEAVING]
-        capacity = self.pool.capacity
+        capacity = self.pool.max_machines
+        if capacity is None:
+            return count
         if capacity <= len(occupied):
             raise NoCapacity(
                 f"{self.pool.name}: {len(occupied)} of {capacity} machines in use",
@@ -317,6 +305,12 @@ class LocalProvider(PooledProvider[LocalPool]):
             dead.sort(key=lambda one: one.launch().launched_at)
             for directory in dead[:-KEPT_DEAD]:
                 directory.remove()
+
+
+def _price(spec: LocalPoolSpec, *, spot: bool) -> float:
+    """Return the price of a machine in USD per hour."""
+    template = spec.template
+    return (template.price_per_hour if spot else template.on_demand_price_per_hour) or 0.0
 
 
 def _started(directory: MachineDirectory) -> bool:
