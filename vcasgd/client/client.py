@@ -21,7 +21,6 @@ from vcasgd.schemas.fleet import (
     Machine,
     MachinesBrief,
     PoolRow,
-    ServerRow,
     StatusView,
     StoreBrief,
     StoreView,
@@ -285,10 +284,6 @@ class Client:
     def store(self) -> StoreView:
         """Return memory, load, queues, and replication of the store's servers."""
         return self._api.get(StoreView, "store")
-
-    def servers(self) -> list[ServerRow]:
-        """Return the last heartbeats of the parameter servers."""
-        return self._api.get(list[ServerRow], "servers")
 
     def evict(
         self,

@@ -163,20 +163,6 @@ class PoolRow(Row):
     )
 
 
-class ServerRow(Row):
-    """Last heartbeat of a parameter server."""
-
-    node: str
-    at: float | None = None
-    pid: int | None = None
-    token: int | None = None
-    versions: dict[str, int] = Field(default={}, description="Version of the model, by job.")
-    unreplicated: dict[str, float] = Field(
-        default={},
-        description="Time since which the `ledger` or the `tensors` server lacks its replicas.",
-    )
-
-
 class StatusView(Schema):
     """State of the whole platform."""
 

@@ -660,26 +660,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/v1/servers": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * List Servers
-         * @description List the last heartbeat of each parameter server.
-         */
-        get: operations["list_servers"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/api/v1/store": {
         parameters: {
             query?: never;
@@ -3082,38 +3062,6 @@ export interface components {
              * @description Time since which replicas are missing; null if none are.
              */
             unreplicated_since: number | null;
-        };
-        /**
-         * ServerRow
-         * @description Last heartbeat of a parameter server.
-         */
-        ServerRow: {
-            /** Node */
-            node: string;
-            /** At */
-            at: number | null;
-            /** Pid */
-            pid: number | null;
-            /** Token */
-            token: number | null;
-            /**
-             * Versions
-             * @description Version of the model, by job.
-             * @default {}
-             */
-            versions: {
-                [key: string]: number;
-            };
-            /**
-             * Unreplicated
-             * @description Time since which the `ledger` or the `tensors` server lacks its replicas.
-             * @default {}
-             */
-            unreplicated: {
-                [key: string]: number;
-            };
-        } & {
-            [key: string]: unknown;
         };
         /**
          * ShellAccess
@@ -7404,80 +7352,6 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["PoolRow"][];
-                };
-            };
-            /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */
-            401: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
-            403: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The request is invalid. `field` names the wrong field. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The token has too many requests or streams in progress. Try again. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description Internal error. */
-            500: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            /** @description The ledger or the object storage is unavailable, or too many requests are in progress. Try again. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    list_servers: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ServerRow"][];
                 };
             };
             /** @description The token is missing, wrong, revoked, or expired, or the sign-in has ended. */

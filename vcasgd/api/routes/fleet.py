@@ -23,7 +23,6 @@ from vcasgd.schemas.fleet import (
     JobBrief,
     Machine,
     PoolRow,
-    ServerRow,
     StatusView,
     StoreView,
     WorkerRow,
@@ -82,12 +81,6 @@ def list_pools(services: ServicesDep) -> list[PoolRow]:
         for row in _named(services.control.pools(), "name")
         for name in [row["name"]]
     ]
-
-
-@router.get("/servers", dependencies=READ)
-def list_servers(services: ServicesDep) -> list[ServerRow]:
-    """List the last heartbeat of each parameter server."""
-    return [ServerRow.model_validate(row) for row in _named(services.servers.all(), "node")]
 
 
 @router.get("/store", dependencies=READ, tags=["store"])
