@@ -32,7 +32,8 @@ from vcasgd.fleet.observed import (
     WorkerView,
     with_history,
 )
-from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide
+from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate
+from vcasgd.fleet.plan.decide import decide
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.controllers import Cloud, Controllers
 from support.fleet_records import PACKAGE, events_of, job_spec
 
-from vcasgd.controller.fleet.workers import drain_seconds
+from vcasgd.controller.fleet.act import drain_seconds
 from vcasgd.fleet.observed import Limits
 from vcasgd.spec.job import JobState
 from vcasgd.store.ledger.jobs import Jobs

@@ -11,7 +11,7 @@ from support.controllers import Cloud, Controllers
 from support.fleet_records import PACKAGE, job_spec
 from support.harness import RedisServer
 
-from vcasgd.controller.fleet.workers import drain_seconds
+from vcasgd.controller.fleet.act import drain_seconds
 from vcasgd.schemas.fleet import MachineState
 from vcasgd.spec.job import JobState
 from vcasgd.stack.cleanup import remove_machines

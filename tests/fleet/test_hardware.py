@@ -11,7 +11,8 @@ from support.fleets import job, machine, observed, on
 from vcasgd.errors import SpecError
 from vcasgd.fleet.estimate import PlannedWork, estimate
 from vcasgd.fleet.observed import PoolStatus, pools_in
-from vcasgd.fleet.plan import Launch, StartWorker, decide, make_plan
+from vcasgd.fleet.plan import Launch, StartWorker
+from vcasgd.fleet.plan.decide import decide, make_plan
 from vcasgd.fleet.pools import pools_of_job
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.schemas.fleet import Machine

@@ -33,9 +33,9 @@ from vcasgd.fleet.plan import (
     StartWorker,
     StopWorker,
     Terminate,
-    decide,
     launch_token,
 )
+from vcasgd.fleet.plan.decide import decide
 
 
 def launch(count: int, pool: str = "local", launches: int = 0) -> Launch:

@@ -11,12 +11,8 @@ from hypothesis import strategies as st
 from support.fleets import NOW, carried_out, job, machine, observed, on
 
 from vcasgd.fleet.observed import JobDemand, Observed, PoolStatus, with_history
-from vcasgd.fleet.plan import (
-    Waiting,
-    decide,
-    make_plan,
-    within_limits,
-)
+from vcasgd.fleet.plan.decide import Waiting, decide, make_plan
+from vcasgd.fleet.plan.shares import within_limits
 
 ROUND_SECONDS = 30.0
 

@@ -12,17 +12,16 @@ from support.fleets import NOW, carried_out, job, machine, observed, on
 
 from vcasgd.fleet.observed import Market, ObservationTimes, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import (
-    SPREAD_PREMIUM,
     Action,
     Launch,
     StartWorker,
     StopWorker,
     Terminate,
-    decide,
     launch_token,
     market_name,
 )
-from vcasgd.fleet.plan.purchases import scores
+from vcasgd.fleet.plan.decide import decide
+from vcasgd.fleet.plan.purchases import SPREAD_PREMIUM, scores
 from vcasgd.fleet.providers.base import Offer
 
 

@@ -11,8 +11,9 @@ from support.fleets import NOW, job, leaving, machine, observed, on
 from support.work import calls_of
 
 from vcasgd.fleet.observed import ObservationTimes, Observed, PoolStatus, with_history
-from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate, decide
-from vcasgd.fleet.plan.staff import ANY, ON_DEMAND, Stock, worth
+from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate
+from vcasgd.fleet.plan.decide import decide
+from vcasgd.fleet.plan.shares import ANY, ON_DEMAND, Stock, worth
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.schemas.fleet import Machine
 

@@ -10,7 +10,7 @@ from support.harness import Harness
 from support.training import BATCH, Training
 from support.waiting import await_truth
 
-from vcasgd.controller.fleet.workers import hand_in, hand_in_seconds
+from vcasgd.controller.fleet.act import hand_in, hand_in_seconds
 from vcasgd.fleet.notices import NoticeKind
 from vcasgd.settings import Settings
 from vcasgd.store.keys import LedgerKeys

@@ -9,7 +9,7 @@ import pytest
 
 from vcasgd.errors import SpecError, TaskImportError
 from vcasgd.spec.job import JobSpec
-from vcasgd.task.checks import check_files
+from vcasgd.task.package import check_files
 
 TASK = "class Digits:\n    pass\n"
 

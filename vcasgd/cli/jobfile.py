@@ -11,7 +11,7 @@ from vcasgd.errors import SpecError
 from vcasgd.spec.job import CHANGEABLE, JobSpec, load_job_mapping
 from vcasgd.spec.update import unstable_settings
 from vcasgd.spec.yaml import parse
-from vcasgd.task.checks import check_files
+from vcasgd.task.package import check_files
 
 
 def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
@@ -40,7 +40,7 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
 def show_warnings(spec: JobSpec) -> None:
     """Check a job's files, and print a line for each setting that may disappoint.
 
-    Raises the errors of :func:`~vcasgd.task.checks.check_files`.
+    Raises the errors of :func:`~vcasgd.task.package.check_files`.
     """
     for setting in (*unstable_settings(spec), *check_files(spec)):
         err.print(f"warning: {setting.field}: {setting.message}")

@@ -32,8 +32,7 @@ from vcasgd.schemas.service import CallerView, NewToken, TokenView
 from vcasgd.settings import load_settings
 from vcasgd.spec.access import Scope
 from vcasgd.spec.job import JobSpec
-from vcasgd.task.checks import check_files
-from vcasgd.task.package import digest_of, pack
+from vcasgd.task.package import check_files, digest_of, pack
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -137,7 +136,7 @@ class Client:
     ) -> Job:
         """Check the spec's working directory, pack it, and submit it.
 
-        Raises the errors of :meth:`submit` and :func:`~vcasgd.task.checks.check_files`.
+        Raises the errors of :meth:`submit` and :func:`~vcasgd.task.package.check_files`.
         """
         check_secret_files(spec)
         check_files(spec)

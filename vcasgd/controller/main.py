@@ -10,9 +10,9 @@ from typing import NoReturn
 
 from vcasgd.cluster import Cluster
 from vcasgd.controller import STACK_STOPS
+from vcasgd.controller.fleet.act import hand_in
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry, PresentMachines
-from vcasgd.controller.fleet.workers import hand_in
 from vcasgd.controller.fleet.workplaces import connect_ray
 from vcasgd.controller.jobs.loop import JobLoop
 from vcasgd.controller.leadership import Leadership

@@ -16,7 +16,8 @@ from vcasgd.fleet.observed import (
     Rates,
     highest_price,
 )
-from vcasgd.fleet.plan import Launch, decide
+from vcasgd.fleet.plan import Launch
+from vcasgd.fleet.plan.decide import decide
 from vcasgd.fleet.plan.purchases import price_of
 from vcasgd.fleet.pools import pools_of_job
 from vcasgd.fleet.providers.base import Offer

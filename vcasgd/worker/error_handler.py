@@ -20,7 +20,7 @@ from vcasgd.printable import masked
 from vcasgd.store.connection import patiently
 from vcasgd.store.ledger.job import PREPARE, Failure
 from vcasgd.store.ledger.leases import WorkKind
-from vcasgd.worker.context import WorkerContext
+from vcasgd.worker import WorkerContext
 from vcasgd.worker.departure import Departure
 from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.leases import LeaseBook, WorkerStatus

@@ -14,7 +14,7 @@ from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.sharded import ShardedSnapshots
 from vcasgd.store.tensors.snapshot import Record
 from vcasgd.store.tensors.snapshot_index import ModelSnapshot, nodes_of, versions_of
-from vcasgd.worker.context import WorkerContext
+from vcasgd.worker import WorkerContext
 from vcasgd.worker.departure import IDLE_SECONDS
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.leases import WorkerStatus, WorkInterrupted

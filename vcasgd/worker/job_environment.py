@@ -30,7 +30,7 @@ from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.acl import lease_pass
 from vcasgd.store.ledger.job_secrets import receive_secrets
-from vcasgd.worker.context import WorkerContext
+from vcasgd.worker import WorkerContext
 from vcasgd.worker.shell import run_command
 
 #: Most seconds that the packages take, and the setup commands together.

@@ -20,7 +20,7 @@ from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.leases import Lease, Renewal, Wait, WorkKind
 from vcasgd.store.ledger.untrusted import LEFT, Heartbeat
-from vcasgd.worker.context import WorkerContext
+from vcasgd.worker import WorkerContext
 from vcasgd.worker.departure import GONE, Departure, NoticeLike, NoticePoll, NoticeWatch
 from vcasgd.worker.error_handler import ErrorHandler
 from vcasgd.worker.evaluate import Evaluator

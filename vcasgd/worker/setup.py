@@ -38,7 +38,7 @@ from vcasgd.store.tensors.snapshot_index import nodes_of
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
 from vcasgd.task.package import unpack
 from vcasgd.task.task import Task
-from vcasgd.worker.context import WorkerContext
+from vcasgd.worker import WorkerContext
 from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.gpus import OwnGpu, best_device, flops_per_sample_of, ranks_of, why_apart
 from vcasgd.worker.job_environment import set_variables, use_packages

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from vcasgd.cluster import Cluster
+from vcasgd.controller.fleet.act import MachineActuator, WorkerActuator
 from vcasgd.controller.fleet.cloud_calls import BACKOFF_SECONDS
-from vcasgd.controller.fleet.launches import MachineActuator
 from vcasgd.controller.fleet.learners import Learners
 from vcasgd.controller.fleet.observe import Observer
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.view import Fleet, FleetView
-from vcasgd.controller.fleet.workers import WorkerActuator
 from vcasgd.errors import FleetError, StoreUnavailable
 from vcasgd.fleet.observed import Observed
-from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate, make_plan
+from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate
+from vcasgd.fleet.plan.decide import make_plan
 from vcasgd.logging import bound
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from vcasgd.controller.fleet.act import drain_seconds
 from vcasgd.controller.fleet.demands import Demands, owner_limits
 from vcasgd.controller.fleet.view import Fleet
-from vcasgd.controller.fleet.workers import drain_seconds
 from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.fleet.observed import (
     JobDemand,
@@ -17,7 +17,7 @@ from vcasgd.fleet.observed import (
     PoolStatus,
     with_history,
 )
-from vcasgd.fleet.plan import within_limits
+from vcasgd.fleet.plan.shares import within_limits
 from vcasgd.fleet.pools import JOIN
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.logging import isolated

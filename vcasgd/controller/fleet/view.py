@@ -17,7 +17,8 @@ from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.fleet.observed import Observed
-from vcasgd.fleet.plan import Blame, Waiting
+from vcasgd.fleet.plan import Blame
+from vcasgd.fleet.plan.decide import Waiting
 from vcasgd.fleet.pools import JOIN
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.settings import Settings

@@ -1,11 +1,12 @@
 """Plan of the fleet: turns desired and observed state into actions, without any I/O.
 
-``actions``     actions, and names of launches and markets
+This module has the actions, and names of launches and markets. The others:
+
 ``decide``      what ends, the order of all actions, and why jobs wait
 ``allocation``  which job gets which machine
-``market``      what is bought: pool, zone, type, spot or on demand, by its price for a sample
-``staff``       which workers a job keeps, and which machines others can take, or get by preemption
-``shares``      in which order jobs get machines, and how many those of one user may have
+``purchases``   what is bought: pool, zone, type, spot or on demand, by its price for a sample
+``shares``      in which order jobs get machines, how many those of one user may have, which
+                workers a job keeps, and which machines others can take, or get by preemption
 
 Sharing. One worker runs on one machine. Each job first gets its minimum, by priority and then in
 order of submission. Each ``age_seconds`` that a job has lacked a part of its minimum count as one
@@ -28,10 +29,11 @@ available. Surplus and leaving workers count until they are gone, so a machine i
 of time at the limit. Machines with a notice don't count.
 
 Buying. Pools are used in the job's order. Within a pool, the cheapest measured sample decides.
-Zones and types that cost up to :data:`SPREAD_PREMIUM` more are equally good, and the zone with the
-fewest machines wins. Nothing is bought above the maximum price of pool or job, beyond the budget,
-or where labels forbid it. ``on_demand_minimum`` places take only on-demand machines. The fallback
-buys the minimum on demand once all of the job's spot markets have refused for long enough.
+Zones and types that cost up to :data:`~vcasgd.fleet.plan.purchases.SPREAD_PREMIUM` more are equally
+good, and the zone with the fewest machines wins. Nothing is bought above the maximum price of pool
+or job, beyond the budget, or where labels forbid it. ``on_demand_minimum`` places take only
+on-demand machines. The fallback buys the minimum on demand once all of the job's spot markets have
+refused for long enough.
 
 Replacing ahead of time. This concerns machines that the cloud recommends leaving, and machines that
 the fallback bought while spot is for sale again. They keep running until the desired number of
@@ -63,32 +65,81 @@ a launch whose outcome was not recorded is repeated under the same token, and th
 nothing twice.
 """
 
-from vcasgd.fleet.plan.actions import (
-    Action,
-    Blame,
-    Launch,
-    StartWorker,
-    StopWorker,
-    Terminate,
-    launch_token,
-    market_name,
-)
-from vcasgd.fleet.plan.decide import Waiting, decide, make_plan
-from vcasgd.fleet.plan.purchases import SPREAD_PREMIUM
-from vcasgd.fleet.plan.shares import within_limits
+from __future__ import annotations
 
-__all__ = [
-    "SPREAD_PREMIUM",
-    "Action",
-    "Blame",
-    "Launch",
-    "StartWorker",
-    "StopWorker",
-    "Terminate",
-    "Waiting",
-    "decide",
-    "launch_token",
-    "make_plan",
-    "market_name",
-    "within_limits",
-]
+import uuid
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Request up to ``count`` machines in a market."""
+
+    pool: str
+    count: int
+    token: str
+    zone: str
+    machine_types: tuple[str, ...]
+    spot: bool
+    jobs: tuple[str, ...] = field(default=(), compare=False)
+    """Jobs that pay for the machines until a worker runs on them, one per machine; not part of the
+    request to the cloud."""
+
+
+@dataclass(frozen=True)
+class StartWorker:
+    """Start a worker for a job on a machine."""
+
+    machine_id: str
+    job: str
+    learner: int = 1
+    """Number of the learner. The plan starts the first; see
+    :mod:`vcasgd.controller.fleet.learners` for the others."""
+
+
+@dataclass(frozen=True)
+class StopWorker:
+    """Ask the worker to push its progress and leave.
+
+    Its machine stays and is already reassigned, so a worker that doesn't leave in time is killed.
+    """
+
+    name: str
+    reason: str
+    successor: str | None = None
+    """Job for which the machine is taken from a job that could still use it."""
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """End a machine."""
+
+    machine_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Back off from a market whose machine never joined.
+
+    ``reason`` continues a sentence that starts with the machine's id.
+    """
+
+    machine_id: str
+    pool: str
+    zone: str
+    spot: bool
+    reason: str
+
+
+Action = Launch | StartWorker | StopWorker | Terminate | Blame
+
+
+def launch_token(cluster: str, market: str, launches: int) -> str:
+    """Return a launch's token, equal for equal arguments; a UUID, which every cloud accepts."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"vcasgd/{cluster}/{market}/{launches}"))
+
+
+def market_name(pool: str, zone: str, spot: bool) -> str:
+    """Return the name under which a market's launches are counted."""
+    return f"{pool}/{zone}/{'spot' if spot else 'on-demand'}"

@@ -6,19 +6,23 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 
 from vcasgd.fleet.observed import JobDemand, Observed, WorkerView, highest_price
-from vcasgd.fleet.plan.actions import Blame, Launch, StartWorker, StopWorker, Terminate
+from vcasgd.fleet.plan import Blame, Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.purchases import Markets
-from vcasgd.fleet.plan.shares import OwnerRooms, Shares, by_minimum, fill_by_share, levels
-from vcasgd.fleet.plan.staff import (
+from vcasgd.fleet.plan.shares import (
     ANY,
     ON_DEMAND,
     SPOT,
     Claim,
     Donation,
     Donors,
+    OwnerRooms,
+    Shares,
     Staff,
     Stock,
+    by_minimum,
     divide,
+    fill_by_share,
+    levels,
     preempt_for_minimum,
     preempt_for_share,
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vcasgd.fleet.observed import JobDemand, Observed
-from vcasgd.fleet.plan.actions import Action, Blame, StopWorker, Terminate
+from vcasgd.fleet.plan import Action, Blame, StopWorker, Terminate
 from vcasgd.fleet.plan.allocation import Allocation
 from vcasgd.schemas.fleet import Machine
 from vcasgd.spec.hardware import suits

@@ -9,7 +9,7 @@ from math import isinf
 from statistics import median
 
 from vcasgd.fleet.observed import JobDemand, Observed, PoolStatus, Rates, highest_price
-from vcasgd.fleet.plan.actions import Launch, launch_token, market_name
+from vcasgd.fleet.plan import Launch, launch_token, market_name
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.spec.hardware import shortfalls
 

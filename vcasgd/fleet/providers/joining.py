@@ -120,7 +120,7 @@ class Listed:
     """A machine in a cluster's list, and what only its provider needs to know of it."""
 
     machine: Machine
-    """Without what its pool says of price and spot; see :data:`FROM_POOL`."""
+    """Without the pool's price, and whether it is a spot machine; see :data:`FROM_POOL`."""
     launch: str
     """The same for all machines of a launch."""
     boot_error: str | None = None
@@ -131,7 +131,7 @@ class Listed:
     """USD, if the cluster says so."""
 
 
-#: Stands in a list for what the pool says of its machines.
+#: Stands in a list for what the pool determines.
 FROM_POOL: dict[str, Any] = {"price_per_hour": 0.0, "spot": True}
 Ordered = TypeVar("Ordered", bound=SlurmPoolSpec | KubernetesPoolSpec | ExecPoolSpec)
 
@@ -202,7 +202,7 @@ class OrderedProvider(PooledProvider[Ordered]):
         )
 
     def _completed(self, listed: Listed, left_at: float | None) -> Machine:
-        """Return a machine with what its pool says of it.
+        """Return a machine with what its pool determines.
 
         ``left_at``: when the machine's agent said that it leaves, if it did.
         """
