@@ -10,7 +10,8 @@ from support.fleet_records import PACKAGE, job_spec
 from support.waiting import await_truth
 
 from vcasgd.controller.fleet.loop import FleetLoop
-from vcasgd.controller.fleet.pools import PoolRegistry, PresentMachines
+from vcasgd.controller.fleet.pools import PoolRegistry
+from vcasgd.controller.fleet.workplaces import PresentMachines
 from vcasgd.controller.jobs.failures import checkpoint_before
 from vcasgd.schemas.joining import JoinRequest
 from vcasgd.settings import Settings

@@ -12,8 +12,8 @@ from vcasgd.cluster import Cluster
 from vcasgd.controller import STACK_STOPS
 from vcasgd.controller.fleet.act import hand_in
 from vcasgd.controller.fleet.loop import FleetLoop
-from vcasgd.controller.fleet.pools import PoolRegistry, PresentMachines
-from vcasgd.controller.fleet.workplaces import connect_ray
+from vcasgd.controller.fleet.pools import PoolRegistry
+from vcasgd.controller.fleet.workplaces import PresentMachines, connect_ray
 from vcasgd.controller.jobs.loop import JobLoop
 from vcasgd.controller.leadership import Leadership
 from vcasgd.controller.tracker_exports import TrackerExports

@@ -1,27 +1,18 @@
-"""Pools and their providers, as the pools file defines them at present, and joined machines."""
+"""Pools and their providers, as the pools file defines them at present."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
-from vcasgd.errors import CloudUnavailable, FleetError, SpecError, StoreError
+from vcasgd.errors import FleetError, SpecError
 from vcasgd.fleet.pools import JOIN, JOINING_PROVIDERS, ORDERED_PROVIDERS, PoolSpec, pool_row
 from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.joining import JoinedFleet
 from vcasgd.fleet.providers.registry import configured_pools, make_providers, make_reachable
-from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.control import Control
-from vcasgd.store.ledger.machines import (
-    PREFIX,
-    JoinedMachine,
-    JoinedMachines,
-    MachineEnd,
-    MachineReport,
-)
 
 log = logging.getLogger(__name__)
 
@@ -159,73 +150,3 @@ class PoolRegistry:
         except OSError:
             return (0, 0)
         return status.st_mtime_ns, status.st_size
-
-
-def is_joined(machine_id: str) -> bool:
-    """Return True if a machine joined by itself."""
-    return machine_id.startswith(PREFIX)
-
-
-class PresentMachines:
-    """The machines that joined, as machines of a provider."""
-
-    def __init__(self, machines: JoinedMachines) -> None:
-        self._machines = machines
-
-    def machines(self) -> list[Machine]:
-        """Return the machines that are present and that no provider ordered.
-
-        Raises :class:`CloudUnavailable`.
-        """
-        return [
-            _with_state(joined.machine, report, end)
-            for joined, report, end in self._present()
-            if not joined.ordered
-        ]
-
-    def leaving(self) -> dict[str, float]:
-        """Return when each ordered machine that leaves said so. Raises :class:`CloudUnavailable`.
-
-        Times are Unix seconds.
-        """
-        return {
-            machine.name: end.by if end else report.at
-            for machine, report, end in self._present()
-            if machine.ordered and (report.leaving or end is not None)
-        }
-
-    def _present(self) -> list[tuple[JoinedMachine, MachineReport, MachineEnd | None]]:
-        with _store_as_cloud():
-            return self._machines.present()
-
-    def end(self, machine_id: str, reason: str, seconds: float | None = None) -> None:
-        """Tell a machine to leave. Raises :class:`CloudUnavailable`."""
-        with _store_as_cloud():
-            self._machines.end(machine_id, reason, seconds)
-
-    def remove(self, machine_id: str) -> None:
-        """Remove a machine at once. Raises :class:`CloudUnavailable`."""
-        with _store_as_cloud():
-            self._machines.remove(machine_id)
-
-
-@contextmanager
-def _store_as_cloud() -> Iterator[None]:
-    """Raise errors of the ledger as those of a cloud."""
-    try:
-        yield
-    except StoreError as error:
-        raise CloudUnavailable(str(error)) from error
-
-
-def _with_state(machine: Machine, report: MachineReport, end: MachineEnd | None) -> Machine:
-    """Return a machine with its present state."""
-    if not report.leaving and end is None:
-        return machine
-    return machine.model_copy(
-        update={
-            "state": MachineState.LEAVING,
-            "notice_at": end.by if end else report.at,
-            "leaves": end is None,
-        }
-    )

@@ -9,16 +9,18 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from pydantic import ValidationError
 
 from vcasgd.backoff import backoff
 from vcasgd.cluster import Cluster
-from vcasgd.errors import Cause, ClusterError
+from vcasgd.errors import Cause, CloudUnavailable, ClusterError, StoreError
 from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.fleet.observed import WorkerView
 from vcasgd.logging import bound, isolated
+from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
@@ -26,7 +28,10 @@ from vcasgd.store.ledger.job import PROCESS, Failure
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import LostWorkers
 from vcasgd.store.ledger.machines import (
+    PREFIX,
+    JoinedMachine,
     JoinedMachines,
+    MachineEnd,
     MachineReport,
     WorkerOrder,
     WorkerOrders,
@@ -300,6 +305,82 @@ def _end(order: WorkerOrder, report: MachineReport | None) -> str | None:
     """Return why a worker has ended, as far as its machine has reported it."""
     known = report.workers.get(order.worker) if report else None
     return known.ended if known is not None and known.start == order.start else None
+
+
+# -- machines that joined --------------------------------------------------------------------------
+
+
+def is_joined(machine_id: str) -> bool:
+    """Return True if a machine joined by itself."""
+    return machine_id.startswith(PREFIX)
+
+
+class PresentMachines:
+    """The machines that joined, as machines of a provider."""
+
+    def __init__(self, machines: JoinedMachines) -> None:
+        self._machines = machines
+
+    def machines(self) -> list[Machine]:
+        """Return the machines that are present and that no provider ordered.
+
+        Raises :class:`CloudUnavailable`.
+        """
+        return [
+            _with_state(joined.machine, report, end)
+            for joined, report, end in self._present()
+            if not joined.ordered
+        ]
+
+    def leaving(self) -> dict[str, float]:
+        """Return when each ordered machine that leaves said so. Raises :class:`CloudUnavailable`.
+
+        Times are Unix seconds.
+        """
+        return {
+            machine.name: end.by if end else report.at
+            for machine, report, end in self._present()
+            if machine.ordered and (report.leaving or end is not None)
+        }
+
+    def _present(self) -> list[tuple[JoinedMachine, MachineReport, MachineEnd | None]]:
+        with _store_as_cloud():
+            return self._machines.present()
+
+    def end(self, machine_id: str, reason: str, seconds: float | None = None) -> None:
+        """Tell a machine to leave. Raises :class:`CloudUnavailable`."""
+        with _store_as_cloud():
+            self._machines.end(machine_id, reason, seconds)
+
+    def remove(self, machine_id: str) -> None:
+        """Remove a machine at once. Raises :class:`CloudUnavailable`."""
+        with _store_as_cloud():
+            self._machines.remove(machine_id)
+
+
+@contextmanager
+def _store_as_cloud() -> Iterator[None]:
+    """Raise errors of the ledger as those of a cloud."""
+    try:
+        yield
+    except StoreError as error:
+        raise CloudUnavailable(str(error)) from error
+
+
+def _with_state(machine: Machine, report: MachineReport, end: MachineEnd | None) -> Machine:
+    """Return a machine with its present state."""
+    if not report.leaving and end is None:
+        return machine
+    return machine.model_copy(
+        update={
+            "state": MachineState.LEAVING,
+            "notice_at": end.by if end else report.at,
+            "leaves": end is None,
+        }
+    )
+
+
+# -- Ray -------------------------------------------------------------------------------------------
 
 
 def connect_ray(settings: Settings) -> Cluster:
