@@ -32,7 +32,7 @@ from vcasgd.errors import (
     VcasgdError,
 )
 from vcasgd.gateway.relay import ACCEPTED, pin_of
-from vcasgd.schemas.joining import JoinRequest, ReportBody, WorkerReportBody
+from vcasgd.schemas.joining import JoinRequest, ReportBody, WorkerReport
 from vcasgd.store import keys as names
 from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrder, WorkerOrders
 
@@ -350,7 +350,7 @@ def test_a_machine_gets_the_code_and_the_orders_of_its_own_jobs_only(
     )
     WorkerOrders(gateway.api.connection).set({machine: [order]})
 
-    runs = {order.worker: WorkerReportBody(start=order.start)}
+    runs = {order.worker: WorkerReport(start=order.start)}
     (view,) = ann.report(ReportBody(workers=runs)).orders
     assert (view.job, view.env) == (job.id, {"VCASGD_LEDGER_URL": "s"})
     assert bob.report(ReportBody()).orders == []

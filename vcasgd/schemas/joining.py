@@ -61,7 +61,7 @@ class JoinView(Schema):
     expires_at: float | None = Field(default=None, description="End of the token; null: never.")
 
 
-class WorkerReportBody(RequestBody):
+class WorkerReport(RequestBody):
     """State of a worker on a machine."""
 
     start: _Name = Field(description="Value of `start` in the order.")
@@ -75,7 +75,7 @@ class WorkerReportBody(RequestBody):
 class ReportBody(RequestBody):
     """Report of a machine."""
 
-    workers: dict[_Name, WorkerReportBody] = Field(default_factory=dict, max_length=MAX_WORKERS)
+    workers: dict[_Name, WorkerReport] = Field(default_factory=dict, max_length=MAX_WORKERS)
     leaving: bool = Field(default=False, description="True: it takes no further work.")
 
 

@@ -2881,7 +2881,7 @@ export interface components {
         ReportBody: {
             /** Workers */
             workers?: {
-                [key: string]: components["schemas"]["WorkerReportBody"];
+                [key: string]: components["schemas"]["WorkerReport"];
             };
             /**
              * Leaving
@@ -3836,10 +3836,10 @@ export interface components {
             lost_work: components["schemas"]["WasteView"];
         };
         /**
-         * WorkerReportBody
+         * WorkerReport
          * @description State of a worker on a machine.
          */
-        WorkerReportBody: {
+        WorkerReport: {
             /**
              * Start
              * @description Value of `start` in the order.

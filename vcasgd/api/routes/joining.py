@@ -29,7 +29,7 @@ from vcasgd.schemas.joining import (
 from vcasgd.store.admission import LEDGER, tensors_service
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.machines import WorkerOrder, WorkerReport
+from vcasgd.store.ledger.machines import WorkerOrder
 
 log = logging.getLogger(__name__)
 
@@ -101,11 +101,7 @@ def report_machine(
     """Report the state of a machine, and learn what it has to do. The status is 404 after it was
     removed; it can join again then."""
     _check_own(services, caller, machine, secret)
-    workers = {
-        name: WorkerReport(start=worker.start, ended=worker.ended)
-        for name, worker in body.workers.items()
-    }
-    orders, end = services.joined.report(machine, workers, leaving=body.leaving)
+    orders, end = services.joined.report(machine, body.workers, leaving=body.leaving)
     # it contains credentials
     response.headers["Cache-Control"] = "no-store"
     return ReportView(

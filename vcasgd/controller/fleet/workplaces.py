@@ -21,6 +21,7 @@ from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.fleet.observed import WorkerView
 from vcasgd.logging import bound, isolated
 from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.schemas.joining import WorkerReport
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
@@ -35,7 +36,6 @@ from vcasgd.store.ledger.machines import (
     MachineReport,
     WorkerOrder,
     WorkerOrders,
-    WorkerReport,
     to_json,
 )
 from vcasgd.worker_names import job_of, learner_of, machine_of

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from vcasgd.errors import Conflict
 from vcasgd.schemas.fleet import Machine, MachineState
-from vcasgd.schemas.joining import JoinRequest
+from vcasgd.schemas.joining import JoinRequest, WorkerReport
 from vcasgd.spec.hardware import Hardware
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
@@ -68,13 +68,6 @@ class JoinedMachine(_FleetEntry):
         """Return True if a request with this token and this secret comes from the machine."""
         own = (self.token, self.digest) == (token, digest)
         return own and compare_digest(self.secret, secret_digest(secret))
-
-
-class WorkerReport(_FleetEntry):
-    """State of a worker on a machine. ``ended`` says why its process has ended, if it has."""
-
-    start: str
-    ended: str | None = None
 
 
 class MachineNotice(_FleetEntry):
