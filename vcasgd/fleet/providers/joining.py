@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from vcasgd.errors import NoCapacity
-from vcasgd.fleet.pools import ExecPoolSpec, KubernetesPoolSpec, SlurmPoolSpec
+from vcasgd.fleet.pools import ExecPoolSpec, JoinPoolSpec, KubernetesPoolSpec, SlurmPoolSpec
 from vcasgd.fleet.providers.base import LaunchOrder, Offer, PooledProvider
 from vcasgd.schemas.fleet import Machine, MachineState
 
@@ -56,8 +56,8 @@ class NothingJoined:
         """Do nothing."""
 
 
-class JoinProvider:
-    """Implementation of :class:`~vcasgd.fleet.providers.base.Provider` for pools that buy nothing.
+class JoinProvider(PooledProvider[JoinPoolSpec]):
+    """Provider for pools that buy nothing.
 
     Machines appear when they join, and vanish when they leave or stop reporting.
     """
@@ -65,27 +65,16 @@ class JoinProvider:
     name = "join"
     max_terminated = 100
 
-    def __init__(self, joined: JoinedFleet) -> None:
+    def __init__(self, cluster: str, pools: Iterable[JoinPoolSpec], joined: JoinedFleet) -> None:
+        super().__init__(cluster, pools)
         self._joined = joined
 
     def offers(self, pool: str) -> list[Offer]:
         """Return nothing, because nothing is for sale."""
         return []
 
-    def launch(self, pool: str, *_: Any, **__: Any) -> list[str]:
-        """Raise :class:`~vcasgd.errors.NoCapacity`."""
-        raise NoCapacity(f"machines of pool {pool} join by themselves", pool=pool)
-
-    def capacity(self, pool: str) -> int | None:
-        """Return None: any number can join."""
-        return None
-
     def machines(self) -> list[Machine]:
         return self._joined.machines()
-
-    def boot_error(self, machine_id: str) -> str | None:
-        """Return None: a machine that doesn't boot doesn't join."""
-        return None
 
     def terminate(self, *machine_ids: str) -> None:
         """Tell machines to leave. They may join again."""
@@ -100,8 +89,9 @@ class JoinProvider:
         """Remove a machine. Its agent kills the workers when it reports the next time."""
         self._joined.remove(machine_id)
 
-    def close(self) -> None:
-        """Do nothing."""
+    def _launch(self, order: LaunchOrder[JoinPoolSpec]) -> list[str]:
+        pool = order.spec.name
+        raise NoCapacity(f"machines of pool {pool} join by themselves", pool=pool)
 
 
 def ordered_name(pool: str, launch: str, index: int | str) -> str:

@@ -172,7 +172,7 @@ def _make(settings: Settings, pools: Sequence[Any], joined: JoinedFleet) -> Prov
             case "slurm":
                 return SlurmProvider(cluster, pools, joined)
             case "join":
-                return JoinProvider(joined)
+                return JoinProvider(cluster, pools, joined)
             case _:
                 (spec,) = pools
                 return _local(settings, spec)
