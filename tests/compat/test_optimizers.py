@@ -57,7 +57,8 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "own": lambda of: Lamb(of, lr=3e-3),
     "schedule-free": lambda of: ScheduleFree(of, lr=0.3),
     "by hand": lambda of: ByHand(of, lr=3e-3),
-    "wrapped": lambda of: Lookahead(torch.optim.RMSprop(of, lr=1e-3)),
+    # A class of its own, because a job patches it, which the next twin can't use.
+    "wrapped": lambda of: type("Wrapped", (Lookahead,), {})(torch.optim.RMSprop(of, lr=1e-3)),
 }
 #: Those that always run.
 FEW_OPTIMIZERS = ("own",)
@@ -115,6 +116,9 @@ class Lookahead(Optimizer):
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer, self.made = optimizer, 0
         self.param_groups, self.state = optimizer.param_groups, defaultdict(dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
