@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from support.local_machines import POOL, LocalCluster
+from support.local_machines import TEMPLATE, LocalCluster
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.fleet.notices import FileNotices, Notice
@@ -92,7 +92,7 @@ def test_default_notice_is_that_of_the_pool(cluster: LocalCluster) -> None:
     machine = cluster.machine(id_)
     assert machine is not None
     assert machine.notice_at is not None
-    assert began <= machine.notice_at - POOL.notice_seconds <= ended
+    assert began <= machine.notice_at - TEMPLATE.notice_seconds <= ended
 
 
 def test_hung_machine_is_ended_after_its_notice(

@@ -72,7 +72,7 @@ _REMEDIES: dict[type[FleetError], str] = {
 _Text = Annotated[str, Field(max_length=255)]
 
 
-class _Row(StrictModel):
+class _AnswerRow(StrictModel):
     """A machine in the answer of ``list``. Times are Unix seconds, prices USD per hour."""
 
     name: _Text
@@ -92,7 +92,7 @@ _OF_MACHINE = {"state", "launched_at", "notice_at", "host", "zone", "machine_typ
 
 
 class _List(StrictModel):
-    machines: list[_Row] = Field(max_length=MAX_LISTED)
+    machines: list[_AnswerRow] = Field(max_length=MAX_LISTED)
 
 
 class _Launched(StrictModel):
@@ -137,7 +137,7 @@ class ExecProvider(OrderedProvider[ExecPoolSpec]):
     def _launch_key(self, pool: str, token: str) -> str:
         return _digest(self._cluster, CLUSTER_DIGITS) + _digest(f"{pool} {token}", LAUNCH_DIGITS)
 
-    def _rows(self) -> list[_Row]:
+    def _rows(self) -> list[_AnswerRow]:
         """Return the machines of this cluster and pool."""
         prefix = f"join-{self._spec.name}-{_digest(self._cluster, CLUSTER_DIGITS)}"
         return [
