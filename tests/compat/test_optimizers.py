@@ -474,6 +474,20 @@ def test_a_loop_that_steps_an_optimizer_less_often(tmp_path: Path) -> None:
     assert "session.global_step" in refused.value.remedy
 
 
+@pytest.mark.ci
+def test_a_loop_that_steps_an_optimizer_less_often_is_named(
+    harness: Harness, tmp_path: Path
+) -> None:
+    chosen = "optimizers[: 1 + (session.global_step % 5 == 0)]"
+    source = SOME_STEPS.format(support=str(Path(__file__).parents[1]), bound=100, chosen=chosen)
+    script(source, tmp_path)
+
+    _, job = on_workers(harness, tmp_path, "train.py", 2, epochs=2)
+
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert harness.events(job.id, "optimizer-uncorrected")
+
+
 class WithLBFGS(Points):
     batch_size = 1024
 
