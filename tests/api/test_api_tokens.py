@@ -26,7 +26,7 @@ PAGE = {"X-Vcasgd-Request": "dashboard"}
 
 
 #: Routes that a token with scope join can't use: all others.
-JOIN_REFUSED = 44
+JOIN_REFUSED = 43
 
 
 def pool_for(scope: Scope) -> str | None:

@@ -143,6 +143,22 @@ def interval(learner: Learner, weight: float = 10.0, stop: int = 4) -> float:
     return float(trained.update)
 
 
+def test_a_worker_that_is_asked_to_leave_ends_the_script_in_its_loop(harness: Harness) -> None:
+    # Given a worker in the middle of a subtask that it pushes only at its end
+    training = Training(
+        harness, task="counting.py", samples=300, epochs=1, subtasks=1, push_every="subtask"
+    )
+    (leaver,) = training.start(1)
+    training.await_steps(leaver, 20)
+
+    # When it is asked to leave
+    assert training.worker(leaver).terminate() == 0
+
+    # Then no code after the loop has run
+    assert len(training.steps_of(leaver)) >= 20
+    assert "the end:" not in (harness.home / f"{leaver}.log").read_text()
+
+
 def test_intervals_are_the_steps_of_the_scripts_own_loop(scripts: Scripts) -> None:
     learner = scripts.learner(HEAD + LOOP)
 

@@ -23,6 +23,7 @@ from vcasgd.worker.gpus import (
     flops_per_sample_of,
     ranks_of,
     why_apart,
+    why_one_process,
 )
 from vcasgd.worker_names import learner_of
 
@@ -87,7 +88,7 @@ def test_gpus_of_a_worker(setting: str | int | None, gpus: int, ranks: int) -> N
     ("gpus", "fields", "facts", "why"),
     [
         (8, {}, {}, ""),
-        (8, {}, {"batch_size": 127}, "32 GPUs share a batch of 127, and each needs 4 samples"),
+        (8, {}, {"batch_size": 127}, "up to 4 machines with 8 GPUs share a batch of 127, and each"),
         (8, {"workers": {"max": 1}}, {"batch_size": 32}, ""),
         (8, {"batch": "worker"}, {"batch_size": 32}, ""),
         (8, {"update": {"rule": "vc-asgd"}}, {"batch_size": 32}, ""),
@@ -95,10 +96,8 @@ def test_gpus_of_a_worker(setting: str | int | None, gpus: int, ranks: int) -> N
         (2, {}, {"min_local_batch": 16}, ""),
         (
             *(4, {}, {"min_local_batch": 16, "min_local_batch_why": "BatchNorm1d 1 normalizes"}),
-            "16 GPUs share a batch of 128, and each needs 16 samples, because BatchNorm1d 1 norm",
+            "up to 4 machines with 4 GPUs share a batch of 128, and each GPU needs 16 samples, bec",
         ),
-        (2, {"on_bad_sample": "skip"}, {}, "on_bad_sample: skip"),
-        (2, {"tuning": {"learners_per_machine": 2}}, {}, "tuning.learners_per_machine lets"),
         (2, {}, {"batch_weight": 1.5}, "parts of its batches don't count by their samples"),
         (2, {}, {"layout": Layout((AVERAGE,))}, "teacher beside the model would not travel"),
         (2, {}, {"layout": Layout((), doubles=("0.weight",))}, "0.weight would travel as float32"),
@@ -115,6 +114,29 @@ def test_gpus_of_a_worker_by_default(
     values = {"batch_size": 128, "min_local_batch": 2, **facts}
     apart = why_apart(spec, ModelFacts(1000, 100, layout, "", **values), gpus, sparse=sparse)
     assert apart.startswith(why) if why else not apart
+
+
+@pytest.mark.parametrize(
+    ("fields", "volunteer", "why"),
+    [
+        ({}, False, ""),
+        ({}, True, "updates of several processes can't be verified"),
+        ({"on_bad_sample": "skip"}, False, "on_bad_sample: skip"),
+        ({"tuning": {"learners_per_machine": 2}}, False, "tuning.learners_per_machine lets"),
+    ],
+)
+def test_jobs_that_need_a_process_for_each_worker(
+    fields: dict[str, Any], volunteer: bool, why: str
+) -> None:
+    spec = JobSpec.parse({"name": "j", "task": "t:T", "epochs": 1, **fields})
+    found = why_one_process(spec, volunteer=volunteer)
+    assert found.startswith(why) if why else not found
+
+
+def test_a_default_is_no_field_that_other_versions_refuse() -> None:
+    job = {"name": "j", "task": "t:T", "epochs": 1}
+    assert "gpus" not in JobSpec.parse(job).model_dump(mode="json")["workers"]
+    assert JobSpec.parse(job).workers.gpus is None
 
 
 @pytest.mark.parametrize("environment", [{}, {VISIBLE: ""}])

@@ -18,7 +18,7 @@ from torch import Tensor
 from vcasgd.errors import RankLost, SpecError, UserCodeError
 from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import Floats, MappedVector
-from vcasgd.session.script import load
+from vcasgd.session.script import LoopInThread, load
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker.gpus import OwnGpu
 from vcasgd.worker.interval import Base, Trained
@@ -48,6 +48,8 @@ def learner_of(
         yield learner
     finally:
         learner.close()
+        if isinstance(loaded, LoopInThread):
+            loaded.close()
 
 
 def interval(learner: Learner, base: Base, subtask: int) -> Trained:

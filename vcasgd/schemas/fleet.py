@@ -96,9 +96,9 @@ class Machine(Schema):
     state: MachineState
     launched_at: float
     notice_at: float | None = Field(
-        description="Time at which the cloud takes it; null without a notice."
+        default=None, description="Time at which the cloud takes it; null without a notice."
     )
-    host: str
+    host: str = ""
     price_per_hour: float = Field(
         description="Current price; that of a spot machine changes while it runs."
     )

@@ -117,6 +117,8 @@ class Workers(StrictModel):
     )
     gpus: Literal["all"] | Annotated[int, Field(ge=1, le=64, strict=True)] | None = Field(
         default=None,
+        # Other versions know no null.
+        exclude_if=lambda gpus: gpus is None,
         description="GPUs of a machine that train as one worker; processes on machines without "
         "GPUs; by default, the first machine chooses all or 1",
     )

@@ -101,6 +101,20 @@ def ranks_of(workers: Workers, gpus: int) -> int:
     return min(wanted, gpus) if gpus else wanted
 
 
+def why_one_process(spec: JobSpec, *, volunteer: bool) -> str:
+    """Return why a job needs a process for each worker, whatever its task; empty if it doesn't.
+
+    ``volunteer``: the machine is one of a pool whose updates are verified.
+    """
+    if volunteer:
+        return "updates of several processes can't be verified by repetition"
+    if spec.skips_bad_samples:
+        return "on_bad_sample: skip needs one process"
+    if spec.tuning.learners_per_machine > 1:
+        return "tuning.learners_per_machine lets several workers use a machine"
+    return ""
+
+
 def why_apart(spec: JobSpec, facts: ModelFacts, gpus: int, *, sparse: bool = False) -> str:
     """Return why each of a machine's ``gpus`` should be a worker; empty if all should be one.
 
@@ -112,12 +126,12 @@ def why_apart(spec: JobSpec, facts: ModelFacts, gpus: int, *, sparse: bool = Fal
     sharing = gpus * (spec.workers.max if shared else 1)
     least = max(FEW_SAMPLES, facts.min_local_batch or 0)
     if batch < least * sharing:
+        machines = f"up to {spec.workers.max} machines with " if shared else ""
         why = f", because {facts.min_local_batch_why}" if facts.min_local_batch_why else ""
-        return f"{sharing} GPUs share a batch of {batch}, and each needs {least} samples{why}"
-    if spec.skips_bad_samples:
-        return "on_bad_sample: skip needs one process"
-    if spec.tuning.learners_per_machine > 1:
-        return "tuning.learners_per_machine lets several workers use a machine"
+        return (
+            f"{machines}{gpus} GPUs share a batch of {batch}, and each GPU needs {least} samples"
+            f"{why}"
+        )
     if sparse:
         return "sparse gradients can't be added over processes"
     if facts.batch_weight is not None:

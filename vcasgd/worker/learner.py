@@ -95,7 +95,7 @@ class Learner:
         self.spec, self.task = spec.with_gpus(1), task
         self.device = device
         task.skips_bad_samples = spec.skips_bad_samples
-        task.follow_job(spec)
+        task.follow_job(self.spec)
         self._model = self._build_model()
         self._use_layout()
         self._rule = make_rule(spec.update)

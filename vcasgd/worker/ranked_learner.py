@@ -82,7 +82,10 @@ class _RankedLearner(Learner):
             return super()._steps(interval, following, should_stop, on_step)
 
     def _rehearse_own(self) -> list[str]:
+        assert self._group is not None
         with self._computing():
+            # An evaluation alone needs no other rank.
+            self._group.average([torch.ones(1, device=self.device)])
             return super()._rehearse()
 
     def _evaluate_own(
@@ -147,6 +150,18 @@ class LeadingLearner(_RankedLearner):
     def _rehearse(self) -> list[str]:
         if not self.sharded:
             return super()._rehearse()
+        return self._rehearse_together()
+
+    def try_ranks(self, facts: ModelFacts) -> None:
+        """Let all ranks evaluate one batch before the job counts on them.
+
+        ``facts`` are those of a learner of one process. Raises errors of the group, and of the
+        user's code.
+        """
+        self._facts = facts
+        self._rehearse_together()
+
+    def _rehearse_together(self) -> list[str]:
         self._start_ranks()
         with self._together():
             self._ranks.begin(RankEvaluation(rehearses=True))

@@ -217,6 +217,8 @@ class Ranks:
         self._threads = torch.get_num_threads()
         #: Losses of a rank since the last interval that all trained.
         self._losses = 0
+        #: What ended the present processes, once they are lost.
+        self._fault: VcasgdError | None = None
         #: This process's membership; None before :meth:`start`.
         self.group: RankGroup | None = None
 
@@ -232,7 +234,7 @@ class Ranks:
 
         ``floats`` is the length of the vector, of which each has a part if it is ``sharded``.
         """
-        self._memory = MappedVector(min(floats, CHUNK_FLOATS))
+        self._memory, self._fault = MappedVector(min(floats, CHUNK_FLOATS)), None
         try:
             threads = max(1, self._threads // self.size) if device == "cpu" else self._threads
             torch.set_num_threads(threads)
@@ -403,7 +405,15 @@ class Ranks:
         return self._lost(error)
 
     def _lost(self, error: object) -> VcasgdError:
-        """Stop all ranks, and return the error of the one that is at fault."""
+        """Stop all ranks, and return the error of the one that is at fault.
+
+        Several waits can fail for one loss; it counts once.
+        """
+        if self._fault is None:
+            self._fault = self._found(error)
+        return self._fault
+
+    def _found(self, error: object) -> VcasgdError:
         own = self._own_error()
         lost = [one for one in self._processes if one.popen.poll() is not None]
         ends = ", ".join(f"rank {one.rank} {one.end}" for one in lost)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,7 +15,14 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vcasgd.errors import DataError, MachineDiffers, NotFound, PackageError, SpecError
+from vcasgd.errors import (
+    DataError,
+    MachineDiffers,
+    NotFound,
+    PackageError,
+    SpecError,
+    VcasgdError,
+)
 from vcasgd.learning.encodings.encoder import codec_for
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.sharded_model import is_sharded
@@ -40,7 +49,14 @@ from vcasgd.task.package import unpack
 from vcasgd.task.task import Task
 from vcasgd.worker import WorkerContext
 from vcasgd.worker.exchange import Exchange
-from vcasgd.worker.gpus import OwnGpu, best_device, flops_per_sample_of, ranks_of, why_apart
+from vcasgd.worker.gpus import (
+    OwnGpu,
+    best_device,
+    flops_per_sample_of,
+    ranks_of,
+    why_apart,
+    why_one_process,
+)
 from vcasgd.worker.job_environment import set_variables, use_packages
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.leases import WorkerStatus, WorkInterrupted
@@ -49,6 +65,8 @@ from vcasgd.worker.ranks import Ranks
 
 #: Start of the names of tensors in checkpoints that aren't the model's.
 _OWN = "vcasgd:"
+
+log = logging.getLogger(__name__)
 
 
 class Setup:
@@ -81,8 +99,6 @@ class Setup:
         self._script: LoopInThread | None = None
         #: Facts with this machine's choice of GPUs, as long as the job has none.
         self._chosen: dict[str, Any] = {}
-        #: Facts of the learner that were needed for it.
-        self._found: ModelFacts | None = None
 
     @property
     def prepared(self) -> bool:
@@ -126,6 +142,9 @@ class Setup:
             if job.facts is not None and self._chosen.get("gpus", job.facts.gpus) != job.facts.gpus:
                 # Another machine was faster, and has chosen otherwise.
                 self._close(learner)
+                self._learner = None
+                del learner
+                free_memory()
                 learner = self._build(job)
             if job.facts is not None:
                 learner.check_against(job.facts)
@@ -146,7 +165,9 @@ class Setup:
     def close(self) -> None:
         """End the loader processes, and the user's script, if the task is one."""
         if self._learner is not None:
-            self._close(self._learner)
+            self._learner.close()
+        if self._script is not None:
+            self._script.close()
 
     def _build_from_package(self, job: JobRecord) -> Learner:
         context, on_progress = self._context, self._progress
@@ -182,42 +203,66 @@ class Setup:
 
     def _with_chosen_gpus(self, spec: JobSpec, code: Path) -> Learner:
         """Return a learner of a job's first machine, with one of its GPUs or with all."""
-        task, gpus, why = self._load(spec, code), self._gpu.count, ""
-        if gpus > 1 and not is_sharded(task):
-            alone = self._learner_of(spec.with_gpus(1), task, code)
-            why = self._why_apart(alone)
-            if why:
-                return self._choose(alone, why)
-            self._close(alone)
-            task = self._load(spec, code)
-        if gpus > 1:
-            together = self._learner_of(spec.with_gpus("all"), task, code)
-            if not together.division.of_whole_loss:
-                return self._choose(together, "")
-            why = together.division.why
-            self._close(together)
-            task = self._load(spec, code)
-        return self._choose(self._learner_of(spec.with_gpus(1), task, code), why)
+        why, facts = "", None
+        if self._gpu.count > 1:
+            volunteer = self._context.settings.volunteer
+            why, task = why_one_process(spec, volunteer=volunteer), self._load(spec, code)
+            if not why and not is_sharded(task):
+                why, facts = self._compare(self._learner_of(spec.with_gpus(1), task, code))
+            elif isinstance(task, LoopInThread):
+                task.close()
+            del task
+            free_memory()
+            if not why:
+                together, why = self._together(spec.with_gpus("all"), code, facts)
+                if together is not None:
+                    return self._choose(together, "")
+                free_memory()
+        one = spec.with_gpus(1)
+        return self._choose(self._learner_of(one, self._load(one, code), code), why)
 
-    def _why_apart(self, alone: Learner) -> str:
-        if self._context.settings.volunteer:
-            return "updates of several processes can't be verified by repetition"
-        alone.count_samples(self._progress)
-        self._found = alone.facts(len(self._context.nodes))
-        sparse = alone.has_sparse_gradients
-        return why_apart(alone.spec, self._found, self._gpu.count, sparse=sparse)
+    def _compare(self, alone: Learner) -> tuple[str, ModelFacts]:
+        """Return why each GPU should be a worker, and the facts of a learner with one."""
+        try:
+            alone.count_samples(self._progress)
+            facts = alone.facts(len(self._context.nodes))
+            sparse = alone.has_sparse_gradients
+            return why_apart(alone.spec, facts, self._gpu.count, sparse=sparse), facts
+        finally:
+            self._close(alone)
+
+    def _together(
+        self, spec: JobSpec, code: Path, facts: ModelFacts | None
+    ) -> tuple[Learner | None, str]:
+        """Return a learner of all GPUs if its processes work together, or why they don't."""
+        learner = None
+        try:
+            learner = self._learner_of(spec, self._load(spec, code), code)
+            division = learner.division
+            if not division.of_whole_loss:
+                if facts is not None and isinstance(learner, LeadingLearner):
+                    learner.try_ranks(facts)
+                return learner, ""
+            why = division.why
+        except VcasgdError as error:
+            if facts is None:
+                # No process can have the whole model.
+                raise
+            log.warning("the GPUs of this machine don't train together", exc_info=True)
+            why = error.message
+        if learner is not None:
+            self._close(learner)
+        return None, why
 
     def _choose(self, learner: Learner, why: str) -> Learner:
-        gpus = learner.spec.workers.gpus
-        text = ""
+        gpus, text, end = learner.spec.workers.gpus, "", "; set workers.gpus to choose"
         if self._gpu.count > 1:
             how = "train as one worker" if gpus == "all" else f"are a worker each, because {why}"
-            text = f"GPUs of a machine {how}; set workers.gpus to choose"
-        self._chosen = {"gpus": gpus, "gpus_why": text[:MAX_NAME_LENGTH]}
+            text = f"GPUs of a machine {how}"[: MAX_NAME_LENGTH - len(end)] + end
+        self._chosen = {"gpus": gpus, "gpus_why": text}
         return learner
 
     def _close(self, learner: Learner) -> None:
-        self._found = None
         learner.close()
         if self._script is not None:
             self._script.close()
@@ -251,8 +296,7 @@ class Setup:
         if reported is None:
             learner.count_samples(self._progress)
         volunteer = context.settings.volunteer
-        facts = reported or self._found
-        facts = facts or learner.facts(len(context.nodes), verified=volunteer)
+        facts = reported or learner.facts(len(context.nodes), verified=volunteer)
         if reported is None:
             learner.rehearse(self._progress)
         nodes = nodes_of(context.nodes, facts.store_nodes, facts.shards, context.job)
@@ -369,3 +413,10 @@ def _refused(source: StartFrom, problem: str) -> SpecError:
         remedy="name weights of the same model",
         field="start_from",
     )
+
+
+def free_memory() -> None:
+    """Free the memory of a model that nothing refers to any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

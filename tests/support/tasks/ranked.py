@@ -21,7 +21,7 @@ import vcasgd
 
 class Ranked(vcasgd.Task):
     """``fault`` is done once, by the process that moves the file ``marker`` away: the second step
-    of a further rank."""
+    of a further rank. Without a ``marker``, a loss ``sums``, or further ranks train ``apart``."""
 
     batch_size = 12
 
@@ -72,6 +72,8 @@ class Ranked(vcasgd.Task):
         return total if self.fault == "sums" else total / len(labels)
 
     def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        if self.fault == "apart" and "vcasgd.worker.rank" in _command():
+            raise ValueError("this rank can't evaluate")
         points, labels = batch
         return {
             "loss": F.cross_entropy(model(points), labels, reduction="sum"),
