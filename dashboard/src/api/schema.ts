@@ -2174,7 +2174,10 @@ export interface components {
              * @description Time at which the cloud takes it; null without a notice.
              */
             notice_at: number | null;
-            /** Host */
+            /**
+             * Host
+             * @default
+             */
             host: string;
             /**
              * Price Per Hour
