@@ -40,6 +40,8 @@ MB = 1_000_000
 SAMPLE_SECONDS = 0.2
 LIMIT_SECONDS = 3600.0
 TINY, SMALL = {"layers": 2, "width": 64}, {"layers": 2, "width": 256}
+#: Names of the optimizers, for people.
+NAMES = {"adamw": "AdamW", "sgd": "SGD"}
 #: Steps of the small one, each of which is a round.
 ROUNDS = 64
 VOCABULARY, CONTEXT, BATCH = 8192, 32, 8
@@ -219,7 +221,7 @@ def main() -> None:
         rows.append((part, f"{tiny.peaks[part] / MB:.0f} MB", shown, predicted))
     page = PAGE.format(
         command=" ".join(["python benchmarks/ranks.py", *sys.argv[1:]]),
-        **vars(options),
+        **(vars(options) | {"optimizer": NAMES[options.optimizer]}),
         millions=vector / 4e6,
         batch=BATCH,
         vector=vector / MB,
