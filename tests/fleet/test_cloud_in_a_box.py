@@ -95,8 +95,8 @@ def cloud_stack(
         stack.callback(made.client.close)
         try:
             yield made
-        except BaseException:
-            print(made.logs())  # noqa: T201
+        except BaseException as error:  # also a failed test's
+            error.add_note(made.logs())
             raise
         assert not [problem for box in boxes.values() for problem in box.problems]
 

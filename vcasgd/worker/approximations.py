@@ -37,37 +37,20 @@ def approximations(
 ) -> dict[str, str]:
     """Return what is approximated, each with its remedy, by the kinds of the events that say so.
 
-    ``undivided`` are buffers whose mean isn't what one process has. ``mixes``:
-    workers share the steps, and a sampler has batches of its own. ``alike``: successive samples may
-    be alike. ``in_turn``: a loop computes
-    gradients after the step of another optimizer. ``normalized`` is a layer that normalizes over
-    what workers share.
+    ``undivided`` are buffers whose mean isn't what one process has. ``mixes``: workers share the
+    steps, and a sampler has batches of its own. ``alike``: successive samples may be alike.
+    ``in_turn``: a loop computes gradients after the step of another optimizer. ``normalized`` is a
+    layer that normalizes over what workers share.
     """
     if spec.workers.max == 1:
         return {}
-    found = _of_parts(undivided, mixes=mixes, in_turn=in_turn, normalized=normalized)
     adams = any(steps_as(part, Adam, AdamW) for part in parts_of(optimizer))
-    if alike and adams and not layout.gradients:
-        found["batches-mixed"] = (
-            "the samples aren't in a random order, so that successive ones, of which each worker "
-            f"has its own, may be alike, which {name_of(optimizer)} takes for larger gradients; "
-            "shuffle them, or set batch: worker, so that each worker trains whole batches"
-        )
+    misled = name_of(optimizer) if alike and adams and not layout.gradients else None
+    found = _of_parts(
+        undivided, mixes=mixes, misled=misled, in_turn=in_turn, normalized=normalized
+    ) | _of_clips(task, layout)
     names = [*(each.name for each in layout.entries), *(each.name for each in layout.base)]
     travelling = {*layout.beside, *(name.rpartition(".")[2] for name in names)}
-    if task.clip_norm is not None and not layout.gradients:
-        found["clip-approximated"] = (
-            "clip_norm clips the gradient of a worker's part of a batch, at a norm that is larger "
-            "by the root of the number of parts; the gradient of the whole batch is clipped with "
-            f"the default rule and encoding in a model of at most {MAX_FLOATS:,} numbers whose "
-            f"rounds have one step, and {ALONE}"
-        )
-    if task.clips_itself:
-        found["loop-clips"] = (
-            "the loop clips the gradient of a worker's part of a batch, at a norm that is larger "
-            "by the root of the number of parts; give clip_norm to the Session or the task "
-            "instead, which in small models clips the gradient of the whole batch"
-        )
     if spec.keeps_optimizer and not second_moments.count(optimizer) and _has_state(optimizer):
         found |= _lost_state(optimizer)
     if values := own_values([task.source(), *sources_of(module)], travelling):
@@ -85,10 +68,37 @@ def approximations(
     return found
 
 
+def _of_clips(task: Task, layout: Layout) -> dict[str, str]:
+    """Return what clipping does differently from that of a whole batch's gradient."""
+    found = {}
+    if task.clip_norm is not None and not layout.gradients:
+        found["clip-approximated"] = (
+            "clip_norm clips the gradient of a worker's part of a batch, at a norm that is larger "
+            "by the root of the number of parts; the gradient of the whole batch is clipped with "
+            f"the default rule and encoding in a model of at most {MAX_FLOATS:,} numbers whose "
+            f"rounds have one step, and {ALONE}"
+        )
+    if task.clips_itself:
+        found["loop-clips"] = (
+            "the loop clips the gradient of a worker's part of a batch, at a norm that is larger "
+            "by the root of the number of parts; give clip_norm to the Session or the task "
+            "instead, which in small models clips the gradient of the whole batch"
+        )
+    return found
+
+
 def _of_parts(
-    undivided: Sequence[str], *, mixes: bool, in_turn: bool, normalized: str | None
+    undivided: Sequence[str],
+    *,
+    mixes: bool,
+    misled: str | None,
+    in_turn: bool,
+    normalized: str | None,
 ) -> dict[str, str]:
-    """Return what parts of a batch do otherwise than the whole."""
+    """Return what parts of a batch do differently from the whole.
+
+    ``misled`` is an optimizer that takes samples that are alike for larger gradients.
+    """
     found = {}
     if undivided:
         found["buffers-averaged"] = (
@@ -100,6 +110,12 @@ def _of_parts(
             "the sampler has batches of its own, and a step of several workers has a part of one "
             "batch of each; set batch: worker, so that each worker trains whole batches, or "
             "min_local_batch to their size, so that one worker trains"
+        )
+    if misled is not None:
+        found["batches-mixed"] = (
+            "the samples aren't in a random order, so successive ones, of which each worker has "
+            f"its own, may be alike, and {misled} takes that for larger gradients; shuffle them, "
+            "or set batch: worker, so that each worker trains whole batches"
         )
     if in_turn:
         found["steps-in-turn"] = (

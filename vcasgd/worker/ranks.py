@@ -217,7 +217,7 @@ class Ranks:
         self._threads = torch.get_num_threads()
         #: Losses of a rank since the last interval that all trained.
         self._losses = 0
-        #: What ended the present processes, once they are lost.
+        #: The error to raise for the running processes; None until one is lost.
         self._fault: VcasgdError | None = None
         #: This process's membership; None before :meth:`start`.
         self.group: RankGroup | None = None

@@ -164,10 +164,7 @@ class Setup:
 
     def close(self) -> None:
         """End the loader processes, and the user's script, if the task is one."""
-        if self._learner is not None:
-            self._learner.close()
-        if self._script is not None:
-            self._script.close()
+        self._close(self._learner)
 
     def _build_from_package(self, job: JobRecord) -> Learner:
         context, on_progress = self._context, self._progress
@@ -183,8 +180,8 @@ class Setup:
         else:
             learner = self._learner_of(spec, self._load(spec, code), code)
         self._status.ranks = size = ranks_of(learner.spec.workers, self._gpu.count)
-        self._gpu = self._gpu.of_several(size)
-        self._status.visible_gpus = self._gpu.visible(size)
+        # Of the machine's GPUs, so that a learner that is built again has the same.
+        self._status.visible_gpus = self._gpu.of_several(size).visible(size)
         return learner
 
     def _load(self, spec: JobSpec, code: Path) -> Task:
@@ -203,31 +200,35 @@ class Setup:
 
     def _with_chosen_gpus(self, spec: JobSpec, code: Path) -> Learner:
         """Return a learner of a job's first machine, with one of its GPUs or with all."""
-        why, facts = "", None
+        one, why = spec.with_gpus(1), ""
         if self._gpu.count > 1:
-            volunteer = self._context.settings.volunteer
-            why, task = why_one_process(spec, volunteer=volunteer), self._load(spec, code)
-            if not why and not is_sharded(task):
-                why, facts = self._compare(self._learner_of(spec.with_gpus(1), task, code))
-            elif isinstance(task, LoopInThread):
-                task.close()
-            del task
+            why, facts = self._why_apart(one, code)
             free_memory()
             if not why:
                 together, why = self._together(spec.with_gpus("all"), code, facts)
                 if together is not None:
                     return self._choose(together, "")
                 free_memory()
-        one = spec.with_gpus(1)
         return self._choose(self._learner_of(one, self._load(one, code), code), why)
 
-    def _compare(self, alone: Learner) -> tuple[str, ModelFacts]:
-        """Return why each GPU should be a worker, and the facts of a learner with one."""
+    def _why_apart(self, spec: JobSpec, code: Path) -> tuple[str, ModelFacts | None]:
+        """Return why each GPU should be a worker; empty if all should be one.
+
+        Also returns the facts of a learner with one GPU; None if the model is in parts.
+        """
+        why = why_one_process(spec, volunteer=self._context.settings.volunteer)
+        if why:
+            return why, None
+        task = self._load(spec, code)
+        if is_sharded(task):
+            self._close(None)
+            return "", None
+        alone = self._learner_of(spec, task, code)
         try:
             alone.count_samples(self._progress)
             facts = alone.facts(len(self._context.nodes))
             sparse = alone.has_sparse_gradients
-            return why_apart(alone.spec, facts, self._gpu.count, sparse=sparse), facts
+            return why_apart(spec, facts, self._gpu.count, sparse=sparse), facts
         finally:
             self._close(alone)
 
@@ -250,8 +251,7 @@ class Setup:
                 raise
             log.warning("the GPUs of this machine don't train together", exc_info=True)
             why = error.message
-        if learner is not None:
-            self._close(learner)
+        self._close(learner)
         return None, why
 
     def _choose(self, learner: Learner, why: str) -> Learner:
@@ -262,8 +262,9 @@ class Setup:
         self._chosen = {"gpus": gpus, "gpus_why": text}
         return learner
 
-    def _close(self, learner: Learner) -> None:
-        learner.close()
+    def _close(self, learner: Learner | None) -> None:
+        if learner is not None:
+            learner.close()
         if self._script is not None:
             self._script.close()
 

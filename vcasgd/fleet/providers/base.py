@@ -253,7 +253,7 @@ class LaunchOrder(Generic[Spec]):
 
 
 class PooledProvider(Generic[Spec]):
-    """Base of implementations of :class:`~vcasgd.fleet.providers.base.Provider`.
+    """Base of implementations of :class:`Provider`.
 
     They implement ``_offer``, ``_launch``, ``machines``, ``terminate``, and ``evict``, which may
     raise what the contract names.
