@@ -137,6 +137,12 @@ class CloudCache:
             return self._listings[provider].problem
         return self._pools.problems.get(one.pool, "the configuration of its pool is not known")
 
+    @property
+    def complete(self) -> bool:
+        """True once each provider has listed its machines, or has failed to."""
+        listings = [self._listings.get(each) for each in self._pools.providers.values()]
+        return all(each is not None and (each.answered or each.problem) for each in listings)
+
     def vacated(self) -> list[str]:
         """Return the removed pools that have had no machines for long enough."""
         now, removed = self._clock(), self._pools.removed
@@ -161,11 +167,16 @@ class CloudCache:
         if provider is not None and provider in self._listings:
             return provider
         pool = next((one.pool for one in self._listed() if one.id == machine), None)
-        if (provider := self._pools.providers.get(pool or "")) is not None:
+        if pool is None:
+            raise FleetError(
+                f"{machine}: no provider lists this machine",
+                remedy="see vcasgd machines for those that run",
+            )
+        if (provider := self._pools.providers.get(pool)) is not None:
             return provider
         raise FleetError(
             f"{machine}: the provider of its pool {pool} can't be reached: "
-            f"{self._pools.problems.get(pool or '', 'the pool is not known')}",
+            f"{self._pools.problems.get(pool, 'the pool is not known')}",
             remedy="restore the access, or end the machine at its provider",
         )
 

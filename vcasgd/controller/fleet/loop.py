@@ -110,7 +110,12 @@ class FleetLoop:
         self._fleet.clearance.set_pools(pools.specs)
 
     def _serve_requests(self) -> None:
-        """Execute what users requested through the API."""
+        """Execute what users requested through the API.
+
+        A new controller first learns which machines there are.
+        """
+        if not self._fleet.cloud.complete:
+            return
         for request in self._fleet.control.take_requests():
             with bound(request=request.get("request")):
                 if request["kind"] == "evict":
