@@ -198,6 +198,7 @@ esac
 """
 
 
+@pytest.mark.ci
 def test_machine_leaves_while_somebody_uses_it(volunteers: Volunteers, tmp_path: Path) -> None:
     # Given a machine whose desktop is idle
     program, idle = tmp_path / "loginctl", tmp_path / "idle"

@@ -32,6 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "100 % $HOME"
 
 
+@pytest.mark.ci
 def test_unit_joins_with_the_given_options(folder: Path) -> None:
     # When the command has run twice
     write_unit(folder)

@@ -253,6 +253,7 @@ def test_an_update_that_changes_nothing_is_not_repeated(
     assert log.read_text().count("updates: ") == 1
 
 
+@pytest.mark.ci
 def test_installation_that_pip_should_not_change_is_left_alone(
     installation: Installation,
 ) -> None:

@@ -33,7 +33,7 @@ def last(outcome: Any) -> tuple[float, float]:
     return clock, loss
 
 
-@pytest.mark.parametrize("fragments", [1, 3])
+@pytest.mark.parametrize("fragments", [1, pytest.param(3, marks=pytest.mark.ci)])
 def test_rounds_of_one_step_are_plain_training(modules: Any, fragments: int) -> None:
     # With one worker, nothing is exchanged.
     run = modules.copies.Run("svm", 0, 1, length=LENGTH)
@@ -46,6 +46,7 @@ def test_rounds_of_one_step_are_plain_training(modules: Any, fragments: int) -> 
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("overlap", "share"), [(False, 0.5), (True, 1.0)])
 def test_time_counts_waits(modules: Any, overlap: bool, share: float) -> None:
     run = modules.copies.Run(

@@ -162,6 +162,7 @@ def test_three_of_three_workers_die_at_once(stack: Stack, job: str) -> None:
     await_truth(lambda: stack.client.job(job).kills >= kills + WORKERS)
 
 
+@pytest.mark.ci
 def test_workers_continue_while_the_ray_head_is_dead(stack: Stack, job: str) -> None:
     before = {name: beat.pid for name, beat in stack.training_workers(job).items()}
     restarts = stack.state.parts["head"].restarts

@@ -124,7 +124,7 @@ def at_each_command(moment: Moment, play: Callable[[Fault], None], *, shortest: 
     [
         pytest.param(FaultyShard.turn_or_die, "before", marks=pytest.mark.extended),
         (FaultyShard.turn_or_die, "after"),
-        (FaultyShard.turn_or_wait, "before"),
+        pytest.param(FaultyShard.turn_or_wait, "before", marks=pytest.mark.ci),
         pytest.param(FaultyShard.turn_or_wait, "after", marks=pytest.mark.extended),
     ],
 )

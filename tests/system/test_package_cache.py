@@ -24,7 +24,7 @@ def plant(cache: Path, digest: str, marker: Path) -> None:
     (folder / "traced.py").write_text(_PLANTED.format(marker=str(marker)))
 
 
-@pytest.mark.parametrize("place", ["temporary folder", "home"])
+@pytest.mark.parametrize("place", [pytest.param("temporary folder", marks=pytest.mark.ci), "home"])
 def test_code_that_another_user_left_is_not_run(
     harness: Harness, tmp_path: Path, place: str
 ) -> None:
