@@ -563,3 +563,42 @@ def test_several_workers_refuse_a_line_search() -> None:
     with pytest.raises(SpecError, match="LBFGS searches along a line") as refused:
         simulated(WithLBFGS, 4)
     assert refused.value.remedy == "set workers.max: 1, or use another optimizer"
+
+
+#: A loop over epochs whose steps have a closure or not.
+WITH_CLOSURE = """
+import sys
+import torch
+import vcasgd
+
+sys.path.insert(0, {support!r})
+from support.compat import Points
+
+points = Points()
+model = points.model()
+optimizer = points.optimizer(model.parameters())
+session = vcasgd.Session(model, optimizer)
+evaluate = session.evaluation(points.dataset("validation"))(points.evaluate)
+batches = session.loader(points.dataset("train"), batch_size=points.batch_size)
+for epoch in range(2):
+    for batch in batches:
+
+        def closure():
+            optimizer.zero_grad()
+            loss = points.loss(model, batch)
+            loss.backward()
+            return loss
+
+        {step}
+"""
+
+
+@pytest.mark.ci
+def test_a_closure_is_a_step_in_each_epoch_of_a_loop(tmp_path: Path) -> None:
+    support = str(Path(__file__).parents[1])
+    ends = []
+    for step in ("optimizer.step(closure)", "closure(); optimizer.step()"):
+        make_task = script(WITH_CLOSURE.format(support=support, step=step), tmp_path)
+        ends.append(simulated(make_task, 4, epochs=2)["loss"])
+
+    assert ends[0] == pytest.approx(ends[1], rel=1e-6)

@@ -73,6 +73,8 @@ class BatchLoader:
         self._steps = 0
         #: Steps in a row that a scaler of gradients skipped.
         self._skipped = 0
+        #: True if their steps are watched until the job's end.
+        self._is_hooked = False
         #: The optimizers that a loop steps, and those that it has stepped for the present batch.
         self._parts = parts_of(optimizer)
         self._in_step = False
@@ -125,10 +127,25 @@ class BatchLoader:
             stack.enter_context(_watch_steps())
             stack.callback(_loader_of_thread.set, _loader_of_thread.get())
             _loader_of_thread.set(self)
-            for part in self._parts:
-                stack.callback(part.register_step_pre_hook(self._before_step).remove)
-                stack.callback(part.register_step_post_hook(self._after_step).remove)
+            self._hook_steps(stack)
             yield from self._batches_of_job(self._script) if self._script else self._local()
+
+    def _hook_steps(self, stack: ExitStack) -> None:
+        """Watch the steps of the optimizers; in a job, from the first epoch to the last.
+
+        So they stay before the hooks of the worker, which need the gradients of a closure.
+        """
+        if self._is_hooked:
+            return
+        self._is_hooked = self._script is not None
+        for part in self._parts:
+            hooks = (
+                part.register_step_pre_hook(self._before_step),
+                part.register_step_post_hook(self._after_step),
+            )
+            if not self._is_hooked:
+                for hook in hooks:
+                    stack.callback(hook.remove)
 
     def _follow_accelerate(self) -> None:
         steps = accumulation_steps()
