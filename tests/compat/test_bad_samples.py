@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from compat.test_buffers import facts_of
 from support.compat import (
     SEEDS,
     Case,
@@ -17,6 +18,7 @@ from support.compat import (
     assert_as_plain,
     assert_close,
     grid,
+    orders,
     plain,
     script,
     simulated,
@@ -76,6 +78,58 @@ def test_bad_samples_are_left_out(workers: int) -> None:
     skips = {"on_bad_sample": "skip", "max_bad_samples": 0.02}
 
     assert_as_plain(Case(WithDamage, epochs=2, twin=cautious, fields=skips), workers)
+
+
+class InFirstBatch(WithDamage):
+    """Damage that the first worker meets before it trains, and a batch that can't be divided."""
+
+    def dataset(self, split: str) -> Dataset[Any]:
+        points = super(WithDamage, self).dataset(split)
+        return OneIn(self.bad, points) if split == "train" else points
+
+    bad = -1
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) * model(batch[0]).std(0).mean()
+
+
+class OneIn(Dataset[Any]):
+    """Points of which one can't be read."""
+
+    def __init__(self, bad: int, points: Dataset[Any]) -> None:
+        self.bad, self._points = bad, points
+
+    def __len__(self) -> int:
+        return len(self._points)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.bad:
+            raise OSError("truncated image")
+        return self._points[index]
+
+
+def test_the_first_batch_is_measured_without_its_bad_samples(tmp_path: Path) -> None:
+    first = next(iter(orders(InFirstBatch.samples, 1, 0, InFirstBatch.batch_size)))
+    task = InFirstBatch()
+    task.bad = first[3]
+
+    facts = facts_of(task, on_bad_sample="skip")
+
+    # Its loss is no mean over samples.
+    assert facts.min_local_batch == task.batch_size
+    # And a loop, whose batches are weighed beforehand, starts.
+    source = CAUTIOUS.format(tests=str(Path(__file__).parents[1]), skips=SKIPS["before backward"])
+    source = source.replace("NotNumbers", "OneBad").replace("OneBad()", f"OneBad({first[3]})")
+    assert facts_of(script(source, tmp_path)(), on_bad_sample="skip").min_local_batch == 2
+
+
+class OneBad(Points):
+    def __init__(self, bad: int) -> None:
+        self.bad = bad
+
+    def dataset(self, split: str) -> Dataset[Any]:
+        points = super().dataset(split)
+        return OneIn(self.bad, points) if split == "train" else points
 
 
 #: A loop that leaves out batches that it finds bad, in a usual way.

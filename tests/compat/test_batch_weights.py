@@ -12,6 +12,7 @@ from support.compat import (
     SEEDS,
     Case,
     Metrics,
+    Points,
     assert_as_plain,
     assert_close,
     evaluate_plainly,
@@ -258,6 +259,27 @@ def test_labels_that_are_found_in_a_script(tmp_path: Path, workers: int) -> None
     ends = [simulated(make_task, workers, seed)["loss"] for seed in SEEDS]
 
     assert_close(ends, [accumulated(FewLabels(), 4, seed, parts=1)["loss"] for seed in SEEDS])
+
+
+class Dropping(Points):
+    """A third of the samples is None, which ``collate`` drops, but for those that are first."""
+
+    samples, batch_size = 512, 8
+
+    def dataset(self, split: str) -> Any:
+        data = list(super().dataset(split))  # type: ignore[call-overload]
+        if split == "train":
+            kept = {1, *next(iter(orders(self.samples, 1, 0, self.batch_size)))[::2]}
+            data = [each if at % 3 or at in kept else None for at, each in enumerate(data)]
+        return data
+
+    def collate(self, samples: list[Any]) -> Any:
+        present = [each for each in samples if each is not None]
+        return super().collate(present) if present else None
+
+
+def test_a_part_whose_samples_are_all_left_out_has_no_weight() -> None:
+    assert simulated(Dropping, 4, epochs=1)["loss"] < 2.5
 
 
 class NoNumber(MeanOverTokens):

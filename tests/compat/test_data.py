@@ -311,6 +311,37 @@ def test_a_stream_of_hugging_face(workers: int) -> None:
     assert_as_plain(case_of(Streams, loader), workers)
 
 
+#: Data whose samples are batches, which are evaluated one by one.
+OWN_BATCHES = """
+import torch, vcasgd
+from torch.utils.data import DataLoader
+from support.compat import Points
+
+class Batches(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return [part[64 * index : 64 * index + 64] for part in data.tensors]
+
+points = Points()
+data, model = points.dataset("train"), points.model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = vcasgd.Session(model, optimizer)
+session.evaluation(points.dataset("validation"))(points.evaluate)
+for batch in session.loader(DataLoader(Batches(), batch_size=None, shuffle=True)):
+    optimizer.zero_grad()
+    points.loss(model, batch).backward()
+    optimizer.step()
+"""
+
+
+def test_samples_that_are_batches(tmp_path: Path) -> None:
+    ends = simulated(script(OWN_BATCHES, tmp_path), 1, epochs=1)
+
+    assert ends["loss"] < 2.3
+
+
 # -- sequences -------------------------------------------------------------------------------------
 
 

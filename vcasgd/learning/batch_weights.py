@@ -118,7 +118,10 @@ class CountedLabels:
     counted: str
 
     def count(self, batch: Any) -> float:
-        """Return how many there are. Raises :class:`UserCodeError` for an unlike batch."""
+        """Return how many there are, none if ``collate`` returned None because it left all samples
+        out. Raises :class:`UserCodeError` for an unlike batch."""
+        if batch is None:
+            return 0.0
         try:
             for key in self.path:
                 batch = batch[key]

@@ -433,6 +433,12 @@ def _load(
         yield batch
 
 
+def sound_samples(task: Task, dataset: Dataset[Any], indices: Sequence[int]) -> list[int]:
+    """Return those of some samples that can be loaded and go into one batch."""
+    (loaded,) = _load(task, dataset, [indices], skips=True)
+    return list(loaded.indices)
+
+
 def load_groups(task: Task, dataset: Dataset[Any], groups: Sequence[Sequence[int]]) -> list[Any]:
     """Return a batch for each group of indices. Raises :class:`UserCodeError`."""
     return list(_load(task, dataset, groups))

@@ -162,13 +162,13 @@ def data_of(loader: DataLoader[Any]) -> LoaderData:
     dataset, collate = loader.dataset, loader.collate_fn
     if is_stream(dataset):
         if loader.batch_size is None:
-            return LoaderData(dataset, 1, _single(collate), None)
+            return LoaderData(dataset, 1, OwnBatches(collate), None)
         return LoaderData(dataset, loader.batch_size, collate, None)
     check_indexed(dataset)
     batches = loader.batch_sampler
     if batches is None:
         # Each index is a batch.
-        return LoaderData(dataset, 1, _single(collate), loader.sampler)
+        return LoaderData(dataset, 1, OwnBatches(collate), loader.sampler)
     if type(batches) is BatchSampler:
         return LoaderData(dataset, batches.batch_size, collate, batches.sampler)
     size = Draws(batches, dataset, seed=0).batch_size
@@ -191,6 +191,12 @@ def check_indexed(dataset: Any) -> None:
         )
 
 
-def _single(convert: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
-    """Return a function that makes a batch of a list with one batch."""
-    return lambda samples: convert(samples[0])
+@dataclass(frozen=True)
+class OwnBatches:
+    """Collate function of a data set whose samples are batches, each a list of one."""
+
+    convert: Callable[[Any], Any]
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Return the batch."""
+        return self.convert(samples[0])

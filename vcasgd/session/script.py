@@ -29,6 +29,7 @@ from torch.utils.data import Dataset, default_collate
 from vcasgd.errors import LoopEnded, SpecError, TaskImportError, UserCodeError, VcasgdError
 from vcasgd.learning.beside import variables_of_callers
 from vcasgd.learning.optimizers import reset
+from vcasgd.learning.training_set import OwnBatches
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, import_first_from, load_task, user_traceback
 
@@ -167,7 +168,9 @@ class LoopTask(Task):
         the samples; see :func:`vcasgd.learning.training.micro_batches`."""
         # Evaluations compute no gradients. Processes that load their batches inherit this.
         if not torch.is_grad_enabled():
-            return (self._evaluation_collate or self._collate)(samples)
+            # Samples that are batches are those of the training only.
+            usual = default_collate if isinstance(self._collate, OwnBatches) else self._collate
+            return (self._evaluation_collate or usual)(samples)
         if self._accumulation is None:
             return self._collate(samples)
         size, most = self._accumulation

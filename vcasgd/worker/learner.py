@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -53,6 +54,7 @@ from vcasgd.learning.training import (
     rehearse_evaluation,
     seed_for,
     set_seed,
+    sound_samples,
     train,
     user_code,
 )
@@ -265,12 +267,18 @@ class Learner:
             return division_of(task, module)
         # Accumulated micro-batches have losses of their own.
         size = -(-batch_size_of(task) // batch_size_of(task, "gradient_accumulation_steps"))
-        indices = self.plan.indices(0, 0, min(self.plan.size(0), size)).tolist()
         return probed(
-            *(task, module, self._data.dataset, indices, self.device),
+            *(task, module, self._data.dataset, self._first_samples(size), self.device),
             state=self._model.whole,
             optimizer=self._new_optimizer() if task.makes_steps else None,
         )
+
+    def _first_samples(self, size: int) -> list[int]:
+        """Return the samples of the job's first batch, without those that the job skips."""
+        indices: list[int] = self.plan.indices(0, 0, min(self.plan.size(0), size)).tolist()
+        if not self.spec.skips_bad_samples:
+            return indices
+        return sound_samples(self.task, self._data.dataset, indices) or indices
 
     @property
     def division(self) -> Division:
@@ -284,7 +292,7 @@ class Learner:
         weighs = self.division.labels or type(self.task).batch_weight is not Task.batch_weight
         if not weighs or self.spec.workers.gpus != 1:
             return None
-        indices = self.plan.indices(0, 0, min(self.plan.size(0), batch_size_of(self.task)))
+        indices = np.array(self._first_samples(batch_size_of(self.task)))
         batch, count = next(batches(self.task, self._data.dataset, indices))
         labels, parts = self.division.labels, [part for part, _ in parts_of(batch)]
         weights = [labels.count(each) if labels else declared_weight(self.task, each)
