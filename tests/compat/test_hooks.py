@@ -156,6 +156,18 @@ def test_a_rate_that_the_loop_sets_between_epochs_is_refused(tmp_path: Path) -> 
         simulated(task, 2, epochs=EPOCHS)
 
 
+def test_a_loop_may_add_a_group_with_a_rate_of_its_own(tmp_path: Path) -> None:
+    optimizer = "torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)"
+    added = "{'params': model[0].parameters(), 'lr': 0.05}"
+    task = loop(
+        tmp_path, optimizer, "None", by_epoch=f"if epoch == 0: optimizer.add_param_group({added})"
+    )
+
+    ends = simulated(task, 2, epochs=EPOCHS)
+
+    assert ends["loss"] < simulated(task, 2, epochs=1)["loss"]
+
+
 def test_a_scheduler_that_follows_a_metric_is_refused(tmp_path: Path) -> None:
     task = loop(tmp_path, SGD, f"{LR}ReduceLROnPlateau(optimizer)")
 

@@ -380,7 +380,9 @@ class BatchLoader:
         return [group.get("lr") for group in self._optimizer.param_groups]
 
     def _check_rates(self) -> None:
-        if not self._task.sets_rates and self._present_rates() != self._rates:
+        # Groups that the loop has added come after the others, with rates of their own.
+        present = self._present_rates()[: len(self._rates)]
+        if not self._task.sets_rates and present != self._rates:
             raise UserCodeError(
                 "the loop changed the learning rate, which a job sets for each step",
                 remedy="pass schedule=… to the session, a factor for each progress, or compute the "

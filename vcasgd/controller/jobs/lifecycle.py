@@ -133,7 +133,8 @@ class JobLifecycle:
             if beside := Layout.from_json(job.facts.layout).beside:
                 text = (
                     f"{', '.join(beside)} beside the model: each version has the mean of the "
-                    "workers' values; ema in the job file is cheaper for an average"
+                    "workers' values, who reach a step at different times, and code after the last "
+                    "epoch doesn't run; ema in the job file is cheaper for an average"
                 )
                 self._jobs.note(job.id, "state-beside", text)
             if why := job.idle:
