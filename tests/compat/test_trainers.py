@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 
 from vcasgd.errors import LoopEnded
 from vcasgd.spec.job import JobSpec
+from vcasgd.task.place import Place
 from vcasgd.task.task import Task
 from vcasgd.worker.learner import Learner
 
@@ -149,6 +150,28 @@ def test_callbacks_that_each_worker_runs_are_noted() -> None:
     notes = Learner(JobSpec.parse(job), task_of()(), "cpu").facts(1).notes
 
     assert "each worker runs Noise for its own batches" in notes["hooks-on-workers"]
+
+
+def test_a_callback_may_set_rates() -> None:
+    from transformers import TrainerCallback
+
+    class Stretch(TrainerCallback):  # type: ignore[misc]
+        """Half of the scheduled rate in the first epoch."""
+
+        def on_step_begin(
+            self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
+        ) -> None:
+            optimizer.param_groups[0]["lr"] *= 0.5 if state.epoch < 1 else 1.0
+
+    tasks = [task_of(callbacks=each)() for each in ([], [Stretch()])]
+    rates = []
+    for task in tasks:
+        task.optimizer(task.model().parameters())
+        places = (Place(0.0, step, epoch=step // 64, batch=step % 64, epoch_steps=64)
+                  for step in (30, 31, 70))  # fmt: skip
+        rates.append([task.step_options(place)[0]["lr"] for place in places])
+
+    assert rates[1] == [0.5 * rates[0][0], 0.5 * rates[0][1], rates[0][2]]
 
 
 def by_trainer(seed: int, **arguments: Any) -> dict[str, float]:

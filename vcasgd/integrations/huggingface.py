@@ -27,8 +27,9 @@ from transformers import (
 )
 
 from vcasgd.errors import LoopEnded, SpecError, UserCodeError
+from vcasgd.learning.rates import set_options
 from vcasgd.learning.training_set import first_place
-from vcasgd.session.schedules import Options, Replay
+from vcasgd.session.schedules import Options, Replay, options_of
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, source_of, variables_of
@@ -201,12 +202,13 @@ class TrainerTask(Task):
         return made
 
     def step_options(self, place: Place) -> Options | None:
-        """Call the callbacks around a local step; return the options that the scheduler sets.
+        """Call the callbacks around a local step; return the options that the scheduler sets, and
+        callbacks after it.
 
         Raises :class:`~vcasgd.errors.LoopEnded` if a callback stops the training.
         """
-        self.callbacks.begin_step(place)
-        return self._replay.at(place.step) if self._replay else None
+        options = self._replay.at(place.step) if self._replay else None
+        return self.callbacks.begin_step(place, options)
 
     @property
     def callbacks(self) -> StepCallbacks:
@@ -322,8 +324,21 @@ class StepCallbacks:
             optimizer.register_step_post_hook(lambda *_: self._call("on_optimizer_step")),
         ]
 
-    def begin_step(self, place: Place) -> None:
-        """End the step before, and begin that at a place of the job."""
+    def begin_step(self, place: Place, options: Options | None) -> Options | None:
+        """End the step before, and begin that at a place of the job with the scheduler's options.
+
+        Returns them as callbacks leave them.
+        """
+        optimizer: Any = cast("Any", self._trainer.callback_handler).optimizer
+        for group, scheduled in zip(optimizer.param_groups, options or (), strict=False):
+            set_options(group, scheduled)
+        self._call_around(place)
+        return options and [
+            {name: left[name] for name in scheduled}
+            for scheduled, left in zip(options, options_of([optimizer]), strict=True)
+        ]
+
+    def _call_around(self, place: Place) -> None:
         before, ends_epoch = self._place, place.epoch > self._place.epoch
         if self._in_step:
             self._count(before, before.step + 1, before.batch + 1)
