@@ -122,15 +122,41 @@ def judge(model, batch):
 for batch in session.loader(points.dataset("train"), batch_size=64):
     optimizer.zero_grad()
     points.loss(model, batch).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    {changes}
     optimizer.step()
 """
 
 
-def test_a_loop_that_clips_by_itself_is_noted(tmp_path: Path) -> None:
-    task = script(CLIPS.format(tests=str(Path(__file__).parents[1])), tmp_path)()
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "the loop clips"),
+        ("model[0].bias.grad.clamp_(-0.1, 0.1)", "hooks or the loop"),
+        ("model[0].bias.grad = None", None),
+    ],
+)
+def test_a_loop_that_changes_gradients_is_noted(
+    tmp_path: Path, changes: str, words: str | None
+) -> None:
+    tests = str(Path(__file__).parents[1])
+    task = script(CLIPS.format(tests=tests, changes=changes), tmp_path)()
 
-    assert list(facts_of(task).notes) == ["loop-clips"]
+    notes = facts_of(task).notes
+
+    assert list(notes) == (["loop-clips"] if words else [])
+    assert (words or "") in notes.get("loop-clips", "")
+
+
+class Hooked(Points):
+    def model(self) -> nn.Module:
+        model = super().model()
+        for each in model.parameters():
+            each.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        return model
+
+
+def test_hooks_on_gradients_are_noted() -> None:
+    assert list(facts_of(Hooked()).notes) == ["loop-clips"]
 
 
 LOOP = """

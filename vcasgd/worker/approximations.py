@@ -48,7 +48,7 @@ def approximations(
     misled = name_of(optimizer) if alike and adams and not layout.gradients else None
     found = _of_parts(
         undivided, mixes=mixes, misled=misled, in_turn=in_turn, normalized=normalized
-    ) | _of_clips(task, layout)
+    ) | _of_clips(task, layout, module)
     names = [*(each.name for each in layout.entries), *(each.name for each in layout.base)]
     travelling = {*layout.beside, *(name.rpartition(".")[2] for name in names)}
     if spec.keeps_optimizer and not second_moments.count(optimizer) and _has_state(optimizer):
@@ -68,7 +68,11 @@ def approximations(
     return found
 
 
-def _of_clips(task: Task, layout: Layout) -> dict[str, str]:
+#: Code of a loop that changes gradients, or takes numbers from them.
+_OWN_GRADIENTS = re.compile(r"\.grad\b(?!\s*=\s*None)")
+
+
+def _of_clips(task: Task, layout: Layout, module: nn.Module) -> dict[str, str]:
     """Return what clipping does differently from that of a whole batch's gradient."""
     found = {}
     if task.clip_norm is not None and not layout.gradients:
@@ -84,7 +88,18 @@ def _of_clips(task: Task, layout: Layout) -> dict[str, str]:
             "by the root of the number of parts; give clip_norm to the Session or the task "
             "instead, which in small models clips the gradient of the whole batch"
         )
+    elif _hooks_gradients(module) or (task.makes_steps and _OWN_GRADIENTS.search(task.source())):
+        found["loop-clips"] = (
+            "hooks or the loop get the gradient of a worker's part of a batch: what they change in "
+            "proportion to it is as in one process, and what they clamp, normalize, or add isn't; "
+            f"{ALONE}"
+        )
     return found
+
+
+def _hooks_gradients(module: nn.Module) -> bool:
+    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return any(getattr(each, name) for each in module.parameters() for name in hooks)
 
 
 def _of_parts(
