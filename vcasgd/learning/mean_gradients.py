@@ -6,7 +6,8 @@ the gradient beside the difference of the model, and the next base has the mean 
 which is the gradient of the job's whole batch. The worker goes back to before its own step and
 makes it again with the mean. It knows then, as every other worker of the round, the state and the
 parameters that one process would have, and trains on from there. That holds for any optimizer that
-makes its steps from gradients, and so for clipping.
+makes its steps from gradients. With one whose moments could be corrected, and gradients that are
+clipped, only the state is used: the worker trains on from the published model.
 
 The published model is what the workers started from, moved by the mean of their own steps. Each
 update also has the difference to the exact start, so it lags by one step and errors don't add up.
@@ -46,7 +47,8 @@ MARK_ERROR = 0.01
 #: Mark of gradients that are not those of a single step.
 NO_MARK = -1.0
 #: Updates after which workers start from the published model again. A new worker's optimizer has
-#: another state, so its steps lead away from those of the others.
+#: another state, and a schedule gives workers other rates, so their steps lead away from each
+#: other. Nothing but this brings them together.
 RESTART = 256
 
 #: Largest vector of a model whose gradients are exchanged: they double what travels, and all
@@ -79,12 +81,16 @@ def needs_mean_gradients(
         return False
     if floats > MAX_FLOATS or spec.workers.gpus != 1 or task.mixed_precision == "fp16":
         return False
-    optimizer = make_optimizer()
-    moments = LocalMoments(optimizer)
-    moments.close()
+    moments = _moments_of(make_optimizer())
     return bool(
         task.clip_norm is not None or moments.uncorrected or (alike and moments.corrects_noise)
     )
+
+
+def _moments_of(optimizer: Optimizer) -> LocalMoments:
+    moments = LocalMoments(optimizer)
+    moments.close()
+    return moments
 
 
 @dataclass
@@ -139,6 +145,9 @@ class MeanGradients:
         clip: Callable[[], None],
     ) -> None:
         self._optimizer, self._parameters, self._clip = optimizer, parameters, clip
+        #: Where the mean of the workers' own steps is nearly that of the whole batch, they start
+        #: from it in each round, which keeps them together under any schedule.
+        self._restart = RESTART if _moments_of(optimizer).uncorrected else 1
         #: The last step; None if it is final.
         self._step: _Step | None = None
         self._steps = 0
@@ -185,7 +194,7 @@ class MeanGradients:
         with torch.no_grad():
             self._make_again(step, mean)
         set_mode(self._optimizer, training=False)
-        if version // RESTART != before // RESTART or self._changes:
+        if version // self._restart != before // self._restart or self._changes:
             return None
         return [each.detach().clone() for each in self._parameters]
 
