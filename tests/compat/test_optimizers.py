@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pydoc_data.topics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,11 @@ from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.mean_gradients import MeanGradients
 from vcasgd.learning.optimizers import as_optimizer
 from vcasgd.store.ledger.job import JobState
+from vcasgd.task.task import load_task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+TEXT = Path(__file__).parents[2] / "examples" / "text"
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -228,6 +232,26 @@ def test_a_step_that_is_made_again_leaves_what_one_step_does(name: str) -> None:
         assert torch.equal(own, whole)
 
 
+def test_copies_whose_mean_is_nearly_one_step_start_together() -> None:
+    # Given a worker's AdamW, and one that has the gradient of the whole batch
+    mine, whole = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))
+    optimizers = [torch.optim.AdamW([each]) for each in (mine, whole)]
+    again = MeanGradients(optimizers[0], [mine], lambda: None)
+
+    # When its step is made again with the mean gradient
+    mine.grad, whole.grad = torch.randn(8), torch.randn(8)
+    again.capture()
+    optimizers[0].step()
+    again.read(mean := torch.zeros(9))
+    mean[:8] = whole.grad
+    optimizers[1].step()
+
+    # Then it starts from the published model, with the state of the whole batch
+    assert again.begin(1, mean) is None
+    states = [one.state[each] for one, each in zip(optimizers, (mine, whole), strict=True)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+
+
 def test_a_wrapper_makes_the_steps_that_count() -> None:
     wrapper = OPTIMIZERS["wrapped"]([nn.Parameter(torch.ones(1))])
 
@@ -238,6 +262,15 @@ def test_a_wrapper_makes_the_steps_that_count() -> None:
 @pytest.mark.ci
 def test_gradients_that_are_clipped_in_nearly_each_step(workers: int) -> None:
     assert_as_plain(Case(points(OPTIMIZERS["AdamW"], clip=0.3)), workers)
+
+
+@pytest.mark.ci
+def test_a_transformer_with_a_schedule_and_clipped_gradients(tmp_path: Path) -> None:
+    topics = pydoc_data.topics.topics
+    (tmp_path / "topics.txt").write_text("\n".join(topics[name] for name in sorted(topics)))
+    args = {"data": str(tmp_path / "topics.txt"), "stride": 60}
+
+    assert_as_plain(Case(partial(load_task, "train:Text", args, TEXT), epochs=1), 2)
 
 
 class Words(Points):
