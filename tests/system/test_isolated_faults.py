@@ -111,6 +111,19 @@ def test_a_job_says_that_its_parameter_server_fails_again_and_again(harness: Har
     assert harness.server.alive
 
 
+def test_a_job_says_that_the_tensors_server_has_no_memory_left(harness: Harness) -> None:
+    training = Training(harness)
+    training.start_with_job_loop()
+    training.await_more_samples(20)
+
+    # When no version fits any more, then the job's events name the remedy, and it loses nothing
+    harness.tensors.connection.config_set("maxmemory", "1")
+    (event,) = await_truth(lambda: harness.events(training.job, "store-full"))
+    assert "raise VCASGD_TENSORS_MEMORY_MB" in event["text"]
+    harness.tensors.connection.config_set("maxmemory", "0")
+    training.await_success()
+
+
 @pytest.mark.ci
 def test_a_frozen_ledger_does_not_delay_updates(harness: Harness) -> None:
     # Given two jobs whose workers have all the subtasks that they need

@@ -62,6 +62,8 @@ PAUSE_SECONDS = 0.2
 #: Longest pause of a job after unexpected failures, and their number after which its users get an
 #: event.
 MAX_PAUSE_SECONDS, FAILURES_BEFORE_EVENT = 30.0, 3
+#: The same at the memory limit, near which waits of a second are usual.
+MAX_FULL_SECONDS, FULL_BEFORE_EVENT = 5.0, 6
 #: Seconds to wait for the ledger in calls that the loop has to wait for. A frozen ledger delays the
 #: updates of all jobs by that.
 PROMPT_SECONDS = 1.0
@@ -247,20 +249,38 @@ class ParameterServer:
         except JobUnreadable as error:
             log.error("%s: %s", shard.job, error)
             self._report_invalid(shard.job, error.message)
+        except StoreFull as error:
+            # What lost workers pushed goes after a while, and other jobs end.
+            log.warning("%s: %s", shard.job, error)
+            pause = self._pause_after_failure(shard, error, FULL_BEFORE_EVENT, MAX_FULL_SECONDS)
         # SnapshotMissing: the server came back empty during the turn; the next one handles it.
-        except (StoreUnavailable, SnapshotMissing, StoreFull, StorageUnavailable) as error:
+        except (StoreUnavailable, SnapshotMissing, StorageUnavailable) as error:
             log.warning("%s: %s", shard.job, error)
             # A restarted server has lost its ACL users, which workers need.
             self._heartbeat_at = 0.0
         except Exception as error:
             # Data that workers wrote for one job must not stop the others.
             log.exception("%s", shard.job)
-            self._failures[shard.stream] += 1
-            if self._failures[shard.stream] == FAILURES_BEFORE_EVENT:
-                self._report_failing(shard.job, error)
-            pause = backoff(self._failures[shard.stream], PAUSE_SECONDS, MAX_PAUSE_SECONDS)
+            pause = self._pause_after_failure(
+                shard, error, FAILURES_BEFORE_EVENT, MAX_PAUSE_SECONDS
+            )
         # Only this shard pauses.
         self._retry_at[shard.stream] = time.monotonic() + pause
+
+    def _pause_after_failure(
+        self, shard: Shard, error: Exception, before_event: int, longest: float
+    ) -> float:
+        """Return the seconds until the next turn; report the first shard of a job that fails so
+        often."""
+        failures = self._failures
+        failures[shard.stream] += 1
+        if failures[shard.stream] == before_event and all(
+            failures[each.stream] < before_event
+            for each in self._shards[shard.job]
+            if each is not shard
+        ):
+            self._report_failing(shard.job, error)
+        return backoff(failures[shard.stream], PAUSE_SECONDS, longest)
 
     def _is_superseded(self, shard: Shard) -> bool:
         """Return True if there really is a newer parameter server on this node.
@@ -293,10 +313,16 @@ class ParameterServer:
 
     def _report_failing(self, job: str, error: Exception) -> None:
         """Tell the users of a job why it doesn't progress."""
-        why = f"{type(error).__name__}: {error}"
-        text = f"the parameter server on {self._node} fails again and again: {why}"
+        full = isinstance(error, StoreFull)
+        text = (
+            f"the tensors server on {self._node} is at its memory limit, and updates wait: raise "
+            "VCASGD_TENSORS_MEMORY_MB, add store nodes, or end other jobs"
+            if full
+            else f"the parameter server on {self._node} fails again and again: "
+            f"{type(error).__name__}: {error}"
+        )
         try:
-            Jobs(self._prompt).event(job, "server-failing", text)
+            Jobs(self._prompt).event(job, "store-full" if full else "server-failing", text)
         except (StoreUnavailable, StoreDenied, StoreFull) as outage:
             log.warning("ledger: %s", outage)
 

@@ -40,6 +40,7 @@ EVENTS = {
     "store-nodes-missing": "the model needs more store nodes than are configured; the job waits",
     "server-failing": "a parameter server fails again and again at this job, with the last error; "
     "it tries again every 30 s",
+    "store-full": "a tensors server is at its memory limit, and the job's updates wait",
     "worker-started": "a worker started",
     "worker-evicted": "a machine was lost after a notice",
     "worker-killed": "a machine was lost without a notice",
