@@ -232,11 +232,11 @@ def test_a_step_that_is_made_again_leaves_what_one_step_does(name: str) -> None:
         assert torch.equal(own, whole)
 
 
-def test_copies_whose_mean_is_nearly_one_step_start_together() -> None:
+def test_workers_that_start_together_have_the_state_of_the_whole_batch() -> None:
     # Given a worker's AdamW, and one that has the gradient of the whole batch
     mine, whole = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))
     optimizers = [torch.optim.AdamW([each]) for each in (mine, whole)]
-    again = MeanGradients(optimizers[0], [mine], lambda: None)
+    again = MeanGradients(optimizers[0], [mine], lambda: None, restart=1)
 
     # When its step is made again with the mean gradient
     mine.grad, whole.grad = torch.randn(8), torch.randn(8)

@@ -6,8 +6,8 @@ the gradient beside the difference of the model, and the next base has the mean 
 which is the gradient of the job's whole batch. The worker goes back to before its own step and
 makes it again with the mean. It knows then, as every other worker of the round, the state and the
 parameters that one process would have, and trains on from there. That holds for any optimizer that
-makes its steps from gradients. With one whose moments could be corrected, and gradients that are
-clipped, only the state is used: the worker trains on from the published model.
+makes its steps from gradients. If only clipping needs the mean, the worker takes over the state,
+and trains on from the published model, which is nearly where one process would be.
 
 The published model is what the workers started from, moved by the mean of their own steps. Each
 update also has the difference to the exact start, so it lags by one step and errors don't add up.
@@ -81,13 +81,14 @@ def needs_mean_gradients(
         return False
     if floats > MAX_FLOATS or spec.workers.gpus != 1 or task.mixed_precision == "fp16":
         return False
-    moments = _moments_of(make_optimizer())
+    moments = moments_of(make_optimizer())
     return bool(
         task.clip_norm is not None or moments.uncorrected or (alike and moments.corrects_noise)
     )
 
 
-def _moments_of(optimizer: Optimizer) -> LocalMoments:
+def moments_of(optimizer: Optimizer) -> LocalMoments:
+    """Return what is known about an optimizer's moments, and leave it alone."""
     moments = LocalMoments(optimizer)
     moments.close()
     return moments
@@ -135,7 +136,8 @@ class MeanGradients:
     """Makes the steps of ``optimizer`` again with mean gradients, until :meth:`close`.
 
     ``parameters`` are all of the model that are trained, in the order of the vector. ``clip``
-    clips the gradients of a step with the whole batch.
+    clips the gradients of a step with the whole batch. Workers start from the published model again
+    after ``restart`` updates: in each round, with 1, which keeps them together under any schedule.
     """
 
     def __init__(
@@ -143,11 +145,10 @@ class MeanGradients:
         optimizer: Optimizer,
         parameters: Sequence[Tensor],
         clip: Callable[[], None],
+        restart: int = RESTART,
     ) -> None:
         self._optimizer, self._parameters, self._clip = optimizer, parameters, clip
-        #: Where the mean of the workers' own steps is nearly that of the whole batch, they start
-        #: from it in each round, which keeps them together under any schedule.
-        self._restart = RESTART if _moments_of(optimizer).uncorrected else 1
+        self._restart = restart
         #: The last step; None if it is final.
         self._step: _Step | None = None
         self._steps = 0

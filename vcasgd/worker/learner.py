@@ -32,7 +32,12 @@ from vcasgd.learning.layout import BESIDE, Layout, TensorKind
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.local_batch import MIN_BATCH, Division, most_workers
 from vcasgd.learning.local_model import LocalModel, check_same
-from vcasgd.learning.mean_gradients import MeanGradients, needs_mean_gradients
+from vcasgd.learning.mean_gradients import (
+    RESTART,
+    MeanGradients,
+    moments_of,
+    needs_mean_gradients,
+)
 from vcasgd.learning.optimizers import as_optimizer, check_workers, name_of, set_mode
 from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rank_group import RankGroup
@@ -557,7 +562,9 @@ class Learner:
             self._mean_gradients = None
         if self.layout.gradients:
             clips = partial(clip, self.task, optimizer, 0)
-            self._mean_gradients = MeanGradients(optimizer, self._model.parameters, clips)
+            only_clips = not (moments_of(optimizer).uncorrected or self._trains_alike)
+            restart = 1 if only_clips else RESTART
+            self._mean_gradients = MeanGradients(optimizer, self._model.parameters, clips, restart)
 
     def _new_optimizer(self) -> Optimizer:
         try:
