@@ -67,11 +67,11 @@ texts; one store node, the default rule. Its vector has {vector:.0f} MB, a block
 
 {table}
 
-Memory is the largest proportional set size of samples every {sample:g} s, without that of the same
-job with a tiny model; in parentheses, in sizes of the vector. Vectors of the exchange belong to the
-machine, and are counted once; in a process are the pieces that it has mapped. A worker that is
-alone keeps a copy, which it pushes beside the training: its start, its end, and two while a version
-is merged. The job took {seconds:.0f} s.
+Memory is the largest proportional set size, and what is in the swap, of samples every {sample:g}
+s, without that of the same job with a tiny model; in parentheses, in sizes of the vector. Vectors
+of the exchange belong to the machine, and are counted once; in a process are the pieces that it
+has mapped. A worker that is alone keeps a copy, which it pushes beside the training: its start,
+its end, and two while a version is merged. The job took {seconds:.0f} s.
 
 Bytes of each update of a model of {small:.1f} MB on two machines, in {rounds} rounds of a step, by
 the worker that joined last:
@@ -163,7 +163,8 @@ def _memory(state: StackState, workers: list[int]) -> dict[str, float]:
 
 def _pss(pid: int) -> float:
     try:
-        return float(psutil.Process(pid).memory_full_info().pss)
+        used = psutil.Process(pid).memory_full_info()
+        return float(used.pss + used.swap)
     except (psutil.Error, OSError):
         return 0.0  # It has ended.
 
