@@ -5,7 +5,6 @@ from __future__ import annotations
 import pydoc_data.topics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.mean_gradients import MeanGradients
 from vcasgd.learning.optimizers import as_optimizer
 from vcasgd.store.ledger.job import JobState
-from vcasgd.task.task import load_task
+from vcasgd.task.task import Task, load_task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -265,12 +264,20 @@ def test_gradients_that_are_clipped_in_nearly_each_step(workers: int) -> None:
 
 
 @pytest.mark.ci
-def test_a_transformer_with_a_schedule_and_clipped_gradients(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "workers"), [("clipped AdamW", 2), ("RMSprop", 8)])
+def test_a_transformer_with_a_schedule(name: str, workers: int, tmp_path: Path) -> None:
     topics = pydoc_data.topics.topics
     (tmp_path / "topics.txt").write_text("\n".join(topics[name] for name in sorted(topics)))
     args = {"data": str(tmp_path / "topics.txt"), "stride": 60}
 
-    assert_as_plain(Case(partial(load_task, "train:Text", args, TEXT), epochs=1), 2)
+    def make_task() -> Task:
+        task = load_task("train:Text", args, TEXT)
+        if name == "RMSprop":
+            task.clip_norm = None
+            task.optimizer = OPTIMIZERS[name]  # type: ignore[method-assign,assignment]
+        return task
+
+    assert_as_plain(Case(make_task, epochs=1), workers)
 
 
 class Words(Points):

@@ -215,6 +215,31 @@ def test_a_rehearsal_finds_mistakes_of_both() -> None:
             learner.rehearse(lambda: None)
 
 
+def test_workers_that_exchange_gradients_have_the_rate_of_their_base() -> None:
+    class Scheduled(Slope):
+        def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+            return torch.optim.RMSprop(parameters, lr=1.0)
+
+        def schedule(self, progress: float) -> float:
+            return 1 - progress
+
+    learner = learner_of(Scheduled(), workers={"min": 2, "max": 2})
+    learner.follow_facts(learner.facts(1))
+    learner.optimizer = None
+    learner.start_subtask()
+    assert learner.layout.gradients
+
+    def rate(applied: int, subtask: int, stop: int) -> float:
+        floats, facts = torch.zeros(learner.layout.floats), RoundFacts(2, 2, samples=applied)
+        base = Base(floats, torch.empty(0, dtype=torch.int64), round=facts)
+        learner.train(base, subtask, 0, stop, should_stop=lambda: False, on_step=lambda: None)
+        assert learner.optimizer is not None
+        return float(learner.optimizer.param_groups[0]["lr"])
+
+    # Whatever their samples are; an interval of a worker that is alone has two steps.
+    assert [rate(0, 3, 2), rate(4, 0, 2), rate(4, 2, 2), rate(4, 1, 4)] == [1, 0.75, 0.75, 0.625]
+
+
 def test_gradients_are_clipped_before_the_step() -> None:
     class Clipped(Slope):
         clip_norm = 0.25

@@ -195,18 +195,22 @@ class EpochPlan:
 
         Samples count in their order over all epochs. Raises as :meth:`bounds`.
         """
-        before = self.epoch_of(subtask) * self.samples + self.bounds(subtask)[0] + position
-        return before / self.total_samples
+        return self.sample_of(subtask, position) / self.total_samples
 
-    def place(self, subtask: int, position: int) -> Place:
-        """Return the place of the local step that starts at a subtask's ``position``.
+    def sample_of(self, subtask: int, position: int) -> int:
+        """Return the number of samples before a subtask's ``position``, over all epochs.
 
         Raises as :meth:`bounds`.
         """
-        epoch, batch = self.epoch_of(subtask), self.bounds(subtask)[0] + position
+        return self.epoch_of(subtask) * self.samples + self.bounds(subtask)[0] + position
+
+    def place(self, sample: int) -> Place:
+        """Return the place of the local step that starts after so many samples of the job."""
+        sample = min(sample, self.total_samples - 1)
+        epoch, batch = divmod(sample, self.samples)
         batch, steps = batch // self.batch_size, self.epoch_steps(self.samples)
         return Place(
-            progress=self.progress(subtask, position),
+            progress=sample / self.total_samples,
             step=epoch * steps + min(batch, steps - 1),
             steps=(self.epochs - 1) * steps + self.epoch_steps(self.last_epoch_samples),
             epoch=epoch,

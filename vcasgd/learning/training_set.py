@@ -128,7 +128,7 @@ def _streaming_shards(dataset: Any) -> tuple[int, ...]:
 def first_place(task: Task, spec: JobSpec, batch_size: int) -> Place:
     """Return the first place of a job, which has its length. Raises as :meth:`TrainingSet.of`."""
     samples = TrainingSet.of_job(task, spec, batch_size).samples
-    return plan_for(spec, samples, batch_size).place(0, 0)
+    return plan_for(spec, samples, batch_size).place(0)
 
 
 def length_of(dataset: Dataset[Any], split: str) -> int:

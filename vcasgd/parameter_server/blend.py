@@ -328,7 +328,7 @@ class ModelState:
         if self.batch.closed:
             return
         self.batch.closed = True
-        self.batch.facts = self.members.facts()
+        self.batch.facts = replace(self.members.facts(), samples=self.meta.totals.samples)
         factor = 0.0
         if self._sum is not None and self.batch.weight:
             factor = self.factor * self.members.share()

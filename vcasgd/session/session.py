@@ -278,7 +278,7 @@ class Session:
                 for each in range(subtask, min(subtask + 2, plan.total_subtasks))
             )
             for batch, count in source.batches(plan, interval, following):
-                rates.follow(plan.place(subtask, done))
+                rates.follow(plan.place(plan.sample_of(subtask, done)))
                 parts = self._weighted(list(parts_of(batch)))
                 for number, (part, self._share) in enumerate(parts, 1):
                     self._ends_step = number == len(parts)

@@ -134,6 +134,8 @@ class Learner:
         #: Vectors that had been loaded into the model at the end of the last interval; −1 while
         #: there is none.
         self._loads = -1
+        #: Samples of the job before the next local step; None if that is the place of its samples.
+        self._applied: int | None = None
         self._is_rehearsed = False
         #: Processes that train every batch together with this one.
         self._group: RankGroup | None = None
@@ -695,6 +697,7 @@ class Learner:
         elif self._mean_gradients is not None:
             self._mean_gradients.begin(base.version, None)
         self._loads = -1
+        self._follow_applied(base, loads=loads)
         set_mode(self.optimizer, training=True)
         collected.take()  # What an evaluation, or an interval that failed, has logged.
         trained = self._train_interval(
@@ -711,6 +714,8 @@ class Learner:
         else:
             update, integers = torch.empty(0), self._model.read_integers()
         self._loads = self._model.loads
+        if self._applied is not None:
+            self._applied += trained.samples
         stop = start + trained.samples
         self._place = self._place_of(subtask, stop)
         return Trained(
@@ -744,6 +749,7 @@ class Learner:
         assert self._rates is not None
         rates, plan, member, group = self._rates, self.plan, self.member, self._group
         subtask, start = interval.subtask, interval.start
+        first = plan.sample_of(subtask, start) if self._applied is None else self._applied
         seed = seed_for(self.spec.seed, subtask, start)
         set_seed(seed + group.rank if group else seed, self.device)
         clip_factor = 1.0
@@ -767,7 +773,7 @@ class Learner:
             self.device,
             should_stop=should_stop,
             on_step=on_step,
-            before_step=lambda _: rates.follow(plan.place(subtask, start + next(done))),
+            before_step=lambda _: rates.follow(plan.place(first + next(done))),
             clip_factor=clip_factor,
             precision=self._precision,
             bad=self._bad,
@@ -780,6 +786,17 @@ class Learner:
         if group is not None:
             group.average(self._model.statistics())
         return trained
+
+    def _follow_applied(self, base: Base, *, loads: bool) -> None:
+        """Note how much of the job comes before an interval, if its gradient is exchanged.
+
+        Steps that are made again with the same gradient need the same rate, so a schedule goes by
+        what the base contains then, and not by the places of the workers' own samples.
+        """
+        if self._mean_gradients is None:
+            self._applied = None
+        elif loads or self._applied is None:
+            self._applied = base.round.samples
 
     def join(self, group: RankGroup) -> None:
         """Train a part of each batch together with other processes from now on."""

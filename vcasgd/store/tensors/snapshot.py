@@ -99,12 +99,14 @@ class PublishedStep:
 class RoundFacts:
     """The round that made a version: the number of its workers, the sum of their local batches in
     samples, the duration of a step in which each has the part that its speed allows, and the least
-    time between two intervals of one of them, both in seconds; all 0 before the first round."""
+    time between two intervals of one of them, both in seconds; and the samples that the version
+    contains. All are 0 before the first round."""
 
     workers: _Count = 0
     batch: _Amount = 0.0
     step_seconds: _Amount = 0.0
     exchange_seconds: _Amount = 0.0
+    samples: _Count = 0
 
 
 @dataclass(frozen=True)
