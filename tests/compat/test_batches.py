@@ -134,6 +134,32 @@ class Noisy(FewPoints):
         return F.cross_entropy(F.dropout(answers, 0.2), labels)
 
 
+class NoisyAverages(FewPoints):
+    """An autoencoder with random codes, most of whose gradient is noise."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(self.features, 8), nn.Linear(4, self.features))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        mean, deviation = model[0](batch[0]).chunk(2, -1)  # type: ignore[operator]
+        code = mean + deviation.exp() * torch.randn_like(mean)
+        divergence = (mean.square() + (2 * deviation).exp() - 2 * deviation).sum(1).mean() / 2
+        distance: Tensor = F.mse_loss(model[1](code), batch[0])  # type: ignore[operator]
+        return distance + 0.1 * divergence
+
+
+class Views(Contrastive):
+    """VICReg (arXiv:2105.04906) with noise, which hides what the loss needs."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        points, _ = batch
+        views = [model(points + 0.5 * torch.randn_like(points)) for _ in range(2)]
+        apart = sum(F.relu(1 - (view.var(0) + 1e-4).sqrt()).mean() for view in views)
+        mixed = sum((torch.cov(view.T).square().sum() - view.var(0).square().sum()) / 16
+                    for view in views)  # fmt: skip
+        return 25 * F.mse_loss(*views) + 25 * apart + mixed
+
+
 class WholeOnly(FewPoints):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         return super().loss(model, batch) * (torch.ones(64) + batch[1])[0] / (1 + batch[1][0])
@@ -169,10 +195,12 @@ class Zeros(FewPoints):
         (FewPoints(), 2, ""),
         (Normalized(), 16, "BatchNorm1d 1 normalizes over the batch"),
         (Noisy(), 2, ""),
+        (NoisyAverages(), 2, ""),
         (Warming(), 2, ""),
         (Zeros(), 2, ""),
         (Failing(), 2, ""),
         (Contrastive(), 128, "its loss isn't a mean over samples: "),
+        (Views(), 128, "the gradient of its first batch isn't the mean of those of its parts"),
         (Overlap(), 32, "its loss isn't a mean over samples: "),
         (Summed(), 64, "its loss is a sum over samples; divide it by their number"),
         (WholeOnly(), 64, "its loss needs whole batches: RuntimeError: "),

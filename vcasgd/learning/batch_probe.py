@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from statistics import fmean, stdev
 from typing import Any
 
@@ -44,6 +44,9 @@ ROUNDING, DIFFERENT, DIFFERENT_16, DIFFERENT_RANDOM = 2e-5, 1e-3, 2e-2, 0.03
 SHAKE = 0.05
 #: Times that a loss with random numbers is measured, and standard errors that are no difference.
 REPEATS, ERRORS = 6, 4.0
+#: Pairs of gradients of such a loss that are compared, the largest relative difference of a batch's
+#: to that of its parts, and most numbers of a gradient.
+PAIRS, DIFFERENT_GRADIENT, MAX_GRADIENT = 6, 0.1, 10_000_000
 
 
 def division_of(task: Task, module: nn.Module) -> Division:
@@ -127,6 +130,10 @@ class _Losses:
         return math.inf if math.isnan(relative) else relative
 
     @property
+    def is_random(self) -> bool:
+        return len(self.whole) > 1
+
+    @property
     def are_equal(self) -> bool:
         return all(_same(self.whole[0], each) for each in self.parts[0])
 
@@ -154,8 +161,8 @@ def _find(
 
     With ``state``, the loss makes steps, which are undone.
     """
-    count = min(PARTS, len(indices) // MIN_BATCH)
-    cuts = [len(indices) * part // count for part in range(count + 1)]
+    most = min(PARTS, len(indices) // MIN_BATCH)
+    cuts = [len(indices) * part // most for part in range(most + 1)]
     groups = [list(indices[start:stop]) for start, stop in pairwise(cuts)]
 
     with untouched(module) as restore:
@@ -170,9 +177,14 @@ def _find(
             # Not at first, because loops keep averages of the parameters.
             _shake(module)
             losses = _measured(task, module, whole, parts, device, state)
-    if not isinstance(losses, _Losses):
-        return losses
-    return _judged(task, losses, whole, parts, [float(len(group)) for group in groups])
+        if not isinstance(losses, _Losses):
+            return losses
+        found = _judged(task, losses, whole, parts, sizes := [float(len(each)) for each in groups])
+        if found is None and task.repeats_loss and losses.is_random:
+            weighed = list(zip(parts, _declared(task, parts) or sizes, strict=True))
+            if _gradients_differ(task, module, whole, weighed, device):
+                return "the gradient of its first batch isn't the mean of those of its parts"
+    return found
 
 
 def _loss(
@@ -235,10 +247,8 @@ def _judged(
     task: Task, losses: _Losses, whole: Any, parts: Sequence[Any], sizes: Sequence[float]
 ) -> str | CountedLabels | None:
     """Do what :func:`_find` does with the losses of parts of these ``sizes``."""
-    declared = [declared_weight(task, part) for part in parts]
-    weights = [weight for weight in declared if weight is not None]
-    difference = losses.difference(weights if len(weights) == len(parts) else sizes)
-    is_random = len(losses.whole) > 1
+    weights, is_random = _declared(task, parts), losses.is_random
+    difference = losses.difference(weights or sizes)
     if difference > ROUNDING and not weights and not is_random:
         found = [
             (losses.difference([labels.count(part) for part in parts]), number, labels)
@@ -252,6 +262,51 @@ def _judged(
     if losses.is_sum:
         return "its loss is a sum over samples; divide it by their number"
     return f"its loss isn't a mean over samples: {losses.text}"
+
+
+def _declared(task: Task, parts: Sequence[Any]) -> list[float]:
+    """Return the weights of parts; none unless the task declares those of all."""
+    declared = [declared_weight(task, part) for part in parts]
+    weights = [weight for weight in declared if weight is not None]
+    return weights if len(weights) == len(parts) else []
+
+
+def _gradients_differ(
+    task: Task,
+    module: nn.Module,
+    whole: Any,
+    parts: Sequence[tuple[Any, float]],
+    device: torch.device | str,
+) -> bool:
+    """Return True if the gradient of a loss with random numbers isn't the mean of its parts'.
+
+    ``parts`` have their weights. Noise can hide that in the loss, but not in all of the numbers of
+    a gradient: the product of two independent differences is 0 on average if only noise differs.
+    """
+    parameters = [each for each in module.parameters() if each.requires_grad]
+    if sum(each.numel() for each in parameters) > MAX_GRADIENT:
+        return False
+    seeds = count(1)
+
+    def gradient(weighed: Sequence[tuple[Any, float]]) -> Tensor:
+        mean, total = torch.zeros((), device=device), sum(weight for _, weight in weighed)
+        for batch, weight in weighed:
+            set_seed(next(seeds), device)
+            with torch.enable_grad(), autocast(task, device):
+                loss = task.loss(module, to_device(batch, device))
+            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            zeros = (torch.zeros_like(each) for each in parameters)
+            known = (zero if g is None else g for g, zero in zip(found, zeros, strict=True))
+            mean = mean + torch.cat([each.flatten().float() for each in known]) * (weight / total)
+        return mean
+
+    products, lengths = [], []
+    for _ in range(PAIRS):
+        first, second = gradient([(whole, 1.0)]), gradient([(whole, 1.0)])
+        lengths.append(float(first @ second))
+        products.append(float((first - gradient(parts)) @ (second - gradient(parts))))
+    error = stdev(products) / math.sqrt(PAIRS)
+    return fmean(products) > max(ERRORS * error, DIFFERENT_GRADIENT**2 * fmean(lengths))
 
 
 @contextmanager
