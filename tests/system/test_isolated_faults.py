@@ -124,6 +124,21 @@ def test_a_job_says_that_the_tensors_server_has_no_memory_left(harness: Harness)
     training.await_success()
 
 
+def test_a_worker_says_that_the_first_model_does_not_fit(harness: Harness) -> None:
+    training = Training(harness)
+    harness.start_server()
+    harness.start_job_loop()
+
+    # When the tensors server has no memory for a model
+    harness.tensors.connection.config_set("maxmemory", "1")
+    (worker,) = training.add_workers(1)
+
+    # Then its worker names the remedy, and the job trains once there is memory
+    await_truth(lambda: "VCASGD_TENSORS_MEMORY_MB" in (training.heartbeat(worker).doing or ""))
+    harness.tensors.connection.config_set("maxmemory", "0")
+    training.await_success()
+
+
 @pytest.mark.ci
 def test_a_frozen_ledger_does_not_delay_updates(harness: Harness) -> None:
     # Given two jobs whose workers have all the subtasks that they need

@@ -21,6 +21,7 @@ from vcasgd.errors import (
     NotFound,
     PackageError,
     SpecError,
+    StoreFull,
     VcasgdError,
 )
 from vcasgd.learning.encodings.encoder import codec_for
@@ -357,7 +358,14 @@ class Setup:
             created_at=time.time(),
             halves=learner.halves,
         )
-        snapshots.install(0, meta, Record(), part.of(floats))
+        try:
+            snapshots.install(0, meta, Record(), part.of(floats))
+        except StoreFull:
+            self._status.doing = (
+                "waiting for memory to store the first model: raise VCASGD_TENSORS_MEMORY_MB, add "
+                "store nodes, or end other jobs"
+            )
+            raise
 
 
 # -- weights to start with ---------------------------------------------------------------------
