@@ -77,7 +77,8 @@ class BatchLoader:
         self._is_hooked = False
         #: The optimizers that a loop steps, and those that it has stepped for the present batch.
         self._parts = parts_of(optimizer)
-        self._in_step = False
+        #: Calls of ``step`` that haven't returned: that of a class calls that of its base.
+        self._calls = 0
         self._stepped: list[Optimizer] = []
         #: Sum of the losses of the present batch, and the factor of its gradient.
         self._loss: Tensor | None = None
@@ -92,6 +93,13 @@ class BatchLoader:
         #: Mean loss of the present step in a job; None without a step.
         self._mean: float | None = None
         self._schedulers: LoopSchedulers | None = None
+        if script is not None:
+            script.finish = self._finish
+
+    def reads(self, data: Dataset[Any] | DataLoader[Any]) -> bool:
+        """Return True if its batches are those of this data."""
+        assert self._loader is not None, "not of another library"
+        return self._loader.dataset is (data.dataset if isinstance(data, DataLoader) else data)
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch on one machine."""
@@ -215,6 +223,12 @@ class BatchLoader:
             mean, self._mean = self._mean, None
             script.submit(torch.tensor(mean, dtype=torch.float64))
 
+    def _finish(self) -> None:
+        """Submit the last step of a loop that ends by itself, if it made one for the batch."""
+        assert self._script is not None, "a job"
+        if self._script.started and self._ends_step and not self._lacks_step:
+            self.wait()
+
     @property
     def _untouched(self) -> bool:
         return self._lacks_step and self._loss is None and self._mean == 0 and self._weight > 0
@@ -234,7 +248,7 @@ class BatchLoader:
     def _begin(self, *, ends_step: bool, weight: float = 1.0) -> None:
         self._lacks_step = self._ends_step = ends_step
         self._loss, self._weight = None, weight
-        self._stepped = []
+        self._stepped, self._calls = [], 0
 
     def _check_stepped(self) -> None:
         if self._stepped and self._task.sets_rates:
@@ -278,7 +292,7 @@ class BatchLoader:
         unscaled = scaled[1] if scaled is not None and loss is scaled[0] else loss
         part = unscaled.detach() * self._weight
         # Others in a step are of the same batch.
-        if self._loss is None or not self._in_step:
+        if self._loss is None or not self._calls:
             self._loss = part if self._loss is None else self._loss + part
         return loss if self._weight == 1 else loss * self._weight
 
@@ -330,8 +344,11 @@ class BatchLoader:
             )
 
     def _before_step(self, optimizer: Optimizer, args: Any, options: Any) -> Any:
+        if self._calls and self._stepped[-1] is optimizer:
+            self._calls += 1
+            return None
         present = gradient_first(optimizer, args, options)
-        self._in_step = True
+        self._calls = 1
         if optimizer in self._stepped:
             self._lacks_step = False
         elif self._stepped:
@@ -372,7 +389,9 @@ class BatchLoader:
                 self._finite_loss()
 
     def _after_step(self, *_: Any) -> None:
-        self._in_step = False
+        self._calls -= 1
+        if self._calls:
+            return
         # A loop that knows the job's step may step some optimizers less often.
         self._lacks_step = len(self._stepped) < len(self._parts) and not self._task.sets_rates
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import copy
 import logging
 import runpy
+import sqlite3
 import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
@@ -51,6 +53,9 @@ def load(entry: str, args: dict[str, Any], directory: Path) -> Task:
     if ":" in entry:
         return load_task(entry, args, directory)
     return ScriptTask(directory / entry, args)
+
+
+_connect = sqlite3.connect
 
 
 def command_line(args: dict[str, Any]) -> list[str]:
@@ -255,6 +260,8 @@ class LoopInThread(LoopTask):
         self._steps = 0
         #: The batch that the worker gave last.
         self.batch: Any = None
+        #: Submits the step that the worker waits for, if the loop is left after it.
+        self.finish: Callable[[], None] = lambda: None
 
     @abstractmethod
     def run_loop(self) -> None:
@@ -395,12 +402,21 @@ class LoopInThread(LoopTask):
         _running.set(self)
         error: BaseException | None = None
         try:
-            self.run_loop()
+            self._run_to_end()
+            self.finish()
         except JobEnded:
             return
         except BaseException as raised:  # noqa: BLE001 - User code may raise anything, even SystemExit.
             error = raised
         self._to_worker.put(_Ended(error))
+
+    def _run_to_end(self) -> None:
+        try:
+            self.run_loop()
+        except SystemExit as left:
+            # Scripts end with sys.exit(main()).
+            if left.code:
+                raise
 
 
 class ScriptTask(LoopInThread):
@@ -436,4 +452,6 @@ class ScriptTask(LoopInThread):
     def run_loop(self) -> None:
         # From here on, the process belongs to the script.
         sys.argv = [str(self._path), *self._arguments]
+        # The worker's thread reads the data, and only while the loop waits for it.
+        sqlite3.connect = partial(_connect, check_same_thread=False)  # type: ignore[assignment]
         runpy.run_path(str(self._path), run_name="__main__")

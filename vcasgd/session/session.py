@@ -99,6 +99,8 @@ class Session:
         self._model = model
         self._optimizer = optimizer
         self._batch_pending = False
+        #: That of a job.
+        self._loader: BatchLoader | None = None
         self._steps = 0
         self._precision: StepPrecision | None = None
         #: Share of the present batch in its local step, and whether it is the last one of the step.
@@ -179,10 +181,20 @@ class Session:
         The loop makes one step for each batch. With ``gradient_accumulation_steps`` it calls
         ``backward`` for each batch with the loss divided by that number, and makes a step if
         :attr:`BatchLoader.ends_step` is True; the job's batch is so many times ``batch_size``. The
-        number of an ``Accelerator`` needn't be repeated here.
+        number of an ``Accelerator`` needn't be repeated here. Called again, as before each epoch,
+        it returns the same loader in a job.
 
-        Raises :class:`SpecError` for data that a job can't use.
+        Raises :class:`SpecError` for data that a job can't use, and :class:`UserCodeError` for a
+        second data set in a job.
         """
+        if self._loader is not None:
+            if self._loader.reads(data):
+                return self._loader
+            raise UserCodeError(
+                "session.loader was called again with another data set, and a job trains one",
+                remedy="call it once, and let set_epoch choose what an epoch has; other data can "
+                "come from a DataLoader of its own",
+            )
         if gradient_accumulation_steps < 1:
             raise SpecError(
                 f"task: gradient_accumulation_steps is {gradient_accumulation_steps}, "
@@ -193,9 +205,11 @@ class Session:
         given = data_of(loader)
         self._task.set_data(given.dataset, given.batch_size, given.collate, given.sampler)
         self._task.use_loader_settings(loader)
-        return BatchLoader(
+        made = BatchLoader(
             *(self._task, self._optimizer, loader, self._script, gradient_accumulation_steps)
         )
+        self._loader = made if self._script else None
+        return made
 
     @property
     def global_step(self) -> int:
