@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.compat import Points, script, simulated
+from support.compat import Points, on_workers, script, simulated
+from support.harness import Harness
 
 from vcasgd.errors import UserCodeError
+from vcasgd.store.ledger.job import JobState
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EPOCHS = 2
@@ -108,6 +110,22 @@ def test_the_last_step_of_a_loop_that_counts_its_steps_counts(tmp_path: Path) ->
     ends = simulated(script(written(OWN_COUNT, steps=steps), tmp_path), 1, epochs=EPOCHS)
 
     assert ends["loss"] < 1.4
+
+
+@pytest.mark.ci
+def test_what_a_loop_trained_before_it_ended_is_evaluated(harness: Harness, tmp_path: Path) -> None:
+    # Given an epoch that is much longer than the training of the loop
+    source = written(OWN_COUNT, steps=32).replace(
+        "= Points()", "= Points()\npoints.samples = 65536"
+    )
+    (tmp_path / "train.py").write_text(source)
+
+    _, job = on_workers(harness, tmp_path, "train.py", 2, epochs=EPOCHS)
+
+    # Then the job ends with what it trained, and not with an epoch that the loop began again
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert "left the loop" in (job.reason or "")
+    assert job.finished_epochs == 0
 
 
 def test_a_loop_may_ask_for_its_loader_before_each_epoch(tmp_path: Path) -> None:

@@ -263,12 +263,20 @@ class JobLifecycle:
         self, job: JobRecord, reports: Sequence[Failure]
     ) -> Iterator[tuple[Evaluation, str]]:
         """Yield the evaluations that can end a job whose loop decided to end, as
-        :meth:`_endings`."""
+        :meth:`_endings`.
+
+        What was trained before the decision counts, so the model of that time is evaluated first.
+        """
         ended = next((each for each in reports if each.ended), None)
-        # What was trained before the decision counts, too.
-        if ended is None or not job.evaluations or self._evaluations.read()[0]:
+        samples = int(job.totals.get("applied", 0))
+        pending, done = self._evaluations.read()
+        if ended is None or pending or not samples:
             return
-        yield from ((each, ended.message) for each in (job.best, job.evaluations[-1]) if each)
+        is_known = any(each.version >= ended.version for each in job.evaluations)
+        if not is_known and samples not in done:
+            self._evaluations.open(samples, self._clock())
+            return
+        yield from ((each, ended.message) for each in (job.best, *job.evaluations[-1:]) if each)
 
     def _finish(self, job: JobRecord) -> None:
         """End the job once the model of its final evaluation is in the storage."""
