@@ -160,6 +160,15 @@ def test_hooks_on_gradients_are_noted() -> None:
 
 
 LOOP = """
+class Tracker:
+    def update(self, batch):
+        self.seen = self.seen + len(batch)
+
+    def weight(self):
+        return 1 / self.seen
+
+
+tracker = Tracker()
 for epoch in range(3):
     for number, batch in enumerate(loader):
         {before}
@@ -184,6 +193,10 @@ for epoch in range(3):
         ("weight = 1", "if number % 10 == 0: print(epoch + number)", []),
         ("weight = 1; batch = 0.5 * batch + 0.5 * batch.flip(0)", "print(batch)", []),
         ("weight = session.epoch", "losses.append(loss.item())", []),
+        ("weight = mean(losses[-5:])", "losses.append(loss.item())", ["losses"]),
+        ("weight = 1", "losses.append(loss.item()); all = sum(losses); print(all)", []),
+        ("weight = tracker.weight()", "tracker.update(batch)", ["tracker.seen"]),
+        ("weight = 1", "tracker.update(batch); print(tracker.seen)", []),
         (
             "weight = 1\n        if session.starts_sequence: state = 0",
             "state = state + model(state)",

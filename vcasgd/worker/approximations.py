@@ -200,6 +200,7 @@ def _values_in(source: str) -> Iterator[str]:
         if isinstance(node, ast.If) and "starts_sequence" in ast.dump(node.test)
         for name in _reads(node)
     }
+    objects = dict(_objects(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.For) and _computes(node):
             yield from _counters(node) & _calculated(node.body)
@@ -210,12 +211,50 @@ def _values_in(source: str) -> Iterator[str]:
                 # Methods of the owner may use it.
                 if name in used or (owner and f"self.{attribute}" in source):
                     yield name
+            yield from _appended(node, used)
+            owners = {name.partition(".")[0] for name in used}
+            yield from (f"{owner}.{each}" for owner in owners for each in objects.get(owner, ()))
         elif isinstance(node, ast.ClassDef):
             methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
             if any(name in _TRAINS or name.startswith("on_") for name in methods):
                 bodies = [each for name, each in methods.items() if not _APART.search(name)]
                 changed, used = _flow(bodies)
                 yield from (name for name in changed & used if name.startswith("self."))
+
+
+def _objects(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:
+    """Yield variables with objects of the code's classes, and what these change in themselves."""
+    changing: dict[str | None, list[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+            if methods.keys() & {*_TRAINS, "step"}:
+                continue  # an optimizer, or a module, which is looked at for itself
+            bodies = [each for name, each in methods.items() if not _APART.search(name)]
+            own = sorted(name for name in _flow(bodies)[0] if name.startswith("self."))
+            changing[node.name] = [name.removeprefix("self.") for name in own]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            for name in filter(None, map(_name, node.targets)):
+                yield name, changing.get(_name(node.value.func), [])
+
+
+#: Methods that add to lists, sets, and queues.
+_APPENDS = ("append", "appendleft", "extend", "add")
+
+
+def _appended(loop: ast.For, used: Container[str]) -> set[str]:
+    """Return the containers that a loop adds to, and computes something with that it uses."""
+    added: set[str | None] = set()
+    read: set[str] = set()
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            added |= {_name(node.func.value)} if node.func.attr in _APPENDS else set()
+        elif isinstance(node, ast.Assign) and any(_name(each) in used for each in node.targets):
+            read |= _reads(node.value)
+        elif isinstance(node, ast.If) and not _is_report(node):
+            read |= _reads(node.test)
+    return read & added
 
 
 def _is_batch_loop(loop: ast.For) -> bool:
