@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from compat.test_batches import LargeNormalized, Normalized
 from compat.test_buffers import Queued, facts_of
-from support.compat import Points, on_workers, script
+from support.compat import Points, on_workers, script, simulated
 from support.harness import Harness
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -145,6 +146,21 @@ def test_a_loop_that_changes_gradients_is_noted(
 
     assert list(notes) == (["loop-clips"] if words else [])
     assert (words or "") in notes.get("loop-clips", "")
+
+
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
+def test_a_loop_clips_parts_at_a_larger_norm(tmp_path: Path, clip: str) -> None:
+    # Given a loop that clips nearly each gradient of 4 workers, and notes the largest number
+    file, order = tmp_path / "largest", "torch.inf" if "value" in clip else "2"
+    norm = f"torch.nn.utils.get_total_norm([each.grad for each in model.parameters()], {order})"
+    note = f"with open({str(file)!r}, 'a') as out: print(float({norm}), file=out)"
+    changes = f"torch.nn.utils.{clip}(model.parameters(), 0.001)\n    {note}"
+    tests = str(Path(__file__).parents[1])
+
+    simulated(script(CLIPS.format(tests=tests, changes=changes), tmp_path), 4, epochs=1)
+
+    noted = [float(each) for each in file.read_text().split()]
+    assert statistics.median(noted) == pytest.approx(0.002, rel=0.01)
 
 
 class Hooked(Points):

@@ -441,6 +441,7 @@ _scale: Any = torch.amp.GradScaler.scale
 _step: Any = torch.amp.GradScaler.step
 _clipping: Any = torch.nn.utils.clip_grad
 _clip: Any = _clipping._clip_grads_with_norm_
+_clip_values: Any = _clipping.clip_grad_value_
 #: Guards the number of loops that are watched.
 _watch_lock = threading.Lock()
 _loops = 0
@@ -468,6 +469,7 @@ def _count_loops(change: int) -> None:
         (scaler, "scale", _scale, _watched_scale),
         (scaler, "step", _step, _watched_step),
         (_clipping, "_clip_grads_with_norm_", _clip, _watched_clip),
+        (torch.nn.utils, "clip_grad_value_", _clip_values, _watched_clip_values),
     )
     with _watch_lock:
         _loops += change
@@ -512,3 +514,9 @@ def _watched_clip(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -
     loader = _loader_of_thread.get()
     factor = 1.0 if loader is None else loader.clip_factor
     _clip(parameters, max_norm * factor, *args, **kwargs)
+
+
+def _watched_clip_values(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> None:
+    loader = _loader_of_thread.get()
+    factor = 1.0 if loader is None else loader.clip_factor
+    _clip_values(parameters, clip_value * factor, *args, **kwargs)
