@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import default_collate
 
-from vcasgd.errors import LoopEnded
+from vcasgd.errors import LoopEnded, SpecError
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task
@@ -101,7 +101,12 @@ def made() -> Callable[..., Any]:
         def callbacks(self) -> Any:
             return self.callback_handler.callbacks
 
-    def make(callbacks: Sequence[Any] = (), train_dataset: Any = None, **arguments: Any) -> Any:
+    def make(
+        callbacks: Sequence[Any] = (),
+        train_dataset: Any = None,
+        own: type = object,
+        **arguments: Any,
+    ) -> Any:
         args = TrainingArguments(
             "out",
             **{
@@ -123,7 +128,7 @@ def made() -> Callable[..., Any]:
             },
         )
         points = Points()
-        return Noisy(
+        return (type("Own", (own, Noisy), {}) if own is not object else Noisy)(
             model=Network(),
             args=args,
             data_collator=collated,
@@ -172,6 +177,68 @@ def test_a_callback_may_set_rates() -> None:
         rates.append([task.step_options(place)[0]["lr"] for place in places])
 
     assert rates[1] == [0.5 * rates[0][0], 0.5 * rates[0][1], rates[0][2]]
+
+
+def test_a_loader_of_other_data_for_the_evaluation_is_refused() -> None:
+    class Own:
+        def get_eval_dataloader(self, *_: Any) -> Any:
+            raise AssertionError("the job evaluates eval_dataset")
+
+    with pytest.raises(SpecError, match="get_eval_dataloader of its own"):
+        task_of(own=Own)().model()
+
+
+def test_an_optimizer_is_made_as_by_the_trainer() -> None:
+    class Own:
+        """Methods as the library calls them: it uses the attributes that they set."""
+
+        model: Any
+
+        def create_optimizer(self) -> None:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+
+        def create_scheduler(self, num_training_steps: int) -> None:
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+                self.optimizer, lambda step: 1 - step / num_training_steps
+            )
+
+    task: Any = task_of(own=Own)()
+    optimizer = task.optimizer(task.model().parameters())
+
+    middle = Place(0.5, 64, epoch=1, batch=0, epoch_steps=64)
+    assert optimizer.param_groups[0]["initial_lr"] == 0.5
+    assert task.step_options(middle)[0]["lr"] == 0.25
+    assert task.trainer.optimizer is optimizer
+
+
+@grid
+@pytest.mark.ci
+def test_parameters_of_the_trainer_are_trained(workers: int) -> None:
+    class Scaled:
+        """A temperature, which is too high at first."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.scale = nn.Parameter(torch.tensor(-3.0))
+
+        def create_optimizer(self) -> Any:
+            optimizer = super().create_optimizer()  # type: ignore[misc]
+            optimizer.add_param_group({"params": [self.scale], "lr": 0.1})
+            return optimizer
+
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any
+        ) -> Any:
+            answers = model(inputs["points"], inputs["labels"])["logits"]
+            loss = F.cross_entropy(answers * self.scale.exp(), inputs["labels"])
+            return (loss, {"loss": loss, "logits": answers}) if return_outputs else loss
+
+    plain = [by_trainer(seed, own=Scaled)["eval_loss"] for seed in SEEDS]
+
+    make = task_of(own=Scaled)
+    ends = [simulated(make, workers, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
+
+    assert_close(ends, plain)
 
 
 def by_trainer(seed: int, **arguments: Any) -> dict[str, float]:

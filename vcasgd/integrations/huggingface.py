@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import getitem
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -90,6 +91,7 @@ class TrainerTask(Task):
         self._callbacks: StepCallbacks | None = None
         #: Options that the trainer's scheduler sets; None before the first optimizer.
         self._replay: Replay | None = None
+        self._given_optimizer: Optimizer | None = None
         self._optimizer_state: dict[str, Any] | None = None
 
     def follow_job(self, spec: JobSpec) -> None:
@@ -106,6 +108,7 @@ class TrainerTask(Task):
         if self._made is None:
             self._made = trainer = _made_by(self._make_trainer)
             _check(trainer)
+            self._given_optimizer = trainer.optimizer
             steps = trainer.args.gradient_accumulation_steps
             self.batch_size = trainer.args.train_batch_size * steps
             self.gradient_accumulation_steps = steps
@@ -182,24 +185,29 @@ class TrainerTask(Task):
         """Return a new optimizer of the trainer, with its groups of parameters."""
         optimizer = self._new_optimizer(next(iter(parameters)))
         if self._replay is None:
-            self._follow_scheduler(optimizer)
+            self._follow_scheduler()
         self.callbacks.use(optimizer)
         self.hooks = self.callbacks.names
         return optimizer
 
     def _new_optimizer(self, first: nn.Parameter) -> Optimizer:
         trainer = self.trainer
-        if trainer.optimizer is not None:
+        if self._given_optimizer is not None:
             # It was passed to the trainer, which can't make another one.
-            given: Optimizer = trainer.optimizer
+            given = self._given_optimizer
             if self._optimizer_state is None:
                 self._optimizer_state = copy.deepcopy(given.state_dict())
             given.load_state_dict(copy.deepcopy(self._optimizer_state))
             return given
         model = next(each for each in self._models if any(first is p for p in each.parameters()))
-        made: Optimizer = trainer.create_optimizer(model)
-        trainer.optimizer = None
-        return made
+        before = trainer.model
+        trainer.model, trainer.optimizer = model, None
+        try:
+            # As the trainer does: without arguments, and whatever is returned.
+            trainer.create_optimizer()
+        finally:
+            trainer.model = before
+        return cast("Optimizer", trainer.optimizer)
 
     def step_options(self, place: Place) -> Options | None:
         """Call the callbacks around a local step; return the options that the scheduler sets, and
@@ -223,10 +231,10 @@ class TrainerTask(Task):
             return Place(0.0, steps=_steps(self.trainer))
         return first_place(self, self._spec, self.batch_size)
 
-    def _follow_scheduler(self, optimizer: Optimizer) -> None:
+    def _follow_scheduler(self) -> None:
         trainer = self.trainer
         if trainer.lr_scheduler is None:
-            trainer.create_scheduler(self._length().steps, optimizer)
+            trainer.create_scheduler(num_training_steps=self._length().steps)
         scheduler: Any = trainer.lr_scheduler
         if isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "GreedyLR":
             raise _refused(
@@ -237,9 +245,12 @@ class TrainerTask(Task):
         self._replay = Replay([scheduler.optimizer], [scheduler], lambda _: scheduler.step())
 
     def variables(self) -> dict[str, Callable[[], Any]]:
-        """Return the callbacks, which may have averages of the model."""
-        handler: Any = self.trainer.callback_handler
-        return variables_of(handler.callbacks)
+        """Return the callbacks, which may have averages of the model, and attributes of the trainer
+        that the library doesn't set."""
+        trainer: Any = self.trainer
+        own = vars(trainer).keys() - _set_by_library(type(trainer))
+        attributes = {name: partial(getitem, vars(trainer), name) for name in sorted(own)}
+        return attributes | variables_of(trainer.callback_handler.callbacks)
 
     def source(self) -> str:
         handler: Any = self.trainer.callback_handler
@@ -254,11 +265,14 @@ class TrainerTask(Task):
             # Processes that hold parts of a model build it again after the loss of one.
             trainer.model = trainer.model_wrapped = model
         data = _EvaluationBatches(self.dataset("validation"), self.evaluation_batch_size, batches)
+        # The worker has changed the optimizer to evaluation, if it has such a mode.
+        optimizer, trainer.optimizer = trainer.optimizer, None
         trainer.get_eval_dataloader = lambda *_: data
         try:
             found = trainer.evaluate(self.dataset("validation"))
         finally:
             del trainer.get_eval_dataloader
+            trainer.optimizer = optimizer
         named = {name.removeprefix("eval_"): value for name, value in found.items()}
         return {name: float(value) for name, value in named.items() if name not in _OF_THE_RUN}
 
@@ -397,6 +411,22 @@ def _is_jobs_own(callback: TrainerCallback) -> bool:
     )
 
 
+def _set_by_library(kind: type[Trainer]) -> set[str]:
+    """Return the names that constructors of transformers and TRL use, their attributes among them.
+
+    The function for the loss is the user's.
+    """
+    found: set[str] = {"callback_handler", "optimizer", "lr_scheduler"}
+    for each in kind.__mro__:
+        if _is_library(each) and "__init__" in vars(each):
+            found.update(vars(each)["__init__"].__code__.co_names)
+    return found - {"compute_loss_func"}
+
+
+def _is_library(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("transformers", "trl")
+
+
 def _made_by(make_trainer: Callable[..., Trainer]) -> Trainer:
     try:
         return make_trainer()
@@ -409,12 +439,14 @@ def _made_by(make_trainer: Callable[..., Trainer]) -> Trainer:
 def _check(trainer: Trainer) -> None:
     for name in _NOT_CALLED:
         owner = next(each for each in type(trainer).__mro__ if name in vars(each))
-        if owner.__module__.partition(".")[0] not in ("transformers", "trl"):
+        if not _is_library(owner):
             raise _refused(
                 f"a {name} of its own",
                 "the worker makes the steps, from compute_loss, create_optimizer, and "
                 "create_scheduler",
             )
+    if not _is_library(next(e for e in type(trainer).__mro__ if "get_eval_dataloader" in vars(e))):
+        raise _refused("a get_eval_dataloader of its own", "pass what it loads as eval_dataset")
     for name, why in _REFUSED.items():
         if getattr(trainer.args, name, None):
             raise _refused(name, why)
