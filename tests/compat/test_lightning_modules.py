@@ -310,6 +310,27 @@ def test_steps_in_turn_are_noted(name: str, noted: bool) -> None:
     assert ("steps-in-turn" in notes) is noted
 
 
+def test_a_module_may_ask_for_the_batches_of_an_epoch() -> None:
+    asked = []
+
+    class Asks(modules()["Module"]):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            self.trainer.fit_loop.setup_data()
+            asked.append(len(self.train_dataloader()))
+            return super().configure_optimizers()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            asked.append(len(self.trainer.train_dataloader))
+            asked.append(len(self.train_dataloader()))
+            return super().training_step(batch, batch_idx)
+
+    with closing(task_of(Asks)()) as task:
+        facts_of(task)
+
+    assert len(asked) > 1
+    assert set(asked) == {Points.samples // BATCH}
+
+
 @pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 def test_a_module_may_leave_batches_out(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ class ModuleTask(LoopInThread):
         self._trainer = _JobTrainer(self, running, options)
         source = module if datamodule is None else datamodule
         self._loaders = _Loaders(source)
-        _replace(source, "train_dataloader", lambda: self._train_batches(module))
+        _replace(source, "train_dataloader", lambda: self._train_loader(module))
         _replace(source, "val_dataloader", lambda: self._validation)
         self._trainer.fit(module, datamodule=datamodule)
 
@@ -178,9 +178,17 @@ class ModuleTask(LoopInThread):
         self.evaluation_batch_size = validation.batch_size
         self._evaluation_collate = validation.collate
 
-    def _train_batches(self, module: LightningModule) -> BatchLoader:
+    def train_loader(self) -> DataLoader[Any]:
+        """Return the loader of the module, or of its data."""
+        return self._loaders.train()
+
+    def _train_loader(self, module: LightningModule) -> BatchLoader | DataLoader[Any]:
+        """Return the job's batches to the loop, and to others, such as those who want the length
+        of an epoch, the module's own loader."""
         self.load_data()
         trainer = self.trainer
+        if not trainer.job_loop.runs or trainer.batches is not None:
+            return self._loaders.train()
         self.set_model(module, as_optimizer(trainer.optimizers))
         for config in trainer.lr_scheduler_configs:
             check_scheduler(config.scheduler)
@@ -264,9 +272,12 @@ class _Loaders:
 
     def __init__(self, source: Any) -> None:
         self._train, self._validation = source.train_dataloader, source.val_dataloader
+        self._made: DataLoader[Any] | None = None
 
     def train(self) -> DataLoader[Any]:
-        return _checked(self._train(), "train_dataloader")
+        if self._made is None:
+            self._made = _checked(self._train(), "train_dataloader")
+        return self._made
 
     def validation(self) -> DataLoader[Any]:
         return _checked(self._validation(), "val_dataloader")
@@ -343,7 +354,7 @@ class _JobTrainer(Trainer):  # type: ignore[misc]
         self._task, self._clip_val = task, options["gradient_clip_val"]
         self._place = Place(0.0)
         self.batches: _FitBatches | None = None
-        self.fit_loop = _JobFitLoop(self, min_epochs=0, max_epochs=-1)
+        self.fit_loop = self.job_loop = _JobFitLoop(self, min_epochs=0, max_epochs=-1)
         self.fit_loop.epoch_loop = _JobEpochLoop(self)
         plugin: Any = self.precision_plugin
         if getattr(plugin, "scaler", None) is None:
@@ -411,6 +422,11 @@ class _JobTrainer(Trainer):  # type: ignore[misc]
         return self._task.steps_of_job().epoch_steps * int(self.accumulate_grad_batches)
 
     @property
+    def train_dataloader(self) -> Any:
+        """The loader of the module or its data, which has the length of an epoch."""
+        return None if self.batches is None else self._task.train_loader()
+
+    @property
     def max_epochs(self) -> int:
         return (self._task.spec and self._task.spec.epochs) or -1
 
@@ -421,6 +437,18 @@ class _JobTrainer(Trainer):  # type: ignore[misc]
 
 class _JobFitLoop(_FitLoop):  # type: ignore[misc]
     """Loop over the epochs of a job, which ends it."""
+
+    #: True after the start, when there are optimizers.
+    runs = False
+
+    def run(self) -> None:
+        self.runs = True
+        super().run()
+
+    def setup_data(self) -> None:
+        """Get the batches. Modules may ask for it earlier, to know the number of batches."""
+        if self.runs:
+            super().setup_data()
 
     @property
     def done(self) -> bool:
