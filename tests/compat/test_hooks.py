@@ -111,6 +111,20 @@ def plain_loop(seed: int, made: str, scheduled: str, *, by_epoch: bool = False) 
     return evaluate_plainly(points, names["model"])
 
 
+def test_a_new_worker_knows_the_scheduler_after_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    monkeypatch.setattr(Points, "rates", rates, raising=False)
+    note = "points.rates.append(optimizer.param_groups[0]['lr'])"
+    task = loop(tmp_path, SGD, f"{LR}StepLR(optimizer, 1, 0.5)", note, "scheduler.step()")
+
+    simulated(task, 1, epochs=EPOCHS)
+
+    steps = STEPS // EPOCHS
+    assert rates[-STEPS:] == [0.1] * steps + [0.05] * steps
+
+
 @EACH
 @grid
 @pytest.mark.ci

@@ -220,6 +220,8 @@ class BatchLoader:
             if self._weight:
                 # The loop was left after its step.
                 self._end_part()
+            if self._schedulers is not None:
+                self._schedulers.end_step()
             mean, self._mean = self._mean, None
             script.submit(torch.tensor(mean, dtype=torch.float64))
 

@@ -130,10 +130,11 @@ class LoopSchedulers:
         if self._steps <= _WATCHED_STEPS and by_step - self._called:
             raise _refused(_SOME_STEPS)
         self._called.clear()
-        if self._steps:
-            # Those that it didn't call after its first step.
-            self._by_epoch = [each is not False for each in self._by_epoch]
         self._steps, self._between = self._steps + 1, False
+
+    def end_step(self) -> None:
+        """Record that the loop has ended its step: it would have called the schedulers by now."""
+        self._by_epoch = [each is not False for each in self._by_epoch]
 
     def end_epoch(self) -> None:
         """Record that the loop over the batches of an epoch ends."""
