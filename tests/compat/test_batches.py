@@ -22,6 +22,7 @@ from support.harness import Harness
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
+from torch.utils.data import Dataset
 
 from vcasgd.learning.batch_probe import division_of, probed
 from vcasgd.learning.local_batch import Division, LocalBatch, most_workers
@@ -134,6 +135,39 @@ class Noisy(FewPoints):
         return F.cross_entropy(F.dropout(answers, 0.2), labels)
 
 
+class Augmenting(Dataset[Any]):
+    """Samples with other noise each time."""
+
+    def __init__(self, points: Dataset[Any]) -> None:
+        self.points = points
+
+    def __len__(self) -> int:
+        return len(self.points)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Any:
+        point, label = self.points[index]
+        return {"point": point + 0.5 * torch.randn_like(point), "label": label}
+
+
+class Augmented(FewPoints):
+    """Data that is augmented, and a collator that takes its samples apart."""
+
+    def dataset(self, split: str) -> Dataset[Any]:
+        return Augmenting(super().dataset(split))
+
+    def collate(self, samples: list[Any]) -> Any:
+        labels = torch.stack([each.pop("label") for each in samples])
+        return torch.stack([each["point"] for each in samples]), labels
+
+
+class Masked(FewPoints):
+    """A collator that masks other numbers each time."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        points, labels = super().collate(samples)
+        return points * (torch.rand_like(points) > 0.15), labels
+
+
 class NoisyAverages(FewPoints):
     """An autoencoder with random codes, most of whose gradient is noise."""
 
@@ -196,6 +230,8 @@ class Zeros(FewPoints):
         (Normalized(), 16, "BatchNorm1d 1 normalizes over the batch"),
         (Noisy(), 2, ""),
         (NoisyAverages(), 2, ""),
+        (Augmented(), 2, ""),
+        (Masked(), 2, ""),
         (Warming(), 2, ""),
         (Zeros(), 2, ""),
         (Failing(), 2, ""),

@@ -30,7 +30,7 @@ from vcasgd.learning.local_batch import MIN_BATCH, MIN_NORMALIZED, Division
 from vcasgd.learning.optimizers import OptimizerList
 from vcasgd.learning.precision import autocast
 from vcasgd.learning.rates import set_options
-from vcasgd.learning.training import batch_size_of, load_groups, set_seed, to_device
+from vcasgd.learning.training import batch_size_of, loaded_once, set_seed, to_device
 from vcasgd.task.task import Task
 
 log = logging.getLogger(__name__)
@@ -107,10 +107,14 @@ def probed(
 
 @dataclass(frozen=True)
 class _Losses:
-    """Loss of a whole batch and of its parts, each several times."""
+    """Loss of a whole batch and of its parts, each several times.
+
+    ``drawn``: batches of the same samples differ, such as in what a collator masks.
+    """
 
     whole: list[float]
     parts: list[list[float]]
+    drawn: bool = False
 
     def difference(self, weights: Sequence[float]) -> float:
         """Return the relative difference of the whole to the mean of the parts with these weights;
@@ -167,20 +171,21 @@ def _find(
 
     with untouched(module) as restore:
         set_seed(0, device)
-        whole, *parts = load_groups(task, dataset, [list(indices), *groups])
+        collate = loaded_once(task, dataset, [list(indices), *groups])
+        whole, *parts = collate()
         if task.repeats_loss:
             _shake(module)
             if not math.isfinite(_loss(task, module, whole, device, 0)):
                 restore()
-        losses = _measured(task, module, whole, parts, device, state)
+        losses = _measured(task, module, collate, device, state)
         if not task.repeats_loss and isinstance(losses, _Losses) and losses.are_equal:
             # Not at first, because loops keep averages of the parameters.
             _shake(module)
-            losses = _measured(task, module, whole, parts, device, state)
+            losses = _measured(task, module, collate, device, state)
         if not isinstance(losses, _Losses):
             return losses
         found = _judged(task, losses, whole, parts, sizes := [float(len(each)) for each in groups])
-        if found is None and task.repeats_loss and losses.is_random:
+        if found is None and task.repeats_loss and losses.is_random and not losses.drawn:
             weighed = list(zip(parts, _declared(task, parts) or sizes, strict=True))
             if _gradients_differ(task, module, whole, weighed, device):
                 return "the gradient of its first batch isn't the mean of those of its parts"
@@ -198,15 +203,19 @@ def _loss(
 def _measured(
     task: Task,
     module: nn.Module,
-    whole: Any,
-    parts: Sequence[Any],
+    collate: Callable[[], list[Any]],
     device: torch.device | str,
     state: nn.Module | None,
 ) -> _Losses | str | None:
     """Return the losses of a batch and its parts; a text if those have none, None if it has none.
 
-    ``state`` has its values again after each.
+    ``collate`` makes them. ``state`` has its values again after each.
     """
+
+    def draw(number: int) -> list[Any]:
+        set_seed(number, device)
+        return collate()
+
     kept: AbstractContextManager[Any] = nullcontext(lambda: None)
     with kept if state is None else untouched(state) as undo:
 
@@ -215,18 +224,21 @@ def _measured(
             undo()
             return value
 
-        if not math.isfinite(loss(whole, 0)):
+        drawn = [draw(0), draw(1)]
+        first = [loss(batches[0], 0) for batches in drawn]
+        if not math.isfinite(first[0]):
             return None
-        repeats = range(REPEATS if _is_random(module, lambda seed: loss(whole, seed)) else 1)
+        differ = not _same(*first)
+        is_random = differ or _is_random(module, lambda seed: loss(drawn[0][0], seed))
         try:
             found = []
-            for number in repeats:
-                batches = list(enumerate([whole, *parts], 100 * number))
+            for number in range(REPEATS if is_random else 1):
+                batches = list(enumerate(draw(number) if differ else drawn[0], 100 * number))
                 # Every other time backwards, so that a loss that changes from call to call, because
                 # the code counts them, differs as much for the whole as for its parts.
                 order = slice(None, None, -1 if number % 2 else 1)
                 found.append([loss(batch, seed) for seed, batch in batches[order]][order])
-            return _Losses([each[0] for each in found], [each[1:] for each in found])
+            return _Losses([each[0] for each in found], [each[1:] for each in found], differ)
         except Exception as error:  # noqa: BLE001 - user code
             return f"its loss needs whole batches: {type(error).__name__}: {error}"
 

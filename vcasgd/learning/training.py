@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -439,9 +440,31 @@ def sound_samples(task: Task, dataset: Dataset[Any], indices: Sequence[int]) -> 
     return list(loaded.indices)
 
 
-def load_groups(task: Task, dataset: Dataset[Any], groups: Sequence[Sequence[int]]) -> list[Any]:
-    """Return a batch for each group of indices. Raises :class:`UserCodeError`."""
-    return list(_load(task, dataset, groups))
+def loaded_once(
+    task: Task, dataset: Dataset[Any], groups: Sequence[Sequence[int]]
+) -> Callable[[], list[Any]]:
+    """Load the samples of the first group, which has those of all; the function makes the batches.
+
+    So data that is augmented, with other numbers each time, is the same in all of them. Both raise
+    :class:`UserCodeError`.
+    """
+    with user_code("dataset"):
+        found = samples_of(dataset, list(groups[0]))
+    if not isinstance(found, list) or len(found) != len(groups[0]):
+        return lambda: list(_load(task, dataset, groups))  # A sample isn't known by its index.
+    samples = dict(zip(groups[0], found, strict=True))
+
+    def collate() -> list[Any]:
+        # A collator may take something out of its samples.
+        own = [[_own(samples[index]) for index in group] for group in groups]
+        with user_code("collate"):
+            return [task.collate(each) for each in own]
+
+    return collate
+
+
+def _own(sample: Any) -> Any:
+    return copy.copy(sample) if isinstance(sample, dict | list) else sample
 
 
 def _metrics(task: Task, model: nn.Module, batch: Any) -> dict[str, float]:
