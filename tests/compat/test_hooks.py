@@ -125,6 +125,18 @@ def test_a_new_worker_knows_the_scheduler_after_its_first_step(
     assert rates[-STEPS:] == [0.1] * steps + [0.05] * steps
 
 
+def test_a_loop_that_stores_its_scheduler(tmp_path: Path) -> None:
+    path = tmp_path / "scheduler.pt"
+    save = f"torch.save(scheduler.state_dict(), '{path}')"
+    task = loop(tmp_path, *SCHEDULERS["warm-up, then a cosine"], "scheduler.step()", save)
+
+    simulated(task, 2, epochs=EPOCHS)
+
+    stored = torch.load(path)
+    assert {"last_epoch", "_milestones"} <= stored.keys()
+    assert not {"step", "state_dict"} & stored.keys()
+
+
 @EACH
 @grid
 @pytest.mark.ci

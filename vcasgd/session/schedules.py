@@ -49,7 +49,7 @@ class Replay:
             check_scheduler(each)
         self._optimizers = optimizers
         self._schedulers, self._advance = list(schedulers), advance
-        self._states = [copy.deepcopy(_state(each)) for each in schedulers]
+        self._states = [copy.deepcopy(each.state_dict()) for each in schedulers]
         self._first = first or options_of(optimizers)
         #: Names of the options that were changed so far.
         self._names: set[str] = {"lr"}
@@ -122,7 +122,7 @@ class LoopSchedulers:
         self._replay: Replay | None = None
         for number, each in enumerate(self._found):
             check_scheduler(each)
-            each.step = partial(self._note, number)
+            _replace_step(each, partial(self._note, number))
 
     def begin_step(self) -> None:
         """Record that the loop gets the batch of its next step."""
@@ -227,7 +227,7 @@ def schedule_of(
     step = schedule.step
     replay = Replay([schedule.optimizer], [schedule], lambda _: step())
     if in_job:
-        vars(schedule)["step"] = lambda *_, **__: None
+        _replace_step(schedule, lambda *_, **__: None)
     return lambda place: replay.at(int(place.progress * steps))
 
 
@@ -239,9 +239,14 @@ def _refused(how: str) -> UserCodeError:
     )
 
 
-def _state(scheduler: Any) -> dict[str, Any]:
-    state: dict[str, Any] = scheduler.state_dict()
-    return {name: value for name, value in state.items() if name != "step"}
+def _replace_step(scheduler: Any, step: Callable[..., None]) -> None:
+    """Give a scheduler another ``step``, which isn't in the state that a loop stores."""
+    own, replaced = scheduler.state_dict, ("step", "state_dict")
+
+    def state_dict() -> dict[str, Any]:
+        return {name: value for name, value in own().items() if name not in replaced}
+
+    vars(scheduler).update(step=step, state_dict=state_dict)
 
 
 def options_of(optimizers: Sequence[Optimizer]) -> Options:
