@@ -60,6 +60,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "own": lambda of: Lamb(of, lr=3e-3),
     "schedule-free": lambda of: ScheduleFree(of, lr=0.3),
     "by hand": lambda of: ByHand(of, lr=3e-3),
+    "inherited": lambda of: Clamped(of, lr=1e-3),
     # A class of its own, because a job patches it, which the next twin can't use.
     "wrapped": lambda of: type("Wrapped", (Lookahead,), {})(torch.optim.RMSprop(of, lr=1e-3)),
 }
@@ -87,6 +88,16 @@ class Lamb(Optimizer):
                 step = first / unbias[0] / (second / unbias[1]).sqrt().add(1e-6)
                 ratio = each.norm() / step.norm() if each.norm() > 0 and step.norm() > 0 else 1.0
                 each.sub_(step * ratio, alpha=group["lr"])
+
+
+class Clamped(torch.optim.RMSprop):
+    """RMSprop that changes the gradients before the step of its base."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for each in self.param_groups[0]["params"]:
+            each.grad.clamp_(-1, 1)
+        super().step(closure)
 
 
 class ByHand(Optimizer):
@@ -205,7 +216,7 @@ def test_any_optimizer(name: str, workers: int) -> None:
     assert_as_plain(Case(points(OPTIMIZERS[name]), twin=twin), workers)
 
 
-@pytest.mark.parametrize("name", ["by hand", "wrapped", "own", "RMSprop"])
+@pytest.mark.parametrize("name", ["by hand", "wrapped", "own", "RMSprop", "inherited"])
 def test_a_step_that_is_made_again_leaves_what_one_step_does(name: str) -> None:
     # Given a worker's optimizer, and one that has the gradients of the whole batch
     models = nn.Linear(3, 2), nn.Linear(3, 2)

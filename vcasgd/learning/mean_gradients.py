@@ -152,6 +152,8 @@ class MeanGradients:
         #: The last step; None if it is final.
         self._step: _Step | None = None
         self._steps = 0
+        #: Calls of ``step`` that haven't returned: that of a class can call that of its base.
+        self._calls = 0
         #: Version that the last step started from.
         self._version = 0
         #: False in steps with the whole batch, which are final.
@@ -185,6 +187,7 @@ class MeanGradients:
         """
         step, before, self._step = self._step, self._version, None
         single, self._steps, self._version = self._is_single, 0, version
+        self._calls = 0
         if (
             step is None
             or mean is None
@@ -217,7 +220,8 @@ class MeanGradients:
             self._step.before[part] = _Before.of(part)
 
     def _capture_in_loop(self, part: Optimizer, args: Any, options: Any) -> Any:
-        if self._step is not None and part in self._step.before:
+        self._calls += 1
+        if self._calls > 1 or (self._step is not None and part in self._step.before):
             return None
         present = gradient_first(part, args, options)
         self.capture(part)
@@ -233,6 +237,9 @@ class MeanGradients:
         return self._steps == len(self._optimizers)
 
     def _count(self, part: Optimizer, *_: Any) -> None:
+        self._calls -= 1
+        if self._calls:
+            return
         self._steps += 1
         if self._in_loop and self._step is not None:
             owned = self._step.before[part].parameters
@@ -261,8 +268,10 @@ class MeanGradients:
         for parameter, part in zip(self._parameters, self._parts(mean), strict=True):
             parameter.grad = _like(step.gradients.get(parameter), part, parameter)
         self._clip()
+        self._calls = 1  # What a step calls in turn is no step of the worker's.
         for one in self._optimizers:
             _step_of(one)(one)
+        self._calls = 0
         self._optimizer.zero_grad(set_to_none=True)
 
     def _parts(self, vector: Tensor) -> list[Tensor]:
