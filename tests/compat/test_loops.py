@@ -104,10 +104,11 @@ def written(loop: str, session: str = SESSION, **values: object) -> str:
     return (SCRIPT + loop).format(support=SUPPORT, session=session, **values)
 
 
-def test_the_last_step_of_a_loop_that_counts_its_steps_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 4])
+def test_the_last_step_of_a_loop_that_counts_its_steps_counts(workers: int, tmp_path: Path) -> None:
     steps = EPOCHS * Points.samples // Points.batch_size
 
-    ends = simulated(script(written(OWN_COUNT, steps=steps), tmp_path), 1, epochs=EPOCHS)
+    ends = simulated(script(written(OWN_COUNT, steps=steps), tmp_path), workers, epochs=EPOCHS)
 
     assert ends["loss"] < 1.4
 

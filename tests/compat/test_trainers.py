@@ -14,7 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import default_collate
 
-from vcasgd.errors import LoopEnded, SpecError
+from vcasgd.errors import SpecError
+from vcasgd.fleet.histories import always
+from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task
@@ -282,8 +284,11 @@ def test_a_callback_can_stop_the_training() -> None:
         def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = True
 
-    with pytest.raises(LoopEnded, match="a callback stopped the training"):
-        simulated(task_of(callbacks=[Stop()]), 2, epochs=EPOCHS)
+    spec = JobSpec.parse({"name": "case", "task": "case:Case", "epochs": EPOCHS})
+    outcome = Simulation(spec, task_of(callbacks=[Stop()]), Conditions(always(2))).run()
+
+    assert "a callback stopped the training" in (outcome.ended or "")
+    assert [point.epoch for point in outcome.points] == [1]
 
 
 def test_the_evaluations_of_the_job_drive_early_stopping() -> None:

@@ -112,4 +112,6 @@ def _show(outcome: Outcome, price: float | None) -> None:
         facts["cost"] = f"{outcome.machine_seconds / 3600 * price:.2f} USD"
     if outcome.divergence is not None:
         facts["diverged"] = outcome.divergence
+    if outcome.ended is not None:
+        facts["ended early"] = outcome.ended
     show_facts(facts.items(), width=15)

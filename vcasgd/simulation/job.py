@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vcasgd.errors import InvalidUpdate, NonFiniteLoss, SpecError
+from vcasgd.errors import InvalidUpdate, LoopEnded, NonFiniteLoss, SpecError
 from vcasgd.fleet.histories import Life
 from vcasgd.learning.rules import make_rule
 from vcasgd.parameter_server.blend import ModelState, ShardConfig
@@ -83,7 +83,8 @@ class Outcome:
 
     ``machine_seconds`` is the time of all machines until the end of the job, boots included.
     ``samples_lost`` were trained, lost with an evicted machine, and trained again. ``divergence``
-    is the reason if the loss or the model became infinite or NaN, which ends the job early.
+    is the reason if the loss or the model became infinite or NaN, which ends the job early, and
+    ``ended`` why a loop ended by itself.
     """
 
     points: list[Point] = field(default_factory=list)
@@ -97,6 +98,7 @@ class Outcome:
     staleness_mean: float = 0.0
     staleness: dict[str, int] = field(default_factory=dict)
     divergence: str | None = None
+    ended: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -185,10 +187,22 @@ class Simulation:
 
     def _run_agenda(self) -> None:
         while not self._model.record.complete:
+            if not self._agenda and self.outcome.ended is not None:
+                self._end_early(self.outcome.ended)
+                return
             if not self._agenda:
                 raise SpecError("trace: all machines are gone before the job ends", field="trace")
             self._now, _, action = heapq.heappop(self._agenda)
             action()
+        self.outcome.ended = None  # Other workers trained the rest.
+
+    def _end_early(self, why: str) -> None:
+        """Evaluate what loops have trained that all ended before the job."""
+        samples = self._model.meta.totals.samples
+        if not samples:
+            raise LoopEnded(why)
+        if not self.outcome.points or self.outcome.points[-1].samples < samples:
+            self._measure()
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._agenda, (when, next(self._numbers), action))
@@ -280,7 +294,12 @@ class Simulation:
         self.outcome.bytes_fetched += size if way is None else sum(step.size for step in way)
 
     def _finish(self, worker: SimulatedWorker, interval: SimulatedInterval) -> None:
-        header, payload = worker.train(interval, f"u{next(self._numbers)}")
+        try:
+            header, payload = worker.train(interval, f"u{next(self._numbers)}")
+        except LoopEnded as ended:
+            self.outcome.ended = ended.message
+            self._lose(worker, 0)
+            return
         if worker.learner is not None and worker.learner.member is not None:
             worker.learner.member.end(worker.pushed, self._now)
             self._share_moments(worker.learner.member)
@@ -367,6 +386,10 @@ class Simulation:
         self._epoch = epochs
         if epochs % self._evaluate_every and not self._model.record.complete:
             return True
+        self._measure()
+        return True
+
+    def _measure(self) -> None:
         metrics = self._evaluator.evaluate(
             self._model.weights,
             self._model.integers,
@@ -375,10 +398,9 @@ class Simulation:
             on_step=lambda: None,
         )
         samples = self._model.meta.totals.samples
-        point = Point(epochs, self._now, samples, metrics)
+        point = Point(self._epoch, self._now, samples, metrics)
         self.outcome.points.append(point)
         self._on_point(point)
-        return True
 
     def _new_model(self) -> ModelState:
         floats, integers = self._evaluator.initial()
