@@ -148,7 +148,7 @@ class MeanGradients:
         restart: int = RESTART,
     ) -> None:
         self._optimizer, self._parameters, self._clip = optimizer, parameters, clip
-        self._restart = restart
+        self.restart = restart
         #: The last step; None if it is final.
         self._step: _Step | None = None
         self._steps = 0
@@ -198,7 +198,7 @@ class MeanGradients:
         with torch.no_grad():
             self._make_again(step, mean)
         set_mode(self._optimizer, training=False)
-        if version // self._restart != before // self._restart or self._changes:
+        if version // self.restart != before // self.restart or self._changes:
             return None
         return [each.detach().clone() for each in self._parameters]
 

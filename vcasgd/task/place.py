@@ -11,7 +11,7 @@ class Place:
 
     It is that of the step's samples in the order over all epochs, so it doesn't depend on which
     worker makes the step, or when. Workers share a batch: several of their steps have the same
-    place. If they exchange gradients, it follows the samples that the model contains instead.
+    place. If each makes the steps of the whole batch, it follows what the model contains instead.
     """
 
     #: Share of the job's samples before the step, in [0, 1).

@@ -788,12 +788,12 @@ class Learner:
         return trained
 
     def _follow_applied(self, base: Base, *, loads: bool) -> None:
-        """Note how much of the job comes before an interval, if its gradient is exchanged.
+        """Note how much of the job comes before an interval, if its step is made again.
 
-        Steps that are made again with the same gradient need the same rate, so a schedule goes by
-        what the base contains then, and not by the places of the workers' own samples.
+        Such steps need the same rate, so a schedule goes by what the base contains then, and not by
+        the places of the workers' own samples. Workers that start together in each round don't.
         """
-        if self._mean_gradients is None:
+        if self._mean_gradients is None or self._mean_gradients.restart == 1:
             self._applied = None
         elif loads or self._applied is None:
             self._applied = base.round.samples
