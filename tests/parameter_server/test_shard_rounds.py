@@ -147,7 +147,11 @@ def test_a_snapshot_has_the_facts_of_its_round(world: World) -> None:
 
     # Zeros are workers that have not measured it yet.
     assert world.snapshots.read().meta.round == RoundFacts(
-        workers=3, batch=3.0, step_seconds=pytest.approx(4 / 300), exchange_seconds=0.2
+        workers=3,
+        batch=3.0,
+        step_seconds=pytest.approx(4 / 300),
+        exchange_seconds=0.2,
+        samples=3,
     )
 
 
