@@ -138,11 +138,11 @@ class Noisy(FewPoints):
 class Augmenting(Dataset[Any]):
     """Samples with other noise each time."""
 
-    def __init__(self, points: Dataset[Any]) -> None:
+    def __init__(self, points: Any) -> None:
         self.points = points
 
     def __len__(self) -> int:
-        return len(self.points)  # type: ignore[arg-type]
+        return len(self.points)
 
     def __getitem__(self, index: int) -> Any:
         point, label = self.points[index]
@@ -175,11 +175,12 @@ class NoisyAverages(FewPoints):
         return nn.Sequential(nn.Linear(self.features, 8), nn.Linear(4, self.features))
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        mean, deviation = model[0](batch[0]).chunk(2, -1)  # type: ignore[operator]
+        encoder, decoder = model.children()
+        mean, deviation = encoder(batch[0]).chunk(2, -1)
         code = mean + deviation.exp() * torch.randn_like(mean)
         divergence = (mean.square() + (2 * deviation).exp() - 2 * deviation).sum(1).mean() / 2
-        distance: Tensor = F.mse_loss(model[1](code), batch[0])  # type: ignore[operator]
-        return distance + 0.1 * divergence
+        loss: Tensor = F.mse_loss(decoder(code), batch[0]) + 0.1 * divergence
+        return loss
 
 
 class Views(Contrastive):

@@ -99,7 +99,7 @@ class Session:
         self._model = model
         self._optimizer = optimizer
         self._batch_pending = False
-        #: That of a job.
+        #: The loader in a job, for a loop that asks for one before each epoch.
         self._loader: BatchLoader | None = None
         self._steps = 0
         self._precision: StepPrecision | None = None
