@@ -290,6 +290,52 @@ def test_how_versions_merge_tensors_beside_the_model(
     assert least == 2 or "change seen" in facts.min_local_batch_why
 
 
+class Scaled(nn.Module):
+    """A network that normalizes its inputs with statistics that are plain attributes."""
+
+    def __init__(self, network: nn.Module, features: int) -> None:
+        super().__init__()
+        self.network = network
+        self.mean, self.square = torch.zeros(features), torch.ones(features)
+        self.last = {"points": torch.zeros(64, features), "hidden": torch.zeros(64, 64)}
+
+    def forward(self, points: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.98 * self.mean + 0.02 * points.mean(0)
+            self.square = 0.98 * self.square + 0.02 * points.square().mean(0)
+        deviation = (self.square - self.mean**2).clamp(min=1e-3).sqrt()
+        self.last = {"points": points, "hidden": self.network[0](points)}  # type: ignore[index]
+        return self.network((points - self.mean) / deviation)
+
+
+class PlainAttributes(Points):
+    """A task whose model keeps tensors in plain attributes, which aren't in its state dict."""
+
+    def model(self) -> nn.Module:
+        return Scaled(super().model(), self.features)
+
+    def dataset(self, split: str) -> Dataset[Any]:
+        points, labels = super().dataset(split).tensors  # type: ignore[attr-defined]
+        return TensorDataset(3 * points + 5, labels)
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+@grid
+def test_tensors_in_plain_attributes_of_a_module_travel(workers: int) -> None:
+    assert_as_plain(Case(PlainAttributes), workers)
+
+
+def test_what_a_module_keeps_of_its_last_batch_is_no_state() -> None:
+    facts = facts_of(PlainAttributes())
+
+    kinds = {entry.name: entry.kind for entry in Layout.from_json(facts.layout).entries}
+    assert kinds["beside:mean"] is kinds["beside:square"] is TensorKind.STATISTIC
+    assert facts.min_local_batch == 2
+    assert facts.notes.keys() == {"momentum-starts-again"}
+
+
 # --- parameters of the loss, and parameters that thaw ---------------------------------------------
 
 

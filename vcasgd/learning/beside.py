@@ -1,7 +1,7 @@
 """Tensors that a task or a script keeps beside its model: averages, centres, a loss's parameters.
 
 They are found once, before any training, in the attributes of the task, or in the variables of the
-script and of its evaluation. Each has a name like :data:`BESIDE` and its path, and is looked up
+script and of its evaluation, and among the plain attributes of the model's own modules. Each has a name like :data:`BESIDE` and its path, and is looked up
 where it is whenever it is read, because ``average[name] = …`` replaces a tensor.
 
 Before any training, the first worker of a job looks at them, and at frozen parameters. What the
@@ -38,6 +38,8 @@ _OPAQUE = (
     *(types.ModuleType, types.FunctionType, types.MethodType, types.FrameType, type),
     *(str, bytes, int, float, complex),
 )
+#: Attributes of every module.
+_MODULE_FIELDS = vars(nn.Module()).keys()
 
 Get = Callable[[], Any]
 
@@ -51,7 +53,7 @@ class Beside:
         #: Modules that were found.
         self.modules: list[nn.Module] = []
         self._places: dict[str, Get] = {}
-        for name, get in roots.items():
+        for name, get in (*roots.items(), *_plain_attributes(model)):
             self._search(f"{BESIDE}{name}", get, 0)
 
     def __bool__(self) -> bool:
@@ -108,6 +110,14 @@ def _parts(value: Any) -> Iterator[tuple[str, Get]]:
     elif is_own(value):
         for name in vars(value):
             yield name, lambda name=name: vars(value)[name]  # type: ignore[misc]
+
+
+def _plain_attributes(model: nn.Module) -> Iterator[tuple[str, Get]]:
+    """Yield what the user's own modules keep besides parameters, buffers, and other modules."""
+    for path, module in model.named_modules():
+        if is_own(module):
+            for name in vars(module).keys() - _MODULE_FIELDS:
+                yield f"{path}.{name}".lstrip("."), lambda own=vars(module), name=name: own[name]  # type: ignore[misc]
 
 
 def _attribute(module: nn.Module, name: str) -> Get:
