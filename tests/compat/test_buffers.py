@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,13 +21,14 @@ from support.compat import (
 )
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import Dataset
 
 from vcasgd.errors import SpecError
 from vcasgd.learning.layout import Layout, TensorKind
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.task import Task
-from vcasgd.worker import learner
+from vcasgd.worker import trial_steps
 from vcasgd.worker.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -299,7 +301,7 @@ def test_a_version_has_directions_and_not_their_mean() -> None:
 
 def test_the_mean_of_too_many_directions_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "buffers-averaged" not in facts_of(Spectral()).notes
-    monkeypatch.setattr(learner, "MAX_DIRECTIONS", 100)
+    monkeypatch.setattr(trial_steps, "MAX_DIRECTIONS", 100)
 
     assert "._u" in facts_of(Spectral()).notes["buffers-averaged"]
 
@@ -317,6 +319,47 @@ def test_buffers_of_whole_batches_leave_one_worker(task: type[Points], names: st
 
     assert names in facts.min_local_batch_why
     assert facts.min_local_batch == (64 if names else 2)
+
+
+class Shifted(Dataset[Any]):
+    """Points whose features are moved by random numbers and mirrored, in another way each time."""
+
+    def __init__(self, points: Dataset[Any]) -> None:
+        self.points = points
+
+    def __len__(self) -> int:
+        return len(self.points)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Any:
+        point, label = self.points[index]
+        return point.roll(random.randrange(32)) * random.choice([-1, 1]), label
+
+
+class Augmented(Points):
+    """A task whose model keeps the largest of its inputs, and the sum of their squares."""
+
+    def model(self) -> nn.Module:
+        return Net(peak=torch.zeros(32), power=torch.zeros(32))
+
+    def dataset(self, split: str) -> Dataset[Any]:
+        return Shifted(super().dataset(split))
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        model.peak.copy_(torch.maximum(model.peak, batch[0].amax(0)))
+        model.power += batch[0].square().sum(0)
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_buffers_are_observed_on_the_same_augmented_samples(accumulated: int) -> None:
+    task = Augmented()
+    task.gradient_accumulation_steps = accumulated
+
+    facts = facts_of(task)
+
+    kinds = {entry.name: entry.kind for entry in Layout.from_json(facts.layout).entries}
+    assert (kinds["peak"], kinds["power"]) == (TensorKind.MAX, TensorKind.SUM)
+    assert facts.min_local_batch == 2
 
 
 def test_a_pointer_that_starts_again_outlives_its_worker() -> None:

@@ -1,8 +1,9 @@
 """Tensors that a task or a script keeps beside its model: averages, centres, a loss's parameters.
 
 They are found once, before any training, in the attributes of the task, or in the variables of the
-script and of its evaluation, and among the plain attributes of the model's own modules. Each has a name like :data:`BESIDE` and its path, and is looked up
-where it is whenever it is read, because ``average[name] = …`` replaces a tensor.
+script and of its evaluation, and among the plain attributes of the model's own modules. Each has a
+name like :data:`BESIDE` and its path, and is looked up where it is whenever it is read, because
+``average[name] = …`` replaces a tensor.
 
 Before any training, the first worker of a job looks at them, and at frozen parameters. What the
 optimizer has is trained, now or once it thaws. A copy of trained parameters is an average of them.
@@ -15,6 +16,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Container, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -117,7 +119,7 @@ def _plain_attributes(model: nn.Module) -> Iterator[tuple[str, Get]]:
     for path, module in model.named_modules():
         if is_own(module):
             for name in vars(module).keys() - _MODULE_FIELDS:
-                yield f"{path}.{name}".lstrip("."), lambda own=vars(module), name=name: own[name]  # type: ignore[misc]
+                yield f"{path}.{name}".lstrip("."), partial(vars(module).__getitem__, name)
 
 
 def _attribute(module: nn.Module, name: str) -> Get:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,20 +16,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError, VcasgdError
+from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError
 from vcasgd.learning.bad_samples import BadSamples
-from vcasgd.learning.base import as_real, buffers_of
 from vcasgd.learning.batch_probe import division_of, normalized, probed
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.batch_weights import BatchWeights, CountedLabels, declared_weight, measure_of
-from vcasgd.learning.buffers import find_kinds, same_random_numbers, untouched
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings import Float32
 from vcasgd.learning.encodings.encoder import codec_of
 from vcasgd.learning.encodings.rows import NAME as ROWS
 from vcasgd.learning.layout import BESIDE, Layout, TensorKind
 from vcasgd.learning.length import plan_for
-from vcasgd.learning.local_batch import MIN_BATCH, Division, most_workers
+from vcasgd.learning.local_batch import Division, most_workers
 from vcasgd.learning.local_model import LocalModel, check_same
 from vcasgd.learning.mean_gradients import (
     RESTART,
@@ -77,6 +74,7 @@ from vcasgd.worker.adapter import adapter_of
 from vcasgd.worker.approximations import approximations
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.member import Member
+from vcasgd.worker.trial_steps import TrialSteps
 from vcasgd.worker.update_queue import MAX_UNAPPLIED
 from vcasgd.worker.vectors import await_device
 
@@ -88,10 +86,6 @@ log = logging.getLogger(__name__)
 LAST_SUBTASKS = 4
 #: Most numbers that keep double precision: each version describes them in its metadata.
 MAX_EXACT = 1 << 16
-#: Most numbers of directions that travel as those of one worker: each header has them.
-MAX_DIRECTIONS = 1 << 15
-#: Local steps that show which state of the task training changes.
-PROBED_STEPS = 3
 
 
 class Learner:
@@ -375,7 +369,9 @@ class Learner:
         """
         if self._is_rehearsed:
             return
-        self._rehearse_step()
+        # Loops, trainers, and several processes count their steps themselves.
+        if self.task.repeatable and self.spec.workers.gpus == 1:
+            self._trial.rehearse()
         on_progress()
         names = self._rehearse()
         chosen = self.spec.stop.chosen_metric
@@ -387,88 +383,29 @@ class Learner:
             )
         self._is_rehearsed = True
 
-    def _rehearse_step(self) -> None:
-        # Loops, trainers, and several processes count their steps themselves.
-        if not self.task.repeatable or self.spec.workers.gpus != 1:
-            return
-        attributes, module = dict(vars(self.task)), self._model.module
-        size = min(batch_size_of(self.task), self.plan.size(0))
-        try:
-            with same_random_numbers(module), self._model.undone():
-                with user_code("start_sequence"):
-                    self.task.start_sequence(module)
-                self._probe(0, size)
-        except NonFiniteLoss as error:
-            # Training says more, or leaves out the samples.
-            log.debug("the rehearsed step: %s", error)
-        finally:
-            vars(self.task).update(attributes)
-            self.__dict__.pop("_bad", None)
-            collected.take()
-
     def _rehearse(self) -> list[str]:
         return rehearse_evaluation(self.task, self._model.module, self._validation_set, self.device)
 
-    def _probe(self, start: int, stop: int) -> None:
-        """Make steps with these samples of the job, before any training."""
-        skips = self.spec.skips_bad_samples
-        source = BatchSource(
-            self.task, self._data.dataset, self.device, self.spec.seed, skips=skips
+    @property
+    def _trial(self) -> TrialSteps:
+        return TrialSteps(
+            *(self.spec, self.task, self._model, self._data.dataset, self.plan, self.device),
+            self._new_optimizer,
         )
-        set_seed(seed_for(self.spec.seed, 0, 0), self.device)
-        optimizer = self._new_optimizer()
-        is_kept = any(each is optimizer for each in vars(self.task).values())
-        before = copy.deepcopy(optimizer.state_dict()) if is_kept else None
-        set_mode(optimizer, training=True)
-        try:
-            train(
-                *(self.task, self._model.module, optimizer),
-                source.batches(self.plan, SampleRange(0, start, stop), ()),
-                self.device,
-                should_stop=lambda: False,
-                on_step=lambda: None,
-                bad=self._bad,
-            )
-        finally:
-            set_mode(optimizer, training=False)
-            if before is not None:
-                optimizer.load_state_dict(before)
-            source.close()
 
     def _find_buffers(self, state: nn.Module, names: list[str]) -> dict[str, TensorKind]:
         """Find out how versions merge these buffers, before any training."""
-        buffers = buffers_of(state)
-        whole = [name for name in names if not as_real(buffers[name]).is_floating_point()]
-        usual = dict.fromkeys(whole, TensorKind.LATEST)
-        size, workers = min(batch_size_of(self.task), self.plan.size(0)), self.spec.workers
-        if workers.gpus != 1:
+        if self.spec.workers.gpus != 1:
             return {}
-        if workers.max == 1 or size < 2 * MIN_BATCH:
-            return usual
-        try:
-            with untouched(self._model.module):
-                kinds, self._undivided = find_kinds(state, names, self._probe, size)
-        except (VcasgdError, KeyError) as error:
-            # Or a tensor beside the model has disappeared.
-            log.debug("buffers can't be observed: %r", error)
-            return {}
-        directions = [name for name, kind in kinds.items() if kind is TensorKind.LATEST_FLOAT]
-        if sum(buffers[name].numel() for name in directions) > MAX_DIRECTIONS:
-            self._shortened = directions
-            kinds |= dict.fromkeys(directions, TensorKind.STATISTIC)
-        unknown = {name: kind for name, kind in usual.items() if name in self._undivided}
-        return {**unknown, **kinds}
+        found = self._trial.kinds_of(state, names)
+        self._undivided, self._shortened = found.undivided, found.shortened
+        return found.kinds
 
     def _find_state(self) -> None:
         """Find out what travels with the model, before any training."""
-
-        def probe() -> None:
-            size = batch_size_of(self.task)
-            self._probe(0, min(PROBED_STEPS * size, self.plan.size(0)))
-
         if self.spec.workers.gpus != 1:
             return
-        self._model.find_state(self._new_optimizer, probe)
+        self._model.find_state(self._new_optimizer, lambda: self._trial.change_state())
         # It depends on the size of the model.
         self._plan = None
         self._use_layout()
