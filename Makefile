@@ -70,7 +70,7 @@ test-all: setup dashboard  ## all tests: long ones too, and every store test on 
 	$(PYTEST) --extended
 
 test-ci: setup dashboard  ## long tests that continuous integration runs too
-	$(PYTEST) --extended -m "ci and not extended"
+	$(PYTEST) --numprocesses 3 --extended -m "ci and not extended"
 
 # Processes that tests kill leave no figures, so that it says less than is covered. Some thirty tests
 # fail because each process writes figures: those of sandboxes, and of processes that load data.

@@ -134,6 +134,7 @@ for batch in session.loader(points.dataset("train"), batch_size=64):
         ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "the loop clips"),
         ("model[0].bias.grad.clamp_(-0.1, 0.1)", "hooks or the loop"),
         ("model[0].bias.grad = None", None),
+        ("[p.grad.zero_() for p in model.parameters() if p.grad is not None]", None),
     ],
 )
 def test_a_loop_that_changes_gradients_is_noted(
@@ -161,6 +162,26 @@ def test_a_loop_clips_parts_at_a_larger_norm(tmp_path: Path, clip: str) -> None:
 
     noted = [float(each) for each in file.read_text().split()]
     assert statistics.median(noted) == pytest.approx(0.002, rel=0.01)
+
+
+STEPS = """
+class Signs(torch.optim.Optimizer):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.data.sub_(group["lr"] * each.grad.sign())
+
+
+optimizer = Signs(model.parameters(), {"lr": 1e-3})
+session = vcasgd.Session(model, optimizer)"""
+
+
+def test_an_optimizer_of_a_script_changes_no_gradient(tmp_path: Path) -> None:
+    tests = str(Path(__file__).parents[1])
+    source = CLIPS.format(tests=tests, changes="pass")
+    source = source.replace("session = vcasgd.Session(model, optimizer)", STEPS)
+
+    assert "loop-clips" not in facts_of(script(source, tmp_path)()).notes
 
 
 class Hooked(Points):

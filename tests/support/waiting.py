@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from vcasgd.client.problems import may_work_later
+from vcasgd.errors import ApiError
+
 T = TypeVar("T")
 
 #: Seconds after which a wait fails. A wait that succeeds returns at once, so this is generous
@@ -21,13 +24,21 @@ def await_truth(
 ) -> T:
     """Return the first true value of ``predicate``; fail the test if there is none in time.
 
-    ``interval``: seconds between two looks; by default, they become less frequent.
+    An API that asks to try again later, as when its store is slow on a busy machine, has no answer
+    yet. ``interval``: seconds between two looks; by default, they become less frequent.
     """
     deadline = time.monotonic() + timeout
     pause, most = (FIRST, MOST) if interval is None else (interval, interval)
-    while not (value := predicate()):
+    while True:
+        try:
+            value: T | ApiError = predicate()
+        except ApiError as error:
+            if not may_work_later(error):
+                raise
+            value = error
+        if value and not isinstance(value, ApiError):
+            return value
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout} s: last value {value!r}")
         time.sleep(pause)
         pause = min(GROWTH * pause, most)
-    return value

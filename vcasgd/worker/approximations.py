@@ -68,8 +68,8 @@ def approximations(
     return found
 
 
-#: Code of a loop that changes gradients, or takes numbers from them.
-_OWN_GRADIENTS = re.compile(r"\.grad\b(?!\s*=\s*None)")
+#: Methods that only reset a gradient.
+_RESETS = ("zero_", "detach_")
 
 
 def _of_clips(task: Task, layout: Layout, module: nn.Module) -> dict[str, str]:
@@ -88,13 +88,31 @@ def _of_clips(task: Task, layout: Layout, module: nn.Module) -> dict[str, str]:
             "by the root of the number of parts; give clip_norm to the Session or the task "
             "instead, which in small models clips the gradient of the whole batch"
         )
-    elif _hooks_gradients(module) or (task.makes_steps and _OWN_GRADIENTS.search(task.source())):
+    elif _hooks_gradients(module) or (task.makes_steps and _uses_gradients(task.source())):
         found["loop-clips"] = (
             "hooks or the loop get the gradient of a worker's part of a batch: what they change in "
             "proportion to it is as in one process, and what they clamp, normalize, or add isn't; "
             f"{ALONE}"
         )
     return found
+
+
+def _uses_gradients(source: str) -> bool:
+    """Return True if code changes gradients, or takes numbers from them.
+
+    Optimizers get the mean gradient, and loops that only reset gradients change nothing.
+    """
+    tree = _parsed(source)
+    apart = {
+        id(inner)
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.ClassDef) and any("Optimizer" in ast.dump(b) for b in node.bases))
+        or (isinstance(node, ast.Assign | ast.Compare) and "value=None" in ast.dump(node))
+        or (isinstance(node, ast.Attribute) and node.attr in _RESETS)
+        for inner in ast.walk(node)
+    }
+    gradients = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == "grad")
+    return any(id(each) not in apart for each in gradients)
 
 
 def _hooks_gradients(module: nn.Module) -> bool:
@@ -189,11 +207,16 @@ def own_values(sources: Iterable[str], travelling: Container[str] = ()) -> list[
     return sorted(name for name in found if name.rpartition(".")[2] not in travelling)
 
 
-def _values_in(source: str) -> Iterator[str]:
+def _parsed(source: str) -> ast.Module:
+    """Return the syntax tree of code, an empty one if it can't be parsed."""
     try:
-        tree = ast.parse(textwrap.dedent(source))
+        return ast.parse(textwrap.dedent(source))
     except SyntaxError:
-        return
+        return ast.Module([], [])
+
+
+def _values_in(source: str) -> Iterator[str]:
+    tree = _parsed(source)
     reset = {
         name
         for node in ast.walk(tree)
