@@ -331,6 +331,21 @@ def test_a_module_may_ask_for_the_batches_of_an_epoch() -> None:
     assert set(asked) == {Points.samples // BATCH}
 
 
+def test_a_module_may_ask_whether_a_batch_is_the_last_one_of_its_epoch() -> None:
+    last = []
+
+    class Asks(modules()["Module"]):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            last.append((batch_idx, self.trainer.is_last_batch))
+            return super().training_step(batch, batch_idx)
+
+    simulated(task_of(Asks), 1, epochs=1)
+
+    batches = Points.samples // BATCH
+    assert [number for number, is_last in last if is_last] == [batches - 1]
+    assert len(last) >= batches
+
+
 @pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 def test_a_module_may_leave_batches_out(tmp_path: Path) -> None:

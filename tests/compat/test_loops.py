@@ -73,7 +73,7 @@ for epoch in range(2):
 CONNECTED = """
 class Rows(Dataset):
     def __init__(self):
-        self.rows = sqlite3.connect(":memory:")
+        self.rows = sqlite3.connect(":memory:", 5.0, 0, None, True)
         self.rows.execute("create table samples (x blob, y int)")
         for x, y in data:
             self.rows.execute("insert into samples values (?, ?)", (x.numpy().tobytes(), int(y)))

@@ -352,7 +352,7 @@ class _JobTrainer(Trainer):  # type: ignore[misc]
             **options,
         )
         self._task, self._clip_val = task, options["gradient_clip_val"]
-        self._place = Place(0.0)
+        self._place, self._part = Place(0.0), 0
         self.batches: _FitBatches | None = None
         self.fit_loop = self.job_loop = _JobFitLoop(self, min_epochs=0, max_epochs=-1)
         self.fit_loop.epoch_loop = _JobEpochLoop(self)
@@ -362,7 +362,7 @@ class _JobTrainer(Trainer):  # type: ignore[misc]
 
     def follow(self, place: Place, part: int) -> None:
         """Set all counters for a micro-batch of the step at a place of the job."""
-        self._place = place
+        self._place, self._part = place, part
         fit, epoch, batches = self.fit_loop, self.fit_loop.epoch_loop, self.accumulate_grad_batches
         for progress in (fit.epoch_progress.current, fit.epoch_progress.total):
             progress.processed = progress.completed = place.epoch
@@ -387,7 +387,7 @@ class _JobTrainer(Trainer):  # type: ignore[misc]
 
         def advance(step: int) -> None:
             steps = self._task.place.epoch_steps
-            before, (epoch, batch) = self._place, divmod(step, steps)
+            before, (epoch, batch) = (self._place, self._part), divmod(step, steps)
             last = self.accumulate_grad_batches - 1
             place = Place(0.0, step + 1, epoch=epoch, batch=batch, epoch_steps=steps)
             self.follow(place, last)
@@ -396,7 +396,7 @@ class _JobTrainer(Trainer):  # type: ignore[misc]
             own.update("step")
             if batch == steps - 1:
                 own.update("epoch")
-            self.follow(before, 0)
+            self.follow(*before)
 
         schedulers = [each.scheduler for each in self.lr_scheduler_configs]
         return Replay(self.optimizers, schedulers, advance)
@@ -420,6 +420,12 @@ class _JobTrainer(Trainer):  # type: ignore[misc]
     @property
     def num_training_batches(self) -> int:
         return self._task.steps_of_job().epoch_steps * int(self.accumulate_grad_batches)
+
+    @property
+    def is_last_batch(self) -> bool:
+        """True in the last batch of an epoch of the job, on each worker that has a part of it."""
+        index = self._place.batch * int(self.accumulate_grad_batches) + self._part
+        return index + 1 >= self.num_training_batches
 
     @property
     def train_dataloader(self) -> Any:

@@ -17,7 +17,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
@@ -55,9 +54,6 @@ def load(entry: str, args: dict[str, Any], directory: Path) -> Task:
     return ScriptTask(directory / entry, args)
 
 
-_connect = sqlite3.connect
-
-
 def command_line(args: dict[str, Any]) -> list[str]:
     """Convert ``args`` to a command line: ``{depth: 20, amp: true}`` is ``--depth 20 --amp``.
 
@@ -76,6 +72,20 @@ def command_line(args: dict[str, Any]) -> list[str]:
             )
         words += [f"--{name}", *map(str, values)]
     return words
+
+
+#: Place of ``check_same_thread`` among the arguments of ``sqlite3.connect``.
+_THREAD = 4
+_connect = sqlite3.connect
+
+
+def _connect_for_threads(*args: Any, **options: Any) -> sqlite3.Connection:
+    """Open a database that the worker's thread reads, and only while the loop waits for it."""
+    options["check_same_thread"] = False
+    if len(args) > _THREAD:
+        args = (*args[:_THREAD], options.pop("check_same_thread"), *args[_THREAD + 1 :])
+    connection: sqlite3.Connection = _connect(*args, **options)
+    return connection
 
 
 class LoopTask(Task):
@@ -452,6 +462,5 @@ class ScriptTask(LoopInThread):
     def run_loop(self) -> None:
         # From here on, the process belongs to the script.
         sys.argv = [str(self._path), *self._arguments]
-        # The worker's thread reads the data, and only while the loop waits for it.
-        sqlite3.connect = partial(_connect, check_same_thread=False)  # type: ignore[assignment]
+        sqlite3.connect = _connect_for_threads  # type: ignore[assignment]
         runpy.run_path(str(self._path), run_name="__main__")
