@@ -221,6 +221,7 @@ def test_machine_leaves_while_somebody_uses_it(volunteers: Volunteers, tmp_path:
         await_truth(lambda: machine.log.read_text().count("joined as join-away-") == 2)
 
 
+@pytest.mark.ci
 def test_revoked_token_ends_the_machine(volunteers: Volunteers) -> None:
     with volunteers.machine(volunteers.token("eve"), "--sandbox", "off") as agent:
         await_truth(lambda: agent.said("joined as join-eve-"))

@@ -37,6 +37,7 @@ def started(folder: Path, fetch: Callable[[OrderView, Path], None] = no_code) ->
     return JoinedWorker(ORDER, folder, terms, 1.0, fetch)
 
 
+@pytest.mark.ci
 def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
     # Given settings that a worker refuses
     worker = started(tmp_path)

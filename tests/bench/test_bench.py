@@ -47,6 +47,7 @@ def folder() -> Any:
         yield Path(folder)
 
 
+@pytest.mark.ci
 def test_what_programs_outside_of_the_package_import_from_it_exists() -> None:
     """Most of them run for minutes, and no test runs them."""
     missing = []
@@ -142,6 +143,7 @@ def test_interrupted_measurement_cleans_up(folder: Path) -> None:
         process.wait()
 
 
+@pytest.mark.ci
 def test_every_codec_is_measured() -> None:
     text = output_of(*MEASURE, "codecs", "--size-mb", 1, "--seconds", 0.01, "--json")
 

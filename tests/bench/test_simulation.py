@@ -116,6 +116,7 @@ def test_several_workers_are_faster_and_stale() -> None:
     assert 3 < alone.seconds / together.seconds < 4.5
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("workers", [2, 4])
 def test_late_updates_cost_no_rounds(workers: int) -> None:
     job = {"epochs": 100, "subtasks_per_epoch": 1, "max_epoch_lead": 5}
@@ -130,6 +131,7 @@ def test_late_updates_cost_no_rounds(workers: int) -> None:
     assert outcome.points[-1].metrics["weight"] == pytest.approx(-steps, rel=0.05)
 
 
+@pytest.mark.ci
 def test_exchanges_that_are_shorter_than_a_step_cost_no_time() -> None:
     def run(latency: float, **job: Any) -> Outcome:
         conditions = {"latency": latency, "seconds_per_sample": 0.25}

@@ -87,6 +87,7 @@ def right_end(element: Locator) -> float:
     return box["x"] + box["width"]
 
 
+@pytest.mark.ci
 def test_list_of_many_jobs_with_long_names_fits_each_width(
     dashboard: Dashboard, gallery: Gallery, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_pages_of_a_job_with_a_long_name_fit_each_width(
     assert right_end(page.locator("thead th").last) <= width
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("width", WIDTHS)
 def test_tables_of_the_fleet_the_store_and_workers_fit_each_width(
     dashboard: Dashboard, gallery: Gallery, tmp_path: Path, width: int

@@ -151,6 +151,7 @@ def _text(path: Path) -> str:
     return ""
 
 
+@pytest.mark.ci
 def test_three_of_three_workers_die_at_once(stack: Stack, job: str) -> None:
     victims, kills = set(stack.training_workers(job)), stack.client.job(job).kills
 

@@ -166,6 +166,7 @@ def test_code_that_builds_another_base_is_refused(
         client.job(job).download(tmp_path / "model.safetensors", name, working_dir=tmp_path)
 
 
+@pytest.mark.ci
 def test_a_peft_model_is_downloaded_as_an_adapter_that_peft_loads(
     api: Api, client: Client, store: Store, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ class TestTensorBoard:
 
         assert losses(folder)[2:] == [(20, 4.0, 0.25), (25, 5.0, pytest.approx(0.2))]
 
+    @pytest.mark.ci
     def test_a_killed_command_repeats_no_point(
         self, api: Api, client: Client, job: str, tmp_path: Path
     ) -> None:

@@ -302,6 +302,7 @@ def test_steps_in_turn_need_large_parts(workers: int, tmp_path: Path) -> None:
     assert_close(ends, expected)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("name", "noted"), [("Two", True), ("Manual", False)])
 def test_steps_in_turn_are_noted(name: str, noted: bool) -> None:
     with closing(task_of(modules()[name])()) as task:

@@ -508,6 +508,7 @@ def test_a_loop_that_changes_parameters_after_a_step_is_named(
 SOME_STEPS = IN_TURN.replace("    for optimizer in optimizers:", "    for optimizer in {chosen}:")
 
 
+@pytest.mark.ci
 def test_a_loop_that_steps_an_optimizer_less_often(tmp_path: Path) -> None:
     def run(chosen: str) -> float:
         support = str(Path(__file__).parents[1])

@@ -322,6 +322,7 @@ class PlainAttributes(Points):
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
+@pytest.mark.ci
 @grid
 def test_tensors_in_plain_attributes_of_a_module_travel(workers: int) -> None:
     assert_as_plain(Case(PlainAttributes), workers)
@@ -383,6 +384,7 @@ class Thawed(Points):
         return 1.0
 
 
+@pytest.mark.ci
 @grid
 def test_a_layer_that_thaws_is_trained_from_then_on(workers: int) -> None:
     assert_as_plain(Case(Thawed), workers)

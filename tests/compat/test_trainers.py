@@ -151,6 +151,7 @@ def task_of(**arguments: Any) -> Callable[[], Task]:
     return lambda: TrainerTask(lambda: made()(**arguments))
 
 
+@pytest.mark.ci
 def test_callbacks_that_each_worker_runs_are_noted() -> None:
     job = {"name": "j", "task": "t:T", "epochs": 1, "workers": {"max": 2}}
 

@@ -39,6 +39,7 @@ def submit(jobs: Jobs, pool: str, machines: int) -> str:
     return jobs.submit(job_spec(workers=workers, subtasks_per_epoch=MANY), PACKAGE).id
 
 
+@pytest.mark.ci
 def test_a_silent_cloud_delays_no_decision_about_another_one(
     clouds: TwoClouds, jobs: Jobs, ledger: RedisClient, aws: AwsBackend, gcp: GcpBackend
 ) -> None:

@@ -62,6 +62,7 @@ def test_job_ends_exactly_at_its_number_of_steps(harness: Harness) -> None:
     assert counts == counts_after(done.plan, 2)
 
 
+@pytest.mark.ci
 def test_evaluations_between_epochs_are_of_exact_versions_although_a_worker_is_killed(
     harness: Harness,
 ) -> None:
@@ -99,6 +100,7 @@ def test_evaluations_between_epochs_are_of_exact_versions_although_a_worker_is_k
     await_truth(lambda: harness.tensors.connection.dbsize() == 0)
 
 
+@pytest.mark.ci
 def test_evaluations_by_time_are_of_newer_and_newer_models(harness: Harness) -> None:
     training = Training(harness, samples=2000, epochs=1, subtasks=100, evaluate={"every": "0.2s"})
     training.start_with_job_loop()

@@ -281,6 +281,7 @@ def at_least(number: int, rows: list[Any]) -> list[Any]:
     return rows if len(rows) >= number else []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("metric", "value", "best"),
     [

@@ -176,6 +176,7 @@ def test_certificate_is_issued_kept_and_renewed_without_closing_a_connection(
         assert server.recv(100).startswith(b"-NOAUTH")
 
 
+@pytest.mark.ci
 def test_a_name_that_leads_elsewhere_leaves_the_certificate_as_it_was(machine: Machine) -> None:
     with (machine.root / "etc/vcasgd/machine.env").open("a") as settings:
         settings.write(f"ACME_PORT='{free_port()}'\n")

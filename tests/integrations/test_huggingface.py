@@ -44,6 +44,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("steps", [1, 2])
 def test_local_steps_are_those_of_the_trainer(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     # Given a trainer that takes the samples in order, with warm-up, decay, and clipped gradients

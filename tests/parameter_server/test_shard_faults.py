@@ -181,6 +181,7 @@ class TestRollback:
     def _at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reports, "TUNED_SECONDS", 0.0)
 
+    @pytest.mark.ci
     @pytest.mark.parametrize("turn", [FaultyShard.turn_or_die, FaultyShard.turn_or_wait])
     @pytest.mark.parametrize("moment", ["before", "after"])
     def test_killed_or_disconnected_at_any_command(

@@ -28,6 +28,7 @@ def destroy(settings: Settings, *parts: str, **options: Any) -> list[Unended]:
     return destroy_machines(home, settings, ["ledger", *parts], look_seconds=0.05, **options)
 
 
+@pytest.mark.ci
 def test_destroy_terminates_the_machines_of_the_cluster_only(tmp_path: Path) -> None:
     pools = tmp_path / "pools.yaml"
     with aws_backend() as aws, gcp_backend() as gcp:

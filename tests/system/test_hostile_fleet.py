@@ -103,6 +103,7 @@ def fleet(harness: Harness) -> Iterator[Callable[[], Fleet]]:
         each.stop()
 
 
+@pytest.mark.ci
 def test_the_fleet_loop_serves_other_jobs(harness: Harness, fleet: Callable[[], Fleet]) -> None:
     # Given two jobs that train, and a fleet loop that has placed workers of both
     workers = {"min": 1, "max": MACHINES, "pools": [POOL]}

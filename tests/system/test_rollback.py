@@ -87,6 +87,7 @@ def test_a_job_recovers_from_a_learning_rate_that_is_too_high(harness: Harness) 
     assert later[-1].number == done.final_evaluation == EPOCHS
 
 
+@pytest.mark.ci
 def test_a_job_that_keeps_diverging_fails_and_says_what_was_tried(harness: Harness) -> None:
     # Given a job whose learning rate becomes so high that an eighth of it is too much
     job = submit(harness, steep=FAR_TOO_HIGH)

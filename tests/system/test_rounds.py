@@ -52,6 +52,7 @@ def test_exchanges_are_measured_if_a_subtask_is_one_interval(harness: Harness) -
     training.await_end()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["fast heartbeat"])
 def test_a_round_does_not_wait_until_a_slow_worker_ends_its_interval(harness: Harness) -> None:
     # Given two workers; a step of one takes sixteen times as long

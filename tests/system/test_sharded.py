@@ -260,6 +260,7 @@ def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(sharded: Harnes
     assert events(training, "republished") == [0]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_job_that_lacks_store_nodes_reports_it_and_waits(sharded: Harness) -> None:
     training = Training(sharded)

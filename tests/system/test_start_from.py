@@ -34,6 +34,7 @@ def counts(harness: Harness, job: JobRecord, folder: Path) -> Path:
     return file
 
 
+@pytest.mark.ci
 def test_a_job_starts_with_the_weights_of_another_one(harness: Harness, tmp_path: Path) -> None:
     harness.start_server()
     harness.start_job_loop()

@@ -182,6 +182,7 @@ def test_several_workers_train_as_one_process(name: str) -> None:
     assert not any(each.uncorrected for each in workers.moments)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_parameters_that_are_added_later_train_as_in_one_process(name: str) -> None:
     one, workers = Process(CORRECTED[name]), Workers(CORRECTED[name])

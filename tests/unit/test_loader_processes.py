@@ -219,6 +219,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("end", ["kill", "close"])
 def test_no_process_is_left(tmp_path: Path, end: str) -> None:
     """Given processes that hang in the data set, they end with the worker, or when it closes."""

@@ -60,6 +60,7 @@ def test_names_that_never_end_are_refused() -> None:
         collector.add({"another": 1.0})
 
 
+@pytest.mark.ci
 def test_a_script_on_its_own_prints_the_means_after_an_epoch(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         """
