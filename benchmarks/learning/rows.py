@@ -156,15 +156,18 @@ def append(run: Run, outcome: dict[str, Any], path: Path = RESULTS) -> Row:
     return row
 
 
-def probes(task: str, rows: dict[Run, Row]) -> list[Run]:
-    """Return the stale runs of a task that have to be repeated to confirm its others."""
+def probes(task: str, rows: dict[Run, Row]) -> dict[str, list[Run]]:
+    """Return the stale runs of a task that have to be repeated to confirm its others, by code."""
     stale = [
         run
         for run, row in rows.items()
         if run.task == task and run.asynchronous and row["digest"] != digest(run)
     ]
-    found = [[run for run in stale if run.column == name] for name in PROBES]
-    return [min(runs, key=lambda run: run.seed) for runs in found if runs]
+    found: dict[str, dict[str, Run]] = {}
+    for run in sorted(stale, key=lambda run: run.seed, reverse=True):
+        if run.column in PROBES:
+            found.setdefault(rows[run]["digest"].partition("-")[2], {})[run.column] = run
+    return {code: list(runs.values()) for code, runs in found.items()}
 
 
 def confirm(task: str, before: str, path: Path = RESULTS) -> int:

@@ -95,17 +95,14 @@ def _run_all(chosen: Options, pool: ProcessPoolExecutor) -> int:
 
 def _confirm(task: str, data: Path) -> None:
     rows = read()
-    repeated = probes(task, rows)
-    codes = {rows[run]["digest"].partition("-")[2] for run in repeated}
-    if len(codes) != 1:
-        print(f"{task}: nothing to confirm" if not codes else f"{task}: of different code")
-        return
-    for run in repeated:
-        print(f"{_clock()}  repeats   {run}", flush=True)
-        if not same_outcome(rows[run], execute(run, data)):
-            print(f"{_clock()}  {run} ends otherwise; all results of {task} stay stale")
-            return
-    print(f"{_clock()}  {task}: {confirm(task, codes.pop())} results confirmed", flush=True)
+    for code, repeated in probes(task, rows).items():
+        for run in repeated:
+            print(f"{_clock()}  repeats   {run}", flush=True)
+            if not same_outcome(rows[run], execute(run, data)):
+                print(f"{_clock()}  {run} ends otherwise; results of its code stay stale")
+                break
+        else:
+            print(f"{_clock()}  {task}: {confirm(task, code)} results confirmed", flush=True)
 
 
 def _missing(chosen: Options) -> list[Run]:
