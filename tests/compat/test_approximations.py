@@ -131,7 +131,7 @@ for batch in session.loader(points.dataset("train"), batch_size=64):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "the loop clips"),
+        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", None),
         ("model[0].bias.grad.clamp_(-0.1, 0.1)", "hooks or the loop"),
         ("model[0].bias.grad = None", None),
         ("[p.grad.zero_() for p in model.parameters() if p.grad is not None]", None),
@@ -147,6 +147,16 @@ def test_a_loop_that_changes_gradients_is_noted(
 
     assert list(notes) == (["loop-clips"] if words else [])
     assert (words or "") in notes.get("loop-clips", "")
+
+
+def test_a_loop_that_clips_parts_of_batches_is_noted(tmp_path: Path) -> None:
+    tests = str(Path(__file__).parents[1])
+    clips = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+    task = script(CLIPS.format(tests=tests, changes=clips), tmp_path)()
+
+    notes = facts_of(task, **HALF).notes
+
+    assert "the loop clips the gradient of a worker's part" in notes["loop-clips"]
 
 
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])

@@ -274,6 +274,64 @@ def test_gradients_that_are_clipped_in_nearly_each_step(workers: int) -> None:
     assert_as_plain(Case(points(OPTIMIZERS["AdamW"], clip=0.3)), workers)
 
 
+#: A loop that clips its gradients.
+CLIPS = """
+import sys
+
+import torch
+import vcasgd
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+sys.path.insert(0, {tests!r})
+from support.compat import Points
+
+points = Points()
+model = points.model()
+optimizer = points.optimizer(model.parameters())
+session = vcasgd.Session(model, optimizer)
+session.evaluation(points.dataset("validation"))(points.evaluate)
+for batch in session.loader(points.dataset("train"), batch_size=64):
+    optimizer.zero_grad()
+    points.loss(model, batch).backward()
+    {clips}
+    optimizer.step()
+"""
+
+
+def plainly_clipped(clips: str, seed: int, epochs: int) -> float:
+    """Train in a plain loop that clips, and return the loss at its end."""
+    task = Points()
+    torch.manual_seed(seed)
+    model = task.model()
+    optimizer, data = task.optimizer(model.parameters()), task.dataset("train")
+    for indices in orders(task.samples, epochs, seed, task.batch_size):
+        optimizer.zero_grad()
+        task.loss(model, task.collate([data[index] for index in indices])).backward()
+        exec(clips, {**vars(nn.utils), "model": model})
+        optimizer.step()
+    return evaluate_plainly(task, model)["loss"]
+
+
+@pytest.mark.parametrize(
+    "clips",
+    [
+        "clip_grad_norm_(model.parameters(), 0.3)",
+        "clip_grad_value_(model.parameters(), 0.01)",
+        "clip_grad_value_(model.parameters(), 0.05); clip_grad_norm_(model[0].weight, 0.01, 'inf')",
+    ],
+)
+@grid
+@pytest.mark.ci
+def test_a_loop_clips_the_gradient_of_the_whole_batch(
+    tmp_path: Path, clips: str, workers: int
+) -> None:
+    task = script(CLIPS.format(tests=str(Path(__file__).parents[1]), clips=clips), tmp_path)
+
+    ends = [simulated(task, workers, seed, epochs=3)["loss"] for seed in SEEDS]
+
+    assert_close(ends, [plainly_clipped(clips, seed, 3) for seed in SEEDS])
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize(("name", "workers"), [("clipped AdamW", 2), ("RMSprop", 8)])
 def test_a_transformer_with_a_schedule(name: str, workers: int, tmp_path: Path) -> None:

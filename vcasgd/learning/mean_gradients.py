@@ -35,6 +35,7 @@ from vcasgd.learning.optimizers import OptimizerList, gradient_first, set_mode
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.sections import Tuning
 from vcasgd.spec.update import RoundsSpec
+from vcasgd.task.loop_clips import Clip, LoopClips
 from vcasgd.task.task import Task
 
 #: Numbers of a vector behind the gradients.
@@ -83,7 +84,10 @@ def needs_mean_gradients(
         return False
     moments = moments_of(make_optimizer())
     return bool(
-        task.clip_norm is not None or moments.uncorrected or (alike and moments.corrects_noise)
+        task.clip_norm is not None
+        or task.clips_itself
+        or moments.uncorrected
+        or (alike and moments.corrects_noise)
     )
 
 
@@ -125,11 +129,12 @@ class _Step:
     """A step that may be made again: what was before it, and its gradients.
 
     ``gradients`` are those of the local batch, before clipping, by parameters. In a loop, those of
-    one optimizer can be computed after the step of another.
+    one optimizer can be computed after the step of another. ``clips`` are what the loop clips.
     """
 
     before: dict[Optimizer, _Before] = field(default_factory=dict)
     gradients: dict[Tensor, Tensor] = field(default_factory=dict)
+    clips: list[Clip] = field(default_factory=list)
 
 
 class MeanGradients:
@@ -149,6 +154,8 @@ class MeanGradients:
     ) -> None:
         self._optimizer, self._parameters, self._clip = optimizer, parameters, clip
         self.restart = restart
+        #: What the loop clips.
+        self.loop_clips = LoopClips()
         #: The last step; None if it is final.
         self._step: _Step | None = None
         self._steps = 0
@@ -209,14 +216,20 @@ class MeanGradients:
         Does nothing for those that are noted.
         """
         if not self.captures or self.gave_up:
+            self.loop_clips.forget()
             return
         self._step = self._step or _Step()
         for part in parts or self._optimizers:
             if part in self._step.before:
                 continue
             owned = _parameters(part)
-            gradients = {each: each.grad.clone() for each in owned if each.grad is not None}
-            self._step.gradients |= gradients
+            unclipped, clips = self.loop_clips.take(owned)
+            self._step.gradients |= {
+                each: unclipped[each] if each in unclipped else each.grad.clone()
+                for each in owned
+                if each.grad is not None
+            }
+            self._step.clips += clips
             self._step.before[part] = _Before.of(part)
 
     def _capture_in_loop(self, part: Optimizer, args: Any, options: Any) -> Any:
@@ -268,6 +281,8 @@ class MeanGradients:
         for parameter, part in zip(self._parameters, self._parts(mean), strict=True):
             parameter.grad = _like(step.gradients.get(parameter), part, parameter)
         self._clip()
+        for clip in step.clips:
+            clip()
         self._calls = 1  # What a step calls in turn is no step of the worker's.
         for one in self._optimizers:
             _step_of(one)(one)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -317,10 +318,17 @@ class BatchLoader:
             )
         return value
 
-    @property
-    def clip_factor(self) -> float:
-        """Factor of the largest norm of a local batch's gradient."""
-        return self._task.clip_factor
+    def clip(self, parameters: Any, now: Callable[[float], Any], again: Callable[[], Any]) -> None:
+        """Clip gradients of a part of a batch, whose norm is larger, by ``now(factor)``.
+
+        ``again()`` clips those of the whole batch later, if its mean gradient is known.
+        """
+        self._task.clips_itself = True
+        clips, factor = self._task.loop_clips, self._task.clip_factor
+        if clips is None:
+            now(factor)
+        else:
+            clips.clip(parameters, partial(now, factor), again)
 
     # -- steps of the optimizer ----------------------------------------------------------------
 
@@ -362,7 +370,9 @@ class BatchLoader:
             self._drop_bad_step(self._optimizer)
         # A fused optimizer skips a step itself.
         may_overflow = hasattr(optimizer, "found_inf")
-        clip(self._task, self._optimizer, self._steps, may_overflow=may_overflow)
+        task = self._task
+        with _unwatched():
+            clip(task, self._optimizer, self._steps, task.clip_factor, may_overflow=may_overflow)
         return present
 
     def _drop_bad_step(self, optimizer: Optimizer) -> None:
@@ -437,12 +447,26 @@ def loader_over(data: Dataset[Any] | DataLoader[Any], batch_size: int | None) ->
 
 #: Loader whose batches this thread trains.
 _loader_of_thread: ContextVar[BatchLoader | None] = ContextVar("vcasgd_loader", default=None)
+#: Order of the norm that this thread has computed last.
+_norm_type: ContextVar[Any] = ContextVar("vcasgd_norm_type", default=2.0)
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    """Clip as the job, and not as its loop."""
+    token = _loader_of_thread.set(None)
+    try:
+        yield
+    finally:
+        _loader_of_thread.reset(token)
+
 
 _backward: Any = torch.autograd.backward
 _scale: Any = torch.amp.GradScaler.scale
 _step: Any = torch.amp.GradScaler.step
 _clipping: Any = torch.nn.utils.clip_grad
 _clip: Any = _clipping._clip_grads_with_norm_
+_total_norm: Any = _clipping._get_total_norm
 _clip_values: Any = _clipping.clip_grad_value_
 #: Guards the number of loops that are watched.
 _watch_lock = threading.Lock()
@@ -471,16 +495,20 @@ def _count_loops(change: int) -> None:
         (scaler, "scale", _scale, _watched_scale),
         (scaler, "step", _step, _watched_step),
         (_clipping, "_clip_grads_with_norm_", _clip, _watched_clip),
-        (torch.nn.utils, "clip_grad_value_", _clip_values, _watched_clip_values),
+        (_clipping, "_get_total_norm", _total_norm, _watched_total_norm),
+        # It has no inner function, and modules of scripts import it.
+        *(
+            (module, "clip_grad_value_", _clip_values, _watched_clip_values)
+            for module in list(sys.modules.values())
+            if "clip_grad_value_" in getattr(module, "__dict__", ())
+        ),
     )
     with _watch_lock:
         _loops += change
         for owner, name, before, during in watched:
-            if _loops:
-                setattr(owner, name, during)
-            elif getattr(owner, name) is during:
-                # Unless another library has replaced it meanwhile.
-                setattr(owner, name, before)
+            # Unless another library has replaced it meanwhile.
+            if getattr(owner, name) is (before if _loops else during):
+                setattr(owner, name, during if _loops else before)
 
 
 def _watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -512,13 +540,33 @@ def _watched_step(
     return result
 
 
-def _watched_clip(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> None:
+def _watched_total_norm(gradients: Any, norm_type: Any = 2.0, *args: Any, **kwargs: Any) -> Any:
+    _norm_type.set(norm_type)
+    return _total_norm(gradients, norm_type, *args, **kwargs)
+
+
+def _watched_clip(parameters: Any, max_norm: float, total_norm: Tensor, *args: Any) -> None:
     loader = _loader_of_thread.get()
-    factor = 1.0 if loader is None else loader.clip_factor
-    _clip(parameters, max_norm * factor, *args, **kwargs)
+    if loader is None:
+        return _clip(parameters, max_norm, total_norm, *args)  # type: ignore[no-any-return]
+    norm_type = _norm_type.get()
+
+    def again() -> None:
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        _clip(parameters, max_norm, _total_norm(gradients, norm_type), *args)
+
+    loader.clip(parameters, lambda by: _clip(parameters, max_norm * by, total_norm, *args), again)
+    return None
 
 
 def _watched_clip_values(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> None:
     loader = _loader_of_thread.get()
-    factor = 1.0 if loader is None else loader.clip_factor
-    _clip_values(parameters, clip_value * factor, *args, **kwargs)
+    if loader is None:
+        return _clip_values(parameters, clip_value, *args, **kwargs)  # type: ignore[no-any-return]
+    clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+
+    def clip_by(factor: float) -> None:
+        _clip_values(clipped, clip_value * factor, *args, **kwargs)
+
+    loader.clip(clipped, clip_by, partial(clip_by, 1.0))
+    return None

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 import vcasgd
 from vcasgd.errors import SpecError, TaskImportError, UserCodeError
 from vcasgd.spec.job import JobSpec
+from vcasgd.task.loop_clips import LoopClips
 from vcasgd.task.place import Place
 
 
@@ -80,6 +81,8 @@ class Task:
     clip_factor: float = 1.0
     #: True if the loop clips gradients itself.
     clips_itself: bool = False
+    #: What the loop clips, if its steps are made again with the mean gradient of the whole batch.
+    loop_clips: LoopClips | None = None
     #: Names of hooks and callbacks that run with a worker's own steps.
     hooks: Sequence[str] = ()
     #: True if training depends on nothing but the model, the batches, the optimizer, and torch's

@@ -83,11 +83,12 @@ def _of_clips(task: Task, layout: Layout, module: nn.Module) -> dict[str, str]:
             f"rounds have one step, and {ALONE}"
         )
     if task.clips_itself:
-        found["loop-clips"] = (
-            "the loop clips the gradient of a worker's part of a batch, at a norm that is larger "
-            "by the root of the number of parts; give clip_norm to the Session or the task "
-            "instead, which in small models clips the gradient of the whole batch"
-        )
+        if not layout.gradients:
+            found["loop-clips"] = (
+                "the loop clips the gradient of a worker's part of a batch, at a norm that is "
+                "larger by the root of the number of parts; the gradient of the whole batch is "
+                f"clipped in a model of at most {MAX_FLOATS:,} numbers, and {ALONE}"
+            )
     elif _hooks_gradients(module) or (task.makes_steps and _uses_gradients(task.source())):
         found["loop-clips"] = (
             "hooks or the loop get the gradient of a worker's part of a batch: what they change in "

@@ -504,6 +504,7 @@ class Learner:
             only_clips = not (moments_of(optimizer).uncorrected or self._trains_alike)
             restart = 1 if only_clips else RESTART
             self._mean_gradients = MeanGradients(optimizer, self._model.parameters, clips, restart)
+            self.task.loop_clips = self._mean_gradients.loop_clips
 
     def _new_optimizer(self) -> Optimizer:
         try:

@@ -1,0 +1,72 @@
+"""Clipping of gradients in a loop, which clips the mean gradient of a round again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Clip = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class _Clipped:
+    """A gradient after clipping, and its values before; others are in it if it has changed since.
+
+    torch counts in-place changes of a tensor.
+    """
+
+    before: Tensor
+    after: Tensor
+    version: int
+
+    def is_present(self, gradient: Tensor | None) -> bool:
+        return gradient is self.after and self.after._version == self.version
+
+
+class LoopClips:
+    """What a loop clips between computing gradients and the step that uses them."""
+
+    def __init__(self) -> None:
+        self._clipped: dict[Tensor, _Clipped] = {}
+        #: Parameters, and what clips their gradients again.
+        self._calls: list[tuple[set[Tensor], Clip]] = []
+
+    def clip(self, parameters: Iterable[Tensor], now: Clip, again: Clip) -> None:
+        """Clip gradients of the local batch by ``now()``.
+
+        ``again()`` clips the gradients that the parameters have then.
+        """
+        found = [each for each in parameters if each.grad is not None]
+        before = {}
+        for each in found:
+            assert each.grad is not None
+            known = self._clipped.pop(each, None)
+            clipped = known is not None and known.is_present(each.grad)
+            before[each] = known.before if known and clipped else each.grad.detach().clone()
+            if known is not None and not clipped:
+                # A further backward has added to it, so the first call can't be made again.
+                self._calls = [call for call in self._calls if each not in call[0]]
+        now()
+        for each in found:
+            assert each.grad is not None
+            self._clipped[each] = _Clipped(before[each], each.grad, each.grad._version)
+        self._calls.append((set(found), again))
+
+    def forget(self) -> None:
+        """Forget what was clipped, because a step keeps it."""
+        self._clipped, self._calls = {}, []
+
+    def take(self, parameters: Iterable[Tensor]) -> tuple[dict[Tensor, Tensor], list[Clip]]:
+        """Return the gradients before clipping of parameters that make a step, and what clips them.
+
+        There are none of gradients that the loop has changed since.
+        """
+        owned = set(parameters)
+        found = {each: self._clipped.pop(each) for each in owned & self._clipped.keys()}
+        calls = [call for call in self._calls if call[0] & owned]
+        self._calls = [call for call in self._calls if not call[0] & owned]
+        if not all(clipped.is_present(each.grad) for each, clipped in found.items()):
+            return {}, []
+        return {each: clipped.before for each, clipped in found.items()}, [c for _, c in calls]
