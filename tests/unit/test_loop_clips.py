@@ -1,4 +1,4 @@
-"""What a loop clips is clipped again, unless the loop has changed the gradients since."""
+"""Calls of a loop that clip are made again, unless it has changed the gradients since."""
 
 import torch
 from torch import Tensor, nn

@@ -26,7 +26,7 @@ class _Clipped:
 
 
 class LoopClips:
-    """What a loop clips between computing gradients and the step that uses them."""
+    """Calls of a loop that clip, between computing gradients and the step that uses them."""
 
     def __init__(self) -> None:
         self._clipped: dict[Tensor, _Clipped] = {}
