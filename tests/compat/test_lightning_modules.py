@@ -230,8 +230,8 @@ class Batches:
         return iter(self._orders[first : first + len(self)])
 
 
-def by_lightning(make: Callable[[], Any], seed: int, folder: Path) -> Metrics:
-    """Train and evaluate a module as Lightning does."""
+def by_lightning(make: Callable[[], Any], seed: int, folder: Path, **options: Any) -> Metrics:
+    """Train and evaluate a module as Lightning does, with options of its trainer."""
     from lightning.pytorch import Trainer
 
     torch.manual_seed(seed)
@@ -250,6 +250,7 @@ def by_lightning(make: Callable[[], Any], seed: int, folder: Path) -> Metrics:
             enable_model_summary=False,
             num_sanity_val_steps=0,
             default_root_dir=folder,
+            **options,
         )
         trainer.fit(module, loader, module.val_dataloader())
     return {
@@ -303,6 +304,23 @@ def test_steps_in_turn_need_large_parts(workers: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.ci
+def test_gradients_are_clipped_by_value(tmp_path: Path) -> None:
+    class Module(modules()["Module"]):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=3e-3)
+
+    options = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
+    expected = [by_lightning(Module, seed, tmp_path, **options)["loss"] for seed in SEEDS]
+
+    make = task_of(Module, **options)
+    ends = [simulated(make, 8, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
+
+    assert_close(ends, expected)
+    with closing(make()) as task:
+        assert "loop-clips" not in facts_of(task).notes
+
+
 @pytest.mark.parametrize(("name", "noted"), [("Two", True), ("Manual", False)])
 def test_steps_in_turn_are_noted(name: str, noted: bool) -> None:
     with closing(task_of(modules()[name])()) as task:

@@ -351,7 +351,7 @@ class _JobTrainer(Trainer):  # type: ignore[misc]
             max_epochs=-1,
             **options,
         )
-        self._task, self._clip_val = task, options["gradient_clip_val"]
+        self._task = task
         self._place, self._part = Place(0.0), 0
         self.batches: _FitBatches | None = None
         self.fit_loop = self.job_loop = _JobFitLoop(self, min_epochs=0, max_epochs=-1)
@@ -378,8 +378,6 @@ class _JobTrainer(Trainer):  # type: ignore[misc]
             self.optimizers
         )
         epoch._batches_that_stepped = place.step
-        if self._clip_val is not None:
-            self.gradient_clip_val = self._clip_val * self._task.clip_factor
 
     def replayed(self) -> Replay:
         """Return the options that the module's schedulers set, as Lightning calls them."""

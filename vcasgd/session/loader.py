@@ -318,7 +318,9 @@ class BatchLoader:
             )
         return value
 
-    def clip(self, parameters: Any, now: Callable[[float], Any], again: Callable[[], Any]) -> None:
+    def clip(
+        self, parameters: list[Tensor], now: Callable[[float], None], again: Callable[[], None]
+    ) -> None:
         """Clip gradients of a part of a batch, whose norm is larger, by ``now(factor)``.
 
         ``again()`` clips those of the whole batch later, if its mean gradient is known.
@@ -545,28 +547,38 @@ def _watched_total_norm(gradients: Any, norm_type: Any = 2.0, *args: Any, **kwar
     return _total_norm(gradients, norm_type, *args, **kwargs)
 
 
-def _watched_clip(parameters: Any, max_norm: float, total_norm: Tensor, *args: Any) -> None:
-    loader = _loader_of_thread.get()
-    if loader is None:
-        return _clip(parameters, max_norm, total_norm, *args)  # type: ignore[no-any-return]
-    norm_type = _norm_type.get()
+def _watched_clip(
+    parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any
+) -> None:
+    clipped, norm_type = _listed(parameters), _norm_type.get()
 
-    def again() -> None:
-        gradients = [each.grad for each in parameters if each.grad is not None]
-        _clip(parameters, max_norm, _total_norm(gradients, norm_type), *args)
+    def clip_by(factor: float, norm: Tensor | None = None) -> None:
+        if norm is None:
+            gradients = [each.grad for each in clipped if each.grad is not None]
+            norm = _total_norm(gradients, norm_type)
+        _clip(clipped, max_norm * factor, norm, *args, **kwargs)
 
-    loader.clip(parameters, lambda by: _clip(parameters, max_norm * by, total_norm, *args), again)
-    return None
+    _clip_in_loop(clipped, partial(clip_by, norm=total_norm), partial(clip_by, 1.0))
 
 
 def _watched_clip_values(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> None:
-    loader = _loader_of_thread.get()
-    if loader is None:
-        return _clip_values(parameters, clip_value, *args, **kwargs)  # type: ignore[no-any-return]
-    clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    clipped = _listed(parameters)
 
     def clip_by(factor: float) -> None:
         _clip_values(clipped, clip_value * factor, *args, **kwargs)
 
-    loader.clip(clipped, clip_by, partial(clip_by, 1.0))
-    return None
+    _clip_in_loop(clipped, clip_by, partial(clip_by, 1.0))
+
+
+def _listed(parameters: Any) -> list[Tensor]:
+    return [parameters] if isinstance(parameters, Tensor) else list(parameters)
+
+
+def _clip_in_loop(
+    parameters: list[Tensor], now: Callable[[float], None], again: Callable[[], None]
+) -> None:
+    loader = _loader_of_thread.get()
+    if loader is None:
+        now(1.0)
+    else:
+        loader.clip(parameters, now, again)

@@ -82,13 +82,12 @@ def _of_clips(task: Task, layout: Layout, module: nn.Module) -> dict[str, str]:
             f"the default rule and encoding in a model of at most {MAX_FLOATS:,} numbers whose "
             f"rounds have one step, and {ALONE}"
         )
-    if task.clips_itself:
-        if not layout.gradients:
-            found["loop-clips"] = (
-                "the loop clips the gradient of a worker's part of a batch, at a norm that is "
-                "larger by the root of the number of parts; the gradient of the whole batch is "
-                f"clipped in a model of at most {MAX_FLOATS:,} numbers, and {ALONE}"
-            )
+    if task.clips_itself and not layout.gradients:
+        found["loop-clips"] = (
+            "the loop clips the gradient of a worker's part of a batch, at a norm that is larger "
+            "by the root of the number of parts; the gradient of the whole batch is clipped in a "
+            f"model of at most {MAX_FLOATS:,} numbers, and {ALONE}"
+        )
     elif _hooks_gradients(module) or (task.makes_steps and _uses_gradients(task.source())):
         found["loop-clips"] = (
             "hooks or the loop get the gradient of a worker's part of a batch: what they change in "

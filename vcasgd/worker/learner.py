@@ -501,7 +501,8 @@ class Learner:
             self._mean_gradients = None
         if self.layout.gradients:
             clips = partial(clip, self.task, optimizer, 0)
-            only_clips = not (moments_of(optimizer).uncorrected or self._trains_alike)
+            others = self.task.clips_itself, moments_of(optimizer).uncorrected, self._trains_alike
+            only_clips = not any(others)
             restart = 1 if only_clips else RESTART
             self._mean_gradients = MeanGradients(optimizer, self._model.parameters, clips, restart)
             self.task.loop_clips = self._mean_gradients.loop_clips
