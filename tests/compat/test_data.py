@@ -154,6 +154,13 @@ def test_samples_in_an_order_of_their_own_need_mean_gradients(
     assert ("batches-mixed" in facts.notes) is noted
 
 
+def test_both_reasons_against_mixed_batches_are_noted() -> None:
+    note = facts_of(Bucketed(), push_every=4).notes["batches-mixed"]
+
+    assert "the sampler has batches of its own" in note
+    assert "the samples aren't in a random order" in note
+
+
 @pytest.mark.parametrize(("task", "whole"), [("BucketedSgd", False), ("Bucketed", True)])
 def test_rounds_are_shorter_than_the_batches_of_a_sampler(task: str, whole: bool) -> None:
     """Given corrected second moments, they have whole batches, because its parts are alike."""

@@ -67,7 +67,7 @@ EVENTS = {
     "bad-sample": "a sample is skipped, with its index and error",
     "batch-undivided": "whole batches are trained by one worker, with the reason",
     "batch-exceeds-data": "the batch is larger than the training set",
-    "batches-mixed": "a step has parts of several batches",
+    "batches-mixed": "a step has parts of several batches, or samples that are alike",
     "batch-weights": "what the parts of a batch are weighted by",
     "buffers-averaged": "buffers whose first batches did not show how to merge them are averaged",
     "clip-approximated": "gradients are clipped by the norm of a part of the batch",

@@ -162,7 +162,8 @@ class Task:
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer | Sequence[Optimizer]:
         """Return the local optimizer, or several in a list, for different parameters.
 
-        It is called for each subtask, unless the job sets ``optimizer_state: keep``.
+        It is called once in a worker whose job keeps the optimizer's state, as with the rule
+        ``rounds``, and otherwise for each subtask.
         """
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 

@@ -138,18 +138,21 @@ def _of_parts(
             f"{', '.join(undivided)}: each version has the mean of the workers' values, which is "
             f"not what whole batches make of these buffers; {ALONE}"
         )
+    mixed = []
     if mixes:
-        found["batches-mixed"] = (
+        mixed.append(
             "the sampler has batches of its own, and a step of several workers has a part of one "
             "batch of each; set batch: worker, so that each worker trains whole batches, or "
             "min_local_batch to their size, so that one worker trains"
         )
     if misled is not None:
-        found["batches-mixed"] = (
+        mixed.append(
             "the samples aren't in a random order, so successive ones, of which each worker has "
             f"its own, may be alike, and {misled} takes that for larger gradients; shuffle them, "
             "or set batch: worker, so that each worker trains whole batches"
         )
+    if mixed:
+        found["batches-mixed"] = "; ".join(mixed)
     if in_turn:
         found["steps-in-turn"] = (
             "the loop computes gradients after the step of another optimizer, which each worker "
