@@ -32,7 +32,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.mean_gradients import MeanGradients
-from vcasgd.learning.optimizers import as_optimizer
+from vcasgd.learning.optimizers import Closure, as_optimizer
 from vcasgd.store.ledger.job import JobState
 from vcasgd.task.task import Task, load_task
 
@@ -65,7 +65,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "wrapped": lambda of: type("Wrapped", (Lookahead,), {})(torch.optim.RMSprop(of, lr=1e-3)),
 }
 #: Those that always run.
-FEW_OPTIMIZERS = ("own",)
+FEW_OPTIMIZERS = ("own", "inherited")
 
 
 class Lamb(Optimizer):
@@ -266,6 +266,27 @@ def test_a_wrapper_makes_the_steps_that_count() -> None:
     wrapper = OPTIMIZERS["wrapped"]([nn.Parameter(torch.ones(1))])
 
     assert as_optimizer([wrapper]) is wrapper
+
+
+def test_an_optimizer_may_change_gradients_and_pass_its_closure_on() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = Clamped([weight], lr=0.1)
+
+    def gradient() -> float:
+        weight.grad = torch.tensor([5.0, 0.1])
+        return 2.0
+
+    gradient()
+    closure = Closure(optimizer, 1.0, gradient)
+    assert optimizer.step(closure) is None
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [1.0, pytest.approx(0.1)]
+    # One that moves parameters, or resets gradients, asks for new ones
+    assert float(closure()) == 2.0
+    closure = Closure(optimizer, 1.0, gradient)
+    assert float(closure()) == 1.0
+    optimizer.zero_grad(set_to_none=False)
+    assert float(closure()) == 2.0
 
 
 @grid

@@ -161,8 +161,9 @@ def gradient_first(
 class Closure:
     """Loss of a step for its optimizer, with the gradients.
 
-    ``evaluate`` computes both again. It isn't called while parameters and gradients are those of
-    ``loss``; None if the loss can't be computed again.
+    ``evaluate`` computes both again; None if that isn't possible. It is called only if parameters
+    have changed since ``loss``, or the gradients were reset: an optimizer that changes gradients
+    and passes the closure on, as to its base class, wants to keep them.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Closure:
 
     def __call__(self) -> Tensor:
         """Return the loss at the present parameters. Raises :class:`SpecError`."""
-        if self._seen != self._versions():
+        if self._is_outdated:
             if self._evaluate is None:
                 raise SpecError(
                     f"task: {name_of(self._optimizer)} computes the loss several times in a step, "
@@ -185,18 +186,21 @@ class Closure:
                 self._note(self._evaluate())
         return self._loss
 
-    def note_clipped(self) -> None:
-        """Note that the gradients were clipped."""
-        self._seen = self._versions()
-
     def _note(self, loss: float) -> None:
-        self._loss, self._seen = torch.tensor(loss), self._versions()
+        self._loss, self._versions = torch.tensor(loss), self._present_versions()
+        self._has_gradients = self._gradients_remain()
 
-    def _versions(self) -> list[tuple[int, int, int]]:
-        return [
-            (each._version, id(each.grad), -1 if each.grad is None else each.grad._version)
-            for each in _parameters(self._optimizer)
-        ]
+    @property
+    def _is_outdated(self) -> bool:
+        moved = self._present_versions() != self._versions
+        return moved or (self._has_gradients and not self._gradients_remain())
+
+    def _present_versions(self) -> list[int]:
+        return [each._version for each in _parameters(self._optimizer)]
+
+    def _gradients_remain(self) -> bool:
+        parameters = _parameters(self._optimizer)
+        return any(each.grad is not None and bool(each.grad.any()) for each in parameters)
 
 
 def check_workers(optimizer: Optimizer, workers: int) -> None:

@@ -83,7 +83,6 @@ class StepPrecision:
             if closure is None:
                 optimizer.step()
             else:
-                closure.note_clipped()
                 optimizer.step(closure)  # type: ignore[arg-type]
             return
         self._scaler.unscale_(optimizer)
