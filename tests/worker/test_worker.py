@@ -147,12 +147,24 @@ def test_parameters_that_overflow_fail_the_job_and_are_never_applied(user: User)
     assert failed.totals.get("updates", 0) == 0
 
 
-def test_an_error_at_one_sample_fails_the_job_after_three_attempts(user: User) -> None:
-    # Given a sample that can't be trained
+def test_an_error_at_one_sample_fails_the_job_after_three_attempts(
+    user: User, tmp_path: Path
+) -> None:
+    # Given a sample that can't be trained, and two workers that train
     job = user.submit(
-        """
+        f"""
+        import os, time
+        from pathlib import Path
+
+        folder = Path({str(tmp_path)!r})
+
         class Mine(Audit):
             def loss(self, model, batch):
+                (folder / f"trains-{{os.getpid()}}").touch()
+                deadline = time.monotonic() + 120
+                while 7 in batch and len(list(folder.glob("trains-*"))) < 2:
+                    assert time.monotonic() < deadline, "the other worker trains"
+                    time.sleep(0.05)
                 if 7 in batch:
                     raise ZeroDivisionError("sample 7 is empty")
                 return super().loss(model, batch)
