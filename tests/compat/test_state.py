@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset, TensorDataset
 
+from vcasgd.learning.beside import Beside
 from vcasgd.learning.layout import Layout, TensorKind
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import JobState
@@ -290,6 +291,9 @@ def test_how_versions_merge_tensors_beside_the_model(
     assert least == 2 or "change seen" in facts.min_local_batch_why
 
 
+NAMES = [f"kept_{number:02}" for number in range(20)]
+
+
 class Scaled(nn.Module):
     """A network that normalizes its inputs with statistics that are plain attributes."""
 
@@ -326,6 +330,19 @@ class PlainAttributes(Points):
 @grid
 def test_tensors_in_plain_attributes_of_a_module_travel(workers: int) -> None:
     assert_as_plain(Case(PlainAttributes), workers)
+
+
+def test_plain_attributes_have_the_order_of_the_code() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in reversed(NAMES):
+                setattr(self, name, torch.zeros(1))
+
+    found = Beside({}, Keeps()).tensors()
+
+    # It is the order of the vector, and sets have another one in each process
+    assert list(found) == [f"beside:{name}" for name in reversed(NAMES)]
 
 
 def test_what_a_module_keeps_of_its_last_batch_is_no_state() -> None:

@@ -118,8 +118,10 @@ def _plain_attributes(model: nn.Module) -> Iterator[tuple[str, Get]]:
     """Yield what the user's own modules keep besides parameters, buffers, and other modules."""
     for path, module in model.named_modules():
         if is_own(module):
-            for name in vars(module).keys() - _MODULE_FIELDS:
-                yield f"{path}.{name}".lstrip("."), partial(vars(module).__getitem__, name)
+            # In the order of the code, which is the same on all machines.
+            for name in vars(module):
+                if name not in _MODULE_FIELDS:
+                    yield f"{path}.{name}".lstrip("."), partial(vars(module).__getitem__, name)
 
 
 def _attribute(module: nn.Module, name: str) -> Get:
