@@ -135,6 +135,7 @@ for batch in session.loader(points.dataset("train"), batch_size=64):
         ("model[0].bias.grad.clamp_(-0.1, 0.1)", "hooks or the loop"),
         ("model[0].bias.grad = None", None),
         ("[p.grad.zero_() for p in model.parameters() if p.grad is not None]", None),
+        ("g = [p.grad for p in model.parameters() if p.grad is not None]", "hooks or the loop"),
     ],
 )
 def test_a_loop_that_changes_gradients_is_noted(
@@ -175,14 +176,14 @@ def test_a_loop_clips_parts_at_a_larger_norm(tmp_path: Path, clip: str) -> None:
 
 
 STEPS = """
-class Signs(torch.optim.Optimizer):
+class Signs(torch.optim.SGD):
     def step(self, closure=None):
         for group in self.param_groups:
             for each in group["params"]:
                 each.data.sub_(group["lr"] * each.grad.sign())
 
 
-optimizer = Signs(model.parameters(), {"lr": 1e-3})
+optimizer = Signs(model.parameters(), lr=1e-3)
 session = vcasgd.Session(model, optimizer)"""
 
 

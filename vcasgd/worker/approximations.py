@@ -103,16 +103,22 @@ def _uses_gradients(source: str) -> bool:
     Optimizers get the mean gradient, and loops that only reset gradients change nothing.
     """
     tree = _parsed(source)
-    apart = {
-        id(inner)
-        for node in ast.walk(tree)
-        if (isinstance(node, ast.ClassDef) and any("Optimizer" in ast.dump(b) for b in node.bases))
-        or (isinstance(node, ast.Assign | ast.Compare) and "value=None" in ast.dump(node))
-        or (isinstance(node, ast.Attribute) and node.attr in _RESETS)
-        for inner in ast.walk(node)
-    }
+    apart = {id(each) for node in ast.walk(tree) for each in _of_optimizers_and_resets(node)}
     gradients = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == "grad")
     return any(id(each) not in apart for each in gradients)
+
+
+def _of_optimizers_and_resets(node: ast.AST) -> Iterable[ast.AST]:
+    match node:
+        case ast.ClassDef(bases=bases) if any("optim" in ast.dump(b).lower() for b in bases):
+            return ast.walk(node)
+        case ast.Assign(targets=targets, value=ast.Constant(value=None)):
+            return targets
+        case ast.Compare(left=left, comparators=[ast.Constant(value=None)]):
+            return [left]
+        case ast.Attribute(attr=attribute, value=value) if attribute in _RESETS:
+            return [value]
+    return ()
 
 
 def _hooks_gradients(module: nn.Module) -> bool:
