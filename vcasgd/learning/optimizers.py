@@ -162,8 +162,8 @@ class Closure:
     """Loss of a step for its optimizer, with the gradients.
 
     ``evaluate`` computes both again; None if that isn't possible. It is called only if parameters
-    have changed since ``loss``, or the gradients were reset: an optimizer that changes gradients
-    and passes the closure on, as to its base class, wants to keep them.
+    have changed since ``loss``, or gradients were reset: an optimizer that changes gradients and
+    passes the closure on to its base class keeps its changes.
     """
 
     def __init__(
@@ -187,20 +187,21 @@ class Closure:
         return self._loss
 
     def _note(self, loss: float) -> None:
-        self._loss, self._versions = torch.tensor(loss), self._present_versions()
-        self._has_gradients = self._gradients_remain()
+        self._loss, self._seen = torch.tensor(loss), self._versions()
 
     @property
     def _is_outdated(self) -> bool:
-        moved = self._present_versions() != self._versions
-        return moved or (self._has_gradients and not self._gradients_remain())
+        parameters, gradients = self._versions()
+        if parameters != self._seen[0] or gradients == self._seen[1]:
+            return parameters != self._seen[0]
+        present = (each.grad for each in _parameters(self._optimizer))
+        return not any(each is not None and bool(each.any()) for each in present)
 
-    def _present_versions(self) -> list[int]:
-        return [each._version for each in _parameters(self._optimizer)]
-
-    def _gradients_remain(self) -> bool:
+    def _versions(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return numbers that change with parameters, and those that change with gradients."""
         parameters = _parameters(self._optimizer)
-        return any(each.grad is not None and bool(each.grad.any()) for each in parameters)
+        gradients = [(id(g), g._version) for each in parameters if (g := each.grad) is not None]
+        return [each._version for each in parameters], gradients
 
 
 def check_workers(optimizer: Optimizer, workers: int) -> None:
