@@ -129,7 +129,7 @@ class _Step:
     """A step that may be made again: what was before it, and its gradients.
 
     ``gradients`` are those of the local batch, before clipping, by parameters. In a loop, those of
-    one optimizer can be computed after the step of another. ``clips`` are what the loop clips.
+    one optimizer can be computed after the step of another. ``clips`` repeat a loop's own clipping.
     """
 
     before: dict[Optimizer, _Before] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class MeanGradients:
     ) -> None:
         self._optimizer, self._parameters, self._clip = optimizer, parameters, clip
         self.restart = restart
-        #: What the loop clips.
+        #: Records the gradient clipping of a loop.
         self.loop_clips = LoopClips()
         #: The last step; None if it is final.
         self._step: _Step | None = None

@@ -1,4 +1,4 @@
-"""Clipping of gradients in a loop, which clips the mean gradient of a round again."""
+"""Gradient clipping of a loop, recorded to repeat it on the mean gradient of a round."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Clip = Callable[[], object]
 
 @dataclass(frozen=True)
 class _Clipped:
-    """A gradient after clipping, and its values before; others are in it if it has changed since.
+    """A clipped gradient: its values before, and the tensor with its version after.
 
-    torch counts in-place changes of a tensor.
+    torch counts in-place changes of a tensor as versions.
     """
 
     before: Tensor
     after: Tensor
     version: int
 
-    def is_present(self, gradient: Tensor | None) -> bool:
+    def is_unchanged(self, gradient: Tensor | None) -> bool:
         return gradient is self.after and self.after._version == self.version
 
 
 class LoopClips:
-    """Calls of a loop that clip, between computing gradients and the step that uses them."""
+    """Records clipping calls between the computation of gradients and the step that uses them."""
 
     def __init__(self) -> None:
         self._clipped: dict[Tensor, _Clipped] = {}
@@ -43,7 +43,7 @@ class LoopClips:
         for each in found:
             assert each.grad is not None
             known = self._clipped.pop(each, None)
-            clipped = known is not None and known.is_present(each.grad)
+            clipped = known is not None and known.is_unchanged(each.grad)
             before[each] = known.before if known and clipped else each.grad.detach().clone()
             if known is not None and not clipped:
                 # A further backward has added to it, so the first call can't be made again.
@@ -55,18 +55,18 @@ class LoopClips:
         self._calls.append((set(found), again))
 
     def forget(self) -> None:
-        """Forget what was clipped, because a step keeps it."""
+        """Forget all calls, because the step isn't made again."""
         self._clipped, self._calls = {}, []
 
     def take(self, parameters: Iterable[Tensor]) -> tuple[dict[Tensor, Tensor], list[Clip]]:
-        """Return the gradients before clipping of parameters that make a step, and what clips them.
+        """Return the gradients before clipping of parameters that make a step, and their calls.
 
-        There are none of gradients that the loop has changed since.
+        Both are empty if the loop has changed the gradients since.
         """
         owned = set(parameters)
         found = {each: self._clipped.pop(each) for each in owned & self._clipped.keys()}
         calls = [call for call in self._calls if call[0] & owned]
         self._calls = [call for call in self._calls if not call[0] & owned]
-        if not all(clipped.is_present(each.grad) for each, clipped in found.items()):
+        if not all(clipped.is_unchanged(each.grad) for each, clipped in found.items()):
             return {}, []
         return {each: clipped.before for each, clipped in found.items()}, [c for _, c in calls]

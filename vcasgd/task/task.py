@@ -81,7 +81,7 @@ class Task:
     clip_factor: float = 1.0
     #: True if the loop clips gradients itself.
     clips_itself: bool = False
-    #: What the loop clips, if its steps are made again with the mean gradient of the whole batch.
+    #: Records the loop's clipping, to repeat it on the mean gradient of the whole batch; or None.
     loop_clips: LoopClips | None = None
     #: Names of hooks and callbacks that run with a worker's own steps.
     hooks: Sequence[str] = ()
