@@ -69,6 +69,7 @@ test-all: setup dashboard  ## all tests: long ones too, and every store test on 
 	$(NPM) test
 	$(PYTEST) --extended
 
+# Most have a whole stack each, whose servers answer late if more run at a time.
 test-ci: setup dashboard  ## long tests that continuous integration runs too
 	$(PYTEST) --numprocesses 3 --extended -m "ci and not extended"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from compat.test_approximations import CLIPS
 from support.compat import (
     SEEDS,
     Case,
@@ -295,30 +296,6 @@ def test_gradients_that_are_clipped_in_nearly_each_step(workers: int) -> None:
     assert_as_plain(Case(points(OPTIMIZERS["AdamW"], clip=0.3)), workers)
 
 
-#: A loop that clips its gradients.
-CLIPS = """
-import sys
-
-import torch
-import vcasgd
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-
-sys.path.insert(0, {tests!r})
-from support.compat import Points
-
-points = Points()
-model = points.model()
-optimizer = points.optimizer(model.parameters())
-session = vcasgd.Session(model, optimizer)
-session.evaluation(points.dataset("validation"))(points.evaluate)
-for batch in session.loader(points.dataset("train"), batch_size=64):
-    optimizer.zero_grad()
-    points.loss(model, batch).backward()
-    {clips}
-    optimizer.step()
-"""
-
-
 def plainly_clipped(clips: str, seed: int, epochs: int) -> float:
     """Train in a plain loop that clips, and return the loss at its end."""
     task = Points()
@@ -346,7 +323,9 @@ def plainly_clipped(clips: str, seed: int, epochs: int) -> float:
 def test_a_loop_clips_the_gradient_of_the_whole_batch(
     tmp_path: Path, clips: str, workers: int
 ) -> None:
-    task = script(CLIPS.format(tests=str(Path(__file__).parents[1]), clips=clips), tmp_path)
+    source = CLIPS.format(tests=str(Path(__file__).parents[1]), changes=clips)
+    head = "from torch.nn.utils import clip_grad_norm_, clip_grad_value_"
+    task = script(f"{head}\n{source}", tmp_path)
 
     ends = [simulated(task, workers, seed, epochs=3)["loss"] for seed in SEEDS]
 
