@@ -98,12 +98,16 @@ def test_a_job_fails_if_its_first_machine_is_the_wrong_one(harness: Harness) -> 
 
 def test_a_first_machine_without_data_does_not_fail_the_job(machines: Machines) -> None:
     # Given a machine with an empty folder, which is the first one
+    harness, job = machines.harness, machines.training.job
     empty = machines.start(1, [])
-    await_truth(lambda: machines.harness.jobs.failures(machines.training.job))
+    await_truth(lambda: harness.jobs.failures(job))
 
-    # When others have the data
+    # When others have the data, and start before it has tried three times
+    machines.training.worker(empty).freeze()
     machines.start(2, range(SAMPLES))
     machines.start(3, range(SAMPLES))
+    await_truth(lambda: len(harness.jobs.workers.names(job) - {empty}) == 2)
+    machines.training.worker(empty).thaw()
 
     # Then they train, and the first one gets no work
     machines.training.await_samples(1)
