@@ -74,7 +74,7 @@ def test_a_late_machine_with_other_data_is_quarantined_and_the_job_goes_on(
     assert why in harness.jobs.workers.quarantined(training.job)[late]
 
     # and the job ends, with every sample exactly once
-    training.finish()
+    training.await_success()
     assert training.unexplained_repeats() == 0
 
 
@@ -112,4 +112,4 @@ def test_a_first_machine_without_data_does_not_fail_the_job(machines: Machines) 
     # Then they train, and the first one gets no work
     machines.training.await_samples(1)
     assert machines.training.worker(empty).wait() == 0
-    machines.training.finish()
+    machines.training.await_success()
