@@ -142,8 +142,10 @@ def test_a_loop_has_one_training_set(tmp_path: Path) -> None:
         simulated(task, 1, epochs=EPOCHS)
 
 
-def test_a_step_may_call_that_of_its_base_class(tmp_path: Path) -> None:
-    ends = simulated(script(written(DERIVED, session=""), tmp_path), 1, epochs=EPOCHS)
+# Four workers make steps again.
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_step_may_call_that_of_its_base_class(tmp_path: Path, workers: int) -> None:
+    ends = simulated(script(written(DERIVED, session=""), tmp_path), workers, epochs=EPOCHS)
 
     assert ends["loss"] < 1.6
 

@@ -33,7 +33,7 @@ from vcasgd.session.launch import (
     seen_by_accelerate,
 )
 from vcasgd.session.schedules import LoopSchedulers
-from vcasgd.session.script import LoopInThread, LoopTask
+from vcasgd.session.script import LoopInThread, LoopTask, running_script
 
 
 class BatchLoader:
@@ -355,7 +355,14 @@ class BatchLoader:
                 step=self._steps,
             )
 
+    @property
+    def _is_made_again(self) -> bool:
+        """True if the worker makes a step again, whose base class has these hooks, too."""
+        return self._script is not None and running_script() is not self._script
+
     def _before_step(self, optimizer: Optimizer, args: Any, options: Any) -> Any:
+        if self._is_made_again:
+            return None
         if self._calls and self._stepped[-1] is optimizer:
             self._calls += 1
             return None
@@ -403,6 +410,8 @@ class BatchLoader:
                 self._finite_loss()
 
     def _after_step(self, *_: Any) -> None:
+        if self._is_made_again:
+            return
         self._calls -= 1
         if self._calls:
             return
