@@ -203,8 +203,22 @@ class Hooked(Points):
         return model
 
 
-def test_hooks_on_gradients_are_noted() -> None:
-    assert list(facts_of(Hooked()).notes) == ["loop-clips"]
+class HookedLater(Points):
+    def model(self) -> nn.Module:
+        model = super().model()
+        for each in model.parameters():
+            each.register_post_accumulate_grad_hook(lambda _parameter: None)
+        return model
+
+
+@pytest.mark.parametrize(
+    ("task", "fields", "kinds"),
+    [(Hooked, {}, []), (Hooked, HALF, ["loop-clips"]), (HookedLater, {}, ["loop-clips"])],
+)
+def test_hooks_on_gradients_of_parts_are_noted(
+    task: type[Points], fields: dict[str, Any], kinds: list[str]
+) -> None:
+    assert list(facts_of(task(), **fields).notes) == kinds
 
 
 LOOP = """

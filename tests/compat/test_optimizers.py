@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from compat.test_approximations import CLIPS
+from compat.test_approximations import CLIPS, Hooked
 from support.compat import (
     SEEDS,
     Case,
@@ -294,6 +294,11 @@ def test_an_optimizer_may_change_gradients_and_pass_its_closure_on() -> None:
 @pytest.mark.ci
 def test_gradients_that_are_clipped_in_nearly_each_step(workers: int) -> None:
     assert_as_plain(Case(points(OPTIMIZERS["AdamW"], clip=0.3)), workers)
+
+
+@grid
+def test_hooks_clip_the_gradient_of_the_whole_batch(workers: int) -> None:
+    assert_as_plain(Case(Hooked), workers)
 
 
 def plainly_clipped(clips: str, seed: int, epochs: int) -> float:

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vcasgd.learning.base import as_real
+from vcasgd.learning.gradient_hooks import GradientHooks
 from vcasgd.learning.local_moments import LocalMoments
 from vcasgd.learning.optimizers import OptimizerList, gradient_first, set_mode
 from vcasgd.spec.job import JobSpec
@@ -66,12 +67,13 @@ def needs_mean_gradients(
     make_optimizer: Callable[[], Optimizer],
     *,
     alike: bool = False,
+    hooked: bool = False,
 ) -> bool:
     """Return True if workers train as one process only with the gradients of whole batches.
 
     ``floats`` is the length of the model's vector. Moments of some optimizers can be corrected
     instead (:mod:`vcasgd.learning.local_moments`), which costs nothing, but second ones can't if
-    successive samples are ``alike``.
+    successive samples are ``alike``. ``hooked`` is True if hooks may change gradients.
     """
     update = spec.update
     if not isinstance(update, RoundsSpec) or spec.workers.max == 1:
@@ -86,6 +88,7 @@ def needs_mean_gradients(
     return bool(
         task.clip_norm is not None
         or task.clips_itself
+        or hooked
         or moments.uncorrected
         or (alike and moments.corrects_noise)
     )
@@ -130,11 +133,13 @@ class _Step:
 
     ``gradients`` are those of the local batch, before clipping, by parameters. In a loop, those of
     one optimizer can be computed after the step of another. ``clips`` repeat a loop's own clipping.
+    The gradients of ``hooked`` parameters are those before their hooks.
     """
 
     before: dict[Optimizer, _Before] = field(default_factory=dict)
     gradients: dict[Tensor, Tensor] = field(default_factory=dict)
     clips: list[Clip] = field(default_factory=list)
+    hooked: set[Tensor] = field(default_factory=set)
 
 
 class MeanGradients:
@@ -156,6 +161,7 @@ class MeanGradients:
         self.restart = restart
         #: Records the gradient clipping of a loop.
         self.loop_clips = LoopClips()
+        self._gradient_hooks = GradientHooks(parameters)
         #: The last step; None if it is final.
         self._step: _Step | None = None
         self._steps = 0
@@ -185,6 +191,7 @@ class MeanGradients:
         """Leave the optimizer alone from now on."""
         for hook in self._hooks:
             hook.remove()
+        self._gradient_hooks.close()
 
     def begin(self, version: int, mean: Tensor | None) -> list[Tensor] | None:
         """Make the last step again if ``mean``, float32 [parameters + 1], has its mean gradient.
@@ -224,11 +231,14 @@ class MeanGradients:
                 continue
             owned = _parameters(part)
             unclipped, clips = self.loop_clips.take(owned)
-            self._step.gradients |= {
+            gradients = {
                 each: unclipped[each] if each in unclipped else each.grad.clone()
                 for each in owned
                 if each.grad is not None
             }
+            before_hooks = self._gradient_hooks.take(gradients)
+            self._step.gradients |= gradients | before_hooks
+            self._step.hooked |= before_hooks.keys()
             self._step.clips += clips
             self._step.before[part] = _Before.of(part)
 
@@ -280,6 +290,7 @@ class MeanGradients:
             _restore(one, step.before[one])
         for parameter, part in zip(self._parameters, self._parts(mean), strict=True):
             parameter.grad = _like(step.gradients.get(parameter), part, parameter)
+        self._gradient_hooks.repeat(step.hooked)
         self._clip()
         for clip in step.clips:
             clip()

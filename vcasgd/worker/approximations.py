@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from vcasgd.learning import second_moments
+from vcasgd.learning.gradient_hooks import are_hooked
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.local_moments import steps_as
 from vcasgd.learning.mean_gradients import MAX_FLOATS
@@ -88,7 +89,7 @@ def _of_clips(task: Task, layout: Layout, module: nn.Module) -> dict[str, str]:
             "by the root of the number of parts; the gradient of the whole batch is clipped in a "
             f"model of at most {MAX_FLOATS:,} numbers, and {ALONE}"
         )
-    elif _hooks_gradients(module) or (task.makes_steps and _uses_gradients(task.source())):
+    elif _hooks_gradients(module, layout) or (task.makes_steps and _uses_gradients(task.source())):
         found["loop-clips"] = (
             "hooks or the loop get the gradient of a worker's part of a batch: what they change in "
             "proportion to it is as in one process, and what they clamp, normalize, or add isn't; "
@@ -121,9 +122,9 @@ def _of_optimizers_and_resets(node: ast.AST) -> Iterable[ast.AST]:
     return ()
 
 
-def _hooks_gradients(module: nn.Module) -> bool:
-    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    return any(getattr(each, name) for each in module.parameters() for name in hooks)
+def _hooks_gradients(module: nn.Module, layout: Layout) -> bool:
+    own = not layout.gradients and are_hooked(module.parameters())
+    return own or any(each._post_accumulate_grad_hooks for each in module.parameters())
 
 
 def _of_parts(

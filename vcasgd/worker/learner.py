@@ -25,6 +25,7 @@ from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings import Float32
 from vcasgd.learning.encodings.encoder import codec_of
 from vcasgd.learning.encodings.rows import NAME as ROWS
+from vcasgd.learning.gradient_hooks import are_hooked
 from vcasgd.learning.layout import BESIDE, Layout, TensorKind
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.local_batch import Division, most_workers
@@ -327,6 +328,7 @@ class Learner:
             needed = needs_mean_gradients(
                 *(self.spec, self.task, self.layout.state_floats, self._new_optimizer),
                 alike=self._trains_alike,
+                hooked=are_hooked(self._model.parameters),
             )
             self._use_layout(gradients=needed, doubles=() if verified else self._exact_doubles())
         # Mean gradients have to be in one piece, too.
@@ -502,7 +504,7 @@ class Learner:
         if self.layout.gradients:
             clips = partial(clip, self.task, optimizer, 0)
             others = self.task.clips_itself, moments_of(optimizer).uncorrected, self._trains_alike
-            only_clips = not any(others)
+            only_clips = not any((*others, are_hooked(self._model.parameters)))
             restart = 1 if only_clips else RESTART
             self._mean_gradients = MeanGradients(optimizer, self._model.parameters, clips, restart)
             self.task.loop_clips = self._mean_gradients.loop_clips

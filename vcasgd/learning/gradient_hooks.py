@@ -1,0 +1,70 @@
+"""Hooks of a parameter that change its gradient, repeated on the mean gradient of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def are_hooked(parameters: Iterable[Tensor]) -> bool:
+    """Return True if some of these have hooks of :meth:`torch.Tensor.register_hook`."""
+    return any(each._backward_hooks for each in parameters)
+
+
+class GradientHooks:
+    """Notes the gradients of parameters before and after their hooks, until :meth:`close`."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._own: dict[Tensor, list[Any]] = {}
+        self._before: dict[Tensor, Tensor] = {}
+        self._after: dict[Tensor, Tensor] = {}
+        for each in parameters:
+            if not are_hooked([each]):
+                continue
+            hooks: Any = each._backward_hooks
+            present = dict(hooks)
+            register: Any = each.register_hook
+            # torch calls them in the order in which they are added, and knows no other one.
+            hooks.clear()
+            first = register(partial(self._note, self._before, each))
+            hooks.update(present)
+            last = register(partial(self._note, self._after, each))
+            self._own[each] = [first, last]
+
+    def close(self) -> None:
+        """Leave the parameters alone from now on."""
+        for handles in self._own.values():
+            for handle in handles:
+                handle.remove()
+
+    def take(self, gradients: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+        """Return those before the hooks of parameters with these ``gradients`` in a step.
+
+        Others aren't what the hooks left in the last call of ``backward``.
+        """
+        found = {}
+        for each in gradients.keys() & self._own.keys():
+            before, after = self._before.pop(each, None), self._after.pop(each, None)
+            if before is None or after is None or after.is_sparse:
+                continue
+            if torch.equal(after, gradients[each]):
+                found[each] = before
+        return found
+
+    def repeat(self, parameters: Iterable[Tensor]) -> None:
+        """Call the hooks of parameters with the gradients that these have now."""
+        for each in parameters:
+            hooks: Any = each._backward_hooks
+            own = {handle.id for handle in self._own[each]}
+            for hook in [hook for number, hook in hooks.items() if number not in own]:
+                changed = None if each.grad is None else hook(each.grad)
+                if changed is not None:
+                    each.grad = changed
+
+    @staticmethod
+    def _note(notes: dict[Tensor, Tensor], parameter: Tensor, gradient: Tensor) -> None:
+        notes[parameter] = gradient.detach().clone()
