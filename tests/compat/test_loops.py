@@ -150,6 +150,26 @@ def test_a_step_may_call_that_of_its_base_class(tmp_path: Path, workers: int) ->
     assert ends["loss"] < 1.6
 
 
+TWO_LOSSES = """
+for batch in session.loader(data, 64):
+    optimizer.zero_grad()
+    losses = points.loss(model, batch), sum(each.square().mean() for each in model.parameters())
+    {backward}
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_step_may_have_several_losses(tmp_path: Path, workers: int) -> None:
+    at_once = script(written(TWO_LOSSES, backward="torch.autograd.backward(losses)"), tmp_path)
+    in_turn = written(TWO_LOSSES, backward="for loss in losses: loss.backward()")
+
+    end = simulated(at_once, workers, epochs=EPOCHS)["loss"]
+
+    expected = simulated(script(in_turn, tmp_path, "in_turn.py"), workers, epochs=EPOCHS)["loss"]
+    assert end == pytest.approx(expected, rel=1e-3)
+
+
 def test_a_data_set_may_have_a_connection_of_its_script(tmp_path: Path) -> None:
     ends = simulated(script(written(CONNECTED), tmp_path), 1, epochs=1)
 

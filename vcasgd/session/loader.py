@@ -524,9 +524,10 @@ def _count_loops(change: int) -> None:
 
 def _watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
     loader = _loader_of_thread.get()
-    if loader is not None and isinstance(tensors, Tensor) and tensors.numel() == 1:
-        tensors = loader.weighted(tensors)
-    _backward(tensors, *args, **kwargs)
+    given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    if loader is not None and all(isinstance(each, Tensor) and each.numel() == 1 for each in given):
+        given = [loader.weighted(each) for each in given]
+    _backward(given, *args, **kwargs)
 
 
 def _watched_scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
