@@ -150,6 +150,39 @@ def test_a_step_may_call_that_of_its_base_class(tmp_path: Path, workers: int) ->
     assert ends["loss"] < 1.6
 
 
+#: Sharpness-aware minimization with methods for its two halves, as its usual implementation has.
+SHARPNESS = """
+class Sharpness(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {{}})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1)
+
+    def second_step(self):
+        self.base.step()
+
+
+optimizer = Sharpness(model.parameters())
+session = vcasgd.Session(model, {optimizer})
+session.evaluation(points.dataset("validation"))(points.evaluate)
+for batch in session.loader(data, 64):
+    optimizer.zero_grad()
+    points.loss(model, batch).backward()
+    optimizer.second_step()
+"""
+
+
+def test_the_remedy_names_the_optimizer_in_a_wrapper(tmp_path: Path) -> None:
+    task = script(written(SHARPNESS, session="", optimizer="optimizer"), tmp_path)
+
+    with pytest.raises(UserCodeError) as caught:
+        simulated(task, 1, epochs=1)
+
+    assert caught.value.remedy is not None
+    assert "optimizer.base, pass that to the Session" in caught.value.remedy
+    task = script(written(SHARPNESS, session="", optimizer="optimizer.base"), tmp_path, "base.py")
+    assert simulated(task, 1, epochs=EPOCHS)["loss"] < 1.8
+
+
 TWO_LOSSES = """
 for batch in session.loader(data, 64):
     optimizer.zero_grad()

@@ -271,9 +271,20 @@ class BatchLoader:
             return
         raise UserCodeError(
             "a batch ended without optimizer.step of the session's optimizer",
-            remedy=f"{self.step_remedy}; to leave bad batches out, set on_bad_sample: skip in the "
-            "job file",
+            remedy=f"{self._inner_remedy}{self.step_remedy}; to leave bad batches out, set "
+            "on_bad_sample: skip in the job file",
         )
+
+    @property
+    def _inner_remedy(self) -> str:
+        """Remedy if a wrapper's own methods make the steps of the optimizer in it, or nothing."""
+        inner = (
+            f"if the loop makes the steps of optimizer.{name}, pass that to the Session; or else "
+            for part in self._parts
+            for name, each in vars(part).items()
+            if isinstance(each, Optimizer)
+        )
+        return next(inner, "")
 
     @property
     def _is_sound(self) -> bool:
