@@ -171,6 +171,32 @@ def test_intervals_and_batches_of_a_subtask(
 
 
 @pytest.mark.parametrize(
+    ("position", "expected"),
+    [
+        (0, [64, 100]),
+        # The rest of a batch, and then whole ones
+        (10, [32, 96, 100]),
+        # A short one with the next batch
+        (30, [47, 64, 100]),
+        # Up to the end of the subtask
+        (63, [80, 100]),
+        (70, [100]),
+        (97, [100]),
+    ],
+)
+def test_a_worker_that_is_left_alone_makes_no_step_of_a_few_samples(
+    position: int, expected: list[int]
+) -> None:
+    member = Member(32, 1, steps=2)
+
+    stops = [position]
+    while stops[-1] < 100:
+        stops.append(member.interval_stop(stops[-1], 100))
+
+    assert stops[1:] == expected
+
+
+@pytest.mark.parametrize(
     ("exchange", "step", "expected"),
     [
         (0.0, 0.1, None),

@@ -535,7 +535,8 @@ class Learner:
         self._share = share
         size, batch = self.plan.size(subtask), int(self.task.batch_size)
         if self.member is not None:
-            stop = self.member.interval_stop(position, size)
+            even = self.plan.ends(subtask, position, size) is None
+            stop = self.member.interval_stop(position, size, even=even)
             return stop if self._crosses_batches else self.plan.whole_batches(subtask, stop)
         whole = self.spec.push_interval
         if whole == "subtask":

@@ -296,18 +296,34 @@ class Member:
         """
         return self.share < 1 and not (self.moments and self.moments.corrects_noise)
 
-    def interval_stop(self, position: int, size: int) -> int:
+    def interval_stop(self, position: int, size: int, *, even: bool = True) -> int:
         """Return where the next interval ends in a subtask of ``size`` samples.
 
         The rest of a subtask is cut into equal intervals, because the other workers would have to
-        wait after a short one.
+        wait after a short one. ``even``: the order has batches of one size.
         """
         left = size - position
         if self.batch == self._job_batch:
+            rest = self._rest_of_batch(position, left) if even else 0
             # The same batches as in an ordinary loop.
-            return min(size, position + max(1, round(self._interval)) * self._job_batch)
+            whole = max(1, round(self._interval)) * self._job_batch
+            return position + (rest if rest >= self._least else min(left, whole))
         intervals = min(round(left / (self._interval * self.batch)), left // self._least)
         return position + max(1, round(left / max(1, intervals)))
+
+    def _rest_of_batch(self, position: int, left: int) -> int:
+        """Return the samples of a step that ends a batch whose beginning several workers shared.
+
+        A short rest is trained with the next batch, in two halves: a step of a few samples is as
+        long as any other one, and has more noise. 0 behind whole batches.
+        """
+        batch = self._job_batch
+        rest = -position % batch
+        if rest == 0:
+            return 0
+        if left <= batch:
+            return left
+        return rest if 2 * rest >= batch else -(-min(rest + batch, left) // 2)
 
     @property
     def _interval(self) -> float:
