@@ -203,6 +203,10 @@ class Hooked(Points):
         return model
 
 
+class HookedAccumulated(Hooked):
+    batches_per_step = 4
+
+
 class HookedLater(Points):
     def model(self) -> nn.Module:
         model = super().model()
@@ -213,7 +217,12 @@ class HookedLater(Points):
 
 @pytest.mark.parametrize(
     ("task", "fields", "kinds"),
-    [(Hooked, {}, []), (Hooked, HALF, ["loop-clips"]), (HookedLater, {}, ["loop-clips"])],
+    [
+        (Hooked, {}, []),
+        (Hooked, HALF, ["loop-clips"]),
+        (HookedAccumulated, {}, ["loop-clips"]),
+        (HookedLater, {}, ["loop-clips"]),
+    ],
 )
 def test_hooks_on_gradients_of_parts_are_noted(
     task: type[Points], fields: dict[str, Any], kinds: list[str]

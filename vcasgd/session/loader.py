@@ -535,10 +535,11 @@ def _count_loops(change: int) -> None:
 
 def _watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
     loader = _loader_of_thread.get()
-    given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    given = tensors if isinstance(tensors, list | tuple) else [tensors]
+    # An edge of a graph is a tuple, too.
     if loader is not None and all(isinstance(each, Tensor) and each.numel() == 1 for each in given):
-        given = [loader.weighted(each) for each in given]
-    _backward(given, *args, **kwargs)
+        tensors = [loader.weighted(each) for each in given]
+    _backward(tensors, *args, **kwargs)
 
 
 def _watched_scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:

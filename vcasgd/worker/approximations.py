@@ -89,7 +89,9 @@ def _of_clips(task: Task, layout: Layout, module: nn.Module) -> dict[str, str]:
             "by the root of the number of parts; the gradient of the whole batch is clipped in a "
             f"model of at most {MAX_FLOATS:,} numbers, and {ALONE}"
         )
-    elif _hooks_gradients(module, layout) or (task.makes_steps and _uses_gradients(task.source())):
+    elif _hooks_gradients(task, layout, module) or (
+        task.makes_steps and _uses_gradients(task.source())
+    ):
         found["loop-clips"] = (
             "hooks or the loop get the gradient of a worker's part of a batch: what they change in "
             "proportion to it is as in one process, and what they clamp, normalize, or add isn't; "
@@ -122,8 +124,10 @@ def _of_optimizers_and_resets(node: ast.AST) -> Iterable[ast.AST]:
     return ()
 
 
-def _hooks_gradients(module: nn.Module, layout: Layout) -> bool:
-    own = not layout.gradients and are_hooked(module.parameters())
+def _hooks_gradients(task: Task, layout: Layout, module: nn.Module) -> bool:
+    # Hooks are called again for one batch in a step, and not for the sum of several.
+    repeats = layout.gradients and task.batches_per_step == 1
+    own = not repeats and are_hooked(module.parameters())
     return own or any(each._post_accumulate_grad_hooks for each in module.parameters())
 
 
