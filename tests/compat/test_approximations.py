@@ -128,11 +128,30 @@ for batch in session.loader(points.dataset("train"), batch_size=64):
 """
 
 
+HELPERS = """
+kept = {}
+
+
+def clamped(model):
+    for each in model.parameters():
+        each.grad.clamp_(-0.1, 0.1)
+
+
+def smoothed(model):
+    for each in model.parameters():
+        kept[each] = 0.9 * kept.get(each, 0) + each.grad
+        each.grad = kept[each]
+"""
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", None),
-        ("model[0].bias.grad.clamp_(-0.1, 0.1)", "hooks or the loop"),
+        ("model[0].bias.grad.clamp_(-0.1, 0.1)", None),
+        ("clamped(model)", None),
+        ("model[0].bias.grad.clamp_(-len(batch), 0.1)", "hooks or the loop"),
+        ("smoothed(model)", "hooks or the loop"),
         ("model[0].bias.grad = None", None),
         ("[p.grad.zero_() for p in model.parameters() if p.grad is not None]", None),
         ("g = [p.grad for p in model.parameters() if p.grad is not None]", "hooks or the loop"),
@@ -142,7 +161,9 @@ def test_a_loop_that_changes_gradients_is_noted(
     tmp_path: Path, changes: str, words: str | None
 ) -> None:
     tests = str(Path(__file__).parents[1])
-    task = script(CLIPS.format(tests=tests, changes=changes), tmp_path)()
+    (tmp_path / "gradient_helpers.py").write_text(HELPERS)
+    head = "from gradient_helpers import clamped, smoothed"
+    task = script(f"{head}\n{CLIPS.format(tests=tests, changes=changes)}", tmp_path)()
 
     notes = facts_of(task).notes
 

@@ -130,6 +130,18 @@ def modules() -> dict[str, type[Any]]:  # noqa: C901 - The library is imported l
             optimizer.step()
             self.lr_schedulers().step()
 
+    class Clamped(Manual):
+        """Gradients that the module clamps itself."""
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(Module.training_step(self, batch, batch_idx))
+            for each in self.parameters():
+                each.grad.clamp_(-0.003, 0.003)
+            optimizer.step()
+            self.lr_schedulers().step()
+
     class Two(Module):
         """Two optimizers, as of a generator and its critic, in manual optimization."""
 
@@ -201,7 +213,7 @@ def modules() -> dict[str, type[Any]]:  # noqa: C901 - The library is imported l
         def val_dataloader(self) -> Any:
             return DataLoader(Lines(Points().dataset("validation")), batch_size=512)
 
-    own = (Module, Counters, WarmUp, OneCycle, Several, Manual, Two, AtTheEnd, Streams)
+    own = (Module, Counters, WarmUp, OneCycle, Several, Manual, Clamped, Two, AtTheEnd, Streams)
     return {each.__name__: each for each in (*own, Thaws, Cautious)}
 
 
@@ -265,7 +277,7 @@ def task_of(make: Callable[[], Any], **options: Any) -> Callable[[], Task]:
 
 
 #: Modules whose test takes a few seconds more, and holds nothing that those of others don't.
-FURTHER = ("Counters", "WarmUp", "Several", "AtTheEnd", "Streams", "Thaws")
+FURTHER = ("Clamped", "Counters", "WarmUp", "Several", "AtTheEnd", "Streams", "Thaws")
 
 
 @grid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pydoc_data.topics
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -310,7 +311,7 @@ def plainly_clipped(clips: str, seed: int, epochs: int) -> float:
     for indices in orders(task.samples, epochs, seed, task.batch_size):
         optimizer.zero_grad()
         task.loss(model, task.collate([data[index] for index in indices])).backward()
-        exec(clips, {**vars(nn.utils), "model": model})
+        exec(textwrap.dedent(f"    {clips}"), {**vars(nn.utils), "model": model})
         optimizer.step()
     return evaluate_plainly(task, model)["loss"]
 
@@ -321,6 +322,13 @@ def plainly_clipped(clips: str, seed: int, epochs: int) -> float:
         "clip_grad_norm_(model.parameters(), 0.3)",
         "clip_grad_value_(model.parameters(), 0.01)",
         "clip_grad_value_(model.parameters(), 0.05); clip_grad_norm_(model[0].weight, 0.01, 'inf')",
+        "for each in model.parameters(): each.grad.data.clamp_(-0.01, 0.01)",
+        """total = 0
+    for each in model.parameters():
+        total += each.grad.norm().item() ** 2
+    if total**0.5 > 0.3:
+        for each in model.parameters():
+            each.grad.mul_(0.3 / total**0.5)""",
     ],
 )
 @grid
@@ -391,6 +399,7 @@ def test_rare_words(task: type[Words], workers: int) -> None:
 #: The same training as a script.
 SCRIPT = """
 import sys
+import textwrap
 import torch
 import vcasgd
 

@@ -35,6 +35,7 @@ from vcasgd.session.loader import BatchLoader
 from vcasgd.session.schedules import Replay, check_scheduler
 from vcasgd.session.script import LoopInThread, LoopTask
 from vcasgd.spec.job import JobSpec
+from vcasgd.task.gradient_changes import find_changes, parsed
 from vcasgd.task.place import Place
 from vcasgd.task.task import source_of, variables_of
 
@@ -157,7 +158,8 @@ class ModuleTask(LoopInThread):
         if not own and options["gradient_clip_algorithm"] in (None, "norm"):
             # A step of the job clips the gradient of its whole batch, if that is known.
             self.clip_norm, options["gradient_clip_val"] = options["gradient_clip_val"], None
-        self.clips_itself = own or options["gradient_clip_val"] is not None
+        changes = find_changes(parsed(source_of([module])))
+        self.clips_itself = own or options["gradient_clip_val"] is not None or bool(changes)
         self.hooks = hooks_of(module, running)
         self._trainer = _JobTrainer(self, running, options)
         source = module if datamodule is None else datamodule

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from vcasgd.session.launch import (
 )
 from vcasgd.session.schedules import LoopSchedulers
 from vcasgd.session.script import LoopInThread, LoopTask, running_script
+from vcasgd.task.gradient_changes import changes_after
 
 
 class BatchLoader:
@@ -343,6 +345,12 @@ class BatchLoader:
         else:
             clips.clip(parameters, partial(now, factor), again)
 
+    def expect_changes(self, frame: FrameType) -> None:
+        """Note the gradients that a call of ``frame`` has computed, if the loop changes them."""
+        clips = self._task.loop_clips
+        if clips is not None:
+            clips.expect(_parameters(self._optimizer), changes_after(frame))
+
     # -- steps of the optimizer ----------------------------------------------------------------
 
     def makes_steps_of(self, optimizer: Optimizer) -> bool:
@@ -397,8 +405,7 @@ class BatchLoader:
 
     def _drop_bad_step(self, optimizer: Optimizer) -> None:
         """Make an optimizer's step change nothing if the loss or the gradient isn't finite."""
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        gradients = [each.grad for each in parameters if each.grad is not None]
+        gradients = [each.grad for each in _parameters(optimizer) if each.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         assert self._loss is not None, "the loss was checked"
         if not bool(torch.isfinite(norm.cpu() + self._loss.cpu())):
@@ -441,6 +448,10 @@ class BatchLoader:
                 remedy="pass schedule=… to the session, a factor for each progress, or compute the "
                 "rate from session.global_step",
             )
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def loader_over(data: Dataset[Any] | DataLoader[Any], batch_size: int | None) -> DataLoader[Any]:
@@ -540,6 +551,8 @@ def _watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
     if loader is not None and all(isinstance(each, Tensor) and each.numel() == 1 for each in given):
         tensors = [loader.weighted(each) for each in given]
     _backward(tensors, *args, **kwargs)
+    if loader is not None:
+        loader.expect_changes(sys._getframe(1))
 
 
 def _watched_scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:

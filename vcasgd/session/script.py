@@ -31,6 +31,7 @@ from vcasgd.errors import LoopEnded, SpecError, TaskImportError, UserCodeError, 
 from vcasgd.learning.beside import variables_of_callers
 from vcasgd.learning.optimizers import reset
 from vcasgd.learning.training_set import OwnBatches
+from vcasgd.task.gradient_changes import find_changes, parsed, with_helpers
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, import_first_from, load_task, user_traceback
 
@@ -451,12 +452,14 @@ class ScriptTask(LoopInThread):
         super()._start()
 
     def source(self) -> str:
-        return self._path.read_text(errors="replace")
+        namespace = {name: get() for name, get in self._variables.items()}
+        return with_helpers(str(self._path), namespace)
 
     def start(self) -> None:
         self.check_evaluation()
         self._variables = variables_of_callers(self.evaluation[0])
-        self.clips_itself = "clip_grad_" in self.source()
+        source = self.source()
+        self.clips_itself = "clip_grad_" in source or bool(find_changes(parsed(source)))
         super().start()
 
     def run_loop(self) -> None:

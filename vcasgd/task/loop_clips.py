@@ -1,9 +1,11 @@
-"""Gradient clipping of a loop, recorded to repeat it on the mean gradient of a round."""
+"""Gradient clipping of a loop, and other changes of gradients, recorded to repeat them on the mean
+gradient of a round."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import CodeType, FrameType
 
 from torch import Tensor
 
@@ -32,6 +34,17 @@ class LoopClips:
         self._clipped: dict[Tensor, _Clipped] = {}
         #: Parameters, and what clips their gradients again.
         self._calls: list[tuple[set[Tensor], Clip]] = []
+        #: Gradients before code of the loop that changes them, and the code in its frame.
+        self._computed: dict[Tensor, Tensor] = {}
+        self._changes: tuple[CodeType, FrameType] | None = None
+
+    def expect(
+        self, parameters: Iterable[Tensor], changes: tuple[CodeType, FrameType] | None
+    ) -> None:
+        """Note the gradients of parameters before ``changes``, code of the loop in its frame."""
+        self._changes = changes
+        found = parameters if changes is not None else ()
+        self._computed = {each: each.grad.clone() for each in found if each.grad is not None}
 
     def clip(self, parameters: Iterable[Tensor], now: Clip, again: Clip) -> None:
         """Clip gradients of the local batch by ``now()``.
@@ -57,6 +70,7 @@ class LoopClips:
     def forget(self) -> None:
         """Forget all calls, because the step isn't made again."""
         self._clipped, self._calls = {}, []
+        self.expect((), None)
 
     def take(self, parameters: Iterable[Tensor]) -> tuple[dict[Tensor, Tensor], list[Clip]]:
         """Return the gradients before clipping of parameters that make a step, and their calls.
@@ -67,6 +81,17 @@ class LoopClips:
         found = {each: self._clipped.pop(each) for each in owned & self._clipped.keys()}
         calls = [call for call in self._calls if call[0] & owned]
         self._calls = [call for call in self._calls if not call[0] & owned]
+        computed = {each: self._computed.pop(each) for each in owned & self._computed.keys()}
+        if computed:
+            # The code has the calls that clip.
+            changes, self._changes = self._changes, None
+            return computed, [_in_frame(*changes)] if changes is not None else []
         if not all(clipped.is_unchanged(each.grad) for each, clipped in found.items()):
             return {}, []
         return {each: clipped.before for each, clipped in found.items()}, [c for _, c in calls]
+
+
+def _in_frame(code: CodeType, frame: FrameType) -> Clip:
+    """Return a call of code with the present variables of a frame, which it doesn't set."""
+    variables = {**frame.f_globals, **frame.f_locals}
+    return lambda: exec(code, variables)

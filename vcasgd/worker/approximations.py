@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from collections.abc import Container, Iterable, Iterator, Sequence
 
 from torch import nn
@@ -17,6 +16,7 @@ from vcasgd.learning.local_moments import steps_as
 from vcasgd.learning.mean_gradients import MAX_FLOATS
 from vcasgd.learning.optimizers import name_of, parts_of
 from vcasgd.spec.job import JobSpec
+from vcasgd.task.gradient_changes import find_changes, gradient_uses, parsed
 from vcasgd.task.task import Task, source_of
 
 #: Remedy that is always left.
@@ -69,10 +69,6 @@ def approximations(
     return found
 
 
-#: Methods that only reset a gradient.
-_RESETS = ("zero_", "detach_")
-
-
 def _of_clips(task: Task, layout: Layout, module: nn.Module) -> dict[str, str]:
     """Return what clipping does differently from that of a whole batch's gradient."""
     found = {}
@@ -90,7 +86,7 @@ def _of_clips(task: Task, layout: Layout, module: nn.Module) -> dict[str, str]:
             f"model of at most {MAX_FLOATS:,} numbers, and {ALONE}"
         )
     elif _hooks_gradients(task, layout, module) or (
-        task.makes_steps and _uses_gradients(task.source())
+        task.makes_steps and _uses_gradients(task.source(), repeats=layout.gradients)
     ):
         found["loop-clips"] = (
             "hooks or the loop get the gradient of a worker's part of a batch: what they change in "
@@ -100,28 +96,11 @@ def _of_clips(task: Task, layout: Layout, module: nn.Module) -> dict[str, str]:
     return found
 
 
-def _uses_gradients(source: str) -> bool:
-    """Return True if code changes gradients, or takes numbers from them.
-
-    Optimizers get the mean gradient, and loops that only reset gradients change nothing.
-    """
-    tree = _parsed(source)
-    apart = {id(each) for node in ast.walk(tree) for each in _of_optimizers_and_resets(node)}
-    gradients = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == "grad")
-    return any(id(each) not in apart for each in gradients)
-
-
-def _of_optimizers_and_resets(node: ast.AST) -> Iterable[ast.AST]:
-    match node:
-        case ast.ClassDef(bases=bases) if any("optim" in ast.dump(b).lower() for b in bases):
-            return ast.walk(node)
-        case ast.Assign(targets=targets, value=ast.Constant(value=None)):
-            return targets
-        case ast.Compare(left=left, comparators=[ast.Constant(value=None)]):
-            return [left]
-        case ast.Attribute(attr=attribute, value=value) if attribute in _RESETS:
-            return [value]
-    return ()
+def _uses_gradients(source: str, *, repeats: bool) -> bool:
+    """Return True if code uses gradients other than in changes that run again if ``repeats``."""
+    tree = parsed(source)
+    again = {id(n) for each in find_changes(tree) for n in each.nodes()} if repeats else set()
+    return any(id(each) not in again for each in gradient_uses(tree))
 
 
 def _hooks_gradients(task: Task, layout: Layout, module: nn.Module) -> bool:
@@ -221,16 +200,8 @@ def own_values(sources: Iterable[str], travelling: Container[str] = ()) -> list[
     return sorted(name for name in found if name.rpartition(".")[2] not in travelling)
 
 
-def _parsed(source: str) -> ast.Module:
-    """Return the syntax tree of code, an empty one if it can't be parsed."""
-    try:
-        return ast.parse(textwrap.dedent(source))
-    except SyntaxError:
-        return ast.Module([], [])
-
-
 def _values_in(source: str) -> Iterator[str]:
-    tree = _parsed(source)
+    tree = parsed(source)
     reset = {
         name
         for node in ast.walk(tree)

@@ -1,0 +1,140 @@
+"""Statements of a loop that change gradients run again if they depend on nothing else."""
+
+import ast
+import textwrap
+
+import pytest
+
+from vcasgd.task.gradient_changes import find_changes, gradient_uses, parsed
+
+LOOP = """
+def clamp(parameters):
+    for each in parameters:
+        each.grad.clamp_(-1, 1)
+
+
+def smooth(model, kept):
+    for name, each in model.named_parameters():
+        kept[name] = 0.9 * kept[name] + each.grad
+        each.grad = kept[name]
+
+
+largest, mean = 1.0, {}
+for epoch in range(3):
+    for batch in session.loader(data):
+        optimizer.zero_grad()
+        share = len(batch) / 64
+        loss = model(batch).mean()
+        loss.backward()
+%s
+        optimizer.step()
+"""
+
+FOR = "for p in model.parameters():\n    "
+NORM = """
+total = 0.0
+for p in model.parameters():
+    total += p.grad.norm().item() ** 2
+factor = largest / (total ** 0.5 + 1e-6)
+if factor < 1:
+    for p in model.parameters():
+        p.grad.mul_(factor)
+"""
+
+
+def changes_of(between: str) -> list[str]:
+    source = LOOP % textwrap.indent(between.strip(), " " * 8)
+    found = find_changes(parsed(source))
+    return [ast.unparse(each) for one in found for each in one.statements]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        FOR + "p.grad.data.clamp_(-1, 1)",
+        FOR + "p.grad = p.grad.clamp(-largest, largest)",
+        FOR + "p.grad /= p.grad.norm() + 1e-8",
+        FOR + "p.grad[:] = p.grad.sign()",
+        FOR + "g = p.grad.data\n    g.sign_()",
+        FOR + "if p.grad is not None:\n        p.grad -= p.grad.mean()",
+        FOR + "torch.clamp(p.grad, -1, 1, out=p.grad)",
+        "grads = [p.grad for p in model.parameters()]\ntorch._foreach_clamp_min_(grads, -1)",
+        "clamp(model.parameters())",
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1)\n" + FOR + "p.grad.sign_()",
+        NORM,
+    ],
+)
+def test_changes_that_run_again(between: str) -> None:
+    assert "\n".join(changes_of(between)) == ast.unparse(ast.parse(between))
+
+
+@pytest.mark.parametrize(
+    ("between", "chosen"),
+    [
+        (FOR + "p.grad.sign_()\nprint(p.grad)\nloss = loss.item()", [FOR + "p.grad.sign_()"]),
+        ("norm = model[0].weight.grad.norm()\nclamp(model)", ["clamp(model)"]),
+    ],
+)
+def test_what_only_reads_gradients_runs_once(between: str, chosen: list[str]) -> None:
+    assert changes_of(between) == chosen
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        pytest.param("pass", id="none"),
+        pytest.param("print(model[0].weight.grad)", id="a report"),
+        pytest.param("torch.nn.utils.clip_grad_norm_(model.parameters(), 1)", id="clipping alone"),
+        pytest.param(FOR + "p.grad.mul_(share)", id="a value of the batch"),
+        pytest.param(FOR + "p.grad.mul_(1 / (epoch + 1))", id="a value of the loop"),
+        pytest.param(FOR + "p.grad += 0.1 * torch.randn_like(p.grad)", id="random numbers"),
+        pytest.param(FOR + "p.grad.clamp_(-1, 1)\n    p.data.mul_(0.9)", id="parameters"),
+        pytest.param(FOR + "mean[p] = mean[p] + p.grad\n    p.grad = mean[p]", id="a kept value"),
+        pytest.param("largest = 0.9 * largest\n" + FOR + "p.grad.mul_(largest)", id="kept number"),
+        pytest.param("smooth(model, mean)", id="a value that a function keeps"),
+        pytest.param(FOR + "p.grad.sign_()\nloss.backward()", id="a further backward"),
+        pytest.param(
+            "if model[0].weight.grad.isnan().any():\n    continue\nclamp(model.parameters())",
+            id="a decision",
+        ),
+    ],
+)
+def test_changes_that_are_left_alone(between: str) -> None:
+    assert changes_of(between) == []
+
+
+def test_gradients_that_are_gathered_before_are_left_alone() -> None:
+    source = """
+def train(batch):
+    found = []
+    for loss in losses(batch):
+        loss.backward(retain_graph=True)
+        found.append([p.grad.clone() for p in parameters])
+    for p, *each in zip(parameters, *found):
+        p.grad = sum(each)
+    optimizer.step()
+"""
+
+    assert find_changes(parsed(source)) == []
+
+
+def test_steps_under_a_condition_and_in_a_context() -> None:
+    source = """
+for batch in loader:
+    with autocast():
+        loss = model(batch)
+        accelerator.backward(loss)
+    if loader.ends_step:
+        with torch.no_grad():
+            for p in parameters:
+                p.grad.sign_()
+            optimizer.step()
+"""
+
+    (changes,) = find_changes(parsed(source))
+
+    assert (changes.first, changes.last) == (5, 5)
+    assert [ast.unparse(each) for each in changes.statements] == [
+        "for p in parameters:\n    p.grad.sign_()"
+    ]
+    assert {id(each) for each in gradient_uses(parsed(source))} <= {id(n) for n in changes.nodes()}

@@ -1,0 +1,386 @@
+"""Statements of a loop that change gradients before a step, which can run again.
+
+As :mod:`vcasgd.task.loop_clips` repeats calls that clip, they run again with the mean gradient of a
+round. That is right only if nothing in them differs between workers or lasts from step to step:
+statements that read a batch, draw random numbers, or keep a value are left alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sysconfig
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_LOOPS = (ast.For, ast.While)
+#: Calls that only report what they get.
+_REPORTS = re.compile(r"print|log|info|debug|warning|write|add_scalar|add_histogram")
+#: Calls that mustn't be made again, or have another result each time.
+_ONCE = re.compile(
+    r"backward|step|zero_grad|super|eval|exec|open|append|appendleft|extend|update|add|insert|pop|"
+    r"setdefault|rand\w*|normal_?|bernoulli_?|uniform_|exponential_|multinomial"
+)
+#: Calls that clip, which :mod:`vcasgd.task.loop_clips` records if nothing else changes gradients.
+_CLIPS = {"clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "clip_gradients"}
+#: Methods that return the same numbers as another tensor.
+_VIEWS = {"detach", "view", "view_as", "reshape", "flatten", "squeeze", "unsqueeze", "t"}
+#: Methods that only reset a gradient.
+_RESETS = ("zero_", "detach_")
+
+
+@dataclass(frozen=True)
+class GradientChanges:
+    """Statements that change the gradients which the lines ``first`` to ``last`` compute."""
+
+    first: int
+    last: int
+    statements: Sequence[ast.stmt]
+    #: Functions of the same file that they call.
+    helpers: Sequence[ast.FunctionDef]
+
+    def nodes(self) -> Iterator[ast.AST]:
+        """Yield all parts of the statements and the functions."""
+        for each in (*self.statements, *self.helpers):
+            yield from ast.walk(each)
+
+    def compiled(self, file: str = "<loop>") -> CodeType:
+        """Return code that makes the changes. Raises :class:`SyntaxError` if it can't run alone."""
+        return compile(ast.Module(list(self.statements), []), file, "exec")
+
+
+@lru_cache
+def parsed(source: str) -> ast.Module:
+    """Return the syntax tree of code, an empty one if it can't be parsed."""
+    try:
+        return ast.parse(textwrap.dedent(source))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def find_changes(tree: ast.Module) -> list[GradientChanges]:
+    """Return the changes of gradients in code that can run again."""
+    functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+    helpers = {each.name: each for each in functions if _changes_gradients(each, _derived([each]))}
+    scopes: list[ast.Module | ast.FunctionDef] = [tree, *functions]
+    return [
+        changes
+        for scope in scopes
+        for start, span, loop in _spans(scope.body)
+        if (changes := _changes(start, span, helpers))
+        and _runs_again(changes)
+        and _is_all(changes, span, loop or scope)
+    ]
+
+
+def gradient_uses(tree: ast.AST) -> list[ast.AST]:
+    """Return where code changes gradients, or takes numbers from them.
+
+    Optimizers get the mean gradient, and loops that only reset gradients change nothing.
+    """
+    apart = {id(each) for node in ast.walk(tree) for each in _of_optimizers_and_resets(node)}
+    return [each for each in _uses(tree) if id(each) not in apart]
+
+
+def with_helpers(file: str, namespace: Mapping[str, Any]) -> str:
+    """Return the code of a file, and of functions of others in ``namespace`` that use gradients."""
+    source = Path(file).read_text(errors="replace")
+    modules = [each for each in namespace.values() if isinstance(each, ModuleType)]
+    own = [vars(each) for each in modules if _is_of_user(getattr(each, "__file__", None) or "")]
+    called = _calls([parsed(source)])
+    found = {
+        name: each
+        for name, each in chain(namespace.items(), *(each.items() for each in own))
+        if name in called
+        and isinstance(each, FunctionType)
+        and each.__code__.co_filename != file
+        # Those of torch and of what trains with it are watched.
+        and each.__module__.partition(".")[0] not in ("torch", "vcasgd", "accelerate", "lightning")
+        and "grad" in each.__code__.co_names
+    }
+    codes = []
+    for each in found.values():
+        with suppress(OSError):
+            codes.append(textwrap.dedent(inspect.getsource(each)))
+    return "\n\n".join([source, *codes])
+
+
+def changes_after(frame: FrameType | None) -> tuple[CodeType, FrameType] | None:
+    """Return the code that changes what the present call in a user's frame computes.
+
+    Searches the callers of ``frame`` for the user's.
+    """
+    while frame is not None and not _is_of_user(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    file = frame.f_code.co_filename
+    if file not in _codes:
+        changes = find_changes(parsed(with_helpers(file, frame.f_globals)))
+        _codes[file] = [(each.first, each.last, each.compiled(file)) for each in changes]
+    found = (code for first, last, code in _codes[file] if first <= frame.f_lineno <= last)
+    return next(((code, frame) for code in found), None)
+
+
+@lru_cache
+def _is_of_user(file: str) -> bool:
+    libraries = [sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")]
+    path, own = Path(file), str(Path(__file__).parents[1])
+    return path.is_file() and not any(path.is_relative_to(each) for each in (*libraries, own))
+
+
+#: Lines that compute gradients, and code that changes them, by files.
+_codes: dict[str, list[tuple[int, int, CodeType]]] = {}
+
+
+# -- where they are --------------------------------------------------------------------------------
+
+
+def _spans(
+    body: list[ast.stmt], after: Sequence[ast.stmt] = (), loop: ast.stmt | None = None
+) -> Iterator[tuple[ast.stmt, list[ast.stmt], ast.stmt | None]]:
+    """Yield statements that compute gradients, what follows each up to the step, and the outermost
+    loop around them."""
+    for number, each in enumerate(body):
+        if isinstance(each, _SCOPES):
+            continue
+        rest = [*body[number + 1 :], *after]
+        blocks = [getattr(each, name, []) for name in ("body", "orelse", "finalbody")]
+        if any(blocks):
+            inside = loop or (each if isinstance(each, _LOOPS) else None)
+            for block in blocks:
+                yield from _spans(block, rest, inside)
+        elif any("backward" in name for name in _calls([each])):
+            yield each, _before_step(rest), loop
+
+
+def _before_step(statements: Iterable[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements before the next step; none if they can't be told apart from it."""
+    found: list[ast.stmt] = []
+    for each in statements:
+        if any("backward" in name for name in _calls([each])):
+            return []
+        if "step" not in _calls([each]):
+            found.append(each)
+        elif isinstance(each, ast.If | ast.With):
+            return [*found, *_before_step(each.body)]
+        else:
+            return found if isinstance(each, ast.Expr | ast.Assign) else []
+    return []
+
+
+def _changes(
+    start: ast.stmt, span: list[ast.stmt], helpers: dict[str, ast.FunctionDef]
+) -> GradientChanges | None:
+    """Return the statements of a span that change gradients, with what sets their variables."""
+    derived = _derived(span)
+    chosen: list[ast.stmt] = []
+    needed: set[str] = set()
+    changing = False
+    for each in reversed(span):
+        changes = _changes_gradients(each, derived) or bool(_calls([each]) & helpers.keys())
+        clips = bool(_calls([each]) & _CLIPS)
+        sets = not isinstance(each, ast.Expr) and needed & _names(each, ast.Store)
+        if changes or clips or sets:
+            chosen.insert(0, each)
+            needed |= _names(each, ast.Load) | _names(each, ast.Store)
+        changing |= changes
+    if not changing:
+        return None
+    called: dict[str, ast.FunctionDef] = {}
+    while more := _calls([*chosen, *called.values()]) & helpers.keys() - called.keys():
+        called |= {name: helpers[name] for name in more}
+    last = start.end_lineno or start.lineno
+    return GradientChanges(start.lineno, last, chosen, list(called.values()))
+
+
+# -- whether they can run again --------------------------------------------------------------------
+
+
+def _runs_again(changes: GradientChanges) -> bool:
+    """Return True if nothing but gradients changes, and nothing is kept or drawn."""
+    parts = [*changes.statements, *changes.helpers]
+    if any(map(_ONCE.fullmatch, _calls(parts))):
+        return False
+    derived = _derived(parts)
+    if not all(_is_gradient(node, derived) for each in parts for node in _changed(each)):
+        return False
+    # A name in a class is another one outside.
+    if any(isinstance(n, ast.Attribute) and n.attr.startswith("__") for n in changes.nodes()):
+        return False
+    try:
+        changes.compiled()
+    except SyntaxError:
+        return False
+    return True
+
+
+def _is_all(changes: GradientChanges, span: list[ast.stmt], around: ast.AST) -> bool:
+    """Return True if a loop does nothing else with gradients, and the changes don't depend on what
+    it sets."""
+    own = {id(node) for node in changes.nodes()}
+    free, bound = _flow(changes.statements)
+    others = [node for node in ast.walk(around) if id(node) not in own]
+    sets = {each.id for each in others if isinstance(each, ast.Name) and _stores(each)}
+    if free & (bound | sets):
+        return False
+    harmless = {
+        id(node)
+        for each in ast.walk(ast.Module(span, []))
+        if isinstance(each, ast.Assign) or _is_report(each)
+        for node in ast.walk(each)
+    }
+    return all(id(each) in own | harmless for each in gradient_uses(around))
+
+
+def _flow(statements: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
+    """Return the variables that statements read before they set them, and those that they set."""
+    free: set[str] = set()
+    bound: set[str] = set()
+    for each in statements:
+        match each:
+            case ast.For(target=target, iter=iterable, body=body, orelse=orelse):
+                parts: list[ast.AST] = [iterable, target, *body, *orelse]
+            case ast.If(test=test, body=body, orelse=orelse):
+                parts = [test, *body, *orelse]
+            case ast.With(items=items, body=body):
+                parts = [*items, *body]
+            case _:
+                loads = _names(each, ast.Load)
+                if isinstance(each, ast.AugAssign):
+                    loads |= _names(each.target, ast.Store)
+                inner = {
+                    name
+                    for node in ast.walk(each)
+                    if isinstance(node, ast.comprehension)
+                    for name in _names(node.target, ast.Store)
+                }
+                free |= loads - bound - inner
+                bound |= _names(each, ast.Store)
+                continue
+        needs, sets = _flow(parts)
+        free |= needs - bound
+        bound |= sets
+    return free, bound
+
+
+# -- parts of code ---------------------------------------------------------------------------------
+
+
+def _uses(node: ast.AST) -> list[ast.AST]:
+    return [n for n in ast.walk(node) if isinstance(n, ast.Attribute) and n.attr == "grad"]
+
+
+def _derived(statements: Iterable[ast.AST]) -> set[str]:
+    """Return the variables whose values are gradients, or come from them."""
+    pairs = [pair for each in statements for node in ast.walk(each) for pair in _assignments(node)]
+    found: set[str] = set()
+    while True:
+        names = {
+            name
+            for target, value in pairs
+            if _uses(value) or _names(value, ast.Load) & found
+            for name in _names(target, ast.Store)
+        }
+        if names <= found:
+            return found
+        found |= names
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            yield from ((target, value) for target in targets)
+        case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
+            yield target, value
+
+
+def _changes_gradients(statement: ast.AST, derived: set[str]) -> bool:
+    return any(_is_gradient(node, derived) for node in _changed(statement))
+
+
+def _is_gradient(node: ast.AST, derived: set[str]) -> bool:
+    return bool(_uses(node) or _names(node, ast.Load) & derived)
+
+
+def _changed(statement: ast.AST) -> Iterator[ast.expr]:
+    """Yield what a statement changes, apart from variables."""
+    for node in ast.walk(statement):
+        match node:
+            case ast.Assign(targets=targets):
+                yield from (each for each in targets if not _is_variable(each))
+            case ast.AugAssign(target=target) if not _is_variable(target):
+                yield target
+            case ast.Call(func=ast.Attribute(attr=name), args=[first, *_]) if name.startswith(
+                "_foreach"
+            ) and name.endswith("_"):
+                yield first
+            case ast.Call(func=ast.Attribute(attr=name, value=value)) if _is_in_place(name):
+                if (receiver := _receiver(value)) is not None:
+                    yield receiver
+            case ast.keyword(arg="out", value=value):
+                yield value
+
+
+def _is_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__") and name not in _CLIPS
+
+
+def _receiver(value: ast.expr) -> ast.expr | None:
+    """Return what a method in place changes; None for the new tensor of a call."""
+    while isinstance(value, ast.Call):
+        name = _name(value) or ""
+        if not isinstance(value.func, ast.Attribute) or not (_is_in_place(name) or name in _VIEWS):
+            return None
+        value = value.func.value
+    return value
+
+
+def _is_variable(target: ast.expr) -> bool:
+    parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+    return all(isinstance(each, ast.Name) for each in parts)
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    nodes = ast.walk(node)
+    return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
+
+
+def _stores(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+
+
+def _calls(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the names of functions and methods that are called."""
+    found = (n for each in nodes for n in ast.walk(each) if isinstance(n, ast.Call))
+    return {name for call in found if (name := _name(call))}
+
+
+def _is_report(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and bool(_REPORTS.fullmatch(_name(node) or ""))
+
+
+def _name(call: ast.Call) -> str | None:
+    return getattr(call.func, "attr", getattr(call.func, "id", None))
+
+
+def _of_optimizers_and_resets(node: ast.AST) -> Iterable[ast.AST]:
+    match node:
+        case ast.ClassDef(bases=bases) if any("optim" in ast.dump(b).lower() for b in bases):
+            return ast.walk(node)
+        case ast.Assign(targets=targets, value=ast.Constant(value=None)):
+            return targets
+        case ast.Compare(left=left, comparators=[ast.Constant(value=None)]):
+            return [left]
+        case ast.Attribute(attr=attribute, value=value) if attribute in _RESETS:
+            return [value]
+    return ()
