@@ -1,0 +1,80 @@
+"""Clipping, and other changes of gradients, end as in a plain loop."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from compat.test_approximations import CLIPS, Hooked
+from compat.test_optimizers import OPTIMIZERS, points
+from support.compat import (
+    SEEDS,
+    Case,
+    Points,
+    assert_as_plain,
+    assert_close,
+    evaluate_plainly,
+    grid,
+    orders,
+    script,
+    simulated,
+)
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@grid
+@pytest.mark.ci
+def test_gradients_that_are_clipped_in_nearly_each_step(workers: int) -> None:
+    assert_as_plain(Case(points(OPTIMIZERS["AdamW"], clip=0.3)), workers)
+
+
+@grid
+def test_hooks_clip_the_gradient_of_the_whole_batch(workers: int) -> None:
+    assert_as_plain(Case(Hooked), workers)
+
+
+def plainly_clipped(clips: str, seed: int, epochs: int) -> float:
+    """Train in a plain loop that clips, and return the loss at its end."""
+    task = Points()
+    torch.manual_seed(seed)
+    model = task.model()
+    optimizer, data = task.optimizer(model.parameters()), task.dataset("train")
+    for indices in orders(task.samples, epochs, seed, task.batch_size):
+        optimizer.zero_grad()
+        task.loss(model, task.collate([data[index] for index in indices])).backward()
+        exec(textwrap.dedent(f"    {clips}"), {**vars(nn.utils), "model": model})
+        optimizer.step()
+    return evaluate_plainly(task, model)["loss"]
+
+
+@pytest.mark.parametrize(
+    "clips",
+    [
+        "clip_grad_norm_(model.parameters(), 0.3)",
+        "clip_grad_value_(model.parameters(), 0.01)",
+        "clip_grad_value_(model.parameters(), 0.05); clip_grad_norm_(model[0].weight, 0.01, 'inf')",
+        "for each in model.parameters(): each.grad.data.clamp_(-0.01, 0.01)",
+        """total = 0
+    for each in model.parameters():
+        total += each.grad.norm().item() ** 2
+    if total**0.5 > 0.3:
+        for each in model.parameters():
+            each.grad.mul_(0.3 / total**0.5)""",
+    ],
+)
+@grid
+@pytest.mark.ci
+def test_a_loop_clips_the_gradient_of_the_whole_batch(
+    tmp_path: Path, clips: str, workers: int
+) -> None:
+    source = CLIPS.format(tests=str(Path(__file__).parents[1]), changes=clips)
+    head = "from torch.nn.utils import clip_grad_norm_, clip_grad_value_"
+    task = script(f"{head}\n{source}", tmp_path)
+
+    ends = [simulated(task, workers, seed, epochs=3)["loss"] for seed in SEEDS]
+
+    assert_close(ends, [plainly_clipped(clips, seed, 3) for seed in SEEDS])
