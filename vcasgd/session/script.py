@@ -437,6 +437,7 @@ class ScriptTask(LoopInThread):
         super().__init__()
         self._path, self.name, self.folder = path, path.name, path.parent.resolve()
         self._arguments = command_line(args)
+        self._source = ""
 
     def set_model(self, model: nn.Module, optimizer: Optimizer) -> None:
         if self.network is not None:
@@ -452,14 +453,15 @@ class ScriptTask(LoopInThread):
         super()._start()
 
     def source(self) -> str:
-        namespace = {name: get() for name, get in self._variables.items()}
-        return with_helpers(str(self._path), namespace)
+        return self._source
 
     def start(self) -> None:
         self.check_evaluation()
         self._variables = variables_of_callers(self.evaluation[0])
-        source = self.source()
-        self.clips_itself = "clip_grad_" in source or bool(find_changes(parsed(source)))
+        namespace = {name: get() for name, get in self._variables.items()}
+        self._source = with_helpers(str(self._path), namespace)
+        changes = find_changes(parsed(self._source))
+        self.clips_itself = "clip_grad_" in self._source or bool(changes)
         super().start()
 
     def run_loop(self) -> None:

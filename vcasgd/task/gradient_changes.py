@@ -45,7 +45,7 @@ class GradientChanges:
     first: int
     last: int
     statements: Sequence[ast.stmt]
-    #: Functions of the same file that they call.
+    #: Functions that they call, and that change gradients.
     helpers: Sequence[ast.FunctionDef]
 
     def nodes(self) -> Iterator[ast.AST]:
