@@ -171,6 +171,45 @@ def test_a_loop_that_changes_gradients_is_noted(
     assert (words or "") in notes.get("loop-clips", "")
 
 
+TRAINER = """
+class Trainer:
+    def __init__(self, loss, optimizer):
+        self.loss, self.optimizer, self.norms = loss, optimizer, 0
+
+    def change(self, model):
+        for each in model.parameters():
+            {change}
+
+    def fit(self, model, loader):
+        for batch in loader:
+            self.optimizer.zero_grad()
+            self.loss(model, batch).backward()
+            self.change(model)
+            self.optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [
+        ("each.grad.clamp_(-0.1, 0.1)", []),
+        ("self.norms += each.grad.norm(); each.grad /= self.norms", ["loop-clips"]),
+    ],
+)
+def test_a_loop_of_another_file_is_read(tmp_path: Path, change: str, kinds: list[str]) -> None:
+    (tmp_path / "trainer_of_test.py").write_text(TRAINER.format(change=change))
+    tests = str(Path(__file__).parents[1])
+    head, _, _ = CLIPS.format(tests=tests, changes="").partition("for batch in")
+    fit = 'session.loader(points.dataset("train"), batch_size=64)'
+    source = f"{head}Trainer(points.loss, optimizer).fit(model, {fit})"
+    task = script(f"from trainer_of_test import Trainer\n{source}", tmp_path)()
+
+    notes = facts_of(task).notes
+
+    assert [each for each in notes if each == "loop-clips"] == kinds
+    assert task.clips_itself == (not kinds)
+
+
 def test_a_loop_that_clips_parts_of_batches_is_noted(tmp_path: Path) -> None:
     tests = str(Path(__file__).parents[1])
     clips = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"

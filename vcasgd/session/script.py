@@ -31,7 +31,7 @@ from vcasgd.errors import LoopEnded, SpecError, TaskImportError, UserCodeError, 
 from vcasgd.learning.beside import variables_of_callers
 from vcasgd.learning.optimizers import reset
 from vcasgd.learning.training_set import OwnBatches
-from vcasgd.task.gradient_changes import find_changes, parsed, with_helpers
+from vcasgd.task.gradient_changes import code_of_loop, find_changes, parsed
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, import_first_from, load_task, user_traceback
 
@@ -305,7 +305,7 @@ class LoopInThread(LoopTask):
         return self.user_optimizer
 
     def source(self) -> str:
-        """Return the code of the script; empty for a loop of another library."""
+        """Return the code of the loop; empty for a loop of another library."""
         return ""
 
     def variables(self) -> dict[str, Callable[[], Any]]:
@@ -458,8 +458,7 @@ class ScriptTask(LoopInThread):
     def start(self) -> None:
         self.check_evaluation()
         self._variables = variables_of_callers(self.evaluation[0])
-        namespace = {name: get() for name, get in self._variables.items()}
-        self._source = with_helpers(str(self._path), namespace)
+        self._source = code_of_loop(sys._getframe())
         changes = find_changes(parsed(self._source))
         self.clips_itself = "clip_grad_" in self._source or bool(changes)
         super().start()

@@ -12,8 +12,7 @@ import inspect
 import re
 import sysconfig
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -32,6 +31,8 @@ _ONCE = re.compile(
 )
 #: Calls that clip, which :mod:`vcasgd.task.loop_clips` records if nothing else changes gradients.
 _CLIPS = {"clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "clip_gradients"}
+#: Packages whose calls that clip are recorded, or whose code isn't the loop's.
+_WATCHED = ("torch", "accelerate", "lightning", "vcasgd")
 #: Methods that return the same numbers as another tensor.
 _VIEWS = {"detach", "view", "view_as", "reshape", "flatten", "squeeze", "unsqueeze", "t"}
 #: Methods that only reset a gradient.
@@ -91,27 +92,48 @@ def gradient_uses(tree: ast.AST) -> list[ast.AST]:
     return [each for each in _uses(tree) if id(each) not in apart]
 
 
-def with_helpers(file: str, namespace: Mapping[str, Any]) -> str:
-    """Return the code of a file, and of functions of others in ``namespace`` that use gradients."""
-    source = Path(file).read_text(errors="replace")
-    modules = [each for each in namespace.values() if isinstance(each, ModuleType)]
-    own = [vars(each) for each in modules if _is_of_user(getattr(each, "__file__", None) or "")]
-    called = _calls([parsed(source)])
-    found = {
-        name: each
-        for name, each in chain(namespace.items(), *(each.items() for each in own))
-        if name in called
-        and isinstance(each, FunctionType)
-        and each.__code__.co_filename != file
-        # Those of torch and of what trains with it are watched.
-        and each.__module__.partition(".")[0] not in ("torch", "vcasgd", "accelerate", "lightning")
-        and "grad" in each.__code__.co_names
-    }
-    codes = []
-    for each in found.values():
-        with suppress(OSError):
-            codes.append(textwrap.dedent(inspect.getsource(each)))
-    return "\n\n".join([source, *codes])
+def code_of_loop(frame: FrameType | None) -> str:
+    """Return the code of the user's files that a frame runs or was called from.
+
+    With it is that of functions and classes of others that they call and that use gradients.
+    """
+    variables: dict[str, Mapping[str, Any]] = {}
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _is_of_user(file):
+            variables.setdefault(file, {**frame.f_globals, **frame.f_locals})
+        frame = frame.f_back
+    return _code_of(variables)
+
+
+def _code_of(variables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the code of files, with what they call by these variables."""
+    found = []
+    for file, names in variables.items():
+        source = Path(file).read_text(errors="replace")
+        called = _calls([parsed(source)])
+        modules = [each for each in names.values() if isinstance(each, ModuleType)]
+        own = [vars(each) for each in modules if _is_of_user(getattr(each, "__file__", "") or "")]
+        items = chain(names.items(), *(each.items() for each in own))
+        helpers = {name: each for name, each in items if name in called}
+        codes = (_code_elsewhere(each, variables) for each in helpers.values())
+        found += [source, *(code for code in codes if ".grad" in code)]
+    return "\n\n".join(dict.fromkeys(found))
+
+
+def _code_elsewhere(value: object, files: Container[str]) -> str:
+    """Return the code of a function, or of a user's class, in other files; or nothing."""
+    if not isinstance(value, FunctionType | type):
+        return ""
+    if value.__module__.partition(".")[0] in _WATCHED:
+        return ""
+    try:
+        origin = inspect.getsourcefile(value) or ""
+        if origin in files or (isinstance(value, type) and not _is_of_user(origin)):
+            return ""
+        return textwrap.dedent(inspect.getsource(value))
+    except (OSError, TypeError):
+        return ""
 
 
 def changes_after(frame: FrameType | None) -> tuple[CodeType, FrameType] | None:
@@ -125,7 +147,7 @@ def changes_after(frame: FrameType | None) -> tuple[CodeType, FrameType] | None:
         return None
     file = frame.f_code.co_filename
     if file not in _codes:
-        changes = find_changes(parsed(with_helpers(file, frame.f_globals)))
+        changes = find_changes(parsed(_code_of({file: frame.f_globals})))
         _codes[file] = [(each.first, each.last, each.compiled(file)) for each in changes]
     found = (code for first, last, code in _codes[file] if first <= frame.f_lineno <= last)
     return next(((code, frame) for code in found), None)
