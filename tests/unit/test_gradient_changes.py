@@ -58,6 +58,7 @@ def changes_of(between: str) -> list[str]:
         FOR + "g = p.grad.data\n    g.sign_()",
         FOR + "if p.grad is not None:\n        p.grad -= p.grad.mean()",
         FOR + "torch.clamp(p.grad, -1, 1, out=p.grad)",
+        FOR + "torch.nan_to_num_(p.grad)",
         "grads = [p.grad for p in model.parameters()]\ntorch._foreach_clamp_min_(grads, -1)",
         "clamp(model.parameters())",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1)\n" + FOR + "p.grad.sign_()",

@@ -342,9 +342,9 @@ def _changed(statement: ast.AST) -> Iterator[ast.expr]:
                 yield from (each for each in targets if not _is_variable(each))
             case ast.AugAssign(target=target) if not _is_variable(target):
                 yield target
-            case ast.Call(func=ast.Attribute(attr=name), args=[first, *_]) if name.startswith(
-                "_foreach"
-            ) and name.endswith("_"):
+            case ast.Call(
+                func=ast.Attribute(attr=name, value=ast.Name(id="torch")), args=[first, *_]
+            ) if _is_in_place(name):
                 yield first
             case ast.Call(func=ast.Attribute(attr=name, value=value)) if _is_in_place(name):
                 if (receiver := _receiver(value)) is not None:
