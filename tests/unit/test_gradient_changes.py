@@ -1,11 +1,14 @@
 """Statements of a loop that change gradients run again if they depend on nothing else."""
 
 import ast
+import sys
 import textwrap
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from vcasgd.task.gradient_changes import find_changes, gradient_uses, parsed
+from vcasgd.task.gradient_changes import changes_after, find_changes, gradient_uses, parsed
 
 LOOP = """
 def clamp(parameters):
@@ -139,3 +142,27 @@ for batch in loader:
         "for p in parameters:\n    p.grad.sign_()"
     ]
     assert {id(each) for each in gradient_uses(parsed(source))} <= {id(n) for n in changes.nodes()}
+
+
+def test_the_caller_of_a_function_that_computes_gradients_is_found(tmp_path: Path) -> None:
+    (tmp_path / "loop_of_test.py").write_text("""
+def backward(seen):
+    seen.append(changes_after(sys._getframe()))
+
+
+def train(model, seen):
+    backward(seen)
+    for each in model.parameters():
+        each.grad.clamp_(-1, 1)
+    optimizer.step()
+""")
+    namespace: dict[str, Any] = {"changes_after": changes_after, "sys": sys}
+    file = str(tmp_path / "loop_of_test.py")
+    exec(compile(Path(file).read_text(), file, "exec"), namespace)
+    seen: list[Any] = []
+
+    with pytest.raises(AttributeError, match="parameters"):
+        namespace["train"](None, seen)
+
+    ((code, frame),) = seen
+    assert (code.co_filename, frame.f_code.co_name) == (file, "train")

@@ -33,6 +33,8 @@ _ONCE = re.compile(
 _CLIPS = {"clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "clip_gradients"}
 #: Packages whose calls that clip are recorded, or whose code isn't the loop's.
 _WATCHED = ("torch", "accelerate", "lightning", "vcasgd")
+#: Folder of Python's own modules.
+_LIBRARY = sysconfig.get_paths()["stdlib"]
 #: Methods that return the same numbers as another tensor.
 _VIEWS = {"detach", "view", "view_as", "reshape", "flatten", "squeeze", "unsqueeze", "t"}
 #: Methods that only reset a gradient.
@@ -125,7 +127,7 @@ def _code_elsewhere(value: object, files: Container[str]) -> str:
     """Return the code of a function, or of a user's class, in other files; or nothing."""
     if not isinstance(value, FunctionType | type):
         return ""
-    if value.__module__.partition(".")[0] in _WATCHED:
+    if (value.__module__ or "").partition(".")[0] in _WATCHED:
         return ""
     try:
         origin = inspect.getsourcefile(value) or ""
@@ -139,25 +141,33 @@ def _code_elsewhere(value: object, files: Container[str]) -> str:
 def changes_after(frame: FrameType | None) -> tuple[CodeType, FrameType] | None:
     """Return the code that changes what the present call in a user's frame computes.
 
-    Searches the callers of ``frame`` for the user's.
+    Searches ``frame`` and its callers.
     """
-    while frame is not None and not _is_of_user(frame.f_code.co_filename):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _is_of_user(file):
+            for first, last, code in _changes_in(file, frame):
+                if first <= frame.f_lineno <= last:
+                    return code, frame
         frame = frame.f_back
-    if frame is None:
-        return None
-    file = frame.f_code.co_filename
+    return None
+
+
+def _changes_in(file: str, frame: FrameType) -> list[tuple[int, int, CodeType]]:
     if file not in _codes:
-        changes = find_changes(parsed(_code_of({file: frame.f_globals})))
-        _codes[file] = [(each.first, each.last, each.compiled(file)) for each in changes]
-    found = (code for first, last, code in _codes[file] if first <= frame.f_lineno <= last)
-    return next(((code, frame) for code in found), None)
+        source = _code_of({file: {**frame.f_globals, **frame.f_locals}})
+        found = find_changes(parsed(source))
+        _codes[file] = [(each.first, each.last, each.compiled(file)) for each in found]
+    return _codes[file]
 
 
 @lru_cache
 def _is_of_user(file: str) -> bool:
-    libraries = [sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")]
-    path, own = Path(file), str(Path(__file__).parents[1])
-    return path.is_file() and not any(path.is_relative_to(each) for each in (*libraries, own))
+    path, own = Path(file), Path(__file__).parents[1]
+    # Packages of a job are in a folder of such a name, too.
+    if {"site-packages", "dist-packages"} & set(path.parts) or not path.is_file():
+        return False
+    return not any(path.is_relative_to(each) for each in (str(own), _LIBRARY))
 
 
 #: Lines that compute gradients, and code that changes them, by files.
