@@ -263,6 +263,19 @@ class Hooked(Points):
         return model
 
 
+def clamp(optimizer: Optimizer, _args: Any, _options: Any) -> None:
+    for group in optimizer.param_groups:
+        for each in group["params"]:
+            each.grad.clamp_(-0.01, 0.01)
+
+
+class HookedStep(Points):
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        optimizer = torch.optim.SGD(parameters, lr=0.5)
+        optimizer.register_step_pre_hook(clamp)
+        return optimizer
+
+
 class HookedAccumulated(Hooked):
     batches_per_step = 4
 
@@ -280,6 +293,8 @@ class HookedLater(Points):
     [
         (Hooked, {}, []),
         (Hooked, HALF, ["loop-clips"]),
+        (HookedStep, {}, []),
+        (HookedStep, HALF, ["loop-clips"]),
         (HookedAccumulated, {}, ["loop-clips"]),
         (HookedLater, {}, ["loop-clips"]),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from compat.test_approximations import CLIPS, Hooked
+from compat.test_approximations import CLIPS, Hooked, HookedStep
 from compat.test_optimizers import OPTIMIZERS, points
 from support.compat import (
     SEEDS,
@@ -33,8 +33,9 @@ def test_gradients_that_are_clipped_in_nearly_each_step(workers: int) -> None:
 
 
 @grid
-def test_hooks_clip_the_gradient_of_the_whole_batch(workers: int) -> None:
-    assert_as_plain(Case(Hooked), workers)
+@pytest.mark.parametrize("task", [Hooked, HookedStep])
+def test_hooks_clip_the_gradient_of_the_whole_batch(task: type[Points], workers: int) -> None:
+    assert_as_plain(Case(task), workers)
 
 
 def plainly_clipped(clips: str, seed: int, epochs: int) -> float:

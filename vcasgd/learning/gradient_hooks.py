@@ -1,18 +1,35 @@
-"""Hooks of a parameter that change its gradient, repeated on the mean gradient of a round."""
+"""Hooks that change gradients, repeated on the mean gradient of a round."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+
+import vcasgd
+from vcasgd.learning.optimizers import parts_of
 
 
 def are_hooked(parameters: Iterable[Tensor]) -> bool:
     """Return True if some of these have hooks of :meth:`torch.Tensor.register_hook`."""
     return any(each._backward_hooks for each in parameters)
+
+
+def step_hooks(optimizer: Optimizer) -> list[Callable[..., Any]]:
+    """Return the hooks of :meth:`torch.optim.Optimizer.register_step_pre_hook`, apart from ours."""
+    found: list[Callable[..., Any]] = []
+    for part in parts_of(optimizer):
+        hooks: Any = part._optimizer_step_pre_hooks
+        found += (each for each in hooks.values() if not _is_ours(each))
+    return found
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).partition(".")[0] == vcasgd.__name__
 
 
 class GradientHooks:

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vcasgd.learning.base import as_real
-from vcasgd.learning.gradient_hooks import GradientHooks
+from vcasgd.learning.gradient_hooks import GradientHooks, step_hooks
 from vcasgd.learning.local_moments import LocalMoments
 from vcasgd.learning.optimizers import OptimizerList, gradient_first, set_mode
 from vcasgd.spec.job import JobSpec
@@ -84,11 +84,13 @@ def needs_mean_gradients(
         return False
     if floats > MAX_FLOATS or spec.workers.gpus != 1 or task.mixed_precision == "fp16":
         return False
-    moments = moments_of(make_optimizer())
+    optimizer = make_optimizer()
+    moments = moments_of(optimizer)
     return bool(
         task.clip_norm is not None
         or task.clips_itself
         or hooked
+        or step_hooks(optimizer)
         or moments.uncorrected
         or (alike and moments.corrects_noise)
     )
@@ -296,6 +298,8 @@ class MeanGradients:
             clip()
         self._calls = 1  # What a step calls in turn is no step of the worker's.
         for one in self._optimizers:
+            for hook in step_hooks(one):
+                hook(one, (), {})
             _step_of(one)(one)
         self._calls = 0
         self._optimizer.zero_grad(set_to_none=True)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from vcasgd.learning import second_moments
-from vcasgd.learning.gradient_hooks import are_hooked
+from vcasgd.learning.gradient_hooks import are_hooked, step_hooks
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.local_moments import steps_as
 from vcasgd.learning.mean_gradients import MAX_FLOATS
@@ -49,7 +49,7 @@ def approximations(
     misled = name_of(optimizer) if alike and adams and not layout.gradients else None
     found = _of_parts(
         undivided, mixes=mixes, misled=misled, in_turn=in_turn, normalized=normalized
-    ) | _of_clips(task, layout, module)
+    ) | _of_clips(task, layout, module, optimizer)
     names = [*(each.name for each in layout.entries), *(each.name for each in layout.base)]
     travelling = {*layout.beside, *(name.rpartition(".")[2] for name in names)}
     if spec.keeps_optimizer and not second_moments.count(optimizer) and _has_state(optimizer):
@@ -69,7 +69,9 @@ def approximations(
     return found
 
 
-def _of_clips(task: Task, layout: Layout, module: nn.Module) -> dict[str, str]:
+def _of_clips(
+    task: Task, layout: Layout, module: nn.Module, optimizer: Optimizer
+) -> dict[str, str]:
     """Return what clipping does differently from that of a whole batch's gradient."""
     found = {}
     if task.clip_norm is not None and not layout.gradients:
@@ -85,7 +87,7 @@ def _of_clips(task: Task, layout: Layout, module: nn.Module) -> dict[str, str]:
             "by the root of the number of parts; the gradient of the whole batch is clipped in a "
             f"model of at most {MAX_FLOATS:,} numbers, and {ALONE}"
         )
-    elif _hooks_gradients(task, layout, module) or (
+    elif _hooks_gradients(task, layout, module, optimizer) or (
         task.makes_steps and _uses_gradients(task.source(), repeats=layout.gradients)
     ):
         found["loop-clips"] = (
@@ -103,10 +105,11 @@ def _uses_gradients(source: str, *, repeats: bool) -> bool:
     return any(id(each) not in again for each in gradient_uses(tree))
 
 
-def _hooks_gradients(task: Task, layout: Layout, module: nn.Module) -> bool:
+def _hooks_gradients(task: Task, layout: Layout, module: nn.Module, optimizer: Optimizer) -> bool:
     # Hooks are called again for one batch in a step, and not for the sum of several.
     repeats = layout.gradients and task.batches_per_step == 1
     own = not repeats and are_hooked(module.parameters())
+    own |= not layout.gradients and bool(step_hooks(optimizer))
     return own or any(each._post_accumulate_grad_hooks for each in module.parameters())
 
 

@@ -25,7 +25,7 @@ from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings import Float32
 from vcasgd.learning.encodings.encoder import codec_of
 from vcasgd.learning.encodings.rows import NAME as ROWS
-from vcasgd.learning.gradient_hooks import are_hooked
+from vcasgd.learning.gradient_hooks import are_hooked, step_hooks
 from vcasgd.learning.layout import BESIDE, Layout, TensorKind
 from vcasgd.learning.length import plan_for
 from vcasgd.learning.local_batch import Division, most_workers
@@ -504,7 +504,8 @@ class Learner:
         if self.layout.gradients:
             clips = partial(clip, self.task, optimizer, 0)
             others = self.task.clips_itself, moments_of(optimizer).uncorrected, self._trains_alike
-            only_clips = not any((*others, are_hooked(self._model.parameters)))
+            hooked = are_hooked(self._model.parameters) or step_hooks(optimizer)
+            only_clips = not any((*others, hooked))
             restart = 1 if only_clips else RESTART
             self._mean_gradients = MeanGradients(optimizer, self._model.parameters, clips, restart)
             self.task.loop_clips = self._mean_gradients.loop_clips
