@@ -66,6 +66,10 @@ def changes_of(between: str) -> list[str]:
         "clamp(model.parameters())",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1)\n" + FOR + "p.grad.sign_()",
         NORM,
+        (
+            "norm = get_total_norm([p.grad for p in model.parameters()])\n"
+            "torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1, norm)"
+        ),
     ],
 )
 def test_changes_that_run_again(between: str) -> None:

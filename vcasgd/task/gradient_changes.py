@@ -31,6 +31,8 @@ _ONCE = re.compile(
 )
 #: Calls that clip, which :mod:`vcasgd.task.loop_clips` records if nothing else changes gradients.
 _CLIPS = {"clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "clip_gradients"}
+#: The one that isn't watched, because it also has another name.
+_UNWATCHED = "clip_grads_with_norm_"
 #: Packages whose calls that clip are recorded, or whose code isn't the loop's.
 _WATCHED = ("torch", "accelerate", "lightning", "vcasgd")
 #: Folder of Python's own modules.
@@ -219,8 +221,9 @@ def _changes(
     needed: set[str] = set()
     changing = False
     for each in reversed(span):
-        changes = _changes_gradients(each, derived) or bool(_calls([each]) & helpers.keys())
-        clips = bool(_calls([each]) & _CLIPS)
+        calls = _calls([each])
+        changes = _changes_gradients(each, derived) or bool(calls & {_UNWATCHED, *helpers})
+        clips = bool(calls & _CLIPS)
         sets = not isinstance(each, ast.Expr) and needed & _names(each, ast.Store)
         if changes or clips or sets:
             chosen.insert(0, each)
