@@ -276,6 +276,14 @@ class HookedStep(Points):
         return optimizer
 
 
+class HookedOutput(Points):
+    def model(self) -> nn.Module:
+        model = super().model()
+        assert isinstance(model, nn.Sequential)
+        model[0].register_full_backward_hook(lambda _layer, inputs, _outputs: inputs)
+        return model
+
+
 class HookedAccumulated(Hooked):
     batches_per_step = 4
 
@@ -295,6 +303,7 @@ class HookedLater(Points):
         (Hooked, HALF, ["loop-clips"]),
         (HookedStep, {}, []),
         (HookedStep, HALF, ["loop-clips"]),
+        (HookedOutput, {}, ["loop-clips"]),
         (HookedAccumulated, {}, ["loop-clips"]),
         (HookedLater, {}, ["loop-clips"]),
     ],

@@ -105,12 +105,19 @@ def _uses_gradients(source: str, *, repeats: bool) -> bool:
     return any(id(each) not in again for each in gradient_uses(tree))
 
 
+#: Code that hooks gradients of what a layer returns.
+_HOOKS_OUTPUTS = re.compile(r"def forward\b.*\.register_hook\(", re.DOTALL)
+
+
 def _hooks_gradients(task: Task, layout: Layout, module: nn.Module, optimizer: Optimizer) -> bool:
     # Hooks are called again for one batch in a step, and not for the sum of several.
     repeats = layout.gradients and task.batches_per_step == 1
     own = not repeats and are_hooked(module.parameters())
     own |= not layout.gradients and bool(step_hooks(optimizer))
-    return own or any(each._post_accumulate_grad_hooks for each in module.parameters())
+    later = any(each._post_accumulate_grad_hooks for each in module.parameters())
+    # The smaller a part, the larger the gradient of a sample in the mean of the losses.
+    inside = any(each._backward_hooks or each._backward_pre_hooks for each in module.modules())
+    return own or later or inside or any(map(_HOOKS_OUTPUTS.search, sources_of(module)))
 
 
 def _of_parts(
