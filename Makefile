@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Tests start hundreds of interpreters, and each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 # Enough to keep two cores busy, because tests also wait.
-TEST_PROCESSES ?= 7
+TEST_PROCESSES ?= 6
 # A file of tests stays in one process, and the order is that of tests/conftest.py.
 PYTEST  := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=10
 
