@@ -9,6 +9,7 @@ from http.cookies import SimpleCookie
 import httpx
 import pytest
 from support.api_harness import Api
+from support.waiting import PATIENCE
 
 import vcasgd
 from vcasgd.api.callers import COOKIE, SIGN_IN_SECONDS, SignIns
@@ -36,7 +37,7 @@ PAGE = {"X-Vcasgd-Request": "dashboard"}
     ],
 )
 def test_requests_without_the_token_are_refused(api: Api, headers: dict[str, str | bytes]) -> None:
-    with httpx.Client(base_url=api.url, headers=headers, trust_env=False) as http:
+    with httpx.Client(base_url=api.url, headers=headers, trust_env=False, timeout=PATIENCE) as http:
         document = http.get("/api/v1/openapi.json").json()
         operations = [
             (method, path)
@@ -77,7 +78,7 @@ def test_unknown_route_and_wrong_method_return_problems(http: httpx.Client) -> N
 
 @pytest.mark.parametrize("path", ["healthz", "metrics", "api/v1/jobs", "api/v1/openapi.json", "x"])
 def test_no_browser_guesses_the_type_of_a_response(api: Api, path: str) -> None:
-    answer = httpx.get(f"{api.url}/{path}", trust_env=False)
+    answer = httpx.get(f"{api.url}/{path}", trust_env=False, timeout=PATIENCE)
 
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
@@ -98,7 +99,9 @@ def test_no_browser_guesses_the_type_of_a_response(api: Api, path: str) -> None:
 def test_a_page_whose_name_resolves_to_this_machine_reads_no_metrics(
     api: Api, host: str, status: int
 ) -> None:
-    answer = httpx.get(f"{api.url}/metrics", headers={"Host": host}, trust_env=False)
+    answer = httpx.get(
+        f"{api.url}/metrics", headers={"Host": host}, trust_env=False, timeout=PATIENCE
+    )
 
     assert answer.status_code == status
 
@@ -109,7 +112,7 @@ def test_a_page_whose_name_resolves_to_this_machine_reads_no_metrics(
 @pytest.fixture
 def browser(api: Api) -> Iterator[httpx.Client]:
     """Return an HTTP client without the token."""
-    with httpx.Client(base_url=f"{api.url}/api/v1/", trust_env=False) as browser:
+    with httpx.Client(base_url=f"{api.url}/api/v1/", trust_env=False, timeout=PATIENCE) as browser:
         yield browser
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 import httpx
 import pytest
 from support.api_harness import Api
+from support.waiting import PATIENCE
 
 from vcasgd.limits import (
     MAX_BODY_BYTES,
@@ -48,7 +49,9 @@ def test_huge_body_without_a_token_is_refused_and_not_kept(own_api: Api, declare
     before = own_api.process.resident_bytes()
 
     # the API may close the connection before all is sent, which a client can't tell from an error
-    with httpx.Client(base_url=own_api.url, headers=JSON, trust_env=False) as stranger:
+    with httpx.Client(
+        base_url=own_api.url, headers=JSON, trust_env=False, timeout=PATIENCE
+    ) as stranger:
         for _ in range(2):
             with suppress(httpx.TransportError):
                 content = bytes(HUGE) if declared else pieces(HUGE)
@@ -71,7 +74,9 @@ def test_every_route_limits_its_body(api: Api, http: httpx.Client, declared: boo
 
 
 def test_a_refused_body_names_the_limit(api: Api) -> None:
-    with httpx.Client(base_url=api.url, headers=JSON, trust_env=False) as stranger:
+    with httpx.Client(
+        base_url=api.url, headers=JSON, trust_env=False, timeout=PATIENCE
+    ) as stranger:
         answer = stranger.post("/api/v1/sign-in", content=b" " * (MAX_PUBLIC_BODY_BYTES + 1))
     assert answer.json()["detail"] == "the body is longer than 16 kB"
 

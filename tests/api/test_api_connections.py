@@ -93,7 +93,8 @@ class Impatiently:
     port: int
 
     def answers(self) -> bool:
-        return httpx.post(f"http://127.0.0.1:{self.port}/echo", content=b"abc").text == "3"
+        url = f"http://127.0.0.1:{self.port}/echo"
+        return httpx.post(url, content=b"abc", timeout=PATIENCE).text == "3"
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +193,7 @@ def test_a_crowd_without_a_token_takes_no_place_from_others(own_api: Api, sent: 
             assert stream.status_code == 200
             job = own_api.submit()
             assert any(job in line for line in stream.iter_lines())
-            assert httpx.get(f"{own_api.url}/healthz").status_code == 200
+            assert httpx.get(f"{own_api.url}/healthz", timeout=PATIENCE).status_code == 200
         # The oldest made room.
         assert has_ended(strangers[0])
     assert own_api.process.alive
@@ -203,17 +204,18 @@ def test_a_read_token_cannot_take_all_streams(own_api: Api) -> None:
         created = http.post("tokens", json={"name": "reader", "scope": "read"}).json()
     request = head("GET", "/api/v1/stream", created["token"], "Accept: text/event-stream")
 
-    with crowd(own_api, 1009, b"") as streams:
+    with ExitStack() as stack:
         statuses = []
-        for each in streams:
-            each.sendall(request)
-            statuses.append(status_of(each))
+        for _ in range(1009):
+            reader = stack.enter_context(connected(own_api.port))
+            reader.sendall(request)
+            statuses.append(status_of(reader))
         with own_api.http() as http, http.stream("GET", "stream") as stream:
             assert stream.status_code == 200
             assert http.get("jobs").status_code == 200
-            with own_api.http(created["token"]) as reader:
-                refused = reader.get("stream")
-                assert reader.get("jobs").status_code == 200
+            with own_api.http(created["token"]) as own:
+                refused = own.get("stream")
+                assert own.get("jobs").status_code == 200
 
     refusals = 1009 - MAX_STREAMS_PER_TOKEN
     assert statuses == [200] * MAX_STREAMS_PER_TOKEN + [429] * refusals
@@ -221,10 +223,10 @@ def test_a_read_token_cannot_take_all_streams(own_api: Api) -> None:
     assert refused.headers["Retry-After"] == "1"
     assert refused.json()["detail"].startswith("the token reader has 64 streams in progress")
     # The places are free again.
-    with own_api.http(created["token"]) as reader:
+    with own_api.http(created["token"]) as own:
 
         def answered() -> bool:
-            with reader.stream("GET", "stream") as stream:
+            with own.stream("GET", "stream") as stream:
                 return stream.status_code == 200
 
         await_truth(answered)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.api_harness import Api
+from support.waiting import PATIENCE
 
 from vcasgd.store.ledger.costs import Booking, Costs
 from vcasgd.store.ledger.job import JobState
@@ -80,7 +81,7 @@ def test_spend_sums_costs_by_pool(api: Api, http: httpx.Client) -> None:
 
 def scraped(api: Api, **headers: str) -> dict[tuple[str, ...], float]:
     """Return the values by name and label values."""
-    with httpx.Client(trust_env=False, headers=headers) as http:
+    with httpx.Client(trust_env=False, headers=headers, timeout=PATIENCE) as http:
         answer = http.get(f"{api.url}/metrics")
     assert answer.status_code == 200
     assert answer.headers["Content-Type"].startswith("text/plain")
@@ -133,7 +134,7 @@ def test_metrics_cover_jobs_servers_and_machines(api: Api) -> None:
 def test_metrics_through_a_proxy_need_the_token(api: Api, header: str) -> None:
     forwarded = {header: "127.0.0.1"}
 
-    with httpx.Client(trust_env=False, headers=forwarded) as http:
+    with httpx.Client(trust_env=False, headers=forwarded, timeout=PATIENCE) as http:
         assert http.get(f"{api.url}/metrics").status_code == 401
     assert scraped(api, **forwarded, Authorization=f"Bearer {api.token}")
 

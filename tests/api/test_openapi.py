@@ -29,8 +29,10 @@ def test_the_document_is_the_same_with_and_without_compression(
     api: Api, document: dict[str, Any]
 ) -> None:
     url = f"{api.url}/api/v1/openapi.json"
-    plain = httpx.get(url, headers={"Accept-Encoding": "identity"}, trust_env=False)
-    packed = httpx.get(url, headers={"Accept-Encoding": "gzip"}, trust_env=False)
+    plain = httpx.get(
+        url, headers={"Accept-Encoding": "identity"}, trust_env=False, timeout=PATIENCE
+    )
+    packed = httpx.get(url, headers={"Accept-Encoding": "gzip"}, trust_env=False, timeout=PATIENCE)
 
     assert plain.json() == packed.json() == document
     assert "content-encoding" not in plain.headers

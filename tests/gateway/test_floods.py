@@ -154,7 +154,9 @@ def from_many_addresses(flood: Flood) -> None:
 
 
 def answers_unread(flood: Flood) -> None:
-    with httpx.Client(verify=flood.gateway.address().api_tls, trust_env=False) as visitor:
+    with httpx.Client(
+        verify=flood.gateway.address().api_tls, trust_env=False, timeout=PATIENCE
+    ) as visitor:
         page = visitor.get(flood.gateway.url).text
     (script,) = re.findall(r'src="(/assets/[^"]+)"', page)
     request = REQUEST.replace(b"/healthz", script.encode())
@@ -187,7 +189,9 @@ def test_a_flood_keeps_nobody_else_out(
     served = time.monotonic()
     gateway.machine(text).join(MACHINE)
     joined = time.monotonic()
-    with httpx.Client(verify=gateway.address().api_tls, trust_env=False) as visitor:
+    with httpx.Client(
+        verify=gateway.address().api_tls, trust_env=False, timeout=PATIENCE
+    ) as visitor:
         assert visitor.get(f"{gateway.url}/healthz").status_code == 200
     ended = time.monotonic()
     assert max(served - began, joined - served, ended - joined) < ANSWER_SECONDS

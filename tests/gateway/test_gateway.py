@@ -141,7 +141,7 @@ def test_garbage_ends_its_own_connection_only(gateway: RunningGateway) -> None:
 
 def test_the_api_answers_as_for_a_stranger(gateway: RunningGateway) -> None:
     tls = gateway.address().api_tls
-    with httpx.Client(base_url=gateway.url, verify=tls, trust_env=False) as one:
+    with httpx.Client(base_url=gateway.url, verify=tls, trust_env=False, timeout=PATIENCE) as one:
         assert one.get("/healthz").status_code == 200
         # Then nobody is taken for a process of the stack's own machine
         for more in ({}, {"X-Forwarded-For": "127.0.0.1"}, {"Forwarded": "for=127.0.0.1"}):

@@ -84,7 +84,7 @@ def browser(site: str, tmp_path: Path) -> Iterator[httpx.Client]:
 
 
 def test_metrics_need_the_token(api: Api, browser: httpx.Client) -> None:
-    assert httpx.get(f"{api.url}/metrics", trust_env=False).status_code == 200
+    assert httpx.get(f"{api.url}/metrics", trust_env=False, timeout=PATIENCE).status_code == 200
     assert browser.get("/metrics").status_code == 401
     own = {"X-Forwarded-For": "127.0.0.1"}
     assert browser.get("/metrics", headers=own).status_code == 401

@@ -12,6 +12,7 @@ import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from support.api_harness import Api
+from support.waiting import PATIENCE
 
 INFRA = Path(__file__).parents[2] / "infra"
 NAME = re.compile(r"\bvcasgd_[a-z_]+")
@@ -29,7 +30,7 @@ def names_of_a_family(name: str, kind: str) -> set[str]:
 
 
 def exposed_metrics(api: Api) -> set[str]:
-    text = httpx.get(f"{api.url}/metrics", trust_env=False).text
+    text = httpx.get(f"{api.url}/metrics", trust_env=False, timeout=PATIENCE).text
     families = text_string_to_metric_families(text)
     names = {name for family in families for name in names_of_a_family(family.name, family.type)}
     return {name for name in names if name.startswith("vcasgd_")}

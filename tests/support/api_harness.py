@@ -242,7 +242,9 @@ def serving(static: Path) -> Iterator[httpx.Client]:
     thread.start()
     try:
         await_truth(lambda: server.started)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE
+        ) as http:
             yield http
     finally:
         server.should_exit = True

@@ -15,7 +15,7 @@ from support.api_harness import Api
 from support.harness import Harness, RedisServer
 from support.servers import require_binary
 from support.training import Training
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 from vcasgd.errors import StoreError
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import LedgerKeys, TensorKeys
@@ -97,7 +97,7 @@ def assert_everything_answers(api: Api, jobs: list[str]) -> None:
                 _assert_answers(http, f"{api.url}{url}", stream=path.endswith("/stream"))
         for page in PAGES:
             _assert_answers(http, f"{api.url}{page}", stream=False)
-    text = httpx.get(f"{api.url}/metrics", trust_env=False).text
+    text = httpx.get(f"{api.url}/metrics", trust_env=False, timeout=PATIENCE).text
     assert "vcasgd_jobs" in text
 
 

@@ -117,9 +117,11 @@ class Training:
         await_truth(lambda: len(self.steps_of(name)) >= steps, interval=0.005)
 
     def is_mid_interval(self, name: str) -> bool:
-        """Return True if a worker is in the third step of a push interval after its first one."""
+        """Return True if a worker has done a step of a push interval after its first one, and
+        hasn't started the last one.
+        """
         per_interval, steps = self.interval // BATCH, len(self.steps_of(name))
-        return steps > per_interval and steps % per_interval == 3
+        return steps > per_interval and steps % per_interval >= 2
 
     def await_mid_interval(self, name: str) -> None:
         """Wait for the middle of an interval, which can have ended when this returns; see

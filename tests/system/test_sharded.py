@@ -69,6 +69,8 @@ def shut_out(training: Training, node: int) -> None:
                     training.await_samples(target, timeout=10, shard=shard)
             return
         server.client_unpause()
+        # Let the worker finish what was blocked, or the next pause stops it at the same place.
+        training.await_more_samples(shard=node)
     pytest.fail("the fault did not fire: all pushes went everywhere")
 
 
