@@ -52,19 +52,23 @@ def plainly_clipped(clips: str, seed: int, epochs: int) -> float:
     return evaluate_plainly(task, model)["loss"]
 
 
+CLAMPS = "for each in model.parameters(): each.grad.data.clamp_(-0.01, 0.01)"
+SCALES = """total = 0
+    for each in model.parameters():
+        total += each.grad.norm().item() ** 2
+    if total**0.5 > 0.3:
+        for each in model.parameters():
+            each.grad.mul_(0.3 / total**0.5)"""
+
+
 @pytest.mark.parametrize(
     "clips",
     [
         "clip_grad_norm_(model.parameters(), 0.3)",
         "clip_grad_value_(model.parameters(), 0.01)",
         "clip_grad_value_(model.parameters(), 0.05); clip_grad_norm_(model[0].weight, 0.01, 'inf')",
-        "for each in model.parameters(): each.grad.data.clamp_(-0.01, 0.01)",
-        """total = 0
-    for each in model.parameters():
-        total += each.grad.norm().item() ** 2
-    if total**0.5 > 0.3:
-        for each in model.parameters():
-            each.grad.mul_(0.3 / total**0.5)""",
+        CLAMPS,
+        SCALES,
     ],
 )
 @grid
@@ -79,3 +83,40 @@ def test_a_loop_clips_the_gradient_of_the_whole_batch(
     ends = [simulated(task, workers, seed, epochs=3)["loss"] for seed in SEEDS]
 
     assert_close(ends, [plainly_clipped(clips, seed, 3) for seed in SEEDS])
+
+
+#: A loop whose steps have a closure that changes gradients.
+IN_CLOSURE = """
+import sys
+import torch
+import vcasgd
+
+sys.path.insert(0, {tests!r})
+from support.compat import Points
+
+points = Points()
+model = points.model()
+optimizer = points.optimizer(model.parameters())
+session = vcasgd.Session(model, optimizer)
+evaluate = session.evaluation(points.dataset("validation"))(points.evaluate)
+for batch in session.loader(points.dataset("train"), batch_size=64):
+
+    def closure():
+        optimizer.zero_grad()
+        loss = points.loss(model, batch)
+        loss.backward()
+        {changes}
+        return loss
+
+    optimizer.step(closure)
+"""
+
+
+@grid
+def test_a_closure_changes_the_gradient_of_the_whole_batch(tmp_path: Path, workers: int) -> None:
+    source = IN_CLOSURE.format(tests=str(Path(__file__).parents[1]), changes=CLAMPS)
+    task = script(source, tmp_path)
+
+    ends = [simulated(task, workers, seed, epochs=3)["loss"] for seed in SEEDS]
+
+    assert_close(ends, [plainly_clipped(CLAMPS, seed, 3) for seed in SEEDS])

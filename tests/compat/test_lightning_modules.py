@@ -38,7 +38,15 @@ def lightning() -> ModuleType:
 @cache
 def modules() -> dict[str, type[Any]]:  # noqa: C901 - The library is imported late.
     """Return the modules by what is special about them."""
-    from lightning.pytorch import LightningModule
+    from lightning.pytorch import Callback, LightningModule
+
+    class Clamps(Callback):  # type: ignore[misc]
+        """Clamps gradients before each step."""
+
+        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            for group in optimizer.param_groups:
+                for each in group["params"]:
+                    each.grad.clamp_(-0.003, 0.003)
 
     class Module(LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -142,6 +150,16 @@ def modules() -> dict[str, type[Any]]:  # noqa: C901 - The library is imported l
             optimizer.step()
             self.lr_schedulers().step()
 
+    class ClampedInHook(Module):
+        """Gradients that hooks clamp between their computation and the step."""
+
+        def on_after_backward(self) -> None:
+            for each in self.parameters():
+                torch.nan_to_num_(each.grad)
+
+        def configure_callbacks(self) -> Any:
+            return [Clamps()]
+
     class Two(Module):
         """Two optimizers, as of a generator and its critic, in manual optimization."""
 
@@ -213,7 +231,19 @@ def modules() -> dict[str, type[Any]]:  # noqa: C901 - The library is imported l
         def val_dataloader(self) -> Any:
             return DataLoader(Lines(Points().dataset("validation")), batch_size=512)
 
-    own = (Module, Counters, WarmUp, OneCycle, Several, Manual, Clamped, Two, AtTheEnd, Streams)
+    own = (
+        Module,
+        Counters,
+        WarmUp,
+        OneCycle,
+        Several,
+        Manual,
+        Clamped,
+        ClampedInHook,
+        Two,
+        AtTheEnd,
+        Streams,
+    )
     return {each.__name__: each for each in (*own, Thaws, Cautious)}
 
 
@@ -277,7 +307,16 @@ def task_of(make: Callable[[], Any], **options: Any) -> Callable[[], Task]:
 
 
 #: Modules whose test takes a few seconds more, and holds nothing that those of others don't.
-FURTHER = ("Clamped", "Counters", "WarmUp", "Several", "AtTheEnd", "Streams", "Thaws")
+FURTHER = (
+    "Clamped",
+    "ClampedInHook",
+    "Counters",
+    "WarmUp",
+    "Several",
+    "AtTheEnd",
+    "Streams",
+    "Thaws",
+)
 
 
 @grid

@@ -1,14 +1,23 @@
 """Statements of a loop that change gradients run again if they depend on nothing else."""
 
 import ast
+import inspect
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from vcasgd.task.gradient_changes import changes_after, find_changes, gradient_uses, parsed
+from vcasgd.task.gradient_changes import (
+    changes_after,
+    changes_of_hook,
+    find_changes,
+    gradient_uses,
+    parsed,
+)
 
 LOOP = """
 def clamp(parameters):
@@ -148,25 +157,121 @@ for batch in loader:
     assert {id(each) for each in gradient_uses(parsed(source))} <= {id(n) for n in changes.nodes()}
 
 
+CLOSURE = """
+model, largest = make(), 1.0
+for batch in session.loader(data):
+    share = len(batch)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(batch).mean()
+        loss.backward()
+        for p in model.parameters():
+            p.grad.clamp_(-%s, largest)
+        return loss
+
+    optimizer.step(closure)
+    %s
+"""
+
+
+def test_changes_at_the_end_of_a_closure() -> None:
+    (changes,) = find_changes(parsed(CLOSURE % ("largest", "pass")))
+
+    assert [ast.unparse(each) for each in changes.statements] == [
+        "for p in model.parameters():\n    p.grad.clamp_(-largest, largest)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("smallest", "after"), [("share", "pass"), ("1", "model[0].weight.grad.sign_()")]
+)
+def test_changes_in_a_closure_that_are_left_alone(smallest: str, after: str) -> None:
+    assert find_changes(parsed(CLOSURE % (smallest, after))) == []
+
+
 def test_the_caller_of_a_function_that_computes_gradients_is_found(tmp_path: Path) -> None:
     (tmp_path / "loop_of_test.py").write_text("""
 def backward(seen):
     seen.append(changes_after(sys._getframe()))
 
 
-def train(model, seen):
+def train(model, seen, optimizer):
     backward(seen)
+    largest = 1.0
     for each in model.parameters():
-        each.grad.clamp_(-1, 1)
+        each.grad.clamp_(-largest, largest)
     optimizer.step()
 """)
     namespace: dict[str, Any] = {"changes_after": changes_after, "sys": sys}
     file = str(tmp_path / "loop_of_test.py")
     exec(compile(Path(file).read_text(), file, "exec"), namespace)
     seen: list[Any] = []
+    model = nn.Linear(1, 1)
+    (weight, bias) = model.parameters()
+    weight.grad, bias.grad = torch.full([1, 1], 5.0), torch.full([1], -5.0)
+    namespace["train"](model, seen, torch.optim.SGD(model.parameters()))
 
-    with pytest.raises(AttributeError, match="parameters"):
-        namespace["train"](None, seen)
+    # With the variables of its frame at the step.
+    weight.grad, bias.grad = torch.full([1, 1], 7.0), torch.full([1], -7.0)
+    (changes,) = seen
+    changes()()
 
-    ((code, frame),) = seen
-    assert (code.co_filename, frame.f_code.co_name) == (file, "train")
+    assert (float(weight.grad), float(bias.grad)) == (1.0, -1.0)
+
+
+class Hooks:
+    """Hooks as those of a trainer."""
+
+    largest = 1.0
+
+    def clamps(self) -> None:
+        for each in self.parameters():
+            if each.grad is not None:
+                each.grad.clamp_(-self.largest, self.largest)
+
+    @torch.no_grad()
+    def signs(self, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            for each in group["params"]:
+                each.grad.sign_()
+
+    def reports(self) -> None:
+        for each in self.parameters():
+            self.log("norm", each.grad.norm())
+            each.grad.sign_()
+
+    def waits(self) -> None:
+        if self.step < 100:
+            return
+        for each in self.parameters():
+            each.grad.sign_()
+
+    def draws(self) -> None:
+        for each in self.parameters():
+            each.grad += torch.randn_like(each.grad)
+
+    def of_base(self) -> None:
+        super().of_base()
+        for each in self.parameters():
+            each.grad.sign_()
+
+
+@pytest.mark.parametrize("name", ["clamps", "signs"])
+def test_hooks_that_run_again(name: str) -> None:
+    hook = inspect.unwrap(getattr(Hooks, name))
+    code = changes_of_hook(hook)
+    assert code is not None
+    (weight, bias) = (model := nn.Linear(1, 1)).parameters()
+    weight.grad, bias.grad = torch.full([1, 1], 7.0), torch.full([1], -7.0)
+    optimizer = torch.optim.SGD(model.parameters())
+    model.largest = 1.0  # type: ignore[assignment]
+
+    exec(code, {"self": model, "optimizer": optimizer})
+
+    assert (float(weight.grad), float(bias.grad)) == (1.0, -1.0)
+
+
+@pytest.mark.parametrize("name", ["reports", "waits", "draws", "of_base"])
+def test_hooks_that_are_left_alone(name: str) -> None:
+    assert changes_of_hook(getattr(Hooks, name)) is None

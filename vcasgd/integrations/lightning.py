@@ -28,7 +28,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from vcasgd.errors import SpecError
-from vcasgd.integrations.lightning_callbacks import hooks_of, kept_callbacks, stops_after
+from vcasgd.integrations.lightning_callbacks import (
+    hooks_of,
+    kept_callbacks,
+    repeated_hooks,
+    stops_after,
+)
 from vcasgd.learning.optimizers import as_optimizer, reevaluates
 from vcasgd.learning.training_set import LoaderData, data_of, first_place
 from vcasgd.session.loader import BatchLoader
@@ -158,10 +163,12 @@ class ModuleTask(LoopInThread):
         if not own and options["gradient_clip_algorithm"] in (None, "norm"):
             # A step of the job clips the gradient of its whole batch, if that is known.
             self.clip_norm, options["gradient_clip_val"] = options["gradient_clip_val"], None
-        changes = find_changes(parsed(source_of([module])))
+        self._trainer = _JobTrainer(self, running, options)
+        repeated = repeated_hooks(self._trainer, module, running)
+        self.gradient_hooks, self.changes_of_hooks = repeated
+        changes = self.gradient_hooks or find_changes(parsed(source_of([module])))
         self.clips_itself = own or options["gradient_clip_val"] is not None or bool(changes)
         self.hooks = hooks_of(module, running)
-        self._trainer = _JobTrainer(self, running, options)
         source = module if datamodule is None else datamodule
         self._loaders = _Loaders(source)
         _replace(source, "train_dataloader", lambda: self._train_loader(module))

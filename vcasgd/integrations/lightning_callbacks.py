@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import CodeType, FunctionType
+from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch import callbacks as lightning
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vcasgd.errors import SpecError
+from vcasgd.task.gradient_changes import changes_of_hook
+from vcasgd.task.loop_clips import Clip
 
 #: What a job has itself: its page, its checkpoints and its best model, its metrics.
 _JOBS_OWN = (
@@ -74,6 +80,52 @@ def hooks_of(module: LightningModule, callbacks: Sequence[Callback]) -> list[str
     """Return the names of a module's own hooks and of callbacks."""
     own = [name for name in _HOOKS if is_overridden(name, module)]
     return [*own, *(type(each).__name__ for each in callbacks)]
+
+
+#: Hooks between the computation of gradients and the trainer's clipping, in the order of the calls.
+_GRADIENT_HOOKS = ("on_after_backward", "on_before_optimizer_step")
+
+
+def repeated_hooks(
+    trainer: Trainer, module: LightningModule, callbacks: Sequence[Callback]
+) -> tuple[list[str], Callable[[], Clip] | None]:
+    """Return the names of the hooks that change gradients, and what returns a call that changes
+    them again.
+
+    Returns None for it if there are no such hooks, or if one needs more than the gradients.
+    """
+    names: list[str] = []
+    found: list[Callable[[], Clip]] = []
+    for name in _GRADIENT_HOOKS:
+        own = [each for each in callbacks if is_overridden(name, each, parent=Callback)]
+        for each in [*own, *([module] if is_overridden(name, module) else [])]:
+            hook: Any = inspect.unwrap(getattr(type(each), name))
+            code = changes_of_hook(hook)
+            if code is None and ".grad" not in inspect.getsource(hook):
+                continue
+            summed = trainer.accumulate_grad_batches > 1 and name == "on_after_backward"
+            if code is None or summed or not module.automatic_optimization:
+                return [], None
+            names.append(name)
+            found.append(partial(_in_hook, code, hook, each, trainer))
+    return names, partial(_in_turn, found) if found else None
+
+
+def _in_turn(hooks: Sequence[Callable[[], Clip]]) -> Clip:
+    calls = [each() for each in hooks]
+    return lambda: [each() for each in calls]
+
+
+def _in_hook(
+    code: CodeType, hook: FunctionType, owner: LightningModule | Callback, trainer: Trainer
+) -> Clip:
+    """Return a call of a hook's code with the hook's variables."""
+    module = trainer.lightning_module
+    given = [owner] if owner is module else [owner, trainer, module]
+    names = inspect.signature(hook).parameters
+    arguments = dict(zip(names, [*given, *trainer.optimizers], strict=False))
+    outer = inspect.getclosurevars(hook).nonlocals
+    return partial(exec, code, {**hook.__globals__, **outer, **arguments})
 
 
 def stops_after(

@@ -293,9 +293,9 @@ class MeanGradients:
         for parameter, part in zip(self._parameters, self._parts(mean), strict=True):
             parameter.grad = _like(step.gradients.get(parameter), part, parameter)
         self._gradient_hooks.repeat(step.hooked)
-        self._clip()
         for clip in step.clips:
             clip()
+        self._clip()
         self._calls = 1  # What a step calls in turn is no step of the worker's.
         for one in self._optimizers:
             for hook in step_hooks(one):

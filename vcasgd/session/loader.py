@@ -345,8 +345,10 @@ class BatchLoader:
     def expect_changes(self, frame: FrameType) -> None:
         """Note the gradients that a call of ``frame`` has computed, if the loop changes them."""
         clips = self._task.loop_clips
-        if clips is not None:
-            clips.expect(_parameters(self._optimizer), changes_after(frame))
+        if clips is None:
+            return
+        changes, hooks = changes_after(frame), self._task.changes_of_hooks
+        clips.expect(_parameters(self._optimizer), changes or hooks, clips_follow=changes is None)
 
     # -- steps of the optimizer ----------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from vcasgd.learning.beside import variables_of_callers
 from vcasgd.learning.optimizers import reset
 from vcasgd.learning.training_set import OwnBatches
 from vcasgd.task.gradient_changes import code_of_loop, find_changes, parsed
+from vcasgd.task.loop_clips import Clip
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, import_first_from, load_task, user_traceback
 
@@ -103,6 +104,8 @@ class LoopTask(Task):
         self.user_weight: Callable[[Any], Any] | None = None
         #: Options that schedulers of torch set at a place of the job, if the loop has any.
         self.scheduled: Callable[[Place], Sequence[Mapping[str, Any]] | None] | None = None
+        #: Returns what changes gradients as hooks of a trainer do; None if it has no such hooks.
+        self.changes_of_hooks: Callable[[], Clip] | None = None
         #: Place of the present local step.
         self.place = Place(0.0)
         self._evaluation: tuple[Evaluate, Dataset[Any]] | None = None

@@ -12,9 +12,9 @@ import inspect
 import re
 import sysconfig
 import textwrap
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -72,19 +72,47 @@ def parsed(source: str) -> ast.Module:
         return ast.Module([], [])
 
 
-def find_changes(tree: ast.Module) -> list[GradientChanges]:
-    """Return the changes of gradients in code that can run again."""
+def find_changes(tree: ast.Module, hooks: Container[str] = ()) -> list[GradientChanges]:
+    """Return the changes of gradients in code that can run again.
+
+    ``hooks`` are names of functions that are called after gradients are computed.
+    """
     functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
-    helpers = {each.name: each for each in functions if _changes_gradients(each, _derived([each]))}
+    helpers = _helpers(tree)
     scopes: list[ast.Module | ast.FunctionDef] = [tree, *functions]
-    return [
-        changes
-        for scope in scopes
-        for start, span, loop in _spans(scope.body)
-        if (changes := _changes(start, span, helpers))
-        and _runs_again(changes)
-        and _is_all(changes, span, loop or scope)
-    ]
+    loops = [each for each in ast.walk(tree) if isinstance(each, _LOOPS)]
+    found = [_of_hook(each, helpers) for each in functions if each.name in hooks]
+    for scope in scopes:
+        for start, span, loop in _spans(scope.body):
+            before, makes_step = _before_step(span)
+            if not makes_step and (loop or scope is tree or _may_return(before)):
+                continue
+            # If the caller of a function makes the step, it mustn't change gradients.
+            around = (loop or scope) if makes_step else tree
+            setting = [around] if makes_step else [scope, *loops]
+            changes = _changes(start, before, helpers)
+            if changes and _runs_again(changes) and _is_all(changes, before, around, setting):
+                found.append(changes)
+    return [each for each in found if each is not None]
+
+
+def _helpers(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    """Return the functions that change gradients by their names."""
+    functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+    return {each.name: each for each in functions if _changes_gradients(each, _derived([each]))}
+
+
+def _of_hook(
+    function: ast.FunctionDef, helpers: dict[str, ast.FunctionDef]
+) -> GradientChanges | None:
+    """Return the changes that a function makes; None if there are none that can run again."""
+    span, _ = _before_step(function.body)
+    changes = _changes(function, span, helpers)
+    if changes is None or _may_return(span) or not _runs_again(changes):
+        return None
+    # What reports needs to be in the trainer's own call, and a base class may change more.
+    own = any(_is_report(each) for each in changes.nodes()) or "super" in _calls([function])
+    return changes if not own and _is_all(changes, span, function, [function]) else None
 
 
 def gradient_uses(tree: ast.AST) -> list[ast.AST]:
@@ -140,8 +168,24 @@ def _code_elsewhere(value: object, files: Container[str]) -> str:
         return ""
 
 
-def changes_after(frame: FrameType | None) -> tuple[CodeType, FrameType] | None:
-    """Return the code that changes what the present call in a user's frame computes.
+def changes_of_hook(function: FunctionType) -> CodeType | None:
+    """Return the code by which a function changes gradients; None if it can't run again."""
+    file = function.__code__.co_filename
+    if not _is_of_user(file):
+        return None
+    tree = parsed(_code_of({file: function.__globals__}))
+    for each in ast.walk(tree):
+        if isinstance(each, ast.FunctionDef) and each.name == function.__name__:
+            first = min([each.lineno, *(part.lineno for part in each.decorator_list)])
+            if first == function.__code__.co_firstlineno:
+                changes = _of_hook(each, _helpers(tree))
+                return changes.compiled(file) if changes else None
+    return None
+
+
+def changes_after(frame: FrameType | None) -> Callable[[], Callable[[], object]] | None:
+    """Return what returns a call that changes again what the present call in a user's frame
+    computes, with the variables that the frame has then.
 
     Searches ``frame`` and its callers.
     """
@@ -150,9 +194,14 @@ def changes_after(frame: FrameType | None) -> tuple[CodeType, FrameType] | None:
         if _is_of_user(file):
             for first, last, code in _changes_in(file, frame):
                 if first <= frame.f_lineno <= last:
-                    return code, frame
+                    return partial(_in_frame, code, frame)
         frame = frame.f_back
     return None
+
+
+def _in_frame(code: CodeType, frame: FrameType) -> Callable[[], object]:
+    """Return a call of code with the present variables of a frame, which it doesn't set."""
+    return partial(exec, code, {**frame.f_globals, **frame.f_locals})
 
 
 def _changes_in(file: str, frame: FrameType) -> list[tuple[int, int, CodeType]]:
@@ -182,8 +231,8 @@ _codes: dict[str, list[tuple[int, int, CodeType]]] = {}
 def _spans(
     body: list[ast.stmt], after: Sequence[ast.stmt] = (), loop: ast.stmt | None = None
 ) -> Iterator[tuple[ast.stmt, list[ast.stmt], ast.stmt | None]]:
-    """Yield statements that compute gradients, what follows each up to the step, and the outermost
-    loop around them."""
+    """Yield statements that compute gradients, what follows each, and the outermost loop around
+    them."""
     for number, each in enumerate(body):
         if isinstance(each, _SCOPES):
             continue
@@ -194,22 +243,32 @@ def _spans(
             for block in blocks:
                 yield from _spans(block, rest, inside)
         elif any("backward" in name for name in _calls([each])):
-            yield each, _before_step(rest), loop
+            yield each, rest, loop
 
 
-def _before_step(statements: Iterable[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements before the next step; none if they can't be told apart from it."""
+def _before_step(statements: Iterable[ast.stmt]) -> tuple[list[ast.stmt], bool]:
+    """Return the statements before the next step, and True if there is one.
+
+    There are none if they can't be told apart from it.
+    """
     found: list[ast.stmt] = []
     for each in statements:
         if any("backward" in name for name in _calls([each])):
-            return []
+            return [], True
+        if isinstance(each, ast.Return):
+            break
         if "step" not in _calls([each]):
             found.append(each)
         elif isinstance(each, ast.If | ast.With):
-            return [*found, *_before_step(each.body)]
+            inner, makes_step = _before_step(each.body)
+            return [*found, *inner], makes_step
         else:
-            return found if isinstance(each, ast.Expr | ast.Assign) else []
-    return []
+            return (found if isinstance(each, ast.Expr | ast.Assign) else []), True
+    return found, False
+
+
+def _may_return(statements: Iterable[ast.stmt]) -> bool:
+    return any(isinstance(n, ast.Return) for each in statements for n in ast.walk(each))
 
 
 def _changes(
@@ -259,12 +318,14 @@ def _runs_again(changes: GradientChanges) -> bool:
     return True
 
 
-def _is_all(changes: GradientChanges, span: list[ast.stmt], around: ast.AST) -> bool:
-    """Return True if a loop does nothing else with gradients, and the changes don't depend on what
-    it sets."""
+def _is_all(
+    changes: GradientChanges, span: list[ast.stmt], around: ast.AST, setting: Iterable[ast.AST]
+) -> bool:
+    """Return True if a loop does nothing else with gradients ``around``, and the changes don't
+    depend on what the code of ``setting`` sets."""
     own = {id(node) for node in changes.nodes()}
     free, bound = _flow(changes.statements)
-    others = [node for node in ast.walk(around) if id(node) not in own]
+    others = [node for each in setting for node in ast.walk(each) if id(node) not in own]
     sets = {each.id for each in others if isinstance(each, ast.Name) and _stores(each)}
     if free & (bound | sets):
         return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import CodeType, FrameType
 
 from torch import Tensor
 
@@ -34,15 +33,24 @@ class LoopClips:
         self._clipped: dict[Tensor, _Clipped] = {}
         #: Parameters, and what clips their gradients again.
         self._calls: list[tuple[set[Tensor], Clip]] = []
-        #: Gradients before code of the loop that changes them, and the code in its frame.
+        #: Gradients before code of the loop changes them, and what makes those changes again.
         self._computed: dict[Tensor, Tensor] = {}
-        self._changes: tuple[CodeType, FrameType] | None = None
+        self._changes: Callable[[], Clip] | None = None
+        self._clips_follow = False
 
     def expect(
-        self, parameters: Iterable[Tensor], changes: tuple[CodeType, FrameType] | None
+        self,
+        parameters: Iterable[Tensor],
+        changes: Callable[[], Clip] | None,
+        *,
+        clips_follow: bool = False,
     ) -> None:
-        """Note the gradients of parameters before ``changes``, code of the loop in its frame."""
-        self._changes = changes
+        """Note the gradients of parameters before the loop changes them.
+
+        ``changes()`` returns what makes the changes again with the present variables. With
+        ``clips_follow``, the calls that clip are made after them; otherwise, they are among them.
+        """
+        self._changes, self._clips_follow = changes, clips_follow
         found = parameters if changes is not None else ()
         self._computed = {each: each.grad.clone() for each in found if each.grad is not None}
 
@@ -83,15 +91,9 @@ class LoopClips:
         self._calls = [call for call in self._calls if not call[0] & owned]
         computed = {each: self._computed.pop(each) for each in owned & self._computed.keys()}
         if computed:
-            # The code has the calls that clip.
             changes, self._changes = self._changes, None
-            return computed, [_in_frame(*changes)] if changes is not None else []
+            made = [changes()] if changes is not None else []
+            return computed, [*made, *(c for _, c in calls if self._clips_follow)]
         if not all(clipped.is_unchanged(each.grad) for each, clipped in found.items()):
             return {}, []
         return {each: clipped.before for each, clipped in found.items()}, [c for _, c in calls]
-
-
-def _in_frame(code: CodeType, frame: FrameType) -> Clip:
-    """Return a call of code with the present variables of a frame, which it doesn't set."""
-    variables = {**frame.f_globals, **frame.f_locals}
-    return lambda: exec(code, variables)

@@ -85,6 +85,8 @@ class Task:
     loop_clips: LoopClips | None = None
     #: Names of hooks and callbacks that run with a worker's own steps.
     hooks: Sequence[str] = ()
+    #: Names of those that run again with the mean gradient of the whole batch.
+    gradient_hooks: Sequence[str] = ()
     #: True if training depends on nothing but the model, the batches, the optimizer, and torch's
     #: random numbers, so that another worker can repeat a push interval.
     repeatable: bool = True

@@ -88,7 +88,7 @@ def _of_clips(
             f"model of at most {MAX_FLOATS:,} numbers, and {ALONE}"
         )
     elif _hooks_gradients(task, layout, module, optimizer) or (
-        task.makes_steps and _uses_gradients(task.source(), repeats=layout.gradients)
+        task.makes_steps and _uses_gradients(task, repeats=layout.gradients)
     ):
         found["loop-clips"] = (
             "hooks or the loop get the gradient of a worker's part of a batch: what they change in "
@@ -98,10 +98,11 @@ def _of_clips(
     return found
 
 
-def _uses_gradients(source: str, *, repeats: bool) -> bool:
+def _uses_gradients(task: Task, *, repeats: bool) -> bool:
     """Return True if code uses gradients other than in changes that run again if ``repeats``."""
-    tree = parsed(source)
-    again = {id(n) for each in find_changes(tree) for n in each.nodes()} if repeats else set()
+    tree = parsed(task.source())
+    changes = find_changes(tree, task.gradient_hooks) if repeats else []
+    again = {id(n) for each in changes for n in each.nodes()}
     return any(id(each) not in again for each in gradient_uses(tree))
 
 
