@@ -160,6 +160,15 @@ def modules() -> dict[str, type[Any]]:  # noqa: C901 - The library is imported l
         def configure_callbacks(self) -> Any:
             return [Clamps()]
 
+    class Clipping(Module):
+        """Clipping that the module configures itself."""
+
+        def configure_gradient_clipping(
+            self, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any
+        ) -> None:
+            for each in self.parameters():
+                each.grad.clamp_(-0.003, 0.003)
+
     class Two(Module):
         """Two optimizers, as of a generator and its critic, in manual optimization."""
 
@@ -240,6 +249,7 @@ def modules() -> dict[str, type[Any]]:  # noqa: C901 - The library is imported l
         Manual,
         Clamped,
         ClampedInHook,
+        Clipping,
         Two,
         AtTheEnd,
         Streams,
@@ -310,6 +320,7 @@ def task_of(make: Callable[[], Any], **options: Any) -> Callable[[], Task]:
 FURTHER = (
     "Clamped",
     "ClampedInHook",
+    "Clipping",
     "Counters",
     "WarmUp",
     "Several",

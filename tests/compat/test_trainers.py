@@ -265,6 +265,26 @@ def test_a_trainer_ends_as_with_its_own_loop(workers: int) -> None:
     assert_close([each["accuracy"] for each in ends], accuracies, "accuracy")
 
 
+@grid
+@pytest.mark.extended
+def test_a_callback_changes_the_gradient_of_the_whole_batch(workers: int) -> None:
+    from transformers import TrainerCallback
+
+    class Clamps(TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(
+            self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+        ) -> None:
+            for each in model.parameters():
+                each.grad.clamp_(-0.003, 0.003)
+
+    arguments = {"callbacks": [Clamps()]}
+    plain = [by_trainer(seed, **arguments)["eval_loss"] for seed in SEEDS]
+
+    ends = [simulated(task_of(**arguments), workers, seed, epochs=EPOCHS) for seed in SEEDS]
+
+    assert_close([each["loss"] for each in ends], plain)
+
+
 @pytest.mark.extended
 @grid
 def test_a_trainer_streams_its_data(workers: int) -> None:

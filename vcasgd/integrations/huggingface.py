@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from vcasgd.errors import LoopEnded, SpecError, UserCodeError
+from vcasgd.learning.gradient_hooks import repeat_with_mean
 from vcasgd.learning.rates import set_options
 from vcasgd.learning.training_set import first_place
 from vcasgd.session.schedules import Options, Replay, options_of
@@ -333,8 +334,14 @@ class StepCallbacks:
         for hook in self._hooks:
             # A trainer can return the same optimizer again.
             hook.remove()
+
+        def before(*_: Any) -> None:
+            self._call("on_pre_optimizer_step")
+
+        if any(map(_changes_gradients, handler.callbacks)):
+            repeat_with_mean(before)
         self._hooks = [
-            optimizer.register_step_pre_hook(lambda *_: self._call("on_pre_optimizer_step")),
+            optimizer.register_step_pre_hook(before),
             optimizer.register_step_post_hook(lambda *_: self._call("on_optimizer_step")),
         ]
 
@@ -402,6 +409,12 @@ class StepCallbacks:
                 if control.should_training_stop:
                     return f"EarlyStoppingCallback: {name} was not improved after {best:.4f}"
         return None
+
+
+def _changes_gradients(callback: TrainerCallback) -> bool:
+    hook = type(callback).on_pre_optimizer_step
+    own = hook is not TrainerCallback.on_pre_optimizer_step
+    return own and ".grad" in source_of([callback])
 
 
 def _is_jobs_own(callback: TrainerCallback) -> bool:

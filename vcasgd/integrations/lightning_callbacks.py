@@ -82,8 +82,8 @@ def hooks_of(module: LightningModule, callbacks: Sequence[Callback]) -> list[str
     return [*own, *(type(each).__name__ for each in callbacks)]
 
 
-#: Hooks between the computation of gradients and the trainer's clipping, in the order of the calls.
-_GRADIENT_HOOKS = ("on_after_backward", "on_before_optimizer_step")
+#: Hooks between the computation of gradients and the step, in the order of the calls.
+_GRADIENT_HOOKS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
 
 
 def repeated_hooks(
@@ -97,7 +97,7 @@ def repeated_hooks(
     names: list[str] = []
     found: list[Callable[[], Clip]] = []
     for name in _GRADIENT_HOOKS:
-        own = [each for each in callbacks if is_overridden(name, each, parent=Callback)]
+        own = [each for each in callbacks if _overrides(each, name)]
         for each in [*own, *([module] if is_overridden(name, module) else [])]:
             hook: Any = inspect.unwrap(getattr(type(each), name))
             code = changes_of_hook(hook)
@@ -111,6 +111,10 @@ def repeated_hooks(
     return names, partial(_in_turn, found) if found else None
 
 
+def _overrides(callback: Callback, name: str) -> bool:
+    return hasattr(Callback, name) and is_overridden(name, callback, parent=Callback)
+
+
 def _in_turn(hooks: Sequence[Callable[[], Clip]]) -> Clip:
     calls = [each() for each in hooks]
     return lambda: [each() for each in calls]
@@ -122,8 +126,8 @@ def _in_hook(
     """Return a call of a hook's code with the hook's variables."""
     module = trainer.lightning_module
     given = [owner] if owner is module else [owner, trainer, module]
-    names = inspect.signature(hook).parameters
-    arguments = dict(zip(names, [*given, *trainer.optimizers], strict=False))
+    given += [*trainer.optimizers, trainer.gradient_clip_val, trainer.gradient_clip_algorithm]
+    arguments = dict(zip(inspect.signature(hook).parameters, given, strict=False))
     outer = inspect.getclosurevars(hook).nonlocals
     return partial(exec, code, {**hook.__globals__, **outer, **arguments})
 

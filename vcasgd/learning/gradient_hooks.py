@@ -28,8 +28,14 @@ def step_hooks(optimizer: Optimizer) -> list[Callable[..., Any]]:
     return found
 
 
+def repeat_with_mean(hook: Any) -> None:
+    """Let a function of ours, which calls code of the user's before a step, count as its hook."""
+    hook.repeats = True
+
+
 def _is_ours(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).partition(".")[0] == vcasgd.__name__
+    own = str(getattr(hook, "__module__", "")).partition(".")[0] == vcasgd.__name__
+    return own and not getattr(hook, "repeats", False)
 
 
 class GradientHooks:
