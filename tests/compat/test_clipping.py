@@ -105,16 +105,29 @@ for batch in session.loader(points.dataset("train"), batch_size=64):
         optimizer.zero_grad()
         loss = points.loss(model, batch)
         loss.backward()
-        {changes}
+        {inside}
         return loss
 
-    optimizer.step(closure)
+    {step}
 """
 
 
 @grid
-def test_a_closure_changes_the_gradient_of_the_whole_batch(tmp_path: Path, workers: int) -> None:
-    source = IN_CLOSURE.format(tests=str(Path(__file__).parents[1]), changes=CLAMPS)
+@pytest.mark.parametrize(
+    ("inside", "step"),
+    [
+        (CLAMPS, "optimizer.step(closure)"),
+        pytest.param(
+            *("pass", f"closure()\n    {CLAMPS}\n    optimizer.step()"), marks=pytest.mark.extended
+        ),
+    ],
+    ids=["in the closure", "after it"],
+)
+def test_a_closure_changes_the_gradient_of_the_whole_batch(
+    tmp_path: Path, inside: str, step: str, workers: int
+) -> None:
+    tests = str(Path(__file__).parents[1])
+    source = IN_CLOSURE.format(tests=tests, inside=inside, step=step)
     task = script(source, tmp_path)
 
     ends = [simulated(task, workers, seed, epochs=3)["loss"] for seed in SEEDS]

@@ -183,6 +183,44 @@ def test_changes_at_the_end_of_a_closure() -> None:
     ]
 
 
+BEFORE_CALLER = """
+def gradients(batch):
+    loss = model(batch).mean()
+    loss.backward()
+    return loss
+
+
+def passed_on(batch):
+    return gradients(batch)
+
+
+def whole(batch):
+    gradients(batch)
+    optimizer.step()
+
+
+for batch in session.loader(data):
+    optimizer.zero_grad()
+    %s
+    for p in model.parameters():
+        p.grad.sign_()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [
+        ("loss = gradients(batch)", 1),
+        ("passed_on(batch)", 1),
+        ("closure()", 1),
+        ("whole(batch)", 0),
+    ],
+)
+def test_changes_after_a_call_that_computes_gradients(call: str, number: int) -> None:
+    assert len(find_changes(parsed(BEFORE_CALLER % call))) == number
+
+
 @pytest.mark.parametrize(
     ("smallest", "after"), [("share", "pass"), ("1", "model[0].weight.grad.sign_()")]
 )

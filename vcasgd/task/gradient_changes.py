@@ -82,9 +82,10 @@ def find_changes(tree: ast.Module, hooks: Container[str] = ()) -> list[GradientC
     scopes: list[ast.Module | ast.FunctionDef] = [tree, *functions]
     loops = [each for each in ast.walk(tree) if isinstance(each, _LOOPS)]
     found = [_of_hook(each, helpers) for each in functions if each.name in hooks]
+    computing = _computing(tree, functions)
     for scope in scopes:
-        for start, span, loop in _spans(scope.body):
-            before, makes_step = _before_step(span)
+        for start, span, loop in _spans(scope.body, computing):
+            before, makes_step = _before_step(span, computing)
             if not makes_step and (loop or scope is tree or _may_return(before)):
                 continue
             # If the caller of a function makes the step, it mustn't change gradients.
@@ -94,6 +95,17 @@ def find_changes(tree: ast.Module, hooks: Container[str] = ()) -> list[GradientC
             if changes and _runs_again(changes) and _is_all(changes, before, around, setting):
                 found.append(changes)
     return [each for each in found if each is not None]
+
+
+def _computing(tree: ast.Module, functions: Iterable[ast.FunctionDef]) -> set[str]:
+    """Return the names of calls that compute gradients, and make no step."""
+    calls = {each.name: _calls([each]) for each in functions}
+    found = {each for each in _calls([tree]) if "backward" in each or "closure" in each}
+    while True:
+        more = {name for name, called in calls.items() if called & found and "step" not in called}
+        if more <= found:
+            return found
+        found |= more
 
 
 def _helpers(tree: ast.Module) -> dict[str, ast.FunctionDef]:
@@ -106,7 +118,7 @@ def _of_hook(
     function: ast.FunctionDef, helpers: dict[str, ast.FunctionDef]
 ) -> GradientChanges | None:
     """Return the changes that a function makes; None if there are none that can run again."""
-    span, _ = _before_step(function.body)
+    span, _ = _before_step(function.body, ())
     changes = _changes(function, span, helpers)
     if changes is None or _may_return(span) or not _runs_again(changes):
         return None
@@ -229,7 +241,10 @@ _codes: dict[str, list[tuple[int, int, CodeType]]] = {}
 
 
 def _spans(
-    body: list[ast.stmt], after: Sequence[ast.stmt] = (), loop: ast.stmt | None = None
+    body: list[ast.stmt],
+    computing: Container[str],
+    after: Sequence[ast.stmt] = (),
+    loop: ast.stmt | None = None,
 ) -> Iterator[tuple[ast.stmt, list[ast.stmt], ast.stmt | None]]:
     """Yield statements that compute gradients, what follows each, and the outermost loop around
     them."""
@@ -241,26 +256,28 @@ def _spans(
         if any(blocks):
             inside = loop or (each if isinstance(each, _LOOPS) else None)
             for block in blocks:
-                yield from _spans(block, rest, inside)
-        elif any("backward" in name for name in _calls([each])):
+                yield from _spans(block, computing, rest, inside)
+        elif any(name in computing for name in _calls([each])):
             yield each, rest, loop
 
 
-def _before_step(statements: Iterable[ast.stmt]) -> tuple[list[ast.stmt], bool]:
+def _before_step(
+    statements: Iterable[ast.stmt], computing: Container[str]
+) -> tuple[list[ast.stmt], bool]:
     """Return the statements before the next step, and True if there is one.
 
     There are none if they can't be told apart from it.
     """
     found: list[ast.stmt] = []
     for each in statements:
-        if any("backward" in name for name in _calls([each])):
+        if any(name in computing for name in _calls([each])):
             return [], True
         if isinstance(each, ast.Return):
             break
         if "step" not in _calls([each]):
             found.append(each)
         elif isinstance(each, ast.If | ast.With):
-            inner, makes_step = _before_step(each.body)
+            inner, makes_step = _before_step(each.body, computing)
             return [*found, *inner], makes_step
         else:
             return (found if isinstance(each, ast.Expr | ast.Assign) else []), True
