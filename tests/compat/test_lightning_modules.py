@@ -366,7 +366,6 @@ def test_steps_in_turn_need_large_parts(workers: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.ci
 def test_gradients_are_clipped_by_value(tmp_path: Path) -> None:
     class Module(modules()["Module"]):  # type: ignore[misc]
         def configure_optimizers(self) -> Any:

@@ -159,6 +159,12 @@ for batch in loader:
 
 CLOSURE = """
 model, largest = make(), 1.0
+
+
+def norm():
+    return sum(p.grad.norm() ** 2 for p in model.parameters())
+
+
 for batch in session.loader(data):
     share = len(batch)
 

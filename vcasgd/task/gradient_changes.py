@@ -88,11 +88,16 @@ def find_changes(tree: ast.Module, hooks: Container[str] = ()) -> list[GradientC
             before, makes_step = _before_step(span, computing)
             if not makes_step and (loop or scope is tree or _may_return(before)):
                 continue
-            # If the caller of a function makes the step, it mustn't change gradients.
-            around = (loop or scope) if makes_step else tree
+            around = loop or scope
             setting = [around] if makes_step else [scope, *loops]
             changes = _changes(start, before, helpers)
-            if changes and _runs_again(changes) and _is_all(changes, before, around, setting):
+            if (
+                changes
+                and _runs_again(changes)
+                and _is_all(changes, before, around, setting)
+                # If the caller of a function makes the step, it mustn't change gradients.
+                and (makes_step or not _changes_elsewhere(changes, tree))
+            ):
                 found.append(changes)
     return [each for each in found if each is not None]
 
@@ -353,6 +358,12 @@ def _is_all(
         for node in ast.walk(each)
     }
     return all(id(each) in own | harmless for each in gradient_uses(around))
+
+
+def _changes_elsewhere(changes: GradientChanges, tree: ast.Module) -> bool:
+    """Return True if other code changes gradients, too."""
+    own, derived = {id(node) for node in changes.nodes()}, _derived([tree])
+    return any(id(n) not in own and _is_gradient(n, derived) for n in _changed(tree))
 
 
 def _flow(statements: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
