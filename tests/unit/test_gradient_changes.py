@@ -11,13 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from vcasgd.task.gradient_changes import (
-    changes_after,
-    changes_of_hook,
-    find_changes,
-    gradient_uses,
-    parsed,
-)
+from vcasgd.task.gradient_changes import find_changes, gradient_uses, parsed
+from vcasgd.task.loop_code import changes_after, changes_of_hook
 
 LOOP = """
 def clamp(parameters):

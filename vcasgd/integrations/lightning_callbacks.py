@@ -16,8 +16,8 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vcasgd.errors import SpecError
-from vcasgd.task.gradient_changes import changes_of_hook
 from vcasgd.task.loop_clips import Clip
+from vcasgd.task.loop_code import changes_of_hook
 
 #: What a job has itself: its page, its checkpoints and its best model, its metrics.
 _JOBS_OWN = (

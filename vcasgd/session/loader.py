@@ -34,7 +34,7 @@ from vcasgd.session.launch import (
 from vcasgd.session.schedules import LoopSchedulers
 from vcasgd.session.script import LoopInThread, LoopTask, running_script
 from vcasgd.session.watch import unwatched, watch
-from vcasgd.task.gradient_changes import changes_after
+from vcasgd.task.loop_code import changes_after
 
 
 class BatchLoader:

@@ -31,8 +31,9 @@ from vcasgd.errors import LoopEnded, SpecError, TaskImportError, UserCodeError, 
 from vcasgd.learning.beside import variables_of_callers
 from vcasgd.learning.optimizers import reset
 from vcasgd.learning.training_set import OwnBatches
-from vcasgd.task.gradient_changes import code_of_loop, find_changes, parsed
+from vcasgd.task.gradient_changes import find_changes, parsed
 from vcasgd.task.loop_clips import Clip
+from vcasgd.task.loop_code import code_of_loop
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, import_first_from, load_task, user_traceback
 

@@ -8,17 +8,12 @@ statements that read a batch, draw random numbers, or keep a value are left alon
 from __future__ import annotations
 
 import ast
-import inspect
 import re
-import sysconfig
 import textwrap
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import chain
-from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any
+from functools import lru_cache
+from types import CodeType
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LOOPS = (ast.For, ast.While)
@@ -33,10 +28,6 @@ _ONCE = re.compile(
 _CLIPS = {"clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "clip_gradients"}
 #: The one that isn't watched, because it also has another name.
 _UNWATCHED = "clip_grads_with_norm_"
-#: Packages whose calls that clip are recorded, or whose code isn't the loop's.
-_WATCHED = ("torch", "accelerate", "lightning", "vcasgd")
-#: Folder of Python's own modules.
-_LIBRARY = sysconfig.get_paths()["stdlib"]
 #: Methods that return the same numbers as another tensor.
 _VIEWS = {"detach", "view", "view_as", "reshape", "flatten", "squeeze", "unsqueeze", "t"}
 #: Methods that only reset a gradient.
@@ -104,8 +95,8 @@ def find_changes(tree: ast.Module, hooks: Container[str] = ()) -> list[GradientC
 
 def _computing(tree: ast.Module, functions: Iterable[ast.FunctionDef]) -> set[str]:
     """Return the names of calls that compute gradients, and make no step."""
-    calls = {each.name: _calls([each]) for each in functions}
-    found = {each for each in _calls([tree]) if "backward" in each or "closure" in each}
+    calls = {each.name: calls_in([each]) for each in functions}
+    found = {each for each in calls_in([tree]) if "backward" in each or "closure" in each}
     while True:
         more = {name for name, called in calls.items() if called & found and "step" not in called}
         if more <= found:
@@ -128,7 +119,7 @@ def _of_hook(
     if changes is None or _may_return(span) or not _runs_again(changes):
         return None
     # What reports needs to be in the trainer's own call, and a base class may change more.
-    own = any(_is_report(each) for each in changes.nodes()) or "super" in _calls([function])
+    own = any(_is_report(each) for each in changes.nodes()) or "super" in calls_in([function])
     return changes if not own and _is_all(changes, span, function, [function]) else None
 
 
@@ -141,105 +132,17 @@ def gradient_uses(tree: ast.AST) -> list[ast.AST]:
     return [each for each in _uses(tree) if id(each) not in apart]
 
 
-def code_of_loop(frame: FrameType | None) -> str:
-    """Return the code of the user's files that a frame runs or was called from.
+def hook_changes(tree: ast.Module, name: str, line: int) -> GradientChanges | None:
+    """Return the changes that the function ``name`` makes, whose code begins at ``line``.
 
-    With it is that of functions and classes of others that they call and that use gradients.
+    Returns None if there are none that can run again.
     """
-    variables: dict[str, Mapping[str, Any]] = {}
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if _is_of_user(file):
-            variables.setdefault(file, {**frame.f_globals, **frame.f_locals})
-        frame = frame.f_back
-    return _code_of(variables)
-
-
-def _code_of(variables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the code of files, with what they call by these variables."""
-    found = []
-    for file, names in variables.items():
-        source = Path(file).read_text(errors="replace")
-        called = _calls([parsed(source)])
-        modules = [each for each in names.values() if isinstance(each, ModuleType)]
-        own = [vars(each) for each in modules if _is_of_user(getattr(each, "__file__", "") or "")]
-        items = chain(names.items(), *(each.items() for each in own))
-        helpers = {name: each for name, each in items if name in called}
-        codes = (_code_elsewhere(each, variables) for each in helpers.values())
-        found += [source, *(code for code in codes if ".grad" in code)]
-    return "\n\n".join(dict.fromkeys(found))
-
-
-def _code_elsewhere(value: object, files: Container[str]) -> str:
-    """Return the code of a function, or of a user's class, in other files; or nothing."""
-    if not isinstance(value, FunctionType | type):
-        return ""
-    if (value.__module__ or "").partition(".")[0] in _WATCHED:
-        return ""
-    try:
-        origin = inspect.getsourcefile(value) or ""
-        if origin in files or (isinstance(value, type) and not _is_of_user(origin)):
-            return ""
-        return textwrap.dedent(inspect.getsource(value))
-    except (OSError, TypeError):
-        return ""
-
-
-def changes_of_hook(function: FunctionType) -> CodeType | None:
-    """Return the code by which a function changes gradients; None if it can't run again."""
-    file = function.__code__.co_filename
-    if not _is_of_user(file):
-        return None
-    tree = parsed(_code_of({file: function.__globals__}))
-    for each in ast.walk(tree):
-        if isinstance(each, ast.FunctionDef) and each.name == function.__name__:
-            first = min([each.lineno, *(part.lineno for part in each.decorator_list)])
-            if first == function.__code__.co_firstlineno:
-                changes = _of_hook(each, _helpers(tree))
-                return changes.compiled(file) if changes else None
+    functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
+    for each in functions:
+        first = min([each.lineno, *(part.lineno for part in each.decorator_list)])
+        if each.name == name and first == line:
+            return _of_hook(each, _helpers(tree))
     return None
-
-
-def changes_after(frame: FrameType | None) -> Callable[[], Callable[[], object]] | None:
-    """Return what returns a call that changes again what the present call in a user's frame
-    computes, with the variables that the frame has then.
-
-    Searches ``frame`` and its callers.
-    """
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if _is_of_user(file):
-            for first, last, code in _changes_in(file, frame):
-                if first <= frame.f_lineno <= last:
-                    return partial(_in_frame, code, frame)
-        frame = frame.f_back
-    return None
-
-
-def _in_frame(code: CodeType, frame: FrameType) -> Callable[[], object]:
-    """Return a call of code with the present variables of a frame, which it doesn't set."""
-    return partial(exec, code, {**frame.f_globals, **frame.f_locals})
-
-
-def _changes_in(file: str, frame: FrameType) -> list[tuple[int, int, CodeType]]:
-    if file not in _codes:
-        source = _code_of({file: {**frame.f_globals, **frame.f_locals}})
-        found = find_changes(parsed(source))
-        _codes[file] = [(each.first, each.last, each.compiled(file)) for each in found]
-    return _codes[file]
-
-
-@lru_cache
-def _is_of_user(file: str) -> bool:
-    path, own = Path(file), Path(__file__).parents[1]
-    # Packages of a job are in a folder of such a name, too.
-    if {"site-packages", "dist-packages"} & set(path.parts) or not path.is_file():
-        return False
-    return not any(path.is_relative_to(each) for each in (str(own), _LIBRARY))
-
-
-#: Lines that compute gradients, and code that changes them, by files.
-_codes: dict[str, list[tuple[int, int, CodeType]]] = {}
 
 
 # -- where they are --------------------------------------------------------------------------------
@@ -262,7 +165,7 @@ def _spans(
             inside = loop or (each if isinstance(each, _LOOPS) else None)
             for block in blocks:
                 yield from _spans(block, computing, rest, inside)
-        elif any(name in computing for name in _calls([each])):
+        elif any(name in computing for name in calls_in([each])):
             yield each, rest, loop
 
 
@@ -275,11 +178,11 @@ def _before_step(
     """
     found: list[ast.stmt] = []
     for each in statements:
-        if any(name in computing for name in _calls([each])):
+        if any(name in computing for name in calls_in([each])):
             return [], True
         if isinstance(each, ast.Return):
             break
-        if "step" not in _calls([each]):
+        if "step" not in calls_in([each]):
             found.append(each)
         elif isinstance(each, ast.If | ast.With):
             inner, makes_step = _before_step(each.body, computing)
@@ -302,7 +205,7 @@ def _changes(
     needed: set[str] = set()
     changing = False
     for each in reversed(span):
-        calls = _calls([each])
+        calls = calls_in([each])
         changes = _changes_gradients(each, derived) or bool(calls & {_UNWATCHED, *helpers})
         clips = bool(calls & _CLIPS)
         sets = not isinstance(each, ast.Expr) and needed & _names(each, ast.Store)
@@ -313,7 +216,7 @@ def _changes(
     if not changing:
         return None
     called: dict[str, ast.FunctionDef] = {}
-    while more := _calls([*chosen, *called.values()]) & helpers.keys() - called.keys():
+    while more := calls_in([*chosen, *called.values()]) & helpers.keys() - called.keys():
         called |= {name: helpers[name] for name in more}
     last = start.end_lineno or start.lineno
     return GradientChanges(start.lineno, last, chosen, list(called.values()))
@@ -325,7 +228,7 @@ def _changes(
 def _runs_again(changes: GradientChanges) -> bool:
     """Return True if nothing but gradients changes, and nothing is kept or drawn."""
     parts = [*changes.statements, *changes.helpers]
-    if any(map(_ONCE.fullmatch, _calls(parts))):
+    if any(map(_ONCE.fullmatch, calls_in(parts))):
         return False
     derived = _derived(parts)
     if not all(_is_gradient(node, derived) for each in parts for node in _changed(each)):
@@ -483,7 +386,7 @@ def _stores(name: ast.Name) -> bool:
     return isinstance(name.ctx, ast.Store)
 
 
-def _calls(nodes: Iterable[ast.AST]) -> set[str]:
+def calls_in(nodes: Iterable[ast.AST]) -> set[str]:
     """Return the names of functions and methods that are called."""
     found = (n for each in nodes for n in ast.walk(each) if isinstance(n, ast.Call))
     return {name for call in found if (name := _name(call))}
