@@ -169,6 +169,14 @@ def modules() -> dict[str, type[Any]]:  # noqa: C901 - The library is imported l
             for each in self.parameters():
                 each.grad.clamp_(-0.003, 0.003)
 
+    class Backward(Module):
+        """A change in a function whose caller, for all that is known, changes gradients, too."""
+
+        def backward(self, loss: Any) -> None:
+            loss.backward()
+            for each in self.parameters():
+                each.grad.clamp_(-0.003, 0.003)
+
     class Two(Module):
         """Two optimizers, as of a generator and its critic, in manual optimization."""
 
@@ -254,7 +262,7 @@ def modules() -> dict[str, type[Any]]:  # noqa: C901 - The library is imported l
         AtTheEnd,
         Streams,
     )
-    return {each.__name__: each for each in (*own, Thaws, Cautious)}
+    return {each.__name__: each for each in (*own, Backward, Thaws, Cautious)}
 
 
 class Lines(IterableDataset[Any]):
@@ -380,6 +388,14 @@ def test_gradients_are_clipped_by_value(tmp_path: Path) -> None:
     assert_close(ends, expected)
     with closing(make()) as task:
         assert "loop-clips" not in facts_of(task).notes
+
+
+@pytest.mark.parametrize(
+    ("name", "noted"), [("Backward", True), ("Clamped", False), ("Clipping", False)]
+)
+def test_changes_of_gradients_that_may_be_others_are_noted(name: str, noted: bool) -> None:
+    with closing(task_of(modules()[name])()) as task:
+        assert ("loop-clips" in facts_of(task).notes) is noted
 
 
 @pytest.mark.parametrize(("name", "noted"), [("Two", True), ("Manual", False)])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import getitem
 from typing import Any
@@ -41,6 +41,7 @@ from vcasgd.session.schedules import Replay, check_scheduler
 from vcasgd.session.script import LoopInThread, LoopTask
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.gradient_changes import find_changes, parsed
+from vcasgd.task.loop_code import code_of_classes
 from vcasgd.task.place import Place
 from vcasgd.task.task import source_of, variables_of
 
@@ -166,7 +167,8 @@ class ModuleTask(LoopInThread):
         self._trainer = _JobTrainer(self, running, options)
         repeated = repeated_hooks(self._trainer, module, running)
         self.gradient_hooks, self.changes_of_hooks = repeated
-        changes = self.gradient_hooks or find_changes(parsed(source_of([module])))
+        code = code_of_classes([module, *running])
+        changes = self.gradient_hooks or find_changes(parsed(code))
         self.clips_itself = own or options["gradient_clip_val"] is not None or bool(changes)
         self.hooks = hooks_of(module, running)
         source = module if datamodule is None else datamodule
@@ -230,6 +232,11 @@ class ModuleTask(LoopInThread):
             for name in vars(module).keys() - vars(LightningModule()).keys()
         }
         return found | variables_of(self.trainer.callbacks)
+
+    def loop_code(self) -> tuple[str, Container[str]]:
+        objects = [self.network, *self.trainer.callbacks]
+        own = {kind.__name__ for each in objects for kind in type(each).__mro__}
+        return code_of_classes(objects), own
 
     def source(self) -> str:
         callbacks: list[Callback] = self.trainer.callbacks

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import sysconfig
 import textwrap
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -34,6 +35,13 @@ def code_of_loop(frame: FrameType | None) -> str:
             variables.setdefault(file, {**frame.f_globals, **frame.f_locals})
         frame = frame.f_back
     return _code_of(variables)
+
+
+def code_of_classes(objects: Iterable[object]) -> str:
+    """Return the code of the user's files that have the classes of objects, and what they call."""
+    modules = [sys.modules[type(each).__module__] for each in objects]
+    files = {getattr(each, "__file__", None) or "": vars(each) for each in modules}
+    return _code_of({file: names for file, names in files.items() if _is_of_user(file)})
 
 
 def _code_of(variables: Mapping[str, Mapping[str, Any]]) -> str:

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import getitem
@@ -221,6 +221,11 @@ class Task:
     def source(self) -> str:
         """Return the code of the task's class, without that of its base classes."""
         return source_of([self])
+
+    def loop_code(self) -> tuple[str, Container[str]]:
+        """Return the code of the loop that makes the steps, and the classes of it that train, if
+        not all of the code does."""
+        return self.source(), ()
 
     def variables(self) -> dict[str, Callable[[], Any]]:
         """Return what may have tensors beside the model, by name: the task's attributes.

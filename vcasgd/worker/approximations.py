@@ -100,10 +100,13 @@ def _of_clips(
 
 def _uses_gradients(task: Task, *, repeats: bool) -> bool:
     """Return True if code uses gradients other than in changes that run again if ``repeats``."""
-    tree = parsed(task.source())
+    code, classes = task.loop_code()
+    tree = parsed(code)
     changes = find_changes(tree, task.gradient_hooks) if repeats else []
     again = {id(n) for each in changes for n in each.nodes()}
-    return any(id(each) not in again for each in gradient_uses(tree))
+    own = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name in classes]
+    parts: list[ast.AST] = [*own] or [tree]
+    return any(id(use) not in again for each in parts for use in gradient_uses(each))
 
 
 #: Code that hooks gradients of what a layer returns.
