@@ -113,6 +113,7 @@ for batch in session.loader(points.dataset("train"), batch_size=64):
 
 
 @grid
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("inside", "step"),
     [
