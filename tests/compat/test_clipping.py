@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from compat.test_approximations import CLIPS, Hooked, HookedStep
-from compat.test_optimizers import OPTIMIZERS, points
+from compat.test_optimizers import OPTIMIZERS, WITH_CLOSURE, points
 from support.compat import (
     SEEDS,
     Case,
@@ -85,33 +85,6 @@ def test_a_loop_clips_the_gradient_of_the_whole_batch(
     assert_close(ends, [plainly_clipped(clips, seed, 3) for seed in SEEDS])
 
 
-#: A loop whose steps have a closure that changes gradients.
-IN_CLOSURE = """
-import sys
-import torch
-import vcasgd
-
-sys.path.insert(0, {tests!r})
-from support.compat import Points
-
-points = Points()
-model = points.model()
-optimizer = points.optimizer(model.parameters())
-session = vcasgd.Session(model, optimizer)
-evaluate = session.evaluation(points.dataset("validation"))(points.evaluate)
-for batch in session.loader(points.dataset("train"), batch_size=64):
-
-    def closure():
-        optimizer.zero_grad()
-        loss = points.loss(model, batch)
-        loss.backward()
-        {inside}
-        return loss
-
-    {step}
-"""
-
-
 @grid
 @pytest.mark.ci
 @pytest.mark.parametrize(
@@ -119,7 +92,8 @@ for batch in session.loader(points.dataset("train"), batch_size=64):
     [
         (CLAMPS, "optimizer.step(closure)"),
         pytest.param(
-            *("pass", f"closure()\n    {CLAMPS}\n    optimizer.step()"), marks=pytest.mark.extended
+            *("pass", f"closure()\n        {CLAMPS}\n        optimizer.step()"),
+            marks=pytest.mark.extended,
         ),
     ],
     ids=["in the closure", "after it"],
@@ -127,8 +101,8 @@ for batch in session.loader(points.dataset("train"), batch_size=64):
 def test_a_closure_changes_the_gradient_of_the_whole_batch(
     tmp_path: Path, inside: str, step: str, workers: int
 ) -> None:
-    tests = str(Path(__file__).parents[1])
-    source = IN_CLOSURE.format(tests=tests, inside=inside, step=step)
+    support = str(Path(__file__).parents[1])
+    source = WITH_CLOSURE.format(support=support, epochs=3, inside=inside, step=step)
     task = script(source, tmp_path)
 
     ends = [simulated(task, workers, seed, epochs=3)["loss"] for seed in SEEDS]

@@ -478,13 +478,14 @@ optimizer = points.optimizer(model.parameters())
 session = vcasgd.Session(model, optimizer)
 evaluate = session.evaluation(points.dataset("validation"))(points.evaluate)
 batches = session.loader(points.dataset("train"), batch_size=points.batch_size)
-for epoch in range(2):
+for epoch in range({epochs}):
     for batch in batches:
 
         def closure():
             optimizer.zero_grad()
             loss = points.loss(model, batch)
             loss.backward()
+            {inside}
             return loss
 
         {step}
@@ -496,7 +497,8 @@ def test_a_closure_is_a_step_in_each_epoch_of_a_loop(tmp_path: Path) -> None:
     support = str(Path(__file__).parents[1])
     ends = []
     for step in ("optimizer.step(closure)", "closure(); optimizer.step()"):
-        make_task = script(WITH_CLOSURE.format(support=support, step=step), tmp_path)
+        source = WITH_CLOSURE.format(support=support, epochs=2, inside="pass", step=step)
+        make_task = script(source, tmp_path)
         ends.append(simulated(make_task, 4, epochs=2)["loss"])
 
     assert ends[0] == pytest.approx(ends[1], rel=1e-6)

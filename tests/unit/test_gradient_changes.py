@@ -296,15 +296,18 @@ class Hooks:
             each.grad.sign_()
 
 
+class Model(nn.Linear):
+    largest = 1.0
+
+
 @pytest.mark.parametrize("name", ["clamps", "signs"])
 def test_hooks_that_run_again(name: str) -> None:
     hook = inspect.unwrap(getattr(Hooks, name))
     code = changes_of_hook(hook)
     assert code is not None
-    (weight, bias) = (model := nn.Linear(1, 1)).parameters()
+    (weight, bias) = (model := Model(1, 1)).parameters()
     weight.grad, bias.grad = torch.full([1, 1], 7.0), torch.full([1], -7.0)
     optimizer = torch.optim.SGD(model.parameters())
-    model.largest = 1.0  # type: ignore[assignment]
 
     exec(code, {"self": model, "optimizer": optimizer})
 

@@ -7,6 +7,7 @@ trainer's, through its own methods, so those that a subclass overrides apply her
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import getitem
@@ -33,6 +34,7 @@ from vcasgd.learning.rates import set_options
 from vcasgd.learning.training_set import first_place
 from vcasgd.session.schedules import Options, Replay, options_of
 from vcasgd.spec.job import JobSpec
+from vcasgd.task.loop_code import changes_of_hook
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, source_of, variables_of
 
@@ -412,9 +414,8 @@ class StepCallbacks:
 
 
 def _changes_gradients(callback: TrainerCallback) -> bool:
-    hook = type(callback).on_pre_optimizer_step
-    own = hook is not TrainerCallback.on_pre_optimizer_step
-    return own and ".grad" in source_of([callback])
+    """Return True if a callback changes gradients before a step, by nothing else than them."""
+    return changes_of_hook(inspect.unwrap(type(callback).on_pre_optimizer_step)) is not None
 
 
 def _is_jobs_own(callback: TrainerCallback) -> bool:
