@@ -60,10 +60,11 @@ def test_a_late_machine_with_other_data_is_quarantined_and_the_job_goes_on(
 ) -> None:
     # Given a job that trains on one machine
     harness, training = machines.harness, machines.training
-    machines.start(1, range(SAMPLES))
+    first = machines.start(1, range(SAMPLES))
     training.await_samples(1)
 
-    # When another one starts, with other data
+    # When another one starts, with other data, and tries before the first one ends the job
+    training.worker(first).freeze()
     late = machines.start(2, data)
 
     # Then it leaves, and an event names it and says what differs
@@ -74,6 +75,7 @@ def test_a_late_machine_with_other_data_is_quarantined_and_the_job_goes_on(
     assert why in harness.jobs.workers.quarantined(training.job)[late]
 
     # and the job ends, with every sample exactly once
+    training.worker(first).thaw()
     training.await_success()
     assert training.unexplained_repeats() == 0
 
