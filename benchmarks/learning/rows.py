@@ -33,6 +33,7 @@ ASYNCHRONOUS = (
     "learning/**/*.py",
     "task/task.py",
     "worker/learner.py",
+    "worker/findings.py",
     "worker/trial_steps.py",
     "worker/member.py",
     "worker/interval.py",

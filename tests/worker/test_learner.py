@@ -224,7 +224,7 @@ def test_workers_that_exchange_gradients_have_the_rate_of_their_base() -> None:
             return 1 - progress
 
     learner = learner_of(Scheduled(), workers={"min": 2, "max": 2})
-    learner.follow_facts(learner.facts(1))
+    learner.findings.follow(learner.facts(1))
     learner.optimizer = None
     learner.start_subtask()
     assert learner.layout.gradients

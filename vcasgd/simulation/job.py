@@ -244,7 +244,7 @@ class Simulation:
             return False
         if worker.learner is None:
             worker.learner = self._new_learner()
-            worker.learner.follow_facts(self._facts)
+            worker.learner.findings.follow(self._facts)
         worker.subtask = self._waiting.popleft()
         self._training.add(worker.name)
         worker.position = self._pushed.get(worker.subtask, 0)

@@ -155,7 +155,7 @@ class SimulatedWorker:
             token=0,
             codec=encoded.codec,
             size=len(payload),
-            layout=learner.layout_digest,
+            layout=learner.findings.layout_digest,
             integers=encoded_counters(counters),
             loss_sum=trained.loss_sum,
             skipped=trained.skipped,

@@ -266,7 +266,9 @@ class RepeatingLearner(Learner):
         self._check(facts)
         self.rollbacks = facts.rollbacks
         self._divergences = facts.rollbacks - facts.restorations
-        self._member = _RepeatedMember(self._batch_size, facts.batch) if self._rule.rounds else None
+        self._member = (
+            _RepeatedMember(self.findings.batch_size, facts.batch) if self._rule.rounds else None
+        )
         renew_optimizer(self)
         assert self.optimizer is not None
         before.load(self.optimizer, self._member.moments if self._member else None)
@@ -297,7 +299,7 @@ class RepeatingLearner(Learner):
             raise WrongInterval(f"subtask {facts.subtask}")
         if not 0 <= facts.start < facts.stop <= facts.planned <= self.plan.size(facts.subtask):
             raise WrongInterval(f"samples {facts.start} to {facts.stop} of {facts.planned}")
-        if self._rule.rounds and not 1 <= facts.batch <= self._batch_size:
+        if self._rule.rounds and not 1 <= facts.batch <= self.findings.batch_size:
             raise WrongInterval(f"a local batch of {facts.batch:g} samples")
 
     def _following(self, subtask: int, start: int) -> Iterator[SampleRange]:  # noqa: ARG002

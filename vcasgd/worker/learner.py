@@ -5,77 +5,56 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
 
-from vcasgd.errors import DataError, MachineDiffers, NonFiniteLoss, SpecError
+from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.bad_samples import BadSamples
-from vcasgd.learning.batch_probe import division_of, normalized, probed
 from vcasgd.learning.batch_source import BatchSource, SampleRange
-from vcasgd.learning.batch_weights import BatchWeights, CountedLabels, declared_weight, measure_of
 from vcasgd.learning.divergence import learning_rate_factor
 from vcasgd.learning.encodings import Float32
 from vcasgd.learning.encodings.encoder import codec_of
 from vcasgd.learning.encodings.rows import NAME as ROWS
 from vcasgd.learning.gradient_hooks import are_hooked, step_hooks
-from vcasgd.learning.layout import BESIDE, Layout, TensorKind
-from vcasgd.learning.length import plan_for
-from vcasgd.learning.local_batch import Division, most_workers
-from vcasgd.learning.local_model import LocalModel, check_same
-from vcasgd.learning.mean_gradients import (
-    RESTART,
-    MeanGradients,
-    moments_of,
-    needs_mean_gradients,
-)
+from vcasgd.learning.layout import Layout
+from vcasgd.learning.local_batch import most_workers
+from vcasgd.learning.local_model import LocalModel
+from vcasgd.learning.mean_gradients import RESTART, MeanGradients, moments_of
 from vcasgd.learning.optimizers import as_optimizer, check_workers, name_of, set_mode
 from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rank_group import RankGroup
 from vcasgd.learning.rates import Rates, clip
 from vcasgd.learning.rules import Payload, interval_start, longest_interval, make_rule
-from vcasgd.learning.sample_content import SampleContent
-from vcasgd.learning.shards import SMALL_FLOATS, Cut, ShardRange, shards_for
-from vcasgd.learning.streams import Stream
+from vcasgd.learning.shards import SMALL_FLOATS, Cut, ShardRange
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import (
     EvaluationPart,
     Interval,
     Metrics,
     batch_size_of,
-    batches,
     evaluate_part,
     means_of,
-    parts_of,
     rehearse_evaluation,
     seed_for,
     set_seed,
-    sound_samples,
     train,
     user_code,
 )
-from vcasgd.learning.training_set import TrainingSet, dataset_of, length_of
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import Floats, is_sound
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.problems import did_you_mean
 from vcasgd.spec.sections import EMA_PREFIX, Tuning
 from vcasgd.store.ledger.job import ModelFacts
-from vcasgd.store.ledger.untrusted import MAX_NAME_LENGTH
 from vcasgd.task.logged import collected
 from vcasgd.task.task import Task, calling_user_code
-from vcasgd.worker.adapter import adapter_of
-from vcasgd.worker.approximations import approximations
+from vcasgd.worker.findings import Findings
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.member import Member
-from vcasgd.worker.trial_steps import TrialSteps
 from vcasgd.worker.update_queue import MAX_UNAPPLIED
 from vcasgd.worker.vectors import await_device
 
@@ -85,8 +64,6 @@ log = logging.getLogger(__name__)
 #: the encoding has kept back. A worker gets one of them even if it is that many times slower than
 #: the others.
 LAST_SUBTASKS = 4
-#: Most numbers that keep double precision: each version describes them in its metadata.
-MAX_EXACT = 1 << 16
 
 
 class Learner:
@@ -99,20 +76,11 @@ class Learner:
         task.skips_bad_samples = spec.skips_bad_samples
         task.follow_job(self.spec)
         self._model = self._build_model()
-        self._use_layout()
+        #: What the job's first worker finds out, or this one follows.
+        self.findings = Findings(self.spec, task, self._model, device, self._new_optimizer)
         self._rule = make_rule(spec.update)
         #: This worker's own copy, float32 [floats], if the rule keeps one.
         self._local: Floats | None = None
-        self._plan: EpochPlan | None = None
-        #: Buffers that depend on whole batches.
-        self._undivided: list[str] = []
-        #: Directions of which versions have the mean.
-        self._shortened: list[str] = []
-        self._recorded_batch: int | None = None
-        self._recorded_division: Division | None = None
-        self._codec: str = spec.update.codec
-        self._recorded_weight: float | None = None
-        self._validation_samples: int | None = None
         #: The local optimizer; None before the first subtask.
         self.optimizer: Optimizer | None = None
         self._rates: Rates | None = None
@@ -151,17 +119,14 @@ class Learner:
         return False
 
     @property
-    def has_sparse_gradients(self) -> bool:
-        """True if a layer has sparse gradients, which processes can't add."""
-        return any(getattr(each, "sparse", False) is True for each in self._model.module.modules())
+    def layout(self) -> Layout:
+        """The layout of the model's vectors."""
+        return self.findings.layout
 
-    def _use_layout(self, *, gradients: bool = False, doubles: tuple[str, ...] = ()) -> None:
-        names = self._model.doubles()
-        rounded = names[0] if names and not doubles else ""
-        self.layout = self._model.layout = replace(
-            self._model.layout, gradients=gradients, doubles=doubles, rounded=rounded
-        )
-        self.layout_digest = self.layout.digest()
+    @property
+    def plan(self) -> EpochPlan:
+        """The division of the job into subtasks; see :attr:`Findings.plan`."""
+        return self.findings.plan
 
     @property
     def tuning(self) -> Tuning:
@@ -172,195 +137,19 @@ class Learner:
         """Return how the vector is cut into ``shards``."""
         return Cut(self.layout.floats, self.layout.parameters, shards)
 
-    # -- facts from the user's code ------------------------------------------------------------
-
-    @cached_property
-    def _data(self) -> TrainingSet:
-        return TrainingSet.of_job(self.task, self.spec, batch_size_of(self.task))
-
-    @cached_property
-    def _validation_set(self) -> Dataset[Any]:
-        return dataset_of(self.task, "validation", self.spec.seed)
-
-    @cached_property
-    def _content(self) -> SampleContent:
-        dataset = self._data.dataset
-        return SampleContent.of(self.task, dataset, length_of(dataset, "train"))
-
-    def count_samples(self, on_progress: Callable[[], None]) -> None:
-        """Count the samples of data that can only be iterated over.
-
-        Calls ``on_progress`` now and then. Raises errors of the user's code.
-        """
-        stream = self._data.dataset
-        if isinstance(stream, Stream):
-            stream.count(on_progress)
-
-    @property
-    def plan(self) -> EpochPlan:
-        """The division of the job into subtasks: the recorded one after :meth:`check_against`.
-
-        Raises :class:`DataError` if the data set is empty or has too few samples.
-        """
-        if self._plan is None:
-            samples = self._data.samples  # A sampler may choose the batch size.
-            self._plan = self._plan_with(samples, batch_size_of(self.task), None)
-        return self._plan
-
-    def _plan_with(self, samples: int, batch_size: int, subtasks: int | None) -> EpochPlan:
-        try:
-            return plan_for(
-                self.spec,
-                samples,
-                batch_size,
-                subtasks=subtasks,
-                blocks=self._data.blocks,
-                order=self._data.order,
-                floats=self.layout.state_floats,
-            )
-        except SpecError as error:
-            # Another machine may have more of the data.
-            raise DataError(error.message, remedy=error.remedy, **error.details) from error
-
-    @property
-    def _batch_size(self) -> int:
-        """The job's batch: the recorded one after :meth:`check_against`."""
-        return self._recorded_batch or batch_size_of(self.task)
-
-    @cached_property
-    def _own_division(self) -> Division:
-        division, batch = self._divided_loss, batch_size_of(self.task)
-        if not self._undivided or self.task.min_local_batch is not None:
-            return division
-        names = ", ".join(name.removeprefix(BESIDE) for name in self._undivided)
-        return Division(batch, f"its batches change {names} as parts of them don't")
-
-    @property
-    def _averaged(self) -> list[str]:
-        """Buffers of whole batches, and directions, that workers share nevertheless."""
-        spec, divides = self.spec, self.task.min_local_batch is not None
-        shared = spec.batch == "worker" or not self._rule.rounds or divides
-        names = [*self._shortened, *(self._undivided if shared else ())]
-        return [name.removeprefix(BESIDE) for name in names]
-
-    @property
-    def _shares_batches(self) -> bool:
-        """True if a step of several workers has a part of a batch of each."""
-        shared = self._rule.rounds and self.spec.batch != "worker"
-        return shared and most_workers(self._batch_size, self.division.least) > 1
-
-    @property
-    def _mixes_batches(self) -> bool:
-        """True if a step of several workers has parts of several batches of a sampler."""
-        return self._shares_batches and self.plan.ends(0, 0, self.plan.size(0)) is not None
-
-    @property
-    def _trains_alike(self) -> bool:
-        """True if workers share steps, and successive samples of a worker may be alike."""
-        order = self.plan.order
-        return self._shares_batches and order is not None and not order.is_random
-
-    @property
-    def _divided_loss(self) -> Division:
-        """The division without a look at buffers."""
-        task, module, spec = self.task, self._model.module, self.spec
-        alone = not self._rule.rounds or spec.batch == "worker" or spec.workers.max == 1
-        if alone and spec.workers.gpus == 1:
-            return division_of(task, module)
-        # Accumulated micro-batches have losses of their own.
-        size = -(-batch_size_of(task) // batch_size_of(task, "gradient_accumulation_steps"))
-        return probed(
-            *(task, module, self._data.dataset, self._first_samples(size), self.device),
-            state=self._model.whole,
-            optimizer=self._new_optimizer() if task.makes_steps else None,
-        )
-
-    def _first_samples(self, size: int) -> list[int]:
-        """Return the samples of the job's first batch, without those that the job skips."""
-        indices: list[int] = self.plan.indices(0, 0, min(self.plan.size(0), size)).tolist()
-        if not self.spec.skips_bad_samples:
-            return indices
-        return sound_samples(self.task, self._data.dataset, indices) or indices
-
-    @property
-    def division(self) -> Division:
-        """Least part of a batch: the recorded one after :meth:`check_against`."""
-        return self._recorded_division or self._own_division
-
-    @cached_property
-    def _own_weight(self) -> float | None:
-        """Weight of a sample in the first batch; None if batches count by their samples."""
-        # Gradients of a worker's ranks are added by samples.
-        weighs = self.division.labels or type(self.task).batch_weight is not Task.batch_weight
-        if not weighs or self.spec.workers.gpus != 1:
-            return None
-        indices = np.array(self._first_samples(batch_size_of(self.task)))
-        batch, count = next(batches(self.task, self._data.dataset, indices))
-        labels, parts = self.division.labels, [part for part, _ in parts_of(batch)]
-        weights = [labels.count(each) if labels else declared_weight(self.task, each)
-                   for each in parts]  # fmt: skip
-        known = [weight for weight in weights if weight is not None]
-        return sum(known) / count or 1.0 if known else None
-
-    @cached_property
-    def _weights(self) -> BatchWeights | None:
-        recorded = self._recorded_batch is not None
-        per_sample = self._recorded_weight if recorded else self._own_weight
-        if per_sample is None:
-            return None
-        return BatchWeights(measure_of(self.task, self.division.labels), per_sample)
-
     def initial(self) -> tuple[Floats, Tensor]:
         """Return the model before any training: float32 [floats] and int64 [k]."""
         return self._model.initial()
 
-    def facts(self, nodes: int, *, verified: bool = False) -> ModelFacts:
-        """Return the facts of a job that starts on ``nodes`` store nodes.
+    # -- what the job's first worker finds out -------------------------------------------------
 
-        ``verified``: volunteers work for it, whose updates can be repeated only in one piece.
-        """
-        self._find_state()
-        self._model.find_buffers(self._find_buffers)
-        self._use_layout()
-        adapter = adapter_of(self._model.module)
-        needed = False
-        if shards_for(nodes, self.layout.floats) == 1:
-            needed = needs_mean_gradients(
-                *(self.spec, self.task, self.layout.state_floats, self._new_optimizer),
-                alike=self._trains_alike,
-                hooked=are_hooked(self._model.parameters),
-            )
-            self._use_layout(gradients=needed, doubles=() if verified else self._exact_doubles())
-        # Mean gradients have to be in one piece, too.
-        in_pieces = not verified and not needed
-        floats = self.layout.floats
-        takes_turns = self._rule.rounds and self.spec.push_every is None
-        in_turn = in_pieces and (takes_turns or self.maps_vectors)
-        return ModelFacts(
-            samples=self.plan.samples,
-            validation_samples=length_of(self._validation_set, "validation"),
-            layout=self.layout.to_json(),
-            order_digest=self.plan.order_digest(),
-            shards=shards_for(nodes, floats, in_turn=in_turn),
-            nodes=shards_for(nodes, floats),
-            batch_size=batch_size_of(self.task),
-            batch_weight=self._own_weight,
-            min_local_batch=self.division.least,
-            batch_labels=labels.to_json() if (labels := self.division.labels) else "",
-            min_local_batch_why=self.division.why[:MAX_NAME_LENGTH],
-            notes=approximations(
-                *(self.spec, self.task, self.layout, self._new_optimizer(), self._averaged),
-                module=self._model.module,
-                mixes=self._mixes_batches,
-                alike=self._trains_alike,
-                in_turn=self.division.in_turn,
-                normalized=normalized(self._model.module) if self._shares_batches else None,
-            ),
-            subtasks_per_epoch=self.plan.subtasks_per_epoch,
-            adapter=adapter.to_json() if adapter else "",
-            content=self._content.to_json(),
-            shard_lengths=self._shard_lengths(),
-        )
+    def facts(self, nodes: int, *, verified: bool = False) -> ModelFacts:
+        """See :meth:`Findings.facts`."""
+        return self.findings.facts(nodes, verified=verified, mapped=self.maps_vectors)
+
+    def check_against(self, facts: ModelFacts) -> None:
+        """See :meth:`Findings.check_against`."""
+        self.findings.check_against(facts)
 
     def rehearse(self, on_progress: Callable[[], None]) -> None:
         """Make a local step, which is undone, and evaluate one batch, so that a mistake shows
@@ -373,7 +162,7 @@ class Learner:
             return
         # Loops, trainers, and several processes count their steps themselves.
         if self.task.repeatable and self.spec.workers.gpus == 1:
-            self._trial.rehearse()
+            self.findings.trial.rehearse()
         on_progress()
         names = self._rehearse()
         chosen = self.spec.stop.chosen_metric
@@ -386,92 +175,8 @@ class Learner:
         self._is_rehearsed = True
 
     def _rehearse(self) -> list[str]:
-        return rehearse_evaluation(self.task, self._model.module, self._validation_set, self.device)
-
-    @property
-    def _trial(self) -> TrialSteps:
-        return TrialSteps(
-            *(self.spec, self.task, self._model, self._data.dataset, self.plan, self.device),
-            self._new_optimizer,
-        )
-
-    def _find_buffers(self, state: nn.Module, names: list[str]) -> dict[str, TensorKind]:
-        """Find out how versions merge these buffers, before any training."""
-        if self.spec.workers.gpus != 1:
-            return {}
-        found = self._trial.kinds_of(state, names)
-        self._undivided, self._shortened = found.undivided, found.shortened
-        return found.kinds
-
-    def _find_state(self) -> None:
-        """Find out what travels with the model, before any training."""
-        if self.spec.workers.gpus != 1:
-            return
-        self._model.find_state(self._new_optimizer, lambda: self._trial.change_state())
-        # It depends on the size of the model.
-        self._plan = None
-        self._use_layout()
-
-    def _exact_doubles(self) -> tuple[str, ...]:
-        """Return the names of the tensors that keep their double precision in versions."""
-        update, names = self.spec.update, self._model.doubles()
-        sizes = (entry.size for entry in self.layout.entries if entry.name in names)
-        exact = self._rule.rounds and update.codec in ("auto", Float32.name)
-        return names if exact and self.spec.workers.gpus == 1 and sum(sizes) <= MAX_EXACT else ()
-
-    def _follow_layout(self, first: Layout) -> None:
-        """Use the layout of the first worker, as far as this machine's model has it."""
-        self._model.follow_state(first)
-        self._use_layout(gradients=first.gradients, doubles=first.doubles)
-
-    def check_against(self, facts: ModelFacts) -> None:
-        """Raise :class:`MachineDiffers` if the model or the data differs from the first worker's.
-
-        From now on :attr:`plan` is the one that the first worker recorded.
-        """
-        first = Layout.from_json(facts.layout)
-        self._follow_layout(first)
-        check_same(first, self.layout)
-        self._use_shards(facts)
-        self._check_length(self._data.samples, "train", facts.samples)
-        if self.plan.order_digest() != facts.order_digest:
-            raise _differs('the order of dataset("train") is another one')
-        difference = self._content.difference(SampleContent.from_json(facts.content))
-        if difference is not None:
-            raise _differs(f'dataset("train"): {difference}')
-        self._validation_samples = facts.validation_samples
-        self.follow_facts(facts)
-
-    def follow_facts(self, facts: ModelFacts) -> None:
-        """Follow what the first worker found out."""
-        self._codec = facts.update(self.spec).codec
-        self._follow_layout(Layout.from_json(facts.layout))
-        self._use_shards(facts)
-        # The task's batch size may depend on the machine.
-        batch_size, subtasks = facts.batch_size or 1, facts.subtasks_per_epoch
-        self._plan = self._plan_with(facts.samples, batch_size, subtasks)
-        self._recorded_batch = facts.batch_size
-        self._recorded_weight = facts.batch_weight
-        if facts.min_local_batch is not None:
-            labels = CountedLabels.from_json(facts.batch_labels) if facts.batch_labels else None
-            least, why = facts.min_local_batch, facts.min_local_batch_why
-            self._recorded_division = Division(least, why, labels)
-
-    def _check_length(self, samples: int, split: str, recorded: int) -> None:
-        if samples != recorded:
-            raise _differs(f'dataset("{split}") has {samples} samples instead of {recorded}')
-
-    def _use_shards(self, facts: ModelFacts) -> None:
-        stream = self._data.dataset
-        if isinstance(stream, Stream):
-            if stream.shards != len(facts.shard_lengths):
-                there = len(facts.shard_lengths)
-                raise _differs(f'dataset("train") has {stream.shards} shards instead of {there}')
-            stream.use(facts.shard_lengths)
-
-    def _shard_lengths(self) -> tuple[int, ...]:
-        stream = self._data.dataset
-        return stream.lengths if isinstance(stream, Stream) else ()
+        found = self.findings.validation_set
+        return rehearse_evaluation(self.task, self._model.module, found, self.device)
 
     # -- training and evaluation ---------------------------------------------------------------
 
@@ -503,9 +208,9 @@ class Learner:
             self._mean_gradients = None
         if self.layout.gradients:
             clips = partial(clip, self.task, optimizer, 0)
-            others = self.task.clips_itself, moments_of(optimizer).uncorrected, self._trains_alike
+            others = self.task.clips_itself, moments_of(optimizer).uncorrected
             hooked = are_hooked(self._model.parameters) or step_hooks(optimizer)
-            only_clips = not any((*others, hooked))
+            only_clips = not any((*others, hooked, self.findings.trains_alike))
             restart = 1 if only_clips else RESTART
             self._mean_gradients = MeanGradients(optimizer, self._model.parameters, clips, restart)
             self.task.loop_clips = self._mean_gradients.loop_clips
@@ -554,12 +259,12 @@ class Learner:
     def member(self) -> Member | None:
         """Part of this worker in the job's rounds; None if the rule has no rounds."""
         if self._rule.rounds and self._member is None:
-            spec, batch = self.spec, self._batch_size
+            spec, batch = self.spec, self.findings.batch_size
             steps = spec.push_interval
             if steps == "subtask":
                 steps = self.plan.size(0)  # More than there are, so that none is left over.
             fixed = spec.push_every is not None
-            least, workers = self.division.least, spec.workers.max
+            least, workers = self.findings.division.least, spec.workers.max
             if spec.batch == "worker":
                 least = batch
             else:
@@ -590,7 +295,7 @@ class Learner:
     @property
     def adopts_own_copy(self) -> bool:
         """True if the mean of a round with no other worker is this worker's copy."""
-        exact = self._codec in (Float32.name, ROWS) and not self.layout.doubles
+        exact = self.findings.codec in (Float32.name, ROWS) and not self.layout.doubles
         return exact and self._rule.rounds and not self.spec.tuning.mixing
 
     def shift(self, shifts: Iterable[tuple[ShardRange, Floats]]) -> None:
@@ -720,7 +425,7 @@ class Learner:
             clip_factor=clip_factor,
             precision=self._precision,
             bad=self._bad,
-            weights=self._weights,
+            weights=self.findings.weights,
             mean_gradients=self._mean_gradients,
         )
         mean = self._mean_gradients
@@ -774,7 +479,7 @@ class Learner:
     def _source(self) -> BatchSource:
         spec, device, skips = self.spec, self.device, self.spec.skips_bad_samples
         return BatchSource(
-            *(self.task, self._data.dataset, device, spec.seed, self._step_size),
+            *(self.task, self.findings.data.dataset, device, spec.seed, self._step_size),
             crosses=lambda: self._crosses_batches,
             skips=skips,
         )
@@ -783,7 +488,7 @@ class Learner:
     def _bad(self) -> BadSamples | None:
         """The bad samples of this worker; None if a bad sample is a failure."""
         skips = self.spec.skips_bad_samples
-        return BadSamples(self.task, self._data.dataset, self.device) if skips else None
+        return BadSamples(self.task, self.findings.data.dataset, self.device) if skips else None
 
     @property
     def bad_samples(self) -> dict[str, str]:
@@ -860,9 +565,7 @@ class Learner:
         :class:`MachineDiffers` if the validation set has another length than the first worker's,
         besides what :func:`~vcasgd.learning.training.evaluate` raises.
         """
-        if self._validation_samples is not None:
-            samples = length_of(self._validation_set, "validation")
-            self._check_length(samples, "validation", self._validation_samples)
+        self.findings.check_validation()
         # What the model carries from batch to batch is the evaluation's.
         self._place = None
         vectors, ema = [floats], self.spec.ema
@@ -888,7 +591,7 @@ class Learner:
         self, part: EvaluationPart, should_stop: Callable[[], bool], on_step: Callable[[], None]
     ) -> Metrics:
         return evaluate_part(
-            *(self.task, self._model.module, self._validation_set, self.device, part),
+            *(self.task, self._model.module, self.findings.validation_set, self.device, part),
             should_stop=should_stop,
             on_step=on_step,
         )
@@ -909,11 +612,3 @@ def with_average(
     beside = {EMA_PREFIX + name: value for name, value in (average or {}).items()}
     beside.pop(f"{EMA_PREFIX}count", None)
     return metrics | beside
-
-
-def _differs(what: str) -> MachineDiffers:
-    return MachineDiffers(
-        f"task: {what}, unlike on the first machine",
-        remedy="make Task.dataset independent of the machine, for example by sorting file names",
-        field="task",
-    )

@@ -140,9 +140,10 @@ class LeadingLearner(_RankedLearner):
         return self._facts
 
     def _check_division(self) -> None:
-        if self.division.of_whole_loss:
+        division = self.findings.division
+        if division.of_whole_loss:
             raise SpecError(
-                f"task: the processes of a worker can't share a batch: {self.division.why}",
+                f"task: the processes of a worker can't share a batch: {division.why}",
                 remedy="set workers.gpus: 1, or min_local_batch if a part of a batch is enough",
                 field="workers.gpus",
             )

@@ -226,9 +226,9 @@ class Setup:
             return "", None
         alone = self._learner_of(spec, task, code)
         try:
-            alone.count_samples(self._progress)
+            alone.findings.count_samples(self._progress)
             facts = alone.facts(len(self._context.nodes))
-            sparse = alone.has_sparse_gradients
+            sparse = alone.findings.has_sparse_gradients
             return why_apart(spec, facts, self._gpu.count, sparse=sparse), facts
         finally:
             self._close(alone)
@@ -240,7 +240,7 @@ class Setup:
         learner = None
         try:
             learner = self._learner_of(spec, self._load(spec, code), code)
-            division = learner.division
+            division = learner.findings.division
             if not division.of_whole_loss:
                 if facts is not None and isinstance(learner, LeadingLearner):
                     learner.try_ranks(facts)
@@ -296,7 +296,7 @@ class Setup:
         self._status.doing = "making the first snapshot"
         reported = context.jobs.get(context.job).facts
         if reported is None:
-            learner.count_samples(self._progress)
+            learner.findings.count_samples(self._progress)
         volunteer = context.settings.volunteer
         facts = reported or learner.facts(len(context.nodes), verified=volunteer)
         if reported is None:
@@ -353,7 +353,7 @@ class Setup:
             token=0,
             floats=part.floats,
             parameters=part.parameters,
-            layout=learner.layout_digest,
+            layout=learner.findings.layout_digest,
             integers=encode_integers(integers) if part.shard == 0 else "",
             created_at=time.time(),
             halves=learner.halves,

@@ -444,7 +444,7 @@ class Trainer:
             "subtask": work.lease.number,
             "stop": trained.stop,
             "token": work.lease.token,
-            "layout": work.learner.layout_digest,
+            "layout": work.learner.findings.layout_digest,
             "batch": member.batch if member else 0.0,
             "step_seconds": member.step_seconds if member else 0.0,
             "exchange_seconds": member.exchange_seconds if member else 0.0,
