@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 from compat.test_buffers import facts_of
 from support.compat import Metrics, Points, assert_close, grid, on_workers, orders, simulated
 from support.harness import Harness
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
 from vcasgd.store.ledger.job import JobState
@@ -35,244 +33,12 @@ def lightning() -> ModuleType:
     return module
 
 
-@cache
-def modules() -> dict[str, type[Any]]:  # noqa: C901 - The library is imported late.
-    """Return the modules by what is special about them."""
-    from lightning.pytorch import Callback, LightningModule
+def module_of(name: str) -> type[Any]:
+    """Return a class of :mod:`support.lightning_modules`, which imports the library."""
+    from support import lightning_modules
 
-    class Clamps(Callback):  # type: ignore[misc]
-        """Clamps gradients before each step."""
-
-        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-            for group in optimizer.param_groups:
-                for each in group["params"]:
-                    each.grad.clamp_(-0.003, 0.003)
-
-    class Module(LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = Points().model()
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return F.cross_entropy(self.network(batch[0]), batch[1])
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("val_loss", F.cross_entropy(self.network(batch[0]), batch[1]))
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-
-        def train_dataloader(self) -> Any:
-            return DataLoader(Points().dataset("train"), batch_size=BATCH, shuffle=True)
-
-        def val_dataloader(self) -> Any:
-            return DataLoader(Points().dataset("validation"), batch_size=512)
-
-    class Counters(Module):
-        """Noise that decreases with the step, and a weight that follows the epoch."""
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            points, labels = batch
-            noise = 4 * max(0.0, 1 - self.global_step / 100)
-            points = points + noise * torch.randn_like(points)
-            smoothing = 0.3 if self.current_epoch == 0 else 0.0
-            return F.cross_entropy(self.network(points), labels, label_smoothing=smoothing)
-
-    class WarmUp(Module):
-        """Warm-up as Lightning's documentation shows it."""
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=1.0, momentum=0.9)
-
-        def optimizer_step(
-            self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any
-        ) -> None:
-            optimizer.step(closure=optimizer_closure)
-            scale = min(1.0, (self.trainer.global_step + 1) / 1000.0)
-            for group in optimizer.param_groups:
-                group["lr"] = scale * 1.0
-
-    class OneCycle(Module):
-        """A schedule of the whole training, with its momentum."""
-
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            scheduler = torch.optim.lr_scheduler.OneCycleLR(
-                optimizer, 0.3, total_steps=self.trainer.estimated_stepping_batches
-            )
-            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
-
-    class Several(Module):
-        """A function for each group at each step, and another scheduler every other epoch."""
-
-        def configure_optimizers(self) -> Any:
-            first, _, last = self.network
-            optimizer = torch.optim.SGD(
-                [{"params": first.parameters()}, {"params": last.parameters(), "lr": 0.02}],
-                lr=0.1,
-                momentum=0.9,
-            )
-            by_step = torch.optim.lr_scheduler.LambdaLR(
-                optimizer, [lambda step: 1 - step / 200, lambda step: 0.2 + step / 200]
-            )
-            by_epoch = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-            return [optimizer], [
-                {"scheduler": by_step, "interval": "step"},
-                {"scheduler": by_epoch, "interval": "epoch", "frequency": 1},
-            ]
-
-    class Manual(Module):
-        """Steps that the module makes itself."""
-
-        automatic_optimization = False
-
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)]
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            self.clip_gradients(optimizer, gradient_clip_val=1.0)
-            optimizer.step()
-            self.lr_schedulers().step()
-
-    class Clamped(Manual):
-        """Gradients that the module clamps itself."""
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(Module.training_step(self, batch, batch_idx))
-            for each in self.parameters():
-                each.grad.clamp_(-0.003, 0.003)
-            optimizer.step()
-            self.lr_schedulers().step()
-
-    class ClampedInHook(Module):
-        """Gradients that hooks clamp between their computation and the step."""
-
-        def on_after_backward(self) -> None:
-            for each in self.parameters():
-                torch.nan_to_num_(each.grad)
-
-        def configure_callbacks(self) -> Any:
-            return [Clamps()]
-
-    class Clipping(Module):
-        """Clipping that the module configures itself."""
-
-        def configure_gradient_clipping(
-            self, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any
-        ) -> None:
-            for each in self.parameters():
-                each.grad.clamp_(-0.003, 0.003)
-
-    class Backward(Module):
-        """A change in a function whose caller, for all that is known, changes gradients, too."""
-
-        def backward(self, loss: Any) -> None:
-            loss.backward()
-            for each in self.parameters():
-                each.grad.clamp_(-0.003, 0.003)
-
-    class Two(Module):
-        """Two optimizers, as of a generator and its critic, in manual optimization."""
-
-        automatic_optimization = False
-
-        def configure_optimizers(self) -> Any:
-            first, _, last = self.network
-            return [
-                torch.optim.SGD(first.parameters(), lr=0.1, momentum=0.9),
-                torch.optim.SGD(last.parameters(), lr=0.03, momentum=0.9),
-            ]
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            for optimizer in self.optimizers():
-                loss = super().training_step(batch, batch_idx)
-                optimizer.zero_grad()
-                self.manual_backward(loss)
-                optimizer.step()
-
-    class AtTheEnd(Module):
-        """A metric that is computed when the validation ends, and one of torchmetrics."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            from torchmetrics.classification import MulticlassAccuracy
-
-            self.accuracy = MulticlassAccuracy(10, average="micro")
-            self.losses: list[Any] = []
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            answers = self.network(batch[0])
-            self.losses.append(F.cross_entropy(answers, batch[1]))
-            self.accuracy(answers, batch[1])
-            self.log("val_acc", self.accuracy)
-
-        def on_validation_epoch_end(self) -> None:
-            self.log("val_loss", torch.stack(self.losses).mean())
-            self.losses.clear()
-
-    class Thaws(Module):
-        """Layers that a callback of the library thaws in the second epoch."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.backbone = self.network[0]
-
-        def configure_callbacks(self) -> Any:
-            from lightning.pytorch.callbacks import BackboneFinetuning
-
-            return [BackboneFinetuning(1, backbone_initial_lr=0.05, verbose=False)]
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.network[2].parameters(), lr=0.1, momentum=0.9)
-
-    class Cautious(Module):
-        """Batches that it leaves out, and a logger that it uses."""
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            loss = super().training_step(batch, batch_idx)
-            self.logger.experiment.add_scalar("loss", loss, self.global_step)
-            return None if self.global_step in (10, 40) else loss
-
-    class Streams(Several):
-        """Data that can only be iterated over, for training and validation."""
-
-        def train_dataloader(self) -> Any:
-            return DataLoader(Lines(Points().dataset("train")), batch_size=BATCH)
-
-        def val_dataloader(self) -> Any:
-            return DataLoader(Lines(Points().dataset("validation")), batch_size=512)
-
-    own = (
-        Module,
-        Counters,
-        WarmUp,
-        OneCycle,
-        Several,
-        Manual,
-        Clamped,
-        ClampedInHook,
-        Clipping,
-        Two,
-        AtTheEnd,
-        Streams,
-    )
-    return {each.__name__: each for each in (*own, Backward, Thaws, Cautious)}
-
-
-class Lines(IterableDataset[Any]):
-    """Yields the samples of a data set."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self.data[index] for index in range(len(self.data)))
+    found: type[Any] = getattr(lightning_modules, name)
+    return found
 
 
 class Batches:
@@ -297,7 +63,7 @@ def by_lightning(make: Callable[[], Any], seed: int, folder: Path, **options: An
     torch.manual_seed(seed)
     module = make()
     loader = module.train_dataloader()
-    if not isinstance(loader.dataset, Lines):
+    if not isinstance(loader.dataset, IterableDataset):
         loader = DataLoader(loader.dataset, batch_sampler=Batches(seed))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -349,7 +115,7 @@ FURTHER = (
 )
 @pytest.mark.ci
 def test_a_module_ends_as_with_lightning(workers: int, name: str, tmp_path: Path) -> None:
-    make = modules()[name]
+    make = module_of(name)
     expected = [by_lightning(make, seed, tmp_path)["loss"] for seed in SEEDS]
 
     ends = [simulated(task_of(make), workers, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
@@ -365,7 +131,7 @@ def test_steps_in_turn_need_large_parts(workers: int, tmp_path: Path) -> None:
     class Halves(ModuleTask):
         min_local_batch = BATCH // 2
 
-    make = modules()["Two"]
+    make = module_of("Two")
     expected = [by_lightning(make, seed, tmp_path)["loss"] for seed in SEEDS]
 
     ends = [simulated(Halves(make), workers, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
@@ -375,7 +141,7 @@ def test_steps_in_turn_need_large_parts(workers: int, tmp_path: Path) -> None:
 
 @pytest.mark.ci
 def test_gradients_are_clipped_by_value(tmp_path: Path) -> None:
-    class Module(modules()["Module"]):  # type: ignore[misc]
+    class Module(module_of("Module")):  # type: ignore[misc]
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
@@ -394,13 +160,13 @@ def test_gradients_are_clipped_by_value(tmp_path: Path) -> None:
     ("name", "noted"), [("Backward", True), ("Clamped", False), ("Clipping", False)]
 )
 def test_changes_of_gradients_that_may_be_others_are_noted(name: str, noted: bool) -> None:
-    with closing(task_of(modules()[name])()) as task:
+    with closing(task_of(module_of(name))()) as task:
         assert ("loop-clips" in facts_of(task).notes) is noted
 
 
 @pytest.mark.parametrize(("name", "noted"), [("Two", True), ("Manual", False)])
 def test_steps_in_turn_are_noted(name: str, noted: bool) -> None:
-    with closing(task_of(modules()[name])()) as task:
+    with closing(task_of(module_of(name))()) as task:
         notes = facts_of(task).notes
 
     assert ("steps-in-turn" in notes) is noted
@@ -409,7 +175,7 @@ def test_steps_in_turn_are_noted(name: str, noted: bool) -> None:
 def test_a_module_may_ask_for_the_batches_of_an_epoch() -> None:
     asked = []
 
-    class Asks(modules()["Module"]):  # type: ignore[misc]
+    class Asks(module_of("Module")):  # type: ignore[misc]
         def configure_optimizers(self) -> Any:
             self.trainer.fit_loop.setup_data()
             asked.append(len(self.train_dataloader()))
@@ -430,7 +196,7 @@ def test_a_module_may_ask_for_the_batches_of_an_epoch() -> None:
 def test_a_module_may_ask_whether_a_batch_is_the_last_one_of_its_epoch() -> None:
     last = []
 
-    class Asks(modules()["Module"]):  # type: ignore[misc]
+    class Asks(module_of("Module")):  # type: ignore[misc]
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             last.append((batch_idx, self.trainer.is_last_batch))
             return super().training_step(batch, batch_idx)
@@ -445,8 +211,8 @@ def test_a_module_may_ask_whether_a_batch_is_the_last_one_of_its_epoch() -> None
 @pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 def test_a_module_may_leave_batches_out(tmp_path: Path) -> None:
-    expected = [by_lightning(modules()["Module"], seed, tmp_path)["loss"] for seed in SEEDS]
-    make = task_of(modules()["Cautious"])
+    expected = [by_lightning(module_of("Module"), seed, tmp_path)["loss"] for seed in SEEDS]
+    make = task_of(module_of("Cautious"))
     skips = {"on_bad_sample": "skip", "max_bad_samples": 0.05, "epochs": EPOCHS}
 
     # Simulated workers count batches in a row together, of which a job leaves out at most three.
