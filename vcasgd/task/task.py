@@ -106,7 +106,7 @@ class Task:
         without ``requires_grad`` are its base: every worker builds or loads the same values, and
         updates and snapshots don't contain them.
         """
-        raise NotImplementedError
+        raise NotImplementedError("the task has to define it")
 
     def shard(self, model: nn.Module, mesh: Any) -> None:
         """Call ``fully_shard`` of ``torch.distributed.fsdp`` for parts of the model and for itself.
@@ -131,7 +131,7 @@ class Task:
         that can only be iterated over, a sample is an offset in a shard. ``set_epoch`` of the data
         set, if it has one, is called with the epoch, counted from 0, of the next samples.
         """
-        raise NotImplementedError
+        raise NotImplementedError("the task has to define it")
 
     def sampler(self, dataset: Dataset[Any]) -> Iterable[Any] | None:  # noqa: ARG002 - shuffled by default
         """Return a sampler of the training set, as for a ``DataLoader``; None shuffles all samples.
@@ -151,7 +151,7 @@ class Task:
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss of a batch or micro-batch, a scalar with gradient."""
-        raise NotImplementedError
+        raise NotImplementedError("the task has to define it")
 
     def batch_weight(self, batch: Any) -> float | Tensor | None:  # noqa: ARG002 - samples by default
         """Return how many numbers the loss of a batch or micro-batch is the mean of.
@@ -194,7 +194,7 @@ class Task:
         Each value is a scalar tensor. If the job uses ``stop.accuracy``, include ``"accuracy"``,
         the number of correct answers.
         """
-        raise NotImplementedError
+        raise NotImplementedError("the task has to define it")
 
     def evaluate_set(
         self,
