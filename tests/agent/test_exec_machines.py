@@ -75,16 +75,16 @@ def test_lost_and_evicted_machines_are_replaced_and_no_sample_is_lost(
 ) -> None:
     # Given a job on all machines of the pool
     job = CountedJob(stack.client, tmp_path, epochs=20, workers={"min": 1, "max": MACHINES})
-    first, second = await_truth(stack.trains, timeout=90)
+    first, second = await_truth(stack.trains)
 
     # When one is lost, and another one gets a notice
     os.killpg(stack.pid(first), signal.SIGKILL)
-    await_truth(lambda: first not in (there := stack.trains()) and there, timeout=90)
+    await_truth(lambda: first not in (there := stack.trains()) and there)
     stack.client.evict(machine=second)
-    await_truth(lambda: second not in (there := stack.trains()) and there, timeout=90)
+    await_truth(lambda: second not in (there := stack.trains()) and there)
     assert "evicted" in (stack.folder / f"{second}.log").read_text()
 
     # Then others take their places, all samples count once, and idle machines are ended
     view = job.finish()
     assert view.progress.samples_repeated == 0
-    await_truth(lambda: not stack.alive(), timeout=60)
+    await_truth(lambda: not stack.alive())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.harness import Process
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 
 TOKEN = "vcasgd_ann_" + "5" * 64
 #: A process of root may read all others if it has capabilities, which few containers have.
@@ -24,6 +24,14 @@ start = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[47])
 memory = open(f"/proc/{pid}/mem", "rb")
 memory.seek(start)
 print(memory.read(1))
+"""
+#: Joins, and waits for the gateway for so long that it does not end before a test has looked at it.
+JOIN = f"""
+from vcasgd.agent import connection
+connection.ANSWER_SECONDS = {PATIENCE}
+connection.AgentConnection.__init__.__defaults__ = ({PATIENCE},)
+from vcasgd.cli import main
+main()
 """
 
 
@@ -38,7 +46,7 @@ def readable(pid: int) -> tuple[bool, bool]:
     """Return whether a process of the same user can read another one's environment and memory."""
     commands = ["cat", f"/proc/{pid}/environ"], [sys.executable, "-c", READ_MEMORY, str(pid)]
     done = [
-        subprocess.run([*UNPRIVILEGED, *each], capture_output=True, timeout=60, check=False)
+        subprocess.run([*UNPRIVILEGED, *each], capture_output=True, timeout=PATIENCE, check=False)
         for each in commands
     ]
     assert all(b"denied" in each.stderr for each in done if each.returncode), done
@@ -57,7 +65,7 @@ def test_other_processes_of_the_user_can_not_read_the_token(
 
     # When an agent has started with it
     url = f"https://127.0.0.1:{silent_gateway}"
-    argv = [*UNPRIVILEGED, sys.executable, "-m", "vcasgd.cli", "join", url, "--sandbox", "off"]
+    argv = [*UNPRIVILEGED, sys.executable, "-c", JOIN, "join", url, "--sandbox", "off"]
     agent = Process(argv, tmp_path / "agent.log", env)
     try:
         # Then they can't read it any more

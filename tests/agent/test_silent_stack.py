@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from support.http_servers import LocalServer, QuietHandler
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, await_truth
 
 import vcasgd
+from vcasgd.agent import agent as agent_module
 from vcasgd.agent.agent import NOTICE_SECONDS, Agent, Display, LeaveSignals, Visit
 from vcasgd.agent.availability import Availability, StackSilence, Terms
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
@@ -59,29 +60,40 @@ def stack() -> Iterator[Server]:
 def test_an_answer_that_never_ends_is_none(stack: Server) -> None:
     connection = AgentConnection(stack.address, JoinToken("token"), "secret", seconds=0.3)
 
-    with pytest.raises(ApiError, match="no complete answer"):
-        connection.report(ReportBody(workers={}))
+    def asked() -> bool:
+        with pytest.raises(ApiError, match="no complete answer"):
+            connection.report(ReportBody(workers={}))
+        # On a busy machine, the time may be over before the request was sent.
+        return stack.asked.is_set()
+
+    def left() -> bool:
+        connection.leave()
+        return True
+
+    await_truth(asked)
 
     assert stack.hung_up.wait(PATIENCE), "the request has ended, too"
-    connection.leave()
+    await_truth(left)
     connection.close()
 
 
 @pytest.mark.timeout(PATIENCE)
 def test_a_machine_leaves_in_time_while_its_report_is_not_answered(
-    stack: Server, tmp_path: Path
+    stack: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a machine whose report is not answered, and that takes part for a second
+    # Given a machine whose report is not answered, and whose time has ended once it has reported
     connection = AgentConnection(stack.address, JoinToken("token"), "secret", seconds=PATIENCE)
     view = JoinView(machine="m", pool="p", cluster="c", period=0.1, heartbeat=1.0, services=[])
-    end = datetime.now(UTC) + timedelta(seconds=NOTICE_SECONDS + 1)
+    now, late = agent_module._now, timedelta(seconds=PATIENCE)
+    monkeypatch.setattr(agent_module, "_now", lambda: now() + late * stack.asked.is_set())
+    end = datetime.now(UTC) + timedelta(seconds=NOTICE_SECONDS) + late
     terms = Terms(Availability(until=end), None, StackSilence(), [0], {}, None)
     display = Display(Console(quiet=True))
     machine = JoinRequest(version=vcasgd.__version__, host="host", cpus=1.0, memory_mb=1000)
     agent = Agent(stack.address, JoinToken("token"), machine, terms, display, LeaveSignals())
     visit = Visit(agent, connection, view, tmp_path)
 
-    # When that second has passed, then it leaves, although the report still waits
+    # Then it leaves at the end of its time, although the report still waits
     assert visit.run()
     assert stack.asked.is_set()
     connection.close()

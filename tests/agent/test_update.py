@@ -167,7 +167,7 @@ def test_without_the_option_a_machine_says_what_to_install(
     gateway: RunningGateway, unchanged: Installation
 ) -> None:
     with joining(gateway, unchanged, "ann") as (process, log):
-        assert process.wait(60) == 1
+        assert process.wait() == 1
     command = shlex.join([unchanged.python, "-m", "pip", "install", f"vcasgd[worker]=={NEW}"])
     said = log.read_text()
     assert f"error: the stack has vcasgd {NEW}, and this machine {OLD}\n" in said
@@ -248,7 +248,7 @@ def test_an_update_that_changes_nothing_is_not_repeated(
     hidden = replace(installation, sources=str(tmp_path / "old"))
 
     with joining(gateway, hidden, "eve", "--update") as (process, log):
-        assert process.wait(120) == 1
+        assert process.wait() == 1
     assert f"pip has installed it, and this command still starts {OLD}" in log.read_text()
     assert log.read_text().count("updates: ") == 1
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.api_harness import serving
+from support.waiting import PATIENCE
 
 import vcasgd
 from vcasgd.api import wheel
@@ -41,7 +42,7 @@ def test_a_machine_installs_the_version_of_its_stack(stack: httpx.Client, tmp_pa
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE,
     ).stdout.splitlines()
     assert said[0] == str(tmp_path / "vcasgd" / "__init__.py")
     assert vcasgd.__version__ in said[1]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import PATIENCE
 
 RACE = Path(__file__).resolve().parents[2] / "benchmarks" / "race"
 RATE, DELAY = 100_000.0, 0.1
@@ -55,9 +56,9 @@ try:
     )
     receiver.stdout.readline()
     subprocess.run(
-        second.command([sys.executable, "-c", {sender!r}, first.address]), check=True, timeout=30
+        second.command([sys.executable, "-c", {sender!r}, first.address]), check=True, timeout=240
     )
-    receiver.wait(10)
+    receiver.wait(240)
     print(links.carried(), flush=True)
 finally:
     links.close()
@@ -75,7 +76,7 @@ def test_a_real_connection_is_as_slow_as_its_links(switch: Any) -> None:
     started = time.monotonic()
     done = subprocess.run(
         [*ISOLATION, sys.executable, "-c", script],
-        capture_output=True, text=True, check=True, timeout=60,
+        capture_output=True, text=True, check=True, timeout=PATIENCE,
     )  # fmt: skip
 
     (name, seconds), (carried,) = (line.split() for line in done.stdout.splitlines())

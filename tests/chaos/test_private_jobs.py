@@ -14,6 +14,7 @@ import pytest
 from support.harness import AUDIT_TASK
 from support.secret_search import answers, forms, in_files, in_processes
 from support.training import TASKS
+from support.waiting import PATIENCE
 from support.wheels import write_wheel
 
 from vcasgd.chaos.audited_job import counting_spec
@@ -86,7 +87,7 @@ def test_secrets_are_nowhere_but_in_the_jobs_workers(
         monkeypatch.delenv("MY_TOKEN")
 
         # When both have ended
-        done, failed = (client.job(job).wait(120) for job in submitted)
+        done, failed = (client.job(job).wait(PATIENCE) for job in submitted)
 
         # Then the task got its secrets, its package, and its file, and its output lacks the values
         assert done.state == "succeeded", (done.reason, done.traceback)

@@ -103,14 +103,18 @@ class TestEarlyStopping:
 
 
 @contextmanager
-def training(api: Api) -> Iterator[None]:
-    """Run all jobs as the platform does: each evaluation measures the job's learning rate."""
+def training(api: Api, stopping: float | None = None) -> Iterator[None]:
+    """Run all jobs as the platform does: each evaluation measures the job's learning rate.
+
+    A job with the rate ``stopping`` stays after its first evaluation.
+    """
     ended = threading.Event()
 
     def work() -> None:
         while not ended.wait(STEP_SECONDS):
             for job in api.jobs.all(tuple(state for state in JobState if not state.over)):
-                _advance(api, job.id, job.spec, len(job.evaluations), job.state)
+                if not job.evaluations or job.spec.args["lr"] != stopping:
+                    _advance(api, job.id, job.spec, len(job.evaluations), job.state)
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(work)
@@ -125,7 +129,8 @@ def _advance(api: Api, job: str, of: JobSpec, done: int, state: JobState) -> Non
     if state is JobState.STARTING:
         api.start_job(job)
     elif done == of.epochs:
-        api.finish(job)
+        # It may have been canceled meanwhile.
+        api.jobs.transition(job, JobState.SUCCEEDED, [JobState.RUNNING], why="it succeeded")
     else:
         api.account(job, 10 * (done + 1), done + 1)
         lease = api.leases(job).acquire(WorkKind.EVALUATE)
@@ -161,7 +166,7 @@ def test_the_worst_job_ends_early_and_the_best_one_is_first(
     options = SweepOptions("s", at_once=5, early_stop=1, metric=Metric(name="loss", mode="min"))
     lines: list[str] = []
 
-    with training(api):
+    with training(api, stopping=50):
         jobs = Sweep(client, trials(code, 1, 2, 3, 4, 50), options, lines.append).run()
 
     states = {job.spec.args["lr"]: job.state for job in jobs}

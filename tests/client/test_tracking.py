@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.api_harness import Api
 from support.trackers import tensorboard_files
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.client import Client
 from vcasgd.client.tracking.base import EVALUATIONS_NAMED, Position, new_points
@@ -126,7 +126,7 @@ class TestTensorBoard:
         # When it runs again, after the end of the job
         add_point(api, job, 6)
         api.finish(job)
-        subprocess.run([*argv, "--follow"], check=True, timeout=60, stdout=subprocess.DEVNULL)
+        subprocess.run([*argv, "--follow"], check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL)
 
         # Then each point is there once
         assert [step for step, _, _ in losses(str(tmp_path / job))] == [5, 10, 20, 25, 30]

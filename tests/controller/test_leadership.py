@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.clocks import SteppingServer
 from support.harness import Process, RedisServer
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.controller.leadership import Leadership
@@ -62,21 +62,30 @@ def test_a_forward_step_of_the_ledgers_clock_makes_no_two_controllers_act(
     assert not acting.sure
 
 
-def test_a_controller_that_saw_its_predecessor_die_acts_at_once(ledger: RedisClient) -> None:
-    dead, standby = (leadership(ledger, 0.05) for _ in range(2))
+def test_a_controller_that_saw_its_predecessor_die_acts_at_once(
+    stepping: SteppingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("vcasgd.controller.leadership.boot_time", lambda: now[0])
+    dead, standby = (leadership(stepping.connection) for _ in range(2))
     dead.renew()
 
     standby.renew()
     assert not standby.sure
 
-    await_truth(lambda: not Control(ledger).held())
+    now[0] += HOUR
+    stepping.set_clock(HOUR)
+    await_truth(lambda: not Control(stepping.connection).held())
     standby.renew()
 
     assert not dead.sure
     assert standby.sure
 
 
-def test_a_controller_follows_one_that_stopped_at_once(ledger: RedisClient) -> None:
+def test_a_controller_follows_one_that_stopped_at_once(
+    ledger: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vcasgd.controller.leadership.STOP_SECONDS", PATIENCE)
     stopped, successor = leadership(ledger), leadership(ledger)
     stopped.start()
     stopped.stop()
@@ -162,22 +171,22 @@ def test_a_suspended_controller_that_was_replaced_leaves(tmp_path: Path) -> None
         "VCASGD_LEDGER_URL": url,
         "VCASGD_TENSORS_URL": url,
         "VCASGD_STORAGE_URL": f"file://{tmp_path / 'storage'}",
-        "VCASGD_HEARTBEAT": "0.2",
     }
     argv = [sys.executable, "-m", "vcasgd.controller.main"]
     control = Control(server.connection)
     processes: list[Process] = []
 
-    def start() -> Process:
-        before = control.last_round_at()
-        processes.append(Process(argv, tmp_path / f"{len(processes)}.log", env))
+    def start(heartbeat: str) -> Process:
+        before, more = control.last_round_at(), {"VCASGD_HEARTBEAT": heartbeat}
+        processes.append(Process(argv, tmp_path / f"{len(processes)}.log", env | more))
         await_truth(lambda: control.last_round_at() > before)
         return processes[-1]
 
     try:
-        first = start()
+        first = start("0.2")
         os.kill(first.pid, signal.SIGSTOP)
-        second = start()
+        # Its lease lasts until the first one has seen it.
+        second = start("1")
         os.kill(first.pid, signal.SIGCONT)
 
         assert first.wait() == 1

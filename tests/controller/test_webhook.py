@@ -73,6 +73,8 @@ def receiver() -> Iterator[Receiver]:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"LOOK_SECONDS": 0.02, "FIRST_PAUSE": 0.02, "MAX_PAUSE": 0.05}.items():
         monkeypatch.setattr(webhook, name, value)
+    # An event whose answer is late is posted again.
+    monkeypatch.setattr(webhook, "REQUEST_SECONDS", PATIENCE)
 
 
 @pytest.fixture

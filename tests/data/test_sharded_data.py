@@ -16,7 +16,7 @@ import pytest
 import torch
 from moto.server import ThreadedMotoServer
 from safetensors.torch import save
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
@@ -328,11 +328,11 @@ class SlowDisk(DiskCache):
     def look(self, result: Any) -> Any:
         if self.is_slow:
             self.looked.set()
-            assert self.fetched.wait(10)
+            assert self.fetched.wait(PATIENCE)
         return result
 
     def put(self, shard: DataShard, data: bytes) -> None:
-        assert (self.fetched if shard.name == "part-1.npz" else self.looked).wait(10)
+        assert (self.fetched if shard.name == "part-1.npz" else self.looked).wait(PATIENCE)
         super().put(shard, data)
         if shard.name == "part-2.npz":
             self.fetched.set()

@@ -10,7 +10,7 @@ import pytest
 from support.fake_kubernetes import FakeKubernetes
 from support.kubernetes import MISSING_IMAGE, PODS, Kubelet, KubernetesApi, api_server
 from support.ports import free_port
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import (
     CloudDenied,
@@ -47,7 +47,7 @@ FAILING = Boot(("sh", "-c", "echo no such model >&2; exit 3"))
 
 def pool(**fields: Any) -> dict[str, Any]:
     template = {"image": "vcasgd:1", "token_secret": "join", "namespace": "training",
-                "grace_seconds": 30, **fields.pop("template", {})}  # fmt: skip
+                "grace_seconds": 300, **fields.pop("template", {})}  # fmt: skip
     return {"name": "gpu", "provider": "kubernetes", "template": template, **fields}
 
 
@@ -62,6 +62,7 @@ def api(
     folder = tmp_path_factory.mktemp("kubernetes")
     with api_server(request.param, folder) as api, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(api.kubeconfig))
+        patch.setattr(provider_module, "_TIMEOUT", (PATIENCE, PATIENCE))
         yield api
 
 
@@ -128,7 +129,7 @@ def test_eviction_gives_the_machine_its_time(
     (machine,) = provider.launch("gpu", 1, BOOT, "token-2")
     await_truth(lambda: "more" in kubelet.log_of(machine))
 
-    provider.evict(machine, 20)
+    provider.evict(machine, PATIENCE)
 
     await_truth(lambda: one_of(provider, machine) is None)
     assert "notice" in kubelet.log_of(machine)

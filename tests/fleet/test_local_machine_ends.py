@@ -154,7 +154,7 @@ def test_eviction_before_the_boot(cluster: LocalCluster) -> None:
 def test_machines_end_with_the_stack_that_owns_them(
     cluster: LocalCluster, holder: subprocess.Popen[str]
 ) -> None:
-    cluster.provider = cluster.another(owner_grace_seconds=0.8)
+    cluster.provider = cluster.another(owner_grace_seconds=3.0)
     id_, processes = cluster.launch_ready()
     began = time.monotonic()
     holder.send_signal(signal.SIGKILL)

@@ -37,6 +37,12 @@ from vcasgd.steady_time import boot_time
 TRICKY = """it's "$HOME" `id` \\ end"""
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for servers of this process, which may be slow."""
+    monkeypatch.setattr("vcasgd.fleet.metadata.TIMEOUT_SECONDS", PATIENCE)
+
+
 @pytest.fixture
 def metadata() -> Iterator[MetadataServer]:
     server = MetadataServer(Metadata("i-123"))
@@ -121,12 +127,16 @@ def test_a_shutdown_becomes_a_notice_and_then_the_end(
     metadata: MetadataServer, tmp_path: Path
 ) -> None:
     notice = tmp_path / "seen"
+    # The machine ends it a second after the notice, which it may see later.
     watch = (
-        "import os, pathlib, shutil, time\n"
+        "import os, pathlib, shutil, signal, time\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
         "path = pathlib.Path(os.environ['VCASGD_NOTICE_FILE'])\n"
         "print('up', flush=True)\n"
         "while not path.exists(): time.sleep(0.05)\n"
-        f"shutil.copy(path, {str(notice)!r})\n"
+        f"shutil.copy(path, {f'{notice}.new'!r})\n"
+        f"os.rename({f'{notice}.new'!r}, {str(notice)!r})\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})\n"
         "time.sleep(300)\n"
     )
     boot = Boot(("{python}", "-c", watch))
@@ -137,7 +147,8 @@ def test_a_shutdown_becomes_a_notice_and_then_the_end(
     }
     code = (
         "import sys\nfrom vcasgd.machine import main as machine\n"
-        "machine.BootProcess.__init__.__defaults__ = (1.0,)\nsys.exit(machine.main())"
+        "machine.BootProcess.__init__.__defaults__ = (1.0,)\n"
+        f"machine.STOP_SECONDS = {PATIENCE}\nsys.exit(machine.main())"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True

@@ -28,6 +28,12 @@ ACTION = "/latest/meta-data/spot/instance-action"
 PREEMPTED = "/computeMetadata/v1/instance/preempted"
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the server, which may be slow."""
+    monkeypatch.setattr("vcasgd.fleet.metadata.TIMEOUT_SECONDS", PATIENCE)
+
+
 @pytest.fixture
 def metadata() -> Metadata:
     return Metadata("local-1")
@@ -136,7 +142,10 @@ def test_source_by_environment() -> None:
         notices_of_cloud(url | {"VCASGD_METADATA_KIND": "azure"})
 
 
-def test_gcp_waits_for_a_change(server: MetadataServer, metadata: Metadata) -> None:
+def test_gcp_waits_for_a_change(
+    server: MetadataServer, metadata: Metadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vcasgd.fleet.notices.WAIT_SECONDS", 100)
     source = GcpNotices(server.url)
     assert source.poll() is None
     with ThreadPoolExecutor() as pool:

@@ -19,20 +19,40 @@ from vcasgd.storage.objects import LIFE_SIGN, SIGNS, LifeSign, Silence, Storage
 #: Seconds of silence after which the machine ends.
 ORPHAN = 3.0
 
-#: A node that prints the notice that its machine gives to the worker.
+#: A node that prints the notice that its machine gives to the worker, however late it sees it.
 _NODE = (
-    "import os, pathlib, time\n"
+    "import os, pathlib, signal, time\n"
+    "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
     "print('up', flush=True)\n"
     "notice = pathlib.Path(os.environ['VCASGD_NOTICE_FILE'])\n"
     "while not notice.exists(): time.sleep(0.05)\n"
     "print('notice', flush=True)\n"
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})\n"
     "time.sleep(300)\n"
 )
-#: The process of the machine, with a short time for the worker to leave.
+#: The process of the machine, with the test's clock, and a short time for the worker to leave.
 _MACHINE = (
-    "import sys\nfrom vcasgd.machine import main as machine\n"
-    "machine.BootProcess.__init__.__defaults__ = (1.0,)\nsys.exit(machine.main())"
+    "import pathlib, sys\nfrom vcasgd.machine import main as machine\n"
+    "clock = pathlib.Path(sys.argv[1])\nmachine.boot_time = lambda: float(clock.read_text())\n"
+    "machine.BootProcess.__init__.__defaults__ = (1.0,)\n"
+    f"machine.STOP_SECONDS = {PATIENCE}\nsys.exit(machine.main())"
 )
+
+
+class Clock:
+    """The clock of a machine, which stands still while the test is suspended."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._now = 0.0
+        self.advance()
+
+    def advance(self) -> None:
+        """Let the time between two signs of a controller pass."""
+        self._now += ORPHAN / SIGNS
+        new = self.file.with_suffix(".new")
+        new.write_text(str(self._now))
+        new.replace(self.file)
 
 
 @pytest.fixture
@@ -41,7 +61,12 @@ def storage(tmp_path: Path) -> Storage:
 
 
 @pytest.fixture
-def machine(storage: Storage) -> Iterator[subprocess.Popen[str]]:
+def clock(tmp_path: Path) -> Clock:
+    return Clock(tmp_path / "clock")
+
+
+@pytest.fixture
+def machine(storage: Storage, clock: Clock) -> Iterator[subprocess.Popen[str]]:
     """Start what a cloud's machine runs, without Ray."""
     boot = Boot(
         (PYTHON, "-c", _NODE),
@@ -54,16 +79,15 @@ def machine(storage: Storage) -> Iterator[subprocess.Popen[str]]:
         **boot_environment(boot, "aws", "us-east-1", {}),
         "VCASGD_METADATA_URL": metadata.url,
     }
-    with subprocess.Popen(
-        [sys.executable, "-c", _MACHINE], env=env, stdout=subprocess.PIPE, text=True
-    ) as process:
+    argv = [sys.executable, "-c", _MACHINE, str(clock.file)]
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
     metadata.stop()
 
 
 def test_a_machine_lives_with_its_controller_and_ends_without(
-    storage: Storage, machine: subprocess.Popen[str]
+    storage: Storage, machine: subprocess.Popen[str], clock: Clock
 ) -> None:
     # Given a machine that has run for longer than it may without a controller
     assert machine.stdout is not None
@@ -74,7 +98,9 @@ def test_a_machine_lives_with_its_controller_and_ends_without(
 
     def several() -> bool:
         controller.beat()
-        signs.update({storage.get(LIFE_SIGN)} if storage.has(LIFE_SIGN) else ())
+        if storage.has(LIFE_SIGN) and (sign := storage.get(LIFE_SIGN)) not in signs:
+            signs.add(sign)
+            clock.advance()
         return len(signs) >= 3 * SIGNS
 
     await_truth(several)
@@ -82,12 +108,19 @@ def test_a_machine_lives_with_its_controller_and_ends_without(
 
     # When the controller is gone, then the worker gets notice, and the machine ends
     controller.stop()
+    await_end(machine, clock)
     assert machine.stdout.readline() == "notice\n"
-    assert machine.wait(PATIENCE) != 0
 
 
-def test_a_machine_that_never_sees_a_controller_ends(machine: subprocess.Popen[str]) -> None:
-    assert machine.wait(PATIENCE) != 0
+def test_a_machine_that_never_sees_a_controller_ends(
+    machine: subprocess.Popen[str], clock: Clock
+) -> None:
+    await_end(machine, clock)
+
+
+def await_end(machine: subprocess.Popen[str], clock: Clock) -> None:
+    await_truth(lambda: (clock.advance(), machine.poll() is not None)[1])
+    assert machine.returncode != 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.slurm import SlurmCluster, slurm_cluster
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import CloudUnavailable, InvalidRequest, NoCapacity
 from vcasgd.fleet.pools import SlurmPoolSpec
@@ -31,6 +31,7 @@ def cluster() -> Iterator[SlurmCluster]:
     with slurm_cluster(2) as cluster, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", str(cluster.configuration))
         patch.setenv("VCASGD_LEDGER_URL", "redis://:password@host")
+        patch.setattr("vcasgd.fleet.providers.slurm.COMMAND_SECONDS", PATIENCE)
         yield cluster
 
 

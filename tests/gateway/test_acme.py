@@ -9,7 +9,6 @@ import grp
 import json
 import os
 import shutil
-import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -59,7 +58,7 @@ class Machine:
     @property
     def served(self) -> str:
         """The pin of the certificate that a new connection gets."""
-        return pin_of(ssl.get_server_certificate(("127.0.0.1", self.gateway.port)))
+        return self.gateway.served()
 
     @property
     def issued(self) -> str:
@@ -129,7 +128,7 @@ def _start_authority(stack: ExitStack, folder: Path, http_port: int) -> int:
         environment = {"PEBBLE_VA_NOSLEEP": "1", "PEBBLE_WFE_NONCEREJECT": "0"}
         process = Process(argv, folder / f"{name}.log", environment)
         stack.callback(process.end)
-    await_truth(lambda: listens(port))
+    await_truth(lambda: listens(port) and listens(names))
     return port
 
 

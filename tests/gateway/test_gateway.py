@@ -45,7 +45,8 @@ PING = b"*1\r\n$4\r\nPING\r\n"
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
     home = tmp_path_factory.mktemp("gateway")
-    with running(home) as api, gateway_of(home, api) as gateway:
+    # A machine counts as lost after 24 heartbeats, and no machine of these tests has any.
+    with running(home) as api, gateway_of(home, api, VCASGD_HEARTBEAT="60") as gateway:
         yield gateway
 
 
@@ -372,11 +373,6 @@ def test_a_machine_gets_the_code_and_the_orders_of_its_own_jobs_only(
 # -- its certificate -------------------------------------------------------------------------------
 
 
-def served(gateway: RunningGateway) -> str:
-    """Return the pin of the certificate that a new connection gets."""
-    return pin_of(ssl.get_server_certificate(("127.0.0.1", gateway.port)))
-
-
 @pytest.fixture
 def replaced(gateway: RunningGateway) -> Iterator[Callable[[bytes, bytes], None]]:
     """Write another certificate and its key, and tell the gateway; undo that at the end."""
@@ -389,7 +385,7 @@ def replaced(gateway: RunningGateway) -> Iterator[Callable[[bytes, bytes], None]
 
     yield replace_with
     replace_with(*before)
-    await_truth(lambda: served(gateway) == gateway.pin)
+    await_truth(lambda: gateway.served() == gateway.pin)
 
 
 def test_a_new_certificate_closes_no_connection(
@@ -398,7 +394,7 @@ def test_a_new_certificate_closes_no_connection(
     with gateway.connection("ledger", token(gateway, "ann")) as (server, _):
         certificate, key = self_signed("renewed")
         replaced(certificate, key)
-        await_truth(lambda: served(gateway) == pin_of(certificate.decode()))
+        await_truth(lambda: gateway.served() == pin_of(certificate.decode()))
 
         server.sendall(PING)
         assert server.recv(100).startswith(b"-NOAUTH")
@@ -411,4 +407,4 @@ def test_a_certificate_that_does_not_fit_its_key_changes_nothing(
     replaced(self_signed("one")[0], self_signed("another")[1])
     await_truth(lambda: "the certificate stays as it was" in log.read_text())
 
-    assert served(gateway) == gateway.pin
+    assert gateway.served() == gateway.pin

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.machine_roots import write_root
+from support.waiting import PATIENCE
 
 SETTINGS = "CLOUD=aws ROLE=control-plane CLUSTER=mine VCASGD_STORAGE_URL=s3://a-bucket\n"
 LOCAL, PUBLIC = "IP:127.0.0.1,DNS:localhost", "IP:203.0.113.7,DNS:localhost"
@@ -42,7 +43,7 @@ class Machine:
             },
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stderr
         return self.certificate.read_bytes()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from support.kubernetes import MANIFESTS
+from support.waiting import PATIENCE
 
 from vcasgd.settings import Settings
 
@@ -59,7 +60,7 @@ def test_kustomize_renders_the_manifests() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     rendered = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}

@@ -79,7 +79,7 @@ def make_certificate(folder: Path) -> None:
 @pytest.fixture
 def browser(site: str, tmp_path: Path) -> Iterator[httpx.Client]:
     trusted = ssl.create_default_context(cafile=str(tmp_path / "api.pem"))
-    with httpx.Client(base_url=site, verify=trusted, timeout=60, trust_env=False) as browser:
+    with httpx.Client(base_url=site, verify=trusted, timeout=PATIENCE, trust_env=False) as browser:
         yield browser
 
 

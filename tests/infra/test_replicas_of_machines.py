@@ -6,6 +6,7 @@ Each machine has a loopback address of its own, so real servers and Sentinels us
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -31,8 +32,9 @@ ROLES = {CONTROL: "control-plane", STORE: "store", REPLICA: "replica"}
 ADDRESSES = f"CONTROL_HOST={CONTROL} STORE_HOSTS={STORE} REPLICA_HOSTS={REPLICA} NODE=0\n"
 LEDGER = f"LEDGER_URL='redis://:PASSWORD@{CONTROL}:6379/0'\n"
 TLS = f"TLS_SUBJECT='{','.join(f'IP:{host}' for host in ROLES)}'\n"
-#: Milliseconds without an answer until a server counts as down; on real machines it is longer.
-DOWN_MS = 700
+#: Milliseconds without an answer until a server counts as down: while none may, and while one is
+#: dead; on real machines it is between these.
+STEADY_MS, DOWN_MS = 600_000, 700
 
 
 class StoreMachines:
@@ -65,7 +67,7 @@ class StoreMachines:
         sentinel = root / "run/vcasgd/sentinel.conf"
         text = sentinel.read_text().replace("bind * -::*", f"bind {host}")
         sentinel.write_text(
-            text.replace("milliseconds tensors-0 5000", f"milliseconds tensors-0 {DOWN_MS}")
+            text.replace("milliseconds tensors-0 5000", f"milliseconds tensors-0 {STEADY_MS}")
         )
         python = root / "opt/vcasgd/venv/bin/python"
         python.parent.mkdir(parents=True)
@@ -102,6 +104,16 @@ class StoreMachines:
         # Nothing can be promoted at the first start.
         self.start(STORE, "tensors", promotion_seconds=0.5)
         self.start(REPLICA, "tensors", promotion_seconds=0.5)
+
+    def notice_after(self, milliseconds: int) -> None:
+        """Tell each Sentinel after how long a server counts as down."""
+        for host, machine in self.machines.items():
+            text = (machine.root / "run/vcasgd/sentinel.conf").read_text()
+            (password,) = re.findall(r"^requirepass (\S+)$", text, re.MULTILINE)
+            own = {"username": "default", "password": password}
+            with closing(client_of_sentinel(self, host, **own)) as sentinel:
+                words = f"SENTINEL SET tensors-0 down-after-milliseconds {milliseconds}"
+                sentinel.execute_command(*words.split())
 
     def kill(self, host: str, script: str) -> None:
         process = self._processes[host, script]
@@ -159,13 +171,15 @@ def test_replica_takes_over_and_the_dead_primary_comes_back_as_its_replica(
         with closing(client_of_sentinel(machines, host)) as sentinel:
             await_truth(partial(knows_the_replica, sentinel))
     asked = client_of_sentinel(machines)
-    assert named_primary(machines.url) == (STORE, 6380)
+    await_truth(lambda: named_primary(machines.url) == (STORE, 6380))
     # When the primary is killed, and systemd starts it again at once
+    machines.notice_after(DOWN_MS)
     machines.kill(STORE, "tensors")
-    machines.start(STORE, "tensors")
+    machines.start(STORE, "tensors", promotion_seconds=PATIENCE)
     # Then the replica takes over with everything that was acknowledged, and the client goes on
     assert patiently(lambda: client.get("a key"), PATIENCE) == b"before"
-    assert named_primary(machines.url) == (REPLICA, 6380)
+    await_truth(lambda: named_primary(machines.url) == (REPLICA, 6380))
+    machines.notice_after(STEADY_MS)
     # And the dead server comes back as a replica, and has what is written now
     await_truth(lambda: is_written(client, "after"))
     # And a Sentinel that is started again remembers it
@@ -174,7 +188,7 @@ def test_replica_takes_over_and_the_dead_primary_comes_back_as_its_replica(
     await_truth(lambda: promoted(asked))
     # And the new primary would wait only so long for a promotion
     own, first = (REPLICA, 6380), (STORE, 6380)
-    assert primary_at_start(machines.url, own, first, seconds=0.1) == own
+    await_truth(lambda: primary_at_start(machines.url, own, first, seconds=0.1) == own)
     # And clients can only ask
     for command in ("REMOVE tensors-0", "FAILOVER tensors-0", "SET tensors-0 quorum 1"):
         with pytest.raises(redis.exceptions.NoPermissionError):
@@ -183,15 +197,20 @@ def test_replica_takes_over_and_the_dead_primary_comes_back_as_its_replica(
     client.close()
 
 
-def client_of_sentinel(machines: StoreMachines, host: str = CONTROL) -> redis.Redis:
-    """Return a connection to a machine's Sentinel as the user in the URL."""
+def client_of_sentinel(
+    machines: StoreMachines,
+    host: str = CONTROL,
+    username: str | None = None,
+    password: str | None = None,
+) -> redis.Redis:
+    """Return a connection to a machine's Sentinel, by default as the user in the URL."""
     options = dict(pair.split("=", 1) for pair in machines.url.partition("?")[2].split("&"))
     tls = {name: value for name, value in options.items() if name == "ssl_ca_certs"}
     return redis.Redis(
         host,
         26379,
-        username=options["sentinel_username"],
-        password=options["sentinel_password"],
+        username=username or options["sentinel_username"],
+        password=password or options["sentinel_password"],
         decode_responses=True,
         ssl=bool(tls),
         **tls,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.machine_roots import INFRA
+from support.waiting import PATIENCE
 
 #: Command lines of clouds whose machines are lines of a file. A deletion waits as long as Google's.
 GCLOUD = """#!/bin/bash
@@ -52,7 +53,7 @@ class Cloud:
         rows = [f"zone-{number % 3}\tm-{number}\n" for number in range(machines)]
         (folder / "machines").write_text("".join(rows))
 
-    def terminate(self, deadline_seconds: int = 60) -> subprocess.CompletedProcess[str]:
+    def terminate(self, deadline_seconds: int = int(PATIENCE)) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [INFRA / "fleet" / f"terminate-{self.cloud}", "mine", "a-place"],
             cwd=self.folder,
@@ -63,7 +64,7 @@ class Cloud:
             },
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
 
     def left(self) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ from vcasgd.errors import (
     StoreUnavailable,
 )
 from vcasgd.limits import MAX_LOGGED
+from vcasgd.parameter_server import reports
 from vcasgd.parameter_server.blend import MAX_UPDATES
-from vcasgd.parameter_server.reports import REPORT_SECONDS
 from vcasgd.parameter_server.shard import VIEW_SECONDS, Shard
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.snapshot import encode_integers
@@ -286,7 +287,11 @@ def test_a_superseded_server_publishes_nothing(world: World) -> None:
     world.assert_exact()
 
 
-def test_completed_subtasks_are_reported_at_once_and_progress_later(world: World) -> None:
+def test_completed_subtasks_are_reported_at_once_and_progress_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(reports, "time", SimpleNamespace(monotonic=lambda: now[0]))
     shard = world.shard()
     shard.turn()
     world.push(0, 0, 2)
@@ -300,7 +305,7 @@ def test_completed_subtasks_are_reported_at_once_and_progress_later(world: World
 
     world.push(1, 0, 2)
     shard.turn(arrivals(world, shard))
-    time.sleep(REPORT_SECONDS)
+    now[0] += reports.REPORT_SECONDS
     shard.turn(Arrivals("0-0", []))
     assert world.jobs.get(world.job).totals["samples"] == 6
 

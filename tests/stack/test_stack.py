@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.processes import read_each
+from support.servers import KINDS, require_binary
 from support.stacks import FOREGROUND, OLD_SERVER, REDIS, StackHarness, program
 from support.waiting import await_truth
 
@@ -24,11 +25,18 @@ from vcasgd.stack import (
     ForegroundStack,
     StackHome,
     StackPhase,
+    StackState,
     is_running,
     up,
 )
 from vcasgd.stack.home import LOG_BYTES
 from vcasgd.store.connection import connect
+
+#: Program of servers, of which that of tensors waits for a file.
+WAITING = """#!/bin/sh
+case "$1" in *tensors*) while [ ! -e '{file}' ]; do sleep 0.05; done ;; esac
+exec '{server}' "$@"
+"""
 
 
 @pytest.fixture
@@ -39,12 +47,21 @@ def stack(tmp_path: Path) -> Iterator[StackHarness]:
     stack.await_end()
 
 
-def test_stack_starts_and_stops_without_remains(stack: StackHarness) -> None:
+def test_stack_starts_and_stops_without_remains(stack: StackHarness, tmp_path: Path) -> None:
+    # Given a tensors server, which the parameter server needs, that starts once it may
+    may_start = tmp_path / "may-start"
+    text = WAITING.format(file=may_start, server=require_binary(KINDS[0]))
     states: list[dict[str, bool]] = []
+
+    def progress(state: StackState) -> None:
+        states.append({name: part.ready for name, part in state.parts.items()})
+        if states[-1].get("ledger"):
+            may_start.touch()
+
     state = up(
-        stack.settings(),
+        stack.settings(redis_server=program(tmp_path, text)),
         names=(*REDIS, "server"),
-        progress=lambda state: states.append({n: part.ready for n, part in state.parts.items()}),
+        progress=progress,
     )
 
     assert state.phase is StackPhase.READY

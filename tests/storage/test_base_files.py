@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.http_servers import LocalServer
+from support.waiting import PATIENCE
 
+from vcasgd import local_files
 from vcasgd.errors import DataError, SpecError, StorageUnavailable
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
@@ -93,7 +96,7 @@ def test_workers_that_start_together_fetch_one_copy(web: str, tmp_path: Path) ->
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
 
     assert len(found) == 4
     assert Ranges.served == len(CONTENT)
@@ -103,6 +106,13 @@ def test_a_worker_that_waits_for_another_one_reports_progress_until_the_limit(
     web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_files, "LOCK_SECONDS", 0.5)
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(local_files, "time", clock)
     wanted, reports = spec(f"{web}/base.bin"), []
     with (tmp_path / f".{wanted.sha256}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from support.harness import RedisServer
 from support.servers import KINDS, running_server, url_of
+from support.waiting import PATIENCE
 
 from vcasgd.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
-from vcasgd.store.connection import RedisClient, connect
+from vcasgd.store.connection import RedisClient, connect, patiently
 
 pytestmark = pytest.mark.both_servers
 
@@ -175,7 +176,7 @@ def test_a_frozen_server_is_waited_for_a_bounded_time(tmp_path: Path) -> None:
     with running_server("valkey", tmp_path) as server:
         client = connect(url_of(server, 1), answer_seconds=1.5)
         wire = BulkTransfer(client)
-        wire.store([("k", memoryview(b"value"))])
+        patiently(lambda: wire.store([("k", memoryview(b"value"))]), PATIENCE)
         os.kill(server.process.pid, signal.SIGSTOP)
         try:
             with pytest.raises(StoreUnavailable, match="too long"):
@@ -184,5 +185,5 @@ def test_a_frozen_server_is_waited_for_a_bounded_time(tmp_path: Path) -> None:
                 wire.store((f"k{each}", memoryview(bytes(1 << 20))) for each in range(16))
         finally:
             os.kill(server.process.pid, signal.SIGCONT)
-        assert load(wire, ["k"], [5]) == [b"value"]
+        assert patiently(lambda: load(wire, ["k"], [5]), PATIENCE) == [b"value"]
         client.close()

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
 import redis.sentinel
 from support.harness import RedisServer
 from support.servers import Fault, through_proxy
+from support.waiting import PATIENCE
 
 from vcasgd.errors import (
     Fenced,
@@ -24,6 +26,7 @@ from vcasgd.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
+from vcasgd.store import connection
 from vcasgd.store.connection import (
     RedisClient,
     check_server,
@@ -324,7 +327,7 @@ class TestPatiently:
                 raise outcome
             return outcome
 
-        assert patiently(call, 5, first_pause=0.001) == "there"
+        assert patiently(call, PATIENCE, first_pause=0.001) == "there"
 
     @pytest.mark.parametrize("error", [StoreDenied, Fenced, SnapshotMissing, StoreError])
     def test_what_waiting_does_not_heal_is_raised_at_once(self, error: type[StoreError]) -> None:
@@ -338,13 +341,18 @@ class TestPatiently:
             patiently(call, 5)
         assert len(calls) == 1
 
-    def test_gives_up_in_time_with_the_last_error(self) -> None:
+    def test_gives_up_in_time_with_the_last_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = []
+
+        now = [0.0]
 
         def call() -> None:
             calls.append(1)
+            now[0] += 0.01
             raise StoreUnavailable(f"attempt {len(calls)}")
 
+        clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None)
+        monkeypatch.setattr(connection, "time", clock)
         with pytest.raises(StoreUnavailable, match=r"attempt \d+") as caught:
             patiently(call, 0.2, first_pause=0.01)
 

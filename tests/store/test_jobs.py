@@ -330,7 +330,7 @@ class TestControl:
     def test_one_controller_at_a_time(self, ledger: RedisClient) -> None:
         control = Control(ledger)
         assert not control.held()
-        token = control.hold("a", 0.1).token
+        token = control.hold("a", 60).token
 
         assert control.hold("b", 60).token == 0
         assert control.held()

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 from support.world import MakeWorld, World
 
 from vcasgd.store.keys import LedgerKeys
@@ -114,7 +114,7 @@ class TestAcquire:
 
         def work(index: int) -> list[Lease]:
             leases, taken = world.leases(f"w{index}"), []
-            start.wait(10)
+            start.wait(PATIENCE)
             while isinstance(answer := leases.acquire(), Lease):
                 taken.append(answer)
             return taken

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.servers import KINDS, running_server, url_of
 from support.shard_links import link_of
+from support.waiting import PATIENCE, await_truth
 from support.world import World
 
 from vcasgd.errors import SnapshotMissing, StoreFull
@@ -149,12 +150,12 @@ def test_32_workers_as_fast_as_they_can_under_a_memory_limit(small: World) -> No
     shard = small.shard()
     shard.turn()
     clients = [link_of(small) for _ in range(workers)]
-    waited = 0
     try:
         for subtask in range(workers * each):
             header, payload = small.update(subtask, 0, small.plan.size(subtask), 1)
             clients[subtask % workers].push(header, 0, payload)
-        deadline = time.monotonic() + 60
+        waited = await_truth(lambda: (now := small.reader.waiting()) > 1 and now)
+        deadline = time.monotonic() + PATIENCE
         while small.snapshots.version() < workers * each and time.monotonic() < deadline:
             waited = max(waited, small.reader.waiting())
             shard.turn()

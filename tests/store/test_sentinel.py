@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.replicated import Replicated, replicated
 from support.servers import KINDS
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import StoreError, StoreUnavailable
 from vcasgd.store.connection import RedisClient, connect, patiently, without_secret
@@ -27,10 +27,26 @@ def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Replicat
 
 
 @pytest.fixture(params=KINDS)
-def lenient(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Replicated]:
-    """A service whose primary accepts writes without a replica."""
-    with replicated(tmp_path / "tensors", request.param, strict=False) as service:
+def steady(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Replicated]:
+    """A service whose primary stays the primary, however slow it is."""
+    options = {"down_seconds": PATIENCE, "replica_timeout": PATIENCE}
+    with replicated(tmp_path / "tensors", request.param, **options) as service:
         yield service
+
+
+@pytest.fixture(params=KINDS)
+def lenient(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Replicated]:
+    """A service whose primary stays the primary, and accepts writes without a replica."""
+    options = {"strict": False, "down_seconds": PATIENCE}
+    with replicated(tmp_path / "tensors", request.param, **options) as service:
+        yield service
+
+
+def short_of(service: Replicated) -> RedisClient:
+    """Return a client that waits for the replica for a moment, and whose last write is there."""
+    client = connect(service.url.replace("replica_timeout=2.0", "replica_timeout=0.3"))
+    await_truth(lambda: client.set("key", 1) and client.replicated)
+    return client
 
 
 class Writer(threading.Thread):
@@ -115,8 +131,10 @@ class TestUrl:
 # --- acknowledged means replicated --------------------------------------------------------------
 
 
-def test_a_write_is_on_the_replica_when_it_returns(service: Replicated) -> None:
-    client, replica = service.connection, service.replica.connection
+def test_a_write_is_on_the_replica_when_it_returns(steady: Replicated) -> None:
+    # It waits for the replica for half as long as for an answer.
+    client = connect(steady.url, answer_seconds=2 * PATIENCE)
+    replica = steady.replica.connection
     script = client.script("tensors/takeover")
     for number in range(50):
         client.set("key", number)
@@ -135,8 +153,7 @@ def test_nothing_that_was_acknowledged_is_lost_in_a_failover(service: Replicated
     # Given a client that writes continuously
     writer = Writer(service.client())
     writer.start()
-    patiently(lambda: service.connection.ping(), 5)
-    time.sleep(0.2)
+    await_truth(lambda: writer.acknowledged)
 
     # When the primary is killed, and comes back as a replica
     old, new = service.kill_primary()
@@ -158,7 +175,7 @@ def test_nothing_that_was_acknowledged_is_lost_in_a_failover(service: Replicated
 def test_a_frozen_primary_is_not_written_to_when_it_wakes_up(service: Replicated) -> None:
     # Given connections to a primary that freezes
     client = connect(f"{service.url}&client_name=awake", answer_seconds=1.0)
-    client.set("before", 1)
+    patiently(lambda: client.set("before", 1), FAILOVER_SECONDS)
     sleepy = connect(service.url)
     sleepy.ping()
     old, new = service.primary, service.replica
@@ -188,9 +205,8 @@ def test_a_frozen_primary_is_not_written_to_when_it_wakes_up(service: Replicated
 def test_without_its_replica_it_goes_on_and_says_so(
     lenient: Replicated, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = connect(lenient.url.replace("replica_timeout=2.0", "replica_timeout=0.3"))
-    client.set("key", 1)
-    replica = lenient.replica
+    client, replica = short_of(lenient), lenient.replica
+    caplog.clear()
 
     # When the replica dies
     replica.kill()
@@ -219,8 +235,7 @@ def test_without_its_replica_it_goes_on_and_says_so(
 
 def test_a_missing_replica_is_tolerated_only_if_the_sentinels_agree(lenient: Replicated) -> None:
     """A client without contact to the Sentinels does not trust its primary."""
-    client = connect(lenient.url.replace("replica_timeout=2.0", "replica_timeout=0.3"))
-    client.set("key", 1)
+    client = short_of(lenient)
     for sentinel in lenient.sentinels[:2]:
         sentinel.kill()
     lenient.nodes[1].kill()
@@ -237,15 +252,15 @@ def test_one_sentinel_is_enough_to_find_the_primary(lenient: Replicated) -> None
     assert connect(lenient.url).set("key", 1)
 
 
-def test_a_strict_primary_takes_no_write_without_a_replica(service: Replicated) -> None:
-    replica = service.replica
-    service.connection.set("key", 1)
+def test_a_strict_primary_takes_no_write_without_a_replica(steady: Replicated) -> None:
+    replica = steady.replica
+    steady.connection.set("key", 1)
     replica.kill()
 
     refused = None
     for _ in range(100):
         try:
-            service.connection.set("key", 2)
+            steady.connection.set("key", 2)
         except StoreUnavailable as error:
             refused = error
             break
@@ -254,11 +269,11 @@ def test_a_strict_primary_takes_no_write_without_a_replica(service: Replicated) 
     assert "NOREPLICAS" in str(refused)
 
     replica.start()
-    assert patiently(lambda: service.connection.set("key", 3), FAILOVER_SECONDS)
+    assert patiently(lambda: steady.connection.set("key", 3), FAILOVER_SECONDS)
 
 
-def test_nobody_knows_the_service(service: Replicated) -> None:
-    url = service.url.replace("/tensors/", "/other/")
+def test_nobody_knows_the_service(steady: Replicated) -> None:
+    url = steady.url.replace("/tensors/", "/other/")
 
     with pytest.raises(StoreUnavailable, match="no Sentinel knows a primary of 'other'"):
         connect(url).ping()

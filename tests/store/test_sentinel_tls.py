@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import trustme
 from support.harness import Process
 from support.ports import free_port
 from support.servers import require_binary
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
 from vcasgd.local_files import write_private
@@ -31,7 +32,8 @@ from vcasgd.store.sentinel import named_primary, primary_url
 
 PASSWORD = "of-the-servers"
 SENTINEL_PASSWORD = "of-the-sentinels"
-DOWN_MS = 500
+#: Until a test wants a failover, the primary may be slow.
+SLOW_MS, DOWN_MS = 240_000, 500
 FAILOVER_SECONDS = 120
 
 
@@ -50,6 +52,16 @@ class Service:
         self.sentinel_ports = [free_port() for _ in range(SENTINELS)]
         self.servers = [self._start_server(port) for port in self.ports]
         self.sentinels = [self._start_sentinel(port) for port in self.sentinel_ports]
+
+    def fail_over_soon(self) -> None:
+        """Let the Sentinels miss a primary that does not answer for a moment."""
+        for port in self.sentinel_ports:
+            with redis.Redis(
+                *("127.0.0.1", port), password=SENTINEL_PASSWORD,
+                ssl=True, ssl_ca_certs=str(self.authority),
+            ) as sentinel:  # fmt: skip
+                option = ("down-after-milliseconds", DOWN_MS)
+                sentinel.execute_command("SENTINEL", "SET", "ledger", *option)
 
     def end(self) -> None:
         for process in (*self.servers, *self.sentinels):
@@ -84,7 +96,7 @@ class Service:
             f"sentinel sentinel-pass {SENTINEL_PASSWORD}",
             f"sentinel monitor ledger 127.0.0.1 {self.ports[0]} 2",
             f"sentinel auth-pass ledger {PASSWORD}",
-            f"sentinel down-after-milliseconds ledger {DOWN_MS}",
+            f"sentinel down-after-milliseconds ledger {SLOW_MS}",
             f"sentinel failover-timeout ledger {6 * DOWN_MS}",
         ]
         write_private(files.configuration, "\n".join([*lines, ""]))
@@ -120,7 +132,7 @@ def write(client: Any, value: str) -> bool:
 
 
 def failure(url: str) -> StoreError:
-    with connect(url, answer_seconds=5.0) as client, pytest.raises(StoreError) as caught:
+    with connect(url, answer_seconds=PATIENCE) as client, pytest.raises(StoreError) as caught:
         client.ping()
     return caught.value
 
@@ -155,11 +167,11 @@ def test_the_address_for_those_who_know_no_sentinel(service: Service) -> None:
 def test_a_failover(service: Service) -> None:
     # Given a client that writes to the primary
     client = connect(service.trusting)
-    client.set("before", 1)
-    assert client.replicated
+    await_truth(lambda: client.set("before", 1) and client.replicated)
 
     # When it dies
     service.servers[0].kill()
+    service.fail_over_soon()
 
     # Then acknowledged writes are on the other server, which the Sentinels now name
     await_truth(lambda: named_primary(service.trusting) == ("127.0.0.1", service.ports[1]))

@@ -170,7 +170,7 @@ class Api:
         )
 
     def leases(self, job: str, worker: str = "w-1") -> Leases:
-        return Leases(self.connection, job, worker, 10.0)
+        return Leases(self.connection, job, worker, PATIENCE)
 
     def lease(self, job: str, worker: str = "w-1") -> Lease:
         lease = self.leases(job, worker).acquire()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from support.machine_roots import INFRA, write_root
+from support.waiting import PATIENCE
 
 #: Text of a command that fails.
 PART = "a part of an answer"
@@ -135,7 +136,7 @@ def run_script(script: Script, root: Path, failing: str = "", patience_seconds: 
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     calls = frozenset(path.name for path in (root / "calls").iterdir())
     return Outcome(done.returncode, done.stderr, dict(_left(root)), calls)

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from support.http_servers import LocalServer, QuietHandler
 from support.machine_roots import write_root
+from support.waiting import PATIENCE
 
 TOKEN = "an access token"
 
@@ -127,7 +128,7 @@ class GoogleMachine:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
 
     def shell(self, text: str) -> subprocess.CompletedProcess[str]:
@@ -138,7 +139,7 @@ class GoogleMachine:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
 
     def secrets(self) -> dict[str, str]:

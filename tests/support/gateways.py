@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,8 @@ from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
 from vcasgd.client.transport import Transport
-from vcasgd.gateway.relay import ensure_certificate, first_line
+from vcasgd.gateway.relay import ensure_certificate, first_line, pin_of
+from vcasgd.limits import GATEWAY_HANDSHAKE_TIMEOUT
 from vcasgd.schemas.joining import MACHINE_SECRET
 
 
@@ -61,6 +63,20 @@ class RunningGateway:
         self.opened.append(connection)
         return connection
 
+    def served(self) -> str:
+        """Return the pin of the certificate that a new connection gets."""
+        return await_truth(self._served)
+
+    def _served(self) -> str | None:
+        began = time.monotonic()
+        try:
+            return pin_of(ssl.get_server_certificate(("127.0.0.1", self.port)))
+        except OSError:
+            # On a busy machine, a handshake may take longer than the gateway waits.
+            if time.monotonic() - began < GATEWAY_HANDSHAKE_TIMEOUT:
+                raise
+            return None
+
     def close_all(self) -> None:
         while self.opened:
             self.opened.pop().close()
@@ -77,8 +93,8 @@ class RunningGateway:
 
 
 @contextlib.contextmanager
-def gateway_of(home: Path, api: Api) -> Iterator[RunningGateway]:
-    """Restart an API with a socket for a gateway, and run one."""
+def gateway_of(home: Path, api: Api, **more: str) -> Iterator[RunningGateway]:
+    """Restart an API with a socket for a gateway, and run one, with ``more`` settings."""
     certificate, key = home / "gateway" / "certificate.pem", home / "gateway" / "key.pem"
     pin, port = ensure_certificate(certificate, key), free_port()
     behind = {
@@ -87,6 +103,7 @@ def gateway_of(home: Path, api: Api) -> Iterator[RunningGateway]:
         "VCASGD_JOIN_URL": f"https://127.0.0.1:{port}",
         # it stands for the tensors server, too
         "VCASGD_TENSORS_URL": api.ledger.files.url,
+        **more,
     }
     api.end()
     api.process = api.launch(**behind)

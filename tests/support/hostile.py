@@ -67,7 +67,7 @@ class Hostile:
         """Wait until the job has failed because of what was written; return its record."""
         await_truth(lambda: self.harness.jobs.get(self.job).state is JobState.FAILED)
         await_truth(lambda: not works(self.ledger.ping))
-        (event,) = self.harness.events(self.job, "job-quarantined")
+        (event,) = await_truth(lambda: self.harness.events(self.job, "job-quarantined"))
         job = self.harness.jobs.get(self.job)
         assert job.reason
         assert job.reason in event["text"]
@@ -107,7 +107,14 @@ def _urls(path: str, jobs: list[str]) -> set[str]:
 
 
 def _assert_answers(http: httpx.Client, url: str, *, stream: bool) -> None:
+    # On a busy machine, the API may have to ask for another attempt.
+    await_truth(lambda: _answers(http, url, stream=stream))
+
+
+def _answers(http: httpx.Client, url: str, *, stream: bool) -> bool:
     with http.stream("GET", url, follow_redirects=True) as answer:
+        if answer.status_code == 503:
+            return False
         # Jobs without a model, and names of other things.
         unknown = "{" in url or "0" * 64 in url
         allowed = (200, 404, 409) if unknown or url.endswith("/model") else (200,)
@@ -115,6 +122,7 @@ def _assert_answers(http: httpx.Client, url: str, *, stream: bool) -> None:
         if stream:
             # The first message about the state of the platform.
             assert re.match("(event|id|data|:)", next(answer.iter_lines()))
+    return True
 
 
 def train_on(harness: Harness, victim: Training) -> None:

@@ -25,7 +25,7 @@ echo done > ready
 wait
 """
 BOOT = Boot(("sh", "-c", FAMILY), {"GREETING": "hello {machine_id}", "PATH": os.environ["PATH"]})
-TEMPLATE = LocalTemplate(price_per_hour=0.5, notice_seconds=30.0)
+TEMPLATE = LocalTemplate(price_per_hour=0.5, notice_seconds=600.0)
 POOL = LocalPoolSpec(name="local", provider="local", max_machines=2, template=TEMPLATE)
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from support.http_servers import LocalServer, QuietHandler
+from support.waiting import PATIENCE
 
 INFRA = Path(__file__).parents[2] / "infra"
 #: Credentials of a role, as the metadata server returns them.
@@ -45,7 +46,7 @@ def run_failing_boot(root: Path, environment: dict[str, str]) -> subprocess.Comp
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 

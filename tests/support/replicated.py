@@ -13,7 +13,7 @@ import redis
 from support.harness import Process, RedisServer
 from support.ports import free_port
 from support.servers import require_binary
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 from vcasgd.errors import StoreError
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.embedded import (
@@ -45,8 +45,10 @@ class Replicated:
         durable: bool = False,
         strict: bool = True,
         replica_timeout: float = 2.0,
+        down_seconds: float = DOWN_SECONDS,
     ) -> None:
         self.directory = directory
+        self._down_seconds = down_seconds
         self._binary = require_binary(kind)
         password = secrets.token_hex(8)
         self.nodes: list[RedisServer] = []
@@ -150,7 +152,7 @@ class Replicated:
         return lines if self._strict else [*lines, "min-replicas-to-write 0"]
 
     def _start_sentinel(self, files: ServerFiles) -> Process:
-        write_sentinel_configuration(files, [self.service], down_seconds=DOWN_SECONDS)
+        write_sentinel_configuration(files, [self.service], down_seconds=self._down_seconds)
         command = sentinel_command(files, self._binary)
         return Process(command, self.directory / f"{files.directory.name}.log")
 
@@ -169,7 +171,7 @@ class Replicated:
 
     @contextmanager
     def _ask(self, files: ServerFiles) -> Iterator[redis.Redis]:
-        client = redis.Redis(port=files.port, password=files.password, socket_timeout=2)
+        client = redis.Redis(port=files.port, password=files.password, socket_timeout=PATIENCE)
         try:
             yield client
         finally:

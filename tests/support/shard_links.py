@@ -5,6 +5,7 @@ from __future__ import annotations
 from threading import Semaphore
 from typing import Any
 
+from support.waiting import PATIENCE
 from support.world import World
 from vcasgd.learning.shards import Cut
 from vcasgd.store.connection import RedisClient
@@ -31,7 +32,7 @@ def submit(
 
 
 def flush(link: ShardLink) -> None:
-    assert link.flush(10), "not all updates reached the stream"
+    assert link.flush(PATIENCE), "not all updates reached the stream"
 
 
 def version_of(link: ShardLink) -> tuple[int, int]:
@@ -39,7 +40,7 @@ def version_of(link: ShardLink) -> tuple[int, int]:
 
     Raises the link's error.
     """
-    version: tuple[int, int] = link.poll().result(10)
+    version: tuple[int, int] = link.poll().result(PATIENCE)
     if link.last_error:
         raise link.last_error
     return version

@@ -12,6 +12,7 @@ import torch
 
 from support.harness import RedisServer
 from support.servers import Fault, through_proxy
+from support.waiting import PATIENCE
 from support.world import World
 from vcasgd.learning.shards import Cut
 from vcasgd.parameter_server.shard import Shard
@@ -133,4 +134,4 @@ def pair_of(
 
 
 def flush(pair: ShardPair) -> None:
-    assert pair.exchange.flush(10), "not everything came into the streams"
+    assert pair.exchange.flush(PATIENCE), "not everything came into the streams"

@@ -34,7 +34,7 @@ class Training:
 
     The job has ``epochs``, or ends after ``max_samples``. ``subtasks`` is None for the default.
     With ``push_every`` None, the workers choose it. ``order`` is that of the task's sampler. Each
-    step takes ``step_seconds`` until :meth:`release`.
+    step takes ``step_seconds`` until :meth:`release`, and more in the second half of the job.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Training:
         self.interval = samples if push_every == "subtask" else int(push_every or 1) * BATCH
         name = secrets.token_hex(4)
         self._trace, self._hold = (harness.home / f"{kind}-{name}" for kind in ("trace", "hold"))
-        self._hold.touch()
+        self._hold.write_text(str(total))
         self.job = harness.submit_audit(
             samples=samples,
             **({"epochs": epochs} if max_samples is None else {"max_samples": max_samples}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from support.harness import Harness
@@ -26,9 +27,12 @@ class Machines:
         harness.start_server()
         harness.start_job_loop()
 
+    def folder(self, number: int) -> Path:
+        return self.harness.home / f"data-{number}"
+
     def start(self, number: int, data: Iterable[int] | None) -> str:
         """Start a machine, whose n-th file contains the n-th number; None for no folder."""
-        folder = self.harness.home / f"data-{number}"
+        folder = self.folder(number)
         if data is not None:
             folder.mkdir()
         # As if the machine listed its files in another order.
@@ -101,15 +105,17 @@ def test_a_job_fails_if_its_first_machine_is_the_wrong_one(harness: Harness) -> 
 def test_a_first_machine_without_data_does_not_fail_the_job(machines: Machines) -> None:
     # Given a machine with an empty folder, which is the first one
     harness, job = machines.harness, machines.training.job
+    late = machines.folder(1).with_suffix(".late")
+    late.touch()
     empty = machines.start(1, [])
-    await_truth(lambda: harness.jobs.failures(job))
+    await_truth(lambda: harness.jobs.workers.names(job) == {empty})
 
     # When others have the data, and start before it has tried three times
-    machines.training.worker(empty).freeze()
     machines.start(2, range(SAMPLES))
     machines.start(3, range(SAMPLES))
     await_truth(lambda: len(harness.jobs.workers.names(job) - {empty}) == 2)
-    machines.training.worker(empty).thaw()
+    late.unlink()
+    await_truth(lambda: harness.jobs.failures(job))
 
     # Then they train, and the first one gets no work
     machines.training.await_samples(1)

@@ -142,7 +142,7 @@ def test_a_worker_says_that_the_first_model_does_not_fit(harness: Harness) -> No
 @pytest.mark.ci
 def test_a_frozen_ledger_does_not_delay_updates(harness: Harness) -> None:
     # Given two jobs whose workers have all the subtasks that they need
-    jobs = [Training(harness, samples=1000, epochs=1, subtasks=1) for _ in range(2)]
+    jobs = [Training(harness, samples=2000, epochs=1, subtasks=1) for _ in range(2)]
     harness.start_server()
     harness.start_job_loop()
     for job in jobs:
@@ -154,10 +154,12 @@ def test_a_frozen_ledger_does_not_delay_updates(harness: Harness) -> None:
 
     # When the ledger is frozen
     harness.ledger.process.freeze()  # type: ignore[attr-defined]
+    # Known before the first wait, in which the second job goes on.
+    reached = [harness.applied(job.job) for job in jobs]
 
     # Then each job has many updates applied for each report that the ledger doesn't answer
-    for job in jobs:
-        job.await_more_samples(20 * job.interval)
+    for job, before in zip(jobs, reached, strict=True):
+        job.await_samples(before + 20 * job.interval)
     assert log.read_text().count("does not answer") < 10
     harness.ledger.process.thaw()  # type: ignore[attr-defined]
     for job in jobs:

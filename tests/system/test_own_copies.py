@@ -27,7 +27,7 @@ SEVERAL = 3
 @pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.ci
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_nothing_is_lost_when_parts_die_around_a_copy(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=1, heartbeat=0.5)
     with client_of(settings) as client:
@@ -41,7 +41,7 @@ def test_nothing_is_lost_when_parts_die_around_a_copy(tmp_path: Path) -> None:
         # When the worker's process, the parameter server, and the tensors server die while it
         # pushes without fetching
         for victim in ("worker", "server", "tensors"):
-            row = await_truth(Copying(client, job.id), timeout=60)
+            row = await_truth(Copying(client, job.id))
             if victim == "worker":
                 os.kill(row.pid, signal.SIGKILL)
             else:
@@ -55,7 +55,7 @@ def test_nothing_is_lost_when_parts_die_around_a_copy(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.extended
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("codec", [pytest.param("auto", marks=pytest.mark.ci), "int2"])
 def test_nothing_is_lost_when_parts_die_while_workers_push_in_turn(
     tmp_path: Path, codec: str
@@ -72,7 +72,7 @@ def test_nothing_is_lost_when_parts_die_while_workers_push_in_turn(
 
         # When one's process, the parameter server, and the tensors server die while both push
         for victim in ("worker", "server", "tensors"):
-            row = await_truth(Taking(client, job.id), timeout=90)
+            row = await_truth(Taking(client, job.id))
             if victim == "worker":
                 os.kill(row.pid, signal.SIGKILL)
             else:

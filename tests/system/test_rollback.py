@@ -17,10 +17,14 @@ TOO_HIGH, FAR_TOO_HIGH = 2.8, 25.0
 
 
 def submit(harness: Harness, **args: Any) -> str:
+    hold = harness.home / "hold"
+    if "broken" in args:
+        # The job must not end before it is broken.
+        hold.touch()
     return harness.submit(
         TASKS,
         task="diverging:Parabola",
-        args={"samples": SAMPLES, **args},
+        args={"samples": SAMPLES, "hold": str(hold), **args},
         epochs=EPOCHS,
         subtasks_per_epoch=4,
         push_every="subtask",
@@ -43,6 +47,7 @@ def suspend_before_rollback(harness: Harness, job: str, node: int, loop: Child) 
     loop.freeze()
     (harness.home / "broken").touch()
     await_truth(lambda: harness.jobs.failures(job))
+    (harness.home / "hold").unlink()
     harness.servers[node].freeze()
     assert not harness.events(job, "rolled-back"), "the fault did not fire: it was too late"
     loop.thaw()

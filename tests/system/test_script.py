@@ -62,7 +62,8 @@ def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(
     harness: Harness, script: str
 ) -> None:
     # Given a job whose task is a script, on two workers
-    training = Training(harness, task=script, subtasks=8, step_seconds=0.1)
+    # Each of its subtasks has four push intervals.
+    training = Training(harness, task=script, samples=640, subtasks=8, step_seconds=0.1)
     killed, _ = training.start(2)
     harness.start_job_loop()
 

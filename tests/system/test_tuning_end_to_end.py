@@ -45,11 +45,16 @@ def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(harness: Harness) -
     def target() -> int:
         return round(10 * min(harness.jobs.get(job).tuned.shares.values()))
 
-    await_truth(lambda: beats()[True].local_steps == target() < 10)
-    assert beats()[False].local_steps == 10
-    assert (beats()[True].step_seconds or 0) > (beats()[False].step_seconds or 0)
+    # A busy machine can make the other one slow for a moment.
+    await_truth(
+        lambda: beats()[True].local_steps == target() < 10 and beats()[False].local_steps == 10
+    )
+    await_truth(lambda: (beats()[True].step_seconds or 0) > (beats()[False].step_seconds or 0))
 
-    # and both push about as often
-    before = {name: beat.pushes or 0 for name, beat in beats().items()}
-    await_truth(lambda: (beats()[False].pushes or 0) > before[False] + 6)
-    assert (beats()[True].pushes or 0) > before[True] + 1
+    # and both push about as often, unless the slow one had to wait for a processor
+    def push_about_as_often() -> bool:
+        before = {name: beat.pushes or 0 for name, beat in beats().items()}
+        await_truth(lambda: (beats()[False].pushes or 0) > before[False] + 6)
+        return (beats()[True].pushes or 0) > before[True] + 3
+
+    await_truth(push_about_as_often)

@@ -25,6 +25,7 @@ from support.terraform_harness import (
     need,
     need_terraform,
 )
+from support.waiting import PATIENCE
 
 from vcasgd.cluster import node_command
 from vcasgd.fleet.pools import AwsPoolSpec, parse_pools
@@ -284,7 +285,7 @@ def _run_secrets(aws: EmulatedAws, files: dict[str, str], root: Path) -> dict[st
         env={**os.environ, **aws.environment, "VCASGD_ROOT": str(root), "VCASGD_GROUP": group},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     file = root / "run/vcasgd/secrets.env"
@@ -309,7 +310,7 @@ def test_failed_unit_appears_in_the_tags_of_its_machine(
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
     assert done.returncode == 0, done.stderr
     # Then the console and the tag show it

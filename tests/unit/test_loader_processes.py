@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from support.waiting import PATIENCE
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -24,9 +25,6 @@ import vcasgd
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
 from vcasgd.learning.training import evaluate, prefetched
-
-#: Bound of every wait, in seconds.
-PATIENCE = 20.0
 
 
 class Noisy(Dataset[Tensor]):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import PATIENCE
 
 from vcasgd.errors import PackageError
 from vcasgd.limits import MAX_PACKAGE_FILES
@@ -167,7 +168,7 @@ class TestUnpack:
         start, seen = threading.Barrier(8), []
 
         def work() -> None:
-            start.wait(10)
+            start.wait(PATIENCE)
             target = unpack(data, digest_of(data), cache)
             seen.append(len(list(target.iterdir())))
 
@@ -175,7 +176,7 @@ class TestUnpack:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)
 
         assert seen == [200] * 8
         assert [path.name for path in cache.iterdir()] == [digest_of(data)]

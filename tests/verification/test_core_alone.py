@@ -34,5 +34,7 @@ def test_the_core_trains_without_this_package(harness: Harness, tmp_path: Path) 
     harness.start_worker(job, fresh_env=env, env={"VCASGD_VOLUNTEER": "true"})
 
     # Then each sample is applied once in each epoch
-    await_truth(lambda: harness.jobs.get(job).finished_epochs == 2)
-    assert set(harness.vector(job).tolist()) == {2.0}
+    await_truth(lambda: harness.jobs.get(job).state.over)
+    done = harness.jobs.get(job)
+    assert done.model is not None, done.reason
+    assert set(harness.checkpoints(job).read(done.model).floats.tolist()) == {2.0}

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from support.shard_pair import ShardPair, flush
+from support.waiting import PATIENCE
 
 from vcasgd.errors import Fenced, SnapshotMissing, StoreUnavailable
 from vcasgd.worker.exchange import LATE_SECONDS
@@ -25,13 +26,13 @@ class TestBegin:
         pair.exchange.refresh(again=False)
         pair.servers[1].kill()
         pair.submit((0, 1), 0, 0, 2)
-        pair.exchange[0].flush(10)
+        pair.exchange[0].flush(PATIENCE)
 
         assert pair.exchange.begin(0, 0, 4, 1) == [2, 2]
 
     def test_a_silent_shard_is_assumed_to_be_at_the_last_position(self, pair: ShardPair) -> None:
         pair.submit((0,), 0, 0, 3)
-        pair.exchange[0].flush(10)
+        pair.exchange[0].flush(PATIENCE)
         pair.servers[1].kill()
 
         assert pair.exchange.begin(0, 0, 4, 1) == [3, 3]
@@ -51,6 +52,7 @@ class TestBegin:
 
 
 class TestSlow:
+    @pytest.mark.usefixtures("nodes_can_be_late")
     def test_a_late_node_delays_only_one_wait(self, pair: ShardPair) -> None:
         pair.exchange.refresh(again=False)
         pair.servers[1].process.freeze()
@@ -64,7 +66,7 @@ class TestSlow:
         assert pair.exchange[1].late, "it got another request"
 
         pair.servers[1].process.thaw()
-        pair.exchange[1].poll().result(10)
+        pair.exchange[1].poll().result(PATIENCE)
         assert not pair.exchange[1].late
 
 

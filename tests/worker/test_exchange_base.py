@@ -274,6 +274,7 @@ class TestMemory:
         assert 5.0 not in parts[1]
         assert versions(pair) == [(0, 0), (1, 1)]
 
+    @pytest.mark.usefixtures("nodes_can_be_late")
     def test_a_late_answer_never_changes_the_base_of_an_interval(self, pair: ShardPair) -> None:
         # Given a node that answers after the worker has stopped waiting for it
         pair.exchange.refresh(again=False)
@@ -312,6 +313,7 @@ class TestMemory:
             pair.exchange.refresh(again=True)
             assert torch.equal(pair.exchange.base.floats, pair.published())
 
+    @pytest.mark.usefixtures("nodes_can_be_late")
     def test_an_interval_does_not_wait_for_a_slow_node(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -12,6 +12,7 @@ from io import StringIO
 from typing import cast
 
 import pytest
+from support.waiting import PATIENCE
 
 from vcasgd.errors import StoreUnavailable
 from vcasgd.limits import LOG_BURST_LINES, LOG_LINE_BYTES, LOG_LINES_PER_SECOND
@@ -244,7 +245,7 @@ def test_threads_do_not_tear_one_anothers_lines(capture: LineCapture, log: Log) 
 
     def write(first: str, second: str) -> None:
         sys.stdout.write(first)
-        turn.wait(10)
+        turn.wait(PATIENCE)
         sys.stdout.write(f"{second}\n")
 
     with capture.installed():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.shard_pair import COARSE, ShardPair, pair_of
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import NonFiniteLoss
 from vcasgd.learning.encodings.blocks import BlockFormat
@@ -233,7 +233,7 @@ def test_after_a_rejected_update_the_copy_is_given_up(
     worker.await_versions(1)
     worker.position = 3  # Samples 1 and 2 are missing.
     worker.train(2)
-    assert worker.exchange.flush(10)
+    assert worker.exchange.flush(PATIENCE)
 
     def is_given_up() -> bool:
         return worker.exchange.settle().rework == {0}
@@ -459,7 +459,7 @@ def test_a_lossy_encoding_keeps_the_model_within_its_residual(tmp_path: Path, ma
         worker, server = Trainee(job, "w", 0, mapped=mapped), job.shard(0)
         for number in range(1, 4):
             worker.train(5)
-            assert worker.exchange.flush(10)
+            assert worker.exchange.flush(PATIENCE)
             server.turn()
             worker.await_versions(number)
         assert torch.equal(job.published()[:3000].round(), job.world.delta(0, 0, 15)[:3000])

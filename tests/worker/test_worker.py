@@ -157,13 +157,14 @@ def test_an_error_at_one_sample_fails_the_job_after_three_attempts(
         from pathlib import Path
 
         folder = Path({str(tmp_path)!r})
+        (folder / f"starts-{{os.getpid()}}").touch()
 
         class Mine(Audit):
             def loss(self, model, batch):
-                (folder / f"trains-{{os.getpid()}}").touch()
+                # The other one may find no other work any more.
                 deadline = time.monotonic() + 120
-                while 7 in batch and len(list(folder.glob("trains-*"))) < 2:
-                    assert time.monotonic() < deadline, "the other worker trains"
+                while 7 in batch and len(list(folder.glob("starts-*"))) < 2:
+                    assert time.monotonic() < deadline, "the other worker starts"
                     time.sleep(0.05)
                 if 7 in batch:
                     raise ZeroDivisionError("sample 7 is empty")
@@ -311,8 +312,8 @@ def test_a_worker_that_hangs_in_the_users_code_loses_its_lease_despite_heartbeat
     def until() -> float:
         return float(harness.ledger.connection.zscore(LedgerKeys(job).leases, "train:0"))
 
-    first = until()
-    await_truth(lambda: until() > first)
+    first = (tmp_path / "hangs").stat().st_mtime + harness.settings.lease_seconds
+    await_truth(lambda: until() > 1000 * first)
 
     # When another worker comes
     other = harness.start_worker(job)

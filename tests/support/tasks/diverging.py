@@ -1,5 +1,6 @@
 """Tasks whose training diverges: a parabola with too large a step, and a loss that turns NaN."""
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,23 +11,32 @@ from torch.utils.data import Dataset
 import vcasgd
 from vcasgd.chaos.task.audit import Indices
 
+#: Seconds of a local step of a held job.
+HELD_SECONDS = 0.2
+
 
 class Parabola(vcasgd.Task):
     """A weight w with the loss w²/2, plus a little so that it never is 0.
 
     A step of size ``lr`` multiplies w by 1 − lr, so training diverges if lr is above 2. The rate
     is 0.25 at first, and ``steep`` after an eighth of the job. While the file ``broken`` exists,
-    the loss is NaN.
+    the loss is NaN. While the file ``hold`` exists, a local step takes longer.
     """
 
     batch_size = 5
 
     def __init__(
-        self, samples: int, steep: float = 0.25, broken: str | None = None, copies: int = 1
+        self,
+        samples: int,
+        steep: float = 0.25,
+        broken: str | None = None,
+        hold: str | None = None,
+        copies: int = 1,
     ) -> None:
         self._samples = samples
         self._steep = steep
         self._broken = Path(broken) if broken is not None else None
+        self._hold = Path(hold) if hold is not None else None
         self._copies = copies
 
     def model(self) -> nn.Module:
@@ -38,6 +48,8 @@ class Parabola(vcasgd.Task):
         return Indices(self._samples)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        if self._hold is not None and self._hold.exists():
+            time.sleep(HELD_SECONDS)
         if self._broken is not None and self._broken.exists():
             return self._height(model) * float("nan")
         return self._height(model)

@@ -1,6 +1,7 @@
 """A task that reads its data from a folder of the machine."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,13 @@ class Files(Dataset[int]):
 
 
 class Local(Traced):
-    """Task with the data of the folder that ``DATA`` names."""
+    """Task with the data of the folder that ``DATA`` names.
+
+    It is read once no file has its name and the suffix ``late``.
+    """
 
     def dataset(self, split: str) -> Dataset[Any]:
-        return Files(Path(os.environ["DATA"])) if split == "train" else super().dataset(split)
+        folder = Path(os.environ["DATA"])
+        while folder.with_suffix(".late").exists():
+            time.sleep(0.02)
+        return Files(folder) if split == "train" else super().dataset(split)
