@@ -369,11 +369,6 @@ TABLE = [
         replace(observed([machine("a")], jobs=[job("A", maximum=1)]), quarantined=frozenset({"a"})),
         [Terminate("a", "its worker is in quarantine"), launch(1)],
     ),
-    Row(
-        "its worker is in quarantine, and Ray can't be reached",
-        replace(observed([machine("a")], nodes=None), quarantined=frozenset({"a"})),
-        [Terminate("a", "its worker is in quarantine")],
-    ),
     Row("booting", observed([machine("a", age=300)], nodes=""), []),
     Row(
         "not joined in time",
@@ -446,18 +441,7 @@ TABLE = [
             nodes="",
             history=ObservationTimes(0.0, joined={"a": NOW - 31}),
         ),
-        [Terminate("a", "its Ray node is gone"), launch(1)],
-    ),
-    Row(
-        "Ray can't be reached",
-        observed(
-            [machine("a", age=9_000), machine("b", age=9_000)],
-            [on("a")],
-            [job("A", maximum=2)],
-            nodes=None,
-            history=ObservationTimes(0.0, joined={"a": NOW - 9_000}, idle={"b": NOW - 9_000}),
-        ),
-        [],
+        [Terminate("a", "it is no longer in the cluster"), launch(1)],
     ),
 ]
 
@@ -503,16 +487,6 @@ def test_history_keeps_since_when() -> None:
     assert later.history.idle == {"a": NOW}
     assert later.history.joined == {"a": NOW + 9, "b": NOW + 9}
     assert later.history.surplus == {"A": NOW}
-
-
-def test_patience_restarts_when_ray_returns() -> None:
-    state = observed([machine("a"), machine("b")], nodes="a")
-    state = with_history(state, NOW)
-    state = with_history(replace(state, nodes=None), NOW + 1_000)
-    back = with_history(replace(state, nodes=frozenset()), NOW + 1_001)
-    assert decide(back, NOW + 1_001) == []
-    late = [each for each in decide(back, NOW + 1_400) if isinstance(each, Terminate)]
-    assert len(late) == 2
 
 
 names = st.sampled_from(string.ascii_lowercase[:6])

@@ -152,7 +152,6 @@ TAKEN = StopWorker("A@a", "its machine is reassigned to B, which has a higher pr
         (held(LIMITS.hold_seconds, LIMITS.claim_seconds), [TAKEN]),
         (held(LIMITS.hold_seconds - 1, LIMITS.claim_seconds), []),
         (held(LIMITS.hold_seconds, LIMITS.claim_seconds - 1), []),
-        (replace(held(900, 900), nodes=None), []),
         (replace(held(900, 900), draining={"A@a": "B"}), []),
     ],
 )

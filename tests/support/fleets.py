@@ -57,20 +57,20 @@ def observed(
     workers: list[WorkerView] | None = None,
     jobs: list[JobDemand] | None = None,
     *,
-    nodes: str | None = "*",
+    nodes: str = "*",
     pools: list[PoolStatus] | None = None,
     history: ObservationTimes | None = None,
 ) -> Observed:
     """Return an observation, in which pools without offers sell one type in the zone ``z``.
 
-    ``nodes``: ``*`` for all machines, None if Ray is unreachable, else IDs separated by blanks.
+    ``nodes``: ``*`` for all machines, else IDs separated by blanks.
     """
     machines = tuple(machines or ())
-    joined = {one.id for one in machines} if nodes == "*" else set((nodes or "").split())
+    joined = {one.id for one in machines} if nodes == "*" else set(nodes.split())
     return Observed(
         cluster="test",
         machines=machines,
-        nodes=None if nodes is None else frozenset(joined),
+        nodes=frozenset(joined),
         workers=tuple(workers or ()),
         jobs=tuple(jobs or ()),
         pools=tuple(map(selling, pools or [PoolStatus("local")])),
@@ -88,8 +88,6 @@ def selling(pool: PoolStatus) -> PoolStatus:
 def remembered(state: Observed) -> Observed:
     """Return an up-to-date memory, with the joining times of the row."""
     fresh = with_history(state, NOW)
-    if state.nodes is None:
-        return fresh
     joined = {**fresh.history.joined, **state.history.joined}
     return replace(fresh, history=replace(fresh.history, joined=joined))
 

@@ -24,8 +24,6 @@ BOOTING = observed([machine("i1"), machine("i2")], [on("i1")], [job("A")], nodes
         # A round with many machines is not repeated all the time.
         (BOOTING, 0.05, 0.2),
         (BOOTING, 3.0, HEARTBEAT / 2),
-        # While Ray is unreachable, every machine seems to boot.
-        (observed([machine("i1")], [on("i1")], [job("A")], nodes=None), 0.01, HEARTBEAT / 2),
     ],
 )
 def test_it_looks_again_soon_only_while_a_machine_boots(

@@ -248,9 +248,9 @@ class ObservationTimes:
     """
 
     since: float
-    """Start of the observations, or of those after an outage of Ray (Unix seconds)."""
+    """Start of the observations (Unix seconds)."""
     joined: Mapping[str, float] = field(default_factory=dict)
-    """When each machine's Ray node was last alive."""
+    """When each machine was last in the cluster."""
     idle: Mapping[str, float] = field(default_factory=dict)
     """Since when each joined machine has had no worker."""
     surplus: Mapping[str, float] = field(default_factory=dict)
@@ -271,13 +271,13 @@ class ObservationTimes:
 class Observed:
     """Complete observation at one time.
 
-    ``nodes`` are the machines whose Ray node is alive, or None if Ray can't be reached, which
-    implies nothing about the machines. ``jobs`` are in order of submission.
+    ``nodes`` are the machines that are in the cluster: their Ray node is alive, or they have
+    joined. ``jobs`` are in order of submission.
     """
 
     cluster: str
     machines: tuple[Machine, ...]
-    nodes: frozenset[str] | None
+    nodes: frozenset[str]
     workers: tuple[WorkerView, ...]
     jobs: tuple[JobDemand, ...]
     pools: tuple[PoolStatus, ...]
@@ -319,14 +319,9 @@ def with_history(state: Observed, now: float) -> Observed:
     present = {one.id for one in state.machines}
     busy = {worker.machine_id for worker in state.workers if worker.alive}
     history = state.history
-    if state.nodes is None:
-        joined = dict.fromkeys(history.joined.keys() & present, now)
-        history = replace(history, since=now, joined=joined, idle={})
-    else:
-        joined = {**history.joined, **dict.fromkeys(state.nodes, now)}
-        joined = {id_: at for id_, at in joined.items() if id_ in present}
-        idle = {id_: history.idle.get(id_, now) for id_ in (state.nodes & present) - busy}
-        history = replace(history, joined=joined, idle=idle)
+    joined = {**history.joined, **dict.fromkeys(state.nodes, now)}
+    joined = {id_: at for id_, at in joined.items() if id_ in present}
+    idle = {id_: history.idle.get(id_, now) for id_ in (state.nodes & present) - busy}
     living = _living(state)
     having = Counter(worker.job for worker in living)
     staying = Counter(worker.job for worker in living if worker.name not in state.draining)
@@ -335,6 +330,8 @@ def with_history(state: Observed, now: float) -> Observed:
     needy = [job.job for job in short if staying[job.job] < job.needed]
     history = replace(
         history,
+        joined=joined,
+        idle=idle,
         surplus=_since(history.surplus, surplus, now),
         short=_since(history.short, (job.job for job in short), now),
         needy=_since(history.needy, needy, now),

@@ -4,10 +4,10 @@ One round of ``loop``:
 
 ``observe``  read machines, workers, jobs, and pools as plain data
 ``decide``   in :mod:`vcasgd.fleet.plan`, and ``learners`` for several learners per machine
-``machines``, ``workers``  execute the decisions
-``view``     what the rounds share; publish what was observed, and events about what has changed
+``act``      execute the decisions
+``view``     publish what was observed, and events about what has changed
 
-The rounds share:
+The rounds share, by ``fleet``:
 
 ``pools``            pools and their providers
 ``cloud_calls``      calls to clouds on threads, and how markets answered

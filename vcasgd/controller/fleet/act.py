@@ -16,7 +16,7 @@ from typing import Any
 from vcasgd.cluster import WORKER_MODULES, node_command
 from vcasgd.controller import MAX_HAND_IN_SECONDS
 from vcasgd.controller.fleet.cloud_calls import FAILED_BOOT_SECONDS, CallKind, NotLeading
-from vcasgd.controller.fleet.view import Fleet
+from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.workplaces import is_joined
 from vcasgd.errors import FleetError, SpecError
 from vcasgd.fleet.observed import Observed

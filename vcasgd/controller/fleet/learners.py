@@ -63,7 +63,7 @@ class Learners:
     ) -> list[StartWorker | StopWorker]:
         """Return the further workers to start and to stop.
 
-        ``further``: those that Ray lists, and whether each is alive. Raises
+        ``further``: those that there are, and whether each is alive. Raises
         :class:`~vcasgd.errors.StoreUnavailable`.
         """
         alive = {name for name, is_alive in further.items() if is_alive}

@@ -10,10 +10,11 @@ from itertools import groupby
 from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.act import MachineActuator, WorkerActuator
 from vcasgd.controller.fleet.cloud_calls import BACKOFF_SECONDS
+from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.learners import Learners
 from vcasgd.controller.fleet.observe import Observer
 from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.controller.fleet.view import Fleet, FleetView
+from vcasgd.controller.fleet.view import FleetView
 from vcasgd.errors import FleetError, StoreUnavailable
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate
@@ -167,7 +168,7 @@ def next_round(state: Observed, heartbeat: float, seconds: float) -> float:
     """
     if not state.jobs and not state.machines:
         return heartbeat
-    if state.nodes is not None and any(one.id not in state.nodes for one in state.staying()):
+    if any(one.id not in state.nodes for one in state.staying()):
         # A machine that has joined gets its worker in the same round.
         return min(heartbeat / 2, max(heartbeat / 10, 4 * seconds))
     return heartbeat / 2

@@ -318,9 +318,6 @@ def _last(timeline: MachineTimeline) -> float:
 
 
 def _has_joined(one: Machine, state: Observed) -> bool:
-    if state.nodes is None:
-        # Ray is unavailable; a running machine must not seem to boot again.
-        return one.state is not MachineState.BOOTING
     return one.id in state.nodes or one.id in state.history.joined
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from vcasgd.controller.fleet.act import drain_seconds
 from vcasgd.controller.fleet.demands import Demands, owner_limits
-from vcasgd.controller.fleet.view import Fleet
+from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.fleet.observed import (
     JobDemand,

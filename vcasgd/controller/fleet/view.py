@@ -1,74 +1,27 @@
-"""The fleet of one controller, its view as the API shows it, and what changes in it."""
+"""The view of a fleet as the API shows it, and what changes in it."""
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from vcasgd.cluster import Cluster
-from vcasgd.controller.fleet.cloud_cache import CloudCache
-from vcasgd.controller.fleet.cloud_calls import CloudCalls, LaunchHistory
-from vcasgd.controller.fleet.costs import CostLedger, Speeds
-from vcasgd.controller.fleet.demands import ClearancePolicy
+from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
-from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame
 from vcasgd.fleet.plan.decide import Waiting
 from vcasgd.fleet.pools import JOIN
 from vcasgd.schemas.fleet import Machine, MachineState
-from vcasgd.settings import Settings
-from vcasgd.steady_time import steady_time
-from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.events import NewEvent
-from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import LostWorkers
 from vcasgd.store.ledger.machines import JoinedMachines
-from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.worker_names import machine_of, worker_name
 
 #: Seconds between two complete writes of the published view.
 WRITE_ALL_SECONDS = 60.0
-
-
-class Fleet:
-    """Settings, tables of the ledger, clouds, and machines of one controller.
-
-    ``connect`` returns a connection to Ray, or None while no pool needs one. ``leads`` is False
-    when another controller may act. ``clock`` returns Unix seconds. Raises
-    :class:`~vcasgd.errors.StoreUnavailable` while the ledger is unavailable.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        ledger: RedisClient,
-        pools: PoolRegistry,
-        beats: WorkerBeats,
-        connect: Callable[[], Cluster | None],
-        leads: Callable[[], bool],
-        clock: Callable[[], float] = steady_time,
-    ) -> None:
-        self.settings, self.ledger, self.pools, self.beats = settings, ledger, pools, beats
-        self.leads, self.clock = leads, clock
-        self.jobs, self.control = Jobs(ledger), Control(ledger)
-        #: Machines as they were last published, perhaps by an earlier controller.
-        self.published = {
-            name: Machine.model_validate(row) for name, row in self.control.machines().items()
-        }
-        #: Why this controller ends machines, so that their end counts as no loss.
-        self.terminated: dict[str, str] = {}
-        self.calls = CloudCalls(leads)
-        self.cloud = CloudCache(pools, self.calls, self.published.values(), clock)
-        self.costs, self.speeds = CostLedger(ledger), Speeds(ledger)
-        self.launches = LaunchHistory(self.control)
-        self.clearance = ClearancePolicy(settings, ledger)
-        self.workplaces = Workplaces(connect, settings, ledger, clock)
 
 
 class FleetView:
@@ -159,7 +112,7 @@ class FleetView:
     def _rows(self, state: Observed, active: Collection[str]) -> dict[str, Machine]:
         """Return all machines as they are published; unchanged ones are the previous objects."""
         job_of = {worker.machine_id: worker.job for worker in state.workers if worker.alive}
-        nodes, joined = state.nodes or frozenset(), state.history.joined
+        nodes, joined = state.nodes, state.history.joined
         before, self._sources = self._sources, {}
         rows = {}
         for one in state.machines:

@@ -55,8 +55,7 @@ Stability. A decision stands while nothing else changes:
 * A machine that has not joined is given up after its pool's ``boot_seconds``, or once it reports a
   boot error, and its zone is left alone for a while. A machine that had joined is given up after
   ``lost_seconds``. Until then it counts, so a short disconnection neither kills nor doubles it.
-* While Ray can't be reached, no machine is given up. After a restart of the controller or of Ray,
-  all of these times start again.
+* After a restart of the controller, which also ends with Ray's head, these times start again.
 * A market that refused is left alone until ``blocked_until``; see :mod:`vcasgd.backoff`. Its other
   zones and the other pools are still used.
 

@@ -107,7 +107,7 @@ class Allocation:
         donors = Donors(by_name.values(), self._shares, self._highest_price, self._kind)
         stops = preempt_for_minimum(self._minimum_claims, donors)
         waiting = [claim for claim in self._share_claims if self._has_waited(claim.job)]
-        if self._state.nodes is None or not waiting:
+        if not waiting:
             return stops
         for stop in stops:
             del by_name[stop.name]
@@ -312,8 +312,7 @@ class Allocation:
         return {worker.machine_id for worker in self._state.workers if worker.alive}
 
     def _idle_machines(self) -> list[Machine]:
-        nodes = self._state.nodes or frozenset()
-        free = nodes - self._busy()
+        free = self._state.nodes - self._busy()
         return [one for one in self._machines.values() if one.id in free]
 
     def _coming_machines(self) -> Coming:
@@ -321,7 +320,7 @@ class Allocation:
 
         The id is empty for machines that are not listed yet.
         """
-        joined = self._busy() | (self._state.nodes or frozenset())
+        joined = self._busy() | self._state.nodes
         coming: Coming = defaultdict(lambda: defaultdict(deque))
         for one in self._machines.values():
             if one.id not in joined:

@@ -12,7 +12,7 @@ from vcasgd.fleet.plan.allocation import Allocation
 from vcasgd.schemas.fleet import Machine
 from vcasgd.spec.hardware import suits
 
-#: Reason for ending a machine whose Ray node never appeared.
+#: Reason for ending a machine that never came into the cluster.
 NOT_JOINED = "did not join in time"
 #: Why a job waits for machines of other jobs, in the singular and the plural.
 _HIGHER = "higher-priority job has machines", "higher-priority jobs have machines"
@@ -100,14 +100,12 @@ def _barred(state: Observed) -> dict[str, str]:
 
 
 def _lost(state: Observed, one: Machine, boot_seconds: float | None, now: float) -> str | None:
-    if state.nodes is None:
-        return None
     history, limits = state.history, state.limits
     if one.id not in history.joined and one.id in state.boot_errors:
         return f"{BOOT_FAILED}{state.boot_errors[one.id]}"
     if one.id in history.joined:
         gone = now - history.joined[one.id] > limits.lost_seconds
-        return "its Ray node is gone" if gone else None
+        return "it is no longer in the cluster" if gone else None
     late = now - max(one.launched_at, history.since) > (boot_seconds or limits.boot_seconds)
     return NOT_JOINED if late else None
 
@@ -159,13 +157,13 @@ def _waiting(state: Observed, missing: Mapping[str, int]) -> dict[str, Waiting]:
 
 def _booting(state: Observed) -> dict[str, str]:
     """Return that machines boot, as text for people, by job without a worker."""
-    joined = {*(state.nodes or ()), *state.history.joined}
+    joined = {*state.nodes, *state.history.joined}
     boots = Counter(state.payers.get(one.id) for one in state.staying() if one.id not in joined)
     working = {worker.job for worker in state.workers if worker.alive}
     return {
         job.job: "1 machine is booting" if count == 1 else f"{count} machines are booting"
         for job in state.jobs
-        if (count := boots[job.job]) and job.job not in working and state.nodes is not None
+        if (count := boots[job.job]) and job.job not in working
     }
 
 
