@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcasgd.learning.shards import Cut, Step, next_step, shards_for
+from vcasgd.learning.shards import Cut, PushInterval, next_interval, shards_for
 
 
 @pytest.mark.parametrize(
@@ -65,17 +65,17 @@ def test_a_long_vector_has_several_shards_on_each_node_if_workers_push_in_turn(
 @pytest.mark.parametrize(
     ("positions", "expected"),
     [
-        ([0, 0, 0], Step(0, 20, (0, 1, 2))),
-        ([40, 0, 40], Step(0, 20, (1,))),
-        ([20, 0, 35], Step(0, 20, (1,))),
-        ([20, 20, 35], Step(20, 35, (0, 1))),
-        ([100, 90, 100], Step(90, 100, (1,))),
+        ([0, 0, 0], PushInterval(0, 20, (0, 1, 2))),
+        ([40, 0, 40], PushInterval(0, 20, (1,))),
+        ([20, 0, 35], PushInterval(0, 20, (1,))),
+        ([20, 20, 35], PushInterval(20, 35, (0, 1))),
+        ([100, 90, 100], PushInterval(90, 100, (1,))),
         ([100, 100, 100], None),
-        ([7], Step(7, 27, (0,))),
+        ([7], PushInterval(7, 27, (0,))),
     ],
 )
-def test_the_next_step(positions: list[int], expected: Step | None) -> None:
-    assert next_step(positions, 100, lambda start: start + 20) == expected
+def test_the_next_interval(positions: list[int], expected: PushInterval | None) -> None:
+    assert next_interval(positions, 100, lambda start: start + 20) == expected
 
 
 @given(data=st.data(), size=st.integers(1, 60), interval=st.integers(1, 25))
@@ -87,13 +87,13 @@ def test_each_shard_gets_each_sample_it_lacks_once(
     before = list(positions)
     got: list[list[int]] = [[] for _ in positions]
     steps = 0
-    while (step := next_step(positions, size, lambda start: start + interval)) is not None:
+    while (found := next_interval(positions, size, lambda start: start + interval)) is not None:
         stop = data.draw(
-            st.integers(step.start + 1, step.stop)
+            st.integers(found.start + 1, found.stop)
         )  # a notice can end the interval early
-        for shard in step.shards:
-            assert positions[shard] == step.start
-            got[shard] += range(step.start, stop)
+        for shard in found.shards:
+            assert positions[shard] == found.start
+            got[shard] += range(found.start, stop)
             positions[shard] = stop
         steps += 1
         assert steps <= size
@@ -106,10 +106,10 @@ def test_shards_at_the_same_position_stay_together(positions: list[int], interva
     """So catching up for one shard costs no more intervals than that shard lacks."""
     lacking = -(-(50 - min(positions)) // interval) + len(set(positions))
     steps = 0
-    while (step := next_step(positions, 50, lambda start: start + interval)) is not None:
+    while (found := next_interval(positions, 50, lambda start: start + interval)) is not None:
         together = len(set(positions))
-        for shard in step.shards:
-            positions[shard] = step.stop
+        for shard in found.shards:
+            positions[shard] = found.stop
         assert len(set(positions)) <= together
         steps += 1
     assert steps <= lacking

@@ -35,8 +35,8 @@ def counts(link: ShardLink, *names: str) -> tuple[int, ...]:
     return tuple(link.counts()[name] for name in names)
 
 
-class NotedTurns(threading.Semaphore):
-    """One turn, and whether the push thread has asked for it."""
+class NotedSlots(threading.Semaphore):
+    """One slot, and whether the push thread has asked for it."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -103,20 +103,20 @@ class TestSending:
         assert not link.flush(0.05)
         assert link.updates.unapplied == 1, "it is kept"
 
-    def test_a_push_waits_for_its_turn_among_the_shards_of_a_node(self, world: World) -> None:
-        # Given a node whose other shard has the only turn
-        turns = NotedTurns()
-        with turns, closing(link_of(world, turns=turns)) as link:
+    def test_a_push_waits_for_a_slot_among_the_shards_of_a_node(self, world: World) -> None:
+        # Given a node whose other shard has the only slot
+        slots = NotedSlots()
+        with slots, closing(link_of(world, slots=slots)) as link:
             # When an update is pushed
             submit(world, link, 0, 0, 2)
 
             # Then it is sent only afterwards
-            assert turns.asked.wait(PATIENCE), "it takes no turn"
+            assert slots.asked.wait(PATIENCE), "it takes no slot"
             assert not world.reader.waiting()
-            turns.release()
+            slots.release()
             flush(link)
             assert world.reader.waiting()
-            turns.acquire()
+            slots.acquire()
 
     def test_close_ends_the_push_thread(self, world: World) -> None:
         link = link_of(world)

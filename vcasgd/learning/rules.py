@@ -42,8 +42,8 @@ from vcasgd.learning.layout import DOUBLES, TensorKind, as_kind
 from vcasgd.learning.vector import Floats, pieces_of
 from vcasgd.spec.update import AsyncLocalSgdSpec, SmaSpec, Staleness, Update, VcAsgdSpec
 
-#: Times the mean weight of the job's first batch that a sample of an update may have, so that no
-#: worker can make its own updates count for those of all others.
+#: Most that a sample of an update may weigh, as a multiple of the mean weight in the job's first
+#: batch, so that no worker's updates outweigh those of all others.
 MAX_HEAVIER = 16.0
 #: Versions in the time that the average looks back, ``1 / (1 − d)`` steps, at least. Fewer would
 #: leave more of the steps' noise in it.
@@ -67,7 +67,7 @@ class Context:
     staleness: int  #: τ: version when applied minus version trained from.
     epoch: int  #: e = 1, 2, …, of the update's subtask.
     parameters: int  #: Index in *this* vector or shard where the statistics start.
-    state: Tensor | None = None  #: The rule's memory, initially zeros; changed in place.
+    state: Tensor | None = None  #: The rule's memory, or a round's sum; changed in place.
     factor: float = 1.0  #: Factor of the step; below 1 while validation worsens.
     samples: float = 1.0  #: Weight of the update in its round, in samples.
 

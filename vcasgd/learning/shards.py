@@ -86,16 +86,18 @@ def shards_for(nodes: int, floats: int, *, in_turn: bool = False) -> int:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A push interval: samples ``[start, stop)`` of a subtask, for ``shards`` that lack them."""
+class PushInterval:
+    """Samples ``[start, stop)`` of a subtask, for ``shards`` that lack them."""
 
     start: int
     stop: int
     shards: tuple[int, ...]
 
 
-def next_step(positions: Sequence[int], size: int, reach: Callable[[int], int]) -> Step | None:
-    """Return the next interval to train, or None if every shard has the whole subtask.
+def next_interval(
+    positions: Sequence[int], size: int, reach: Callable[[int], int]
+) -> PushInterval | None:
+    """Return the next push interval, or None if every shard has the whole subtask.
 
     ``positions`` has the position of each shard in the subtask of ``size`` samples. ``reach``
     returns the end of a push interval that starts at a sample. An interval is for the shards that
@@ -107,4 +109,4 @@ def next_step(positions: Sequence[int], size: int, reach: Callable[[int], int]) 
         return None
     ahead = [each for each in positions if each > start]
     stop = min([reach(start), size, *ahead])
-    return Step(start, stop, tuple(k for k, each in enumerate(positions) if each == start))
+    return PushInterval(start, stop, tuple(k for k, each in enumerate(positions) if each == start))

@@ -323,8 +323,11 @@ class ModelState:
             weight = min(header.weight, MAX_HEAVIER * weight)
         return round_weight(weight, staleness / max(1, self.meta.round.workers))
 
-    def close(self) -> None:
-        """End the round: from now on, the batch and what it publishes stay the same."""
+    def end_batch(self) -> None:
+        """Decide what the batch publishes; with rounds, add the mean of the round to the weights.
+
+        From now on, the batch stays the same.
+        """
         if self.batch.closed:
             return
         self.batch.closed = True

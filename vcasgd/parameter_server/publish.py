@@ -55,7 +55,7 @@ class Publisher:
         if not model.batch.closed:
             # Decided once, so that a repeated publication stays the same.
             model.batch.exact = model.batch.point is not None or self.exact_is_due
-            model.close()
+            model.end_batch()
         meta, changed = model.next_meta(self._token), model.batch.applied > 0
         name, point = None, model.batch.point
         if point is not None and len(self._pinned) < MAX_PINS:

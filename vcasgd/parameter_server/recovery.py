@@ -118,7 +118,7 @@ class Recovery:
             snapshot = self._snapshots.fetch(weights)
             # After the takeover no other server publishes, so the state has the same version.
             state = self._snapshots.fetch_state(snapshot.meta)
-            followed = self._snapshots.fetch_published(snapshot.meta)
+            followed = self._snapshots.fetch_followed(snapshot.meta)
             # Chunks of older steps may be missing.
             meta = replace(snapshot.meta, steps=())
             snapshot = replace(snapshot, meta=meta)
@@ -217,7 +217,7 @@ class Recovery:
         restored = ModelState(self._config, snapshot, part.weights, part.state)
         restored.factor = model.factor
         restored.batch.applied, restored.batch.jumps = 1, True
-        restored.close()
+        restored.end_batch()
         published = replace(restored.next_meta(self._token), exact=True)
         self._replace(restored, published)
         restored.published(published)
@@ -276,7 +276,7 @@ class Recovery:
         failover, with an older version.
         """
         self._check_newest()
-        model.close()
+        model.end_batch()
         # The server may have lost the chunks of steps.
         meta = replace(model.next_meta(self._token), exact=True, steps=())
         self._unanswered = meta, "empty" if stored is None else f"with version {stored}"

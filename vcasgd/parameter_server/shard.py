@@ -1,7 +1,7 @@
 """One shard of one job in the parameter server, and the way of its updates.
 
-A turn collects updates from the stream (``collect``), which checks each and blends it into the
-model (``model_state``), publishes the batch once its round is complete (``publish``), and reports
+A turn collects updates from the stream (``receive``), which checks each and blends it into the
+model (``blend``), publishes the batch once its round is complete (``publish``), and reports
 it to the ledger (``reports``). ``recovery`` finds the model again, wherever it was lost.
 
 Each step may be interrupted at any line. The next turn publishes blended updates that were not
@@ -41,7 +41,7 @@ VIEW_SECONDS = 0.1
 
 
 class Shard:
-    """Owner of a job's parameters on one store node, under one fencing token.
+    """Owner of one shard of a job's parameters, under one fencing token.
 
     :meth:`turn` raises :class:`~vcasgd.errors.StoreUnavailable` while a server is unavailable,
     :class:`~vcasgd.errors.StoreFull` while it is full,

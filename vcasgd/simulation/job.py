@@ -363,7 +363,7 @@ class Simulation:
             not self._rounds or model.record.complete or model.members.complete(self._now)
         ):
             return
-        model.close()
+        model.end_batch()
         model.published(model.next_meta(token=1))
         applied, self._pushed_by = self._pushed_by, []
         if self._evaluate():

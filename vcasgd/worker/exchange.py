@@ -146,7 +146,7 @@ class Exchange:
         self._base, self._layout = self._pool.take(), layout
         self._encoders = [Encoder(update, layout, part, mapped=mapped) for part in cut.parts]
         most = MAPPED_SHARDS if mapped else 2 * cut.shards
-        turns = {node: threading.Semaphore(most) for node in self._node_of}
+        slots = {node: threading.Semaphore(most) for node in self._node_of}
         self._links = tuple(
             ShardLink(
                 self._node_of[part.shard],
@@ -155,7 +155,7 @@ class Exchange:
                 self._key,
                 max_unapplied=max_unapplied,
                 steps=step_format(update, layout, part),
-                turns=turns[self._node_of[part.shard]],
+                slots=slots[self._node_of[part.shard]],
             )
             for part in cut.parts
         )
@@ -193,7 +193,7 @@ class Exchange:
         Raises :class:`~vcasgd.errors.Fenced` if a newer lease exists.
         """
         calls = {link: link.begin(subtask, epoch, size, token) for link in self._responsive()}
-        _wait_for(calls, in_turn=self._mapped)
+        _wait_for(calls, one_by_one=self._mapped)
         answers = {link: call.result() for link, call in calls.items() if call.done()}
         reached = {link: link.updates.reached(subtask, token) for link in self._links}
         positions = {
@@ -280,7 +280,7 @@ class Exchange:
         return self._take_settled()
 
     def _settle(self, polls: Mapping[ShardLink, Future[Any]]) -> Settled:
-        _wait_for(polls, in_turn=self._mapped)
+        _wait_for(polls, one_by_one=self._mapped)
         if self._links and all(link.late or link.last_error for link in self._links):
             raise self._last_error()
         return self._take_settled()
@@ -311,7 +311,8 @@ class Exchange:
 
     @property
     def settled(self) -> int:
-        """Number of shard 0's updates that the base contains, if the slowest shard counts."""
+        """Number of this worker's updates, as shard 0 counts them, that the base contains in every
+        shard."""
         behind = max(link.updates.added - link.settled for link in self._links)
         return self._links[0].updates.added - behind
 
@@ -498,7 +499,7 @@ class Exchange:
     def _ask(self, copy: OwnCopy, link: ShardLink) -> bool:
         """Continue with a link that waits for nothing; return True if a newer version was found."""
         link.check()
-        # At once: what waits here may be taken for a base once the copy is dropped.
+        # At once: once the copy is dropped, a version that waits here could be taken for a base.
         if self._adopts and (meta := link.adopt()):
             self._describe(link, meta)
             copy.settle(link.part.shard, link.settled)
@@ -624,7 +625,7 @@ class Exchange:
     def _encode_part(
         self, shard: int, difference: Difference, rollbacks: int, *, last: bool
     ) -> EncodedVector:
-        vector = self._links[shard].in_turn(difference.compute)
+        vector = self._links[shard].with_slot(difference.compute)
         with self._encoding:
             encoded = self._encoders[shard].encode_part(vector, last=last)
             if rollbacks != self._rollbacks:
@@ -666,8 +667,8 @@ class Exchange:
             waited, link.has_waited = link.has_waited, False
             if not waited and (again or link.state is not LinkState.FETCHED):
                 polls[link] = link.poll(newer=True)
-        _wait_for(polls, in_turn=self._mapped)
-        _wait_for(self._fetch(self._links), in_turn=self._mapped)
+        _wait_for(polls, one_by_one=self._mapped)
+        _wait_for(self._fetch(self._links), one_by_one=self._mapped)
         self._take_over()
         for link in self._links:
             while link.version is None and link.state is not LinkState.FETCHED:
@@ -682,7 +683,8 @@ class Exchange:
     def prefetch(self, seconds: float) -> None:
         """Start to fetch the base that is needed in so many seconds.
 
-        Does nothing while one update makes a shard full: its snapshot of before would be too old.
+        Does nothing if a shard is full with one update: the worker then waits for the next commit,
+        and a snapshot from before that would be too old.
         """
         needed_at = time.monotonic() + seconds
         for link in self._links:
@@ -770,9 +772,9 @@ class Exchange:
         return next(errors, StoreUnavailable("no store node answers"))
 
 
-def _wait_for(calls: Mapping[ShardLink, Future[Any]], *, in_turn: bool) -> None:
+def _wait_for(calls: Mapping[ShardLink, Future[Any]], *, one_by_one: bool) -> None:
     """Wait until the fastest node has answered, and about as long again for the others, or for each
-    further one if calls are made ``in_turn``.
+    further one if calls are made ``one_by_one``.
 
     The wait is bounded by the time limit of each connection. Raises an error of an answer that
     doesn't pass by itself.
@@ -783,8 +785,8 @@ def _wait_for(calls: Mapping[ShardLink, Future[Any]], *, in_turn: bool) -> None:
     ):
         waiting = wait(waiting, return_when=FIRST_COMPLETED).not_done
     seconds = time.monotonic() - started + LATE_SECONDS
-    answers = wait(waiting, seconds, FIRST_COMPLETED if in_turn else ALL_COMPLETED)
-    while in_turn and answers.done and answers.not_done:
+    answers = wait(waiting, seconds, FIRST_COMPLETED if one_by_one else ALL_COMPLETED)
+    while one_by_one and answers.done and answers.not_done:
         answers = wait(answers.not_done, seconds, FIRST_COMPLETED)
     for link, call in calls.items():
         if call.done():

@@ -249,7 +249,7 @@ class Worker:
 
     def _on_notice(self, notice: NoticeLike) -> None:
         self._departure.on_notice(notice)
-        # The controller orders a replacement as soon as the heartbeat reports the notice.
+        # The controller counts no crash of a worker whose heartbeat has told of the notice.
         self._heartbeat.send_now()
 
     def _describe(self) -> Heartbeat:

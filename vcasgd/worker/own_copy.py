@@ -206,9 +206,10 @@ class OwnCopy:
         self.integers = integers
         #: The counters when shard 0 was pushed last.
         self.pushed_integers = integers
-        #: True if the last push was one of all parts, and if the model is where the last interval
-        #: ended.
-        self.is_even = self.is_loaded = True
+        #: True if the last push was one of all parts.
+        self.is_even = True
+        #: True if the model is where the last interval ended.
+        self.is_loaded = True
         #: True once a shard's version has fewer of this worker's updates than it had.
         self.fell_back = False
         #: The exchange under way, if it is measured.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vcasgd.errors import Fenced
-from vcasgd.learning.shards import Step, next_step
+from vcasgd.learning.shards import PushInterval, next_interval
 from vcasgd.learning.vector import counted
 from vcasgd.spec.sections import Tuning
 from vcasgd.steady_time import steady_time
@@ -111,16 +111,16 @@ class _Work:
     lacking: list[_Sums]
     reached: int | None = None
 
-    def next_step(self, share: float) -> Step | None:
+    def next_interval(self, share: float) -> PushInterval | None:
         """Return the next interval; None at the end of the subtask."""
 
         def reach(position: int) -> int:
             return self.learner.interval_stop(self.lease.number, position, share)
 
         if self.reached is None:
-            return next_step(self.positions, self.size, reach)
+            return next_interval(self.positions, self.size, reach)
         stop = min(reach(self.reached), self.size)
-        return Step(self.reached, stop, tuple(range(len(self.positions))))
+        return PushInterval(self.reached, stop, tuple(range(len(self.positions))))
 
     def give_up_copy(self) -> None:
         """Continue from the positions of the shards."""
@@ -176,14 +176,14 @@ class Trainer:
         self._status.doing = f"training subtask {subtask}"
         if min(positions) < work.size:
             learner.start_subtask()
-        while (step := work.next_step(self._tuned.share)) is not None:
-            self._prepare_interval(work, step)
+        while (interval := work.next_interval(self._tuned.share)) is not None:
+            self._prepare_interval(work, interval)
             if not self._exchange.keeps_copy:
                 work.give_up_copy()
             if learner.member is not None:
                 self._prepare_member(work, learner.member)
             # The local batch may have changed.
-            self._train_interval(work, work.next_step(self._tuned.share) or step)
+            self._train_interval(work, work.next_interval(self._tuned.share) or interval)
             if learner.member is not None:
                 self._moments.share(learner.member, self._exchange.rollbacks)
 
@@ -224,46 +224,46 @@ class Trainer:
 
     # -- before an interval ------------------------------------------------------------------------
 
-    def _prepare_interval(self, work: _Work, step: Step) -> None:
+    def _prepare_interval(self, work: _Work, interval: PushInterval) -> None:
         """Wait for room and refresh the base.
 
         Raises :class:`WorkInterrupted` and :class:`Fenced` if the lease must not be worked on.
         """
-        waited = self._wait_for_room(work.lease, step)
+        waited = self._wait_for_room(work.lease, interval)
         self._status.note_progress()
         if not self._exchange.unpushed:
             # It may need the model for something else.
             waited = self._verification.serve(work.learner) or waited
         # Without an interval, a fetch would take memory for nothing.
-        self._check_lease(work.lease, step)
-        if not self._continue_copy(work, step):
+        self._check_lease(work.lease, interval)
+        if not self._continue_copy(work, interval):
             # What was fetched before a wait is too old.
             self._apply(self._exchange.refresh(again=waited))
-        self._check_lease(work.lease, step)
+        self._check_lease(work.lease, interval)
 
-    def _continue_copy(self, work: _Work, step: Step) -> bool:
+    def _continue_copy(self, work: _Work, interval: PushInterval) -> bool:
         """Return True if the interval continues from this worker's own copy."""
         if not self._exchange.keeps_copy:
             return False
         # What it has more is pushed first.
-        if not self._keeps_copy(work, step) and not self._exchange.unpushed:
+        if not self._keeps_copy(work, interval) and not self._exchange.unpushed:
             return False
         self._apply(self._exchange.settle_beside())
         return self._exchange.keeps_copy and not self._exchange.went_back
 
-    def _keeps_copy(self, work: _Work, step: Step) -> bool:
+    def _keeps_copy(self, work: _Work, interval: PushInterval) -> bool:
         member, shards = work.learner.member, self._exchange.shards
         return (
             member is not None
             and member.keeps_copy
             and self._verification.overlaps
-            and len(step.shards) == shards
+            and len(interval.shards) == shards
         )
 
-    def _wait_for_room(self, lease: Lease, step: Step) -> bool:
+    def _wait_for_room(self, lease: Lease, interval: PushInterval) -> bool:
         """Wait until no shard of the interval is full; return True if any was."""
         waited = False
-        for settled in self._exchange.wait_for_room(step.shards):
+        for settled in self._exchange.wait_for_room(interval.shards):
             waited = True
             self._status.note_progress()
             self._apply(settled)
@@ -271,7 +271,7 @@ class Trainer:
                 break
         return waited
 
-    def _check_lease(self, lease: Lease, step: Step) -> None:
+    def _check_lease(self, lease: Lease, interval: PushInterval) -> None:
         match self._book.state(lease):
             case LeaseState.POSTPONED:
                 # A part was rejected or lost, so the positions have to be read again.
@@ -279,21 +279,21 @@ class Trainer:
             case None:
                 raise Fenced(f"the lease of subtask {lease.number} was lost")
         # With a residual, one more local step, to push what encodings have kept back.
-        lacking = self._exchange.unpushed or self._exchange.has_residual(step.shards)
+        lacking = self._exchange.unpushed or self._exchange.has_residual(interval.shards)
         if self._departure.leave_if_due() and not lacking:
             raise WorkInterrupted
 
     # -- an interval -------------------------------------------------------------------------------
 
-    def _train_interval(self, work: _Work, step: Step) -> None:
+    def _train_interval(self, work: _Work, interval: PushInterval) -> None:
         """Train and push one interval."""
         status, member, started = self._status, work.learner.member, time.monotonic()
         exchange = self._exchange
         status.unpushed_since = steady_time()
-        keeps_copy = exchange.keeps_copy or self._keeps_copy(work, step)
+        keeps_copy = exchange.keeps_copy or self._keeps_copy(work, interval)
         base = exchange.start_interval(keep_copy=keeps_copy, loaded=work.learner.is_loaded)
         if self._seconds_per_sample is not None and not exchange.keeps_copy:
-            exchange.prefetch(self._seconds_per_sample * (step.stop - step.start))
+            exchange.prefetch(self._seconds_per_sample * (interval.stop - interval.start))
         steps_before = status.steps
 
         def on_step() -> None:
@@ -307,7 +307,7 @@ class Trainer:
                 return False
             if member.takes_turns and self._next_turn(member):
                 return True
-            planned = (step.stop - step.start) / member.batch
+            planned = (interval.stop - interval.start) / member.batch
             done, seconds = status.steps - steps_before, time.monotonic() - started
             return is_late(base.round, planned, done, seconds)
 
@@ -315,8 +315,8 @@ class Trainer:
         trained = work.learner.train(
             base,
             work.lease.number,
-            step.start,
-            step.stop,
+            interval.start,
+            interval.stop,
             should_stop=should_stop,
             on_step=on_step,
             asynchrony=self._tuned.asynchrony,
@@ -325,14 +325,14 @@ class Trainer:
         )
         ended = time.monotonic()
         seconds = ended - started
-        self._measure(work, trained.stop - step.start, trained, seconds)
+        self._measure(work, trained.stop - interval.start, trained, seconds)
         if member is not None:
             member.measure(seconds / max(trained.steps, 1))
             status.uncorrected = member.uncorrected or status.uncorrected
         if keeps_copy:
-            self._push_copy(work, step, trained)
+            self._push_copy(work, interval, trained)
         else:
-            self._push(work, step, trained, base.integers)
+            self._push(work, interval, trained, base.integers)
             if member is not None:
                 member.end(self._exchange[0].updates.added, ended)
         status.unpushed_since = None
@@ -377,24 +377,24 @@ class Trainer:
         if trained.skipped:
             status.bad_samples = work.learner.bad_samples
 
-    def _push(self, work: _Work, step: Step, trained: Trained, before: Tensor) -> None:
+    def _push(self, work: _Work, interval: PushInterval, trained: Trained, before: Tensor) -> None:
         """Hand an update over to the exchange; ``before`` are the counters of its base."""
         member = work.learner.member
         fields = {
-            **self._fields(work, step, trained),
-            "start": step.start,
+            **self._fields(work, interval, trained),
+            "start": interval.start,
             **asdict(_Sums().plus(trained)),
         }
         self._exchange.push(
-            *(fields, work.epoch, trained.update, step.shards),
+            *(fields, work.epoch, trained.update, interval.shards),
             counters=counted(work.learner.layout, before, trained.integers),
             last=self._is_last(work, trained),
             keep=member is not None and member.overlaps,
         )
-        for shard in step.shards:
+        for shard in interval.shards:
             work.positions[shard] = trained.stop
 
-    def _push_copy(self, work: _Work, step: Step, trained: Trained) -> None:
+    def _push_copy(self, work: _Work, interval: PushInterval, trained: Trained) -> None:
         """Push the parts of the worker's own copy whose turn it is, at the end of an interval."""
         exchange, member = self._exchange, work.learner.member
         work.lacking = [sums.plus(trained) for sums in work.lacking]
@@ -407,9 +407,9 @@ class Trainer:
             shards = self._next_turn(member)
         if shards and member is not None:
             member.start_turn(time.monotonic())
-        # No other version is looked for from here on.
+        # Nothing looks for newer versions until the push, so the copy doesn't move any more.
         self._shift(work.learner, wait=shards)
-        fields = self._fields(work, step, trained) if shards else {}
+        fields = self._fields(work, interval, trained) if shards else {}
         starts = zip(work.positions, work.lacking, strict=True)
         own = [{"start": start, **asdict(sums)} for start, sums in starts]
         started = time.monotonic()
@@ -433,7 +433,7 @@ class Trainer:
         ends = work.learner.is_last(work.lease.number, trained.stop)
         return ends or self._departure.leave_if_due()
 
-    def _fields(self, work: _Work, step: Step, trained: Trained) -> dict[str, Any]:
+    def _fields(self, work: _Work, interval: PushInterval, trained: Trained) -> dict[str, Any]:
         """Return what the headers of an update have in common for all shards."""
         self._pushes += 1
         member = work.learner.member
@@ -448,7 +448,7 @@ class Trainer:
             "batch": member.batch if member else 0.0,
             "step_seconds": member.step_seconds if member else 0.0,
             "exchange_seconds": member.exchange_seconds if member else 0.0,
-            "claims": self._verification.end(work.learner, name, step.stop),
+            "claims": self._verification.end(work.learner, name, interval.stop),
         }
 
 

@@ -119,11 +119,11 @@ class Meta:
     or the model an average, float32 [floats] in chunks ``r…``. ``halves`` is True if the vector is
     split into high and low halves (:mod:`vcasgd.store.tensors.chunks`), and ``exact`` if the low
     halves are stored.
-    ``rollbacks`` is the number of times that training went back to an earlier model, and
-    ``restorations`` how often of these the applied record did, too, because an owner's work was
-    wrong. ``stepped`` is True if workers train from another vector than the exact one, float32
-    [floats] in chunks ``p…`` with this ``checksum``, to which ``steps`` lead from earlier versions
-    (:mod:`vcasgd.learning.encodings.steps`).
+    ``rollbacks`` is the number of times that training went back to an earlier model.
+    ``restorations`` counts those after which the applied record went back, too, because an owner's
+    work was wrong. ``stepped`` is True if workers train from another vector than the exact one,
+    float32 [floats] in chunks ``p…`` with this ``checksum``, to which ``steps`` lead from earlier
+    versions (:mod:`vcasgd.learning.encodings.steps`).
 
     The field names are part of the stored format.
     """

@@ -56,7 +56,7 @@ REMOVED_CHUNKS = 16
 ONLY_CHUNK = "0"
 #: First letters of the chunks of the rule's state, and of the vector that workers train from if it
 #: is not the exact one.
-STATE, PUBLISHED = "r", "p"
+STATE, FOLLOWED = "r", "p"
 
 
 class SnapshotStore(SnapshotIndex):
@@ -180,7 +180,7 @@ class SnapshotStore(SnapshotIndex):
         exact = meta.exact and not rounded
         keys = self._vector_keys(replace(meta, exact=exact))
         if rounded and meta.stepped:
-            keys = self._keys_beside(meta, PUBLISHED)
+            keys = self._keys_beside(meta, FOLLOWED)
         try:
             receive(self._transfer, keys, out, split=meta.halves, exact=exact)
         except Missing:
@@ -206,7 +206,7 @@ class SnapshotStore(SnapshotIndex):
             raise StoreError(f"chunk {error.index} of a rule's state is {error.value}") from error
         return out
 
-    def fetch_published(self, meta: Meta) -> Tensor | None:
+    def fetch_followed(self, meta: Meta) -> Tensor | None:
         """Return the vector that workers train from in the present version, float32 [floats].
 
         Returns None if it is the exact one. Raises :class:`SnapshotMissing`.
@@ -225,7 +225,7 @@ class SnapshotStore(SnapshotIndex):
         meta: Meta,
         vector: Tensor,
         state: Tensor | None = None,
-        published: Tensor | None = None,
+        followed: Tensor | None = None,
         step: memoryview | None = None,
         *,
         base: int = 0,
@@ -233,7 +233,7 @@ class SnapshotStore(SnapshotIndex):
     ) -> None:
         """Write the chunks of a version, which readers do not see before it is committed.
 
-        ``state``, if given, is the update rule's; it belongs to ``meta.rule_state``. ``published``
+        ``state``, if given, is the update rule's; it belongs to ``meta.rule_state``. ``followed``
         belongs to ``meta.stepped``, and ``step``, which leads to it, to the last of ``meta.steps``.
         ``instead_of`` are chunks of the version before ``base``, the present one. They are removed
         piece by piece, so that both versions together take the room of one.
@@ -245,7 +245,7 @@ class SnapshotStore(SnapshotIndex):
                 strict=True,
             )
         ]
-        for beside, name in ((state, STATE), (published, PUBLISHED)):
+        for beside, name in ((state, STATE), (followed, FOLLOWED)):
             if beside is not None:
                 chunks = outgoing(beside, split=False)
                 items.append(zip(self._keys_beside(meta, name), chunks, strict=True))
@@ -292,7 +292,7 @@ class SnapshotStore(SnapshotIndex):
         record: Record,
         vector: Tensor,
         state: Tensor | None = None,
-        published: Tensor | None = None,
+        followed: Tensor | None = None,
         *,
         stored: bool = True,
     ) -> bool:
@@ -301,7 +301,7 @@ class SnapshotStore(SnapshotIndex):
         ``stored``: the snapshot can be restored from elsewhere (no update was applied yet, or
         there is a checkpoint), so workers need not wait until it is on the replicas.
         """
-        self.write(meta, vector, state, published)
+        self.write(meta, vector, state, followed)
         keys = self._keys
         safe = meta.version if stored or not self._tensors.replicated else NOTHING_SAFE
         installed = self._install(
@@ -321,7 +321,7 @@ class SnapshotStore(SnapshotIndex):
         record: Record,
         vector: Tensor,
         state: Tensor | None = None,
-        published: Tensor | None = None,
+        followed: Tensor | None = None,
         *,
         first_open: int,
     ) -> bool:
@@ -330,7 +330,7 @@ class SnapshotStore(SnapshotIndex):
         ``first_open`` is the first subtask of the first unfinished epoch. Raises as
         :meth:`commit` does.
         """
-        self.write(meta, vector, state, published)
+        self.write(meta, vector, state, followed)
         keys = self._keys
         safe = NOTHING_SAFE if self._tensors.replicated else meta.version
         replaced = self._replace(
@@ -365,30 +365,27 @@ class SnapshotStore(SnapshotIndex):
         if (meta.version, meta.token) not in {(each.version, each.token) for each in used}:
             self.remove([meta])
 
-    def commit(
-        self, token: int, meta: Meta | None, change: Change, remove: Iterable[str] = ()
-    ) -> None:
-        """Publish a version whose chunks are written, update the description of the present one,
-        or only remove refused updates.
+    def commit(self, token: int, meta: Meta, change: Change, remove: Iterable[str] = ()) -> None:
+        """Publish a version whose chunks are written, or update the description of the present one.
 
         If there are replicas, returns when they have the version or are known to be away. Raises
         :class:`Fenced`, :class:`SnapshotMissing` if the server came back empty, and
         :class:`StoreUnavailable` if a failover brought back an older snapshot.
         """
         keys, replicated = self._keys, self._tensors.replicated
-        applied = meta is not None and bool(change.fields)
-        if applied and meta and not replicated:
+        applied = bool(change.fields)
+        if applied and not replicated:
             change = replace(change, fields={**change.fields, "safe": meta.version})
-        chunks = self.chunk_keys(meta) if meta else []
-        if meta and meta.steps:
+        chunks = self.chunk_keys(meta)
+        if meta.steps:
             chunks += self.step_keys(meta)[-chunk_count(meta.steps[-1].size) :]
         committed = self._commit(
             keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
                   keys.rejected, keys.pins, keys.push_slots, keys.news, *chunks, *remove],
-            args=[token, meta.to_json() if meta else "", change.to_json(), len(chunks)],
+            args=[token, meta.to_json(), change.to_json(), len(chunks)],
         )  # fmt: skip
         _check_chunks(committed)
-        if applied and meta and replicated:
+        if applied and replicated:
             self.advance(token, meta.version)
 
     def chunk_keys(self, meta: Meta) -> list[str]:
@@ -396,7 +393,7 @@ class SnapshotStore(SnapshotIndex):
         keys = self._vector_keys(meta)
         if meta.rule_state:
             keys += self._keys_beside(meta, STATE)
-        return keys + self._keys_beside(meta, PUBLISHED) if meta.stepped else keys
+        return keys + self._keys_beside(meta, FOLLOWED) if meta.stepped else keys
 
     def step_keys(self, meta: Meta) -> list[str]:
         """Return the keys of the chunks of all steps in a description, the newest last."""
@@ -410,7 +407,7 @@ class SnapshotStore(SnapshotIndex):
 
     def _keys_beside(self, meta: Meta, kind: str) -> list[str]:
         """Return the keys of another float32 vector of a version, :data:`STATE` or
-        :data:`PUBLISHED`."""
+        :data:`FOLLOWED`."""
         names = chunk_names(meta.floats, split=False)
         return [
             self._keys.snapshot_chunk(meta.version, meta.token, f"{kind}{name}") for name in names

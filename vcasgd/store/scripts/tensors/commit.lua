@@ -3,7 +3,7 @@
 -- KEYS  1 fence  2 meta  3 applied  4 pushed  5 tokens  6 updates  7 rejected  8 pins
 --       9 push-slots  10 news  11… chunks of the new snapshot, then keys to remove:
 --       payloads of the batch, chunks of the version before last
--- ARGV  1 token  2 new meta ('' if nothing was applied)  3 change, as JSON:
+-- ARGV  1 token  2 new meta  3 change, as JSON:
 --         base      the version that the change was made from
 --         fields    {field: value}     new values of the applied record
 --         done      [subtask]          completed subtasks
@@ -26,7 +26,7 @@ local fenced = not_held(redis.call('GET', KEYS[1]), ARGV[1])
 if fenced then return fenced end
 local change = cjson.decode(ARGV[3])
 -- The answer to an earlier attempt was lost: only this token can have written this version.
-if ARGV[2] ~= '' and redis.call('HGET', KEYS[3], 'version') == tostring(change.fields.version) then
+if redis.call('HGET', KEYS[3], 'version') == tostring(change.fields.version) then
   return 0
 end
 -- A failover may have brought back an older snapshot since the parameter server read it.
@@ -39,7 +39,7 @@ local spare = 11 + tonumber(ARGV[4])
 for i = 11, spare - 1 do
   if redis.call('EXISTS', KEYS[i]) == 0 then return -1 end
 end
-if ARGV[2] ~= '' then redis.call('SET', KEYS[2], ARGV[2]) end
+redis.call('SET', KEYS[2], ARGV[2])
 for field, value in pairs(change.fields) do
   -- Keep all digits of a token; the default conversion would round it.
   redis.call('HSET', KEYS[3], field, string.format('%.0f', value))
