@@ -239,7 +239,7 @@ class TestChoice:
 
     def test_sizes_are_checked(self) -> None:
         for text in ("much", "0", "-1GB"):
-            with pytest.raises(SpecError, match="is no size") as refused:
+            with pytest.raises(SpecError, match="is not a size") as refused:
                 make_sandbox([0], text, None)
             assert refused.value.field == "max-memory"
 

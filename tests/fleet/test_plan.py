@@ -510,7 +510,7 @@ states = st.builds(
         unique_by=lambda one: one.job,
         max_size=3,
     ),
-    nodes=st.sampled_from(["*", "a b c", "", None]),
+    nodes=st.sampled_from(["*", "a b c", ""]),
     pools=st.lists(
         st.builds(PoolStatus, st.just("local"), capacity=st.integers(0, 6)), min_size=1, max_size=1
     ),

@@ -45,7 +45,7 @@ class Hours:
             minutes = (int(match[2] or 0), int(match[4] or 0))
             if start % 1440 != end % 1440 and max(start, end) <= 1440 and max(minutes) < 60:
                 return cls(start % 1440, end % 1440)
-        raise SpecError(f"{text} is not of the form 22-6 or 22:30-6:15", field="hours")
+        raise SpecError(f"hours: {text} must have the form 22-6 or 22:30-6:15", field="hours")
 
     def next_start(self, now: datetime) -> datetime:
         """Return ``now`` if it is within these hours, else when they next begin."""
@@ -125,7 +125,9 @@ def parse_until(text: str, now: datetime) -> datetime:
     with suppress(ValueError):
         at = datetime.fromisoformat(text).astimezone(now.tzinfo)
     if at is None:
-        raise SpecError(f"{text} is no time (07:30) and no duration (8h)", field="until")
+        raise SpecError(
+            f"until: {text} must be a time such as 07:30 or a duration such as 8h", field="until"
+        )
     if at <= now:
         raise SpecError(f"{text} is in the past", field="until")
     return at

@@ -203,7 +203,7 @@ def _size(text: str | None, field: str) -> int | None:
     except ValidationError:
         size = ByteSize(0)
     if size <= 0:
-        raise SpecError(f"{text} is no size", remedy="write for example 8GB", field=field)
+        raise SpecError(f"{text} is not a size", remedy="for example 8GB", field=field)
     return int(size)
 
 

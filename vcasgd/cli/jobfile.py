@@ -71,7 +71,7 @@ def _apply(value: dict[str, Any], change: str, option: str = "--set ") -> None:
     if not equals or not last:
         raise SpecError(
             f"{option}{change}: must have the form field=value",
-            remedy=f"for example {option}weight=2 or {option}update.alpha=0.9"
+            remedy=f"for example {option}epochs=5 or {option}args.lr=0.1"
             if option
             else "for example priority=high",
             field="set",

@@ -183,16 +183,23 @@ def events(
 def logs(
     job: JobName,
     following: Follow = False,
-    tail: Annotated[int | None, typer.Option(min=1, help="Only the last lines, so many.")] = None,
+    tail: Annotated[
+        int | None, typer.Option(min=1, help="Number of lines to show from the end.")
+    ] = None,
     worker: Annotated[
-        str | None, typer.Option(help="Only of workers with this in their name.")
+        str | None, typer.Option(help="Show only workers whose name contains this.")
     ] = None,
     since: Annotated[
         float | None,
-        typer.Option(metavar="DURATION", parser=_seconds, help="Only the last 10m, for example."),
+        typer.Option(
+            metavar="DURATION",
+            parser=_seconds,
+            help="Show only lines newer than this, such as 10m.",
+        ),
     ] = None,
     grep: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only lines with this text, in any case.")
+        str | None,
+        typer.Option(metavar="TEXT", help="Show only lines that contain this, ignoring case."),
     ] = None,
     as_json: Json = False,
     url: Url = None,

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from vcasgd.cli.jobs import JobName, follow_job, metrics_text
+from vcasgd.cli.money import confirm
 from vcasgd.cli.output import Columns, Json, Token, Url, ago, err, open_client, out, show_rows
 from vcasgd.schemas.history import BEST, LAST, CheckpointRow, chosen
 from vcasgd.schemas.jobs import JobView
@@ -38,7 +39,7 @@ def download(
         bool, typer.Option("--best", help="The best model (default, if a metric ranks models).")
     ] = False,
     last: Annotated[
-        bool, typer.Option("--last", help="The last model, also of a job that runs.")
+        bool, typer.Option("--last", help="The last model, even while the job runs.")
     ] = False,
     trained_only: Annotated[
         bool,
@@ -60,7 +61,7 @@ def download(
 ) -> None:
     """Download the trained model or a checkpoint: a safetensors file, or a PEFT adapter.
 
-    The error output says which model it is.
+    Prints to stderr which model it downloaded.
     """
     if sum((best, last, checkpoint is not None)) > 1:
         raise typer.BadParameter("choose one of --best, --last, and --checkpoint")
@@ -90,6 +91,7 @@ def extend(
     following: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the new job until it ends.")
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
@@ -100,7 +102,10 @@ def extend(
     """
     with open_client(url, token) as client:
         old = client.job(job)
-        more = old.extend(_more_epochs(epochs, old))
+        wanted = _more_epochs(epochs, old)
+        if not yes:
+            confirm(client, old.extended(wanted))
+        more = old.extend(wanted)
         out.print(f"submitted {more.id}: {more.spec.epochs} epochs from the last model of {old.id}")
         if following:
             follow_job(client, more.id)

@@ -134,8 +134,8 @@ def cost(
     show_facts(facts.items(), width=12)
 
 
-def confirm(client: Client, spec: JobSpec) -> None:
-    """Show the plan of a job that costs money, and ask for confirmation.
+def confirm(client: Client, spec: JobSpec, jobs: int = 1) -> None:
+    """Show the plan of a job that costs money, and ask whether to submit so many ``jobs``.
 
     Of another job, show only how sure its deadline is, if it has one. Raises :class:`SpecError` if
     the costs are unknown or the input is not a terminal, and :class:`typer.Abort` if the user
@@ -167,7 +167,9 @@ def confirm(client: Client, spec: JobSpec) -> None:
             remedy="check it with vcasgd plan, then submit it with --yes",
             field="yes",
         )
-    typer.confirm("Submit it?", abort=True, err=True)
+    if jobs > 1:
+        err.print(f"this is the plan of the first of {jobs} jobs")
+    typer.confirm("Submit it?" if jobs == 1 else f"Submit {jobs} jobs?", abort=True, err=True)
 
 
 def stdin_is_a_terminal() -> bool:

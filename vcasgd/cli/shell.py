@@ -30,8 +30,8 @@ def exec_(job: JobName, words: Words = None, url: Url = None, token: Token = Non
     """Run a command beside a worker, with the code, packages, and GPUs of its job.
 
     On a local machine, it runs here; on a cloud's machine, over its own tool (aws, gcloud), with
-    your rights. Needs scope admin, and is in the job's events. There is none on machines that
-    join, nor in a sandbox.
+    your rights. Needs scope admin, and is in the job's events. Not available
+    on joined machines or in a sandbox.
     """
     with open_client(url, token) as client:
         found = client.job(job)

@@ -88,7 +88,7 @@ def up(
     if foreground:
         _run_in_foreground(settings)
     state = stack.up(settings, progress=ReadyPrinter(err))
-    out.print(f"the stack is up: {state.api_url}")
+    out.print(f"the stack is up; API and dashboard: {state.api_url}")
     if GATEWAY in state.ports and settings.join_port is not None:
         port = state.ports[GATEWAY]
         out.print(f"machines can join at port {port}: vcasgd token create --help")
@@ -109,7 +109,10 @@ def down(home: Home = None) -> None:
 
 
 def status(as_json: Json = False, home: Home = None, url: Url = None, token: Token = None) -> None:
-    """Show the stack, its machines and jobs. Exits with status 1 if the stack is not ready."""
+    """Show the stack's parts, and how many jobs and machines there are.
+
+    Exits with status 1 if the stack is not ready.
+    """
     settings = _settings(home)
     remote = url is not None or "api_url" in settings.model_fields_set
     value: dict[str, Any] = {} if remote else _local_status(settings)

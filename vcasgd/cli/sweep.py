@@ -38,7 +38,9 @@ MetricName = Annotated[
 ]
 Mode = Annotated[
     Literal["min", "max"] | None,
-    typer.Option(help="Whether to minimize or maximize --metric (default: known of usual names)."),
+    typer.Option(
+        help="Whether to minimize or maximize --metric (default: inferred for common metrics)."
+    ),
 ]
 
 
@@ -91,7 +93,7 @@ def sweep(
     with open_client(url, token) as client:
         err.print(f"sweep {name}: {len(trials)} jobs, {at_once} at a time")
         if not yes:
-            confirm(client, first)
+            confirm(client, first, len(trials))
         try:
             jobs = Sweep(client, specs, options, lambda line: err.print(line)).run()
         except KeyboardInterrupt:

@@ -87,7 +87,11 @@ def create(
     if join:
         scope = Scope.JOIN
     if scope is None:
-        raise SpecError("--scope or --join is required", field="scope")
+        raise SpecError(
+            "--scope or --join is required",
+            remedy="choose --scope read, submit, or admin, or --join",
+            field="scope",
+        )
     with open_client(url, token) as client:
         created = client.create_token(
             name, scope, max_machines=max_machines, max_usd_per_month=max_usd_per_month,

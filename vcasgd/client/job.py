@@ -30,7 +30,7 @@ from vcasgd.schemas.history import (
     TimelineView,
 )
 from vcasgd.schemas.jobs import JobView
-from vcasgd.spec.job import LENGTHS
+from vcasgd.spec.job import LENGTHS, JobSpec
 from vcasgd.spec.sections import PROJECT, StartFrom
 
 if TYPE_CHECKING:
@@ -257,17 +257,21 @@ class Job(JobView):
                 f"job {self.id} has no finished model",
                 remedy="wait for its end, or submit a job with start_from",
             )
-        spec = self.spec.model_copy(
+        spec = self.extended(epochs)
+        body: dict[str, Any] = {"spec": spec.model_dump(mode="json"), "package": self.package}
+        if values := read_secrets(spec, secrets):
+            body["secrets"] = values
+        return self._api.post(Job, "jobs", body).bound(self._api)
+
+    def extended(self, epochs: int) -> JobSpec:
+        """Return the specification that :meth:`extend` submits."""
+        return self.spec.model_copy(
             update={
                 **dict.fromkeys(LENGTHS),
                 "epochs": epochs,
                 "start_from": StartFrom(job=self.id, checkpoint=LAST),
             }
         )
-        body: dict[str, Any] = {"spec": spec.model_dump(mode="json"), "package": self.package}
-        if values := read_secrets(spec, secrets):
-            body["secrets"] = values
-        return self._api.post(Job, "jobs", body).bound(self._api)
 
     def track(
         self,

@@ -60,7 +60,7 @@ def mapped_errors(url: str) -> Iterator[None]:
         kind = type(error).__name__
         raise ApiError(
             f"no answer from {url}: {error or kind}",
-            remedy="is the stack running? start it with: vcasgd up",
+            remedy="start a local stack with vcasgd up, or check the URL, tunnel, and firewall",
         ) from error
     except (httpx.InvalidURL, httpx.HTTPError) as error:
         raise ApiError(f"{url}: {error}") from error

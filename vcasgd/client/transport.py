@@ -282,14 +282,20 @@ def find_api(url: str | None, token: str | None, settings: Settings) -> tuple[st
     if token is None and _stored_url(home) == url.rstrip("/"):
         token = _text(home / "token")
     if token is None:
-        raise Unauthorized(f"no token for {url}", remedy="set VCASGD_TOKEN, or use --token")
+        raise Unauthorized(
+            f"no token for {url}",
+            remedy="set VCASGD_TOKEN, or use --token; an administrator has vcasgd token create",
+        )
     return url, token
 
 
 def _running(home: Path) -> str:
     url = _stored_url(home)
     if url is None:
-        raise StackError(f"there is no stack in {home}", remedy="start one with: vcasgd up")
+        raise StackError(
+            f"there is no stack in {home}",
+            remedy="start one with: vcasgd up; or name another API with --url or VCASGD_API_URL",
+        )
     if not is_locked(home / "stack.lock"):
         raise StackError(
             f"the stack in {home} is not running",

@@ -413,7 +413,7 @@ def read_job(job: str, answers: Sequence[Any]) -> JobRecord:
     the platform writes.
     """
     if not answers[0]:
-        raise NotFound(f"there is no job {job}")
+        raise NotFound(f"there is no job {job}", remedy="vcasgd jobs lists the IDs of jobs")
     try:
         return _parsed(job, *answers)
     except (ValueError, TypeError, KeyError, AttributeError, SpecError) as error:
