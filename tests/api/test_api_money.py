@@ -238,6 +238,23 @@ def test_paid_job_is_not_submitted_without_confirmation(
     assert len(market.jobs.all()) == 1
 
 
+def test_a_paid_job_is_not_extended_without_confirmation(
+    run: Run, market: Api, client: Client
+) -> None:
+    job = client.submit(spec(**EAST), zipped()).id
+    market.start_job(job)
+    name, _ = market.store_checkpoint(job, 1)
+    market.finish(job, model=name)
+
+    refused = run("extend", job, "--epochs", "+5")
+
+    assert refused.exit_code == 1
+    assert "the job costs money, and stdin is not a terminal" in refused.stderr
+    assert len(market.jobs.all()) == 1
+    assert run("extend", job, "--epochs", "+5", "--yes").exit_code == 0
+    assert len(market.jobs.all()) == 2
+
+
 @pytest.mark.parametrize(("answer", "jobs"), [("n\n", 0), ("y\n", 1)])
 def test_submit_asks_for_confirmation(
     run: Run, market: Api, job_file: Path, answer: str, jobs: int

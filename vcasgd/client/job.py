@@ -252,11 +252,6 @@ class Job(JobView):
         :meth:`vcasgd.Client.submit`. Raises :class:`~vcasgd.errors.Conflict` if this job has no
         finished model.
         """
-        if self.refreshed().model is None:
-            raise Conflict(
-                f"job {self.id} has no finished model",
-                remedy="wait for its end, or submit a job with start_from",
-            )
         spec = self.extended(epochs)
         body: dict[str, Any] = {"spec": spec.model_dump(mode="json"), "package": self.package}
         if values := read_secrets(spec, secrets):
@@ -264,7 +259,12 @@ class Job(JobView):
         return self._api.post(Job, "jobs", body).bound(self._api)
 
     def extended(self, epochs: int) -> JobSpec:
-        """Return the specification that :meth:`extend` submits."""
+        """Return the specification that :meth:`extend` submits. Raises as that does."""
+        if self.refreshed().model is None:
+            raise Conflict(
+                f"job {self.id} has no finished model",
+                remedy="wait for its end, or submit a job with start_from",
+            )
         return self.spec.model_copy(
             update={
                 **dict.fromkeys(LENGTHS),
