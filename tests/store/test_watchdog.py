@@ -31,15 +31,16 @@ def test_an_endless_script_is_killed(server: RedisServer) -> None:
     await_truth(lambda: _busy(server))
 
     watchdog = Watchdog(server.client(), "ledger")
-    watchdog.start()
+    try:
+        watchdog.start()
 
-    await_truth(lambda: refused)
-    assert "killed" in refused[0]
-    assert client.ping()
-
-    # Scripts of later tests, which share the server, may be slow.
-    client.config_set("busy-reply-threshold", before)
-    watchdog._pause.set()
+        await_truth(lambda: refused)
+        assert "killed" in refused[0]
+        assert client.ping()
+    finally:
+        # Scripts of later tests, which share the server, may be slow.
+        client.config_set("busy-reply-threshold", before)
+        watchdog._pause.set()
 
 
 def _busy(server: RedisServer) -> bool:

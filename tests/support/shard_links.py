@@ -15,11 +15,11 @@ from vcasgd.worker.update_queue import Settled
 
 
 def link_of(
-    world: World, tensors: RedisClient | None = None, slots: Semaphore | None = None
+    world: World, tensors: RedisClient | None = None, vector_slots: Semaphore | None = None
 ) -> ShardLink:
     """Return a link; the caller closes it."""
     (part,) = Cut(world.layout.floats, world.layout.parameters, 1).parts
-    return ShardLink(tensors or world.tensors, world.job, part, slots=slots)
+    return ShardLink(tensors or world.tensors, world.job, part, vector_slots=vector_slots)
 
 
 def submit(

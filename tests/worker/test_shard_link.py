@@ -106,7 +106,7 @@ class TestSending:
     def test_a_push_waits_for_a_slot_among_the_shards_of_a_node(self, world: World) -> None:
         # Given a node whose other shard has the only slot
         slots = NotedSlots()
-        with slots, closing(link_of(world, slots=slots)) as link:
+        with slots, closing(link_of(world, vector_slots=slots)) as link:
             # When an update is pushed
             submit(world, link, 0, 0, 2)
 

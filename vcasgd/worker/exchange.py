@@ -146,7 +146,7 @@ class Exchange:
         self._base, self._layout = self._pool.take(), layout
         self._encoders = [Encoder(update, layout, part, mapped=mapped) for part in cut.parts]
         most = MAPPED_SHARDS if mapped else 2 * cut.shards
-        slots = {node: threading.Semaphore(most) for node in self._node_of}
+        vector_slots = {node: threading.Semaphore(most) for node in self._node_of}
         self._links = tuple(
             ShardLink(
                 self._node_of[part.shard],
@@ -155,7 +155,7 @@ class Exchange:
                 self._key,
                 max_unapplied=max_unapplied,
                 steps=step_format(update, layout, part),
-                slots=slots[self._node_of[part.shard]],
+                vector_slots=vector_slots[self._node_of[part.shard]],
             )
             for part in cut.parts
         )
@@ -625,7 +625,7 @@ class Exchange:
     def _encode_part(
         self, shard: int, difference: Difference, rollbacks: int, *, last: bool
     ) -> EncodedVector:
-        vector = self._links[shard].with_slot(difference.compute)
+        vector = self._links[shard].with_vector_slot(difference.compute)
         with self._encoding:
             encoded = self._encoders[shard].encode_part(vector, last=last)
             if rollbacks != self._rollbacks:

@@ -76,7 +76,7 @@ class Learner:
         task.skips_bad_samples = spec.skips_bad_samples
         task.follow_job(self.spec)
         self._model = self._build_model()
-        #: What the job's first worker finds out, or this one follows.
+        #: Facts of the job. Its first worker finds them out, and the others follow them.
         self.findings = Findings(self.spec, task, self._model, device, self._new_optimizer)
         self._rule = make_rule(spec.update)
         #: This worker's own copy, float32 [floats], if the rule keeps one.

@@ -113,14 +113,14 @@ class ShardLink:
         *,
         max_unapplied: int = MAX_UNAPPLIED,
         steps: StepFormat | None = None,
-        slots: threading.Semaphore | None = None,
+        vector_slots: threading.Semaphore | None = None,
     ) -> None:
         """``key`` signs the headers of updates; ``max_unapplied`` makes the queue full; ``steps``
-        is the format of the model's steps, None if it is always fetched whole; ``slots`` limit
-        the links that use vectors at a time."""
+        is the format of the model's steps, None if it is always fetched whole; ``vector_slots``
+        limit the links that use vectors at a time."""
         keys = TensorKeys(job, part.shard)
         self.part = part
-        self._steps, self._slots = steps, slots or threading.Semaphore(2)
+        self._steps, self._vector_slots = steps, vector_slots or threading.Semaphore(2)
         small = steps is None and part.floats * FLOAT32_BYTES <= SMALL_SNAPSHOT
         #: Chunk of a snapshot that comes with the status of updates.
         self._chunk = ONLY_CHUNK if small else ""
@@ -308,11 +308,11 @@ class ShardLink:
 
     def run(self, call: Callable[[], Any]) -> Future[Any]:
         """Call a function that makes no request, in the thread that makes requests."""
-        return self._request(lambda: self.with_slot(call))
+        return self._request(lambda: self.with_vector_slot(call))
 
-    def with_slot(self, call: Callable[[], _T]) -> _T:
-        """Call a function that uses vectors when there is a slot."""
-        with self._slots:
+    def with_vector_slot(self, call: Callable[[], _T]) -> _T:
+        """Call a function that uses vectors when fewer than so many links do."""
+        with self._vector_slots:
             return call()
 
     def adopt(self) -> Meta | None:
@@ -440,7 +440,7 @@ class ShardLink:
 
     def _fetch(self, out: Floats, base: Floats) -> None:
         if self._newer is not None:
-            self.with_slot(lambda: self._fetch_newer(out[:], base))
+            self.with_vector_slot(lambda: self._fetch_newer(out[:], base))
 
     def _fetch_newer(self, out: Tensor, base: Floats) -> None:
         newer, here = self._newer, self._newest_here
@@ -504,7 +504,7 @@ class ShardLink:
         after = self.updates.names_before(update) if alone else []
         try:
             sent = update.header, update.epoch, update.payload, after
-            pushed = self.with_slot(lambda: self._sender.push(*sent))
+            pushed = self.with_vector_slot(lambda: self._sender.push(*sent))
         except TRANSIENT:
             raise  # They are errors of the store, too.
         except Fenced as error:

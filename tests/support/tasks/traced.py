@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from vcasgd.chaos.task.audit import Audit
 
-#: Most seconds that a local step takes longer near the end of a held job.
-MOST_SECONDS = 5.0
+#: Limit for the seconds that are added to a local step near the end of a held job.
+MAX_EXTRA_SECONDS = 5.0
 
 
 class Traced(Audit):
@@ -43,6 +43,6 @@ class Traced(Audit):
         # Each sample in the trace follows a blank.
         left = max(1, total - self._path.read_bytes().count(b" "))
         longer = self.step_seconds * (max(1.0, total / 2 / left) ** 3 - 1)
-        until = time.monotonic() + min(longer, MOST_SECONDS)
+        until = time.monotonic() + min(longer, MAX_EXTRA_SECONDS)
         while time.monotonic() < until and self.hold is not None and self.hold.exists():
             time.sleep(0.01)
