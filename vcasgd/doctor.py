@@ -110,6 +110,15 @@ def findings(url: str | None = None, token: str | None = None) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.severity is not Severity.ERROR)
 
 
+def knows_api(url: str | None = None) -> bool:
+    """Return False if there is no API that :func:`findings` could check."""
+    try:
+        settings = load_settings()
+    except SpecError:
+        return False
+    return bool(url or _configured(settings) or _is_running(settings))
+
+
 def _error(check: str, message: str, remedy: str) -> Finding:
     return Finding(check, Severity.ERROR, message, remedy)
 

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from vcasgd.container_limits import processors
 from vcasgd.errors import SettingError
 from vcasgd.limits import MIN_SECRET
+from vcasgd.spec.problems import expected
 
 #: Missed heartbeats that a lease survives. Enough for a garbage collection, swapping, or a restart
 #: of the ledger; few enough that a dead worker is detected soon.
@@ -349,5 +350,4 @@ def load_settings() -> Settings:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = f"VCASGD_{'_'.join(str(part) for part in first['loc'])}".upper()
-        message = first["msg"].removeprefix("Value error, ")
-        raise SettingError(f"{name}: {message}", field=name) from None
+        raise SettingError(f"{name}: {expected(first)}", field=name) from None

@@ -44,6 +44,7 @@ def test_unit_joins_with_the_given_options(folder: Path) -> None:
     text = unit.read_text()
     assert f'"{URL}" "--hours" "22-6" "--max-cpu" "2" "--pass-env" "DATA_DIR"' in text
     assert "systemctl --user enable --now vcasgd-join.service" in done.stderr
+    assert "--pass-env DATA_DIR: there is no such variable here" in done.stderr
     assert "Nice=10" in text
     assert "CPUQuota=200%" in text or len(os.sched_getaffinity(0)) == 1
     # And the token is in a private file only

@@ -42,7 +42,7 @@ def test_values_are_stored_encrypted_and_shown_nowhere(
     [
         ({}, "secrets.HF_TOKEN", "the request has no value for it"),
         ({"HF_TOKEN": VALUE, VALUE: "x"}, "secrets", "1 values are for secrets"),
-        ({"HF_TOKEN": [VALUE]}, "secrets.HF_TOKEN", "valid string"),
+        ({"HF_TOKEN": [VALUE]}, "secrets.HF_TOKEN", "must be text"),
         ({"HF_TOKEN": VALUE * 2000}, "secrets.HF_TOKEN", "at most"),
         ({"HF_TOKEN": ""}, "secrets.HF_TOKEN", "at least 1"),
     ],

@@ -423,7 +423,14 @@ def test_an_argument_without_args_is_explained(run: Run, job_file: Path) -> None
     result = run("sweep", job_file, "--over", "lr=0.1,0.2")
 
     assert_refused(result, "changed by lr=0.1", "remedy: did you mean args.lr?")
-    assert_refused(run("submit", job_file, "--set", "epoch=3"), "remedy: did you mean epochs?")
+    for change, remedy in (
+        ("epoch=3", "did you mean epochs, or the task's argument args.epoch?"),
+        ("momentum=0.9", "did you mean the task's argument args.momentum?"),
+        ("workers.mx=3", "did you mean max?"),
+        ("args=3", ""),
+    ):
+        refused = run("submit", job_file, "--set", change)
+        assert_refused(refused, f"changed by {change}", remedy)
 
 
 def test_follow_ends_with_the_job(run: Run, api: Api) -> None:
@@ -558,6 +565,14 @@ def test_submit_with_follow_exits_with_the_result(run: Run, api: Api, job_file: 
     timer.join()
     assert result.exit_code == 1
     assert "cancelled: it cancelled" in result.stderr
+
+
+def test_submit_with_follow_prints_nothing_but_json(run: Run, api: Api, job_file: Path) -> None:
+    timer = after(0.0, lambda: api.finish(await_truth(api.jobs.active)[0]))
+    result = run("submit", job_file, "--follow", "--json")
+    timer.join()
+    job = json.loads(result.stdout)["id"]
+    assert f"{job} succeeded after" in result.stderr
 
 
 def test_ctrl_c_stops_following_but_not_the_job(api: Api) -> None:

@@ -93,6 +93,14 @@ def test_sound_installation_has_no_error(run: Run, api: dict[str, Any]) -> None:
     assert not found.keys() & {"packages", "api", "api-version", "clock", "controller", "quota"}
 
 
+def test_it_says_if_there_is_no_api_to_check(answers: dict[str, Any], home: Path) -> None:
+    unchecked = "no API was checked: no stack runs here"
+    assert unchecked in CliRunner().invoke(app, ["doctor"]).stdout
+    named = CliRunner().invoke(app, ["doctor", "--url", answers["url"], "--token", "a-token"])
+    assert unchecked not in named.stdout
+    assert not home.exists()
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "check", "text"),
     [

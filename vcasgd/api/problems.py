@@ -18,6 +18,7 @@ from vcasgd.errors import ApiError, NotFound, SpecError, StoreUnavailable, Vcasg
 from vcasgd.local_files import full_disk
 from vcasgd.logging import bound, request_id
 from vcasgd.schemas.service import PROBLEMS, Problem
+from vcasgd.spec.problems import expected
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ def request_error(error: RequestValidationError) -> SpecError:
         # The rest names the alternatives of a parameter.
         del path[1:]
     field = ".".join(path) or source
-    return SpecError(f"{field}: {first['msg'].removeprefix('Value error, ')}", field=field)
+    return SpecError(f"{field}: {expected(first)}", field=field)
 
 
 def install(app: FastAPI) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vcasgd.cli.output import err
 from vcasgd.errors import SpecError
 from vcasgd.spec.job import CHANGEABLE, JobSpec, load_job_mapping
+from vcasgd.spec.problems import did_you_mean
 from vcasgd.spec.update import unstable_settings
 from vcasgd.spec.yaml import parse
 from vcasgd.task.package import check_files
@@ -27,14 +28,24 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
     try:
         spec = JobSpec.parse(value)
     except SpecError as error:
-        field = str(error.details.get("field"))
-        remedy = f"did you mean args.{field}?" if field in value.get("args", {}) else error.remedy
         raise SpecError(
             f"{path}, changed by {', '.join(changes)}: {error.message}",
-            remedy=remedy,
+            remedy=_remedy(error, value.get("args")),
             **error.details,
         ) from error
     return spec.located(path.parent)
+
+
+def _remedy(error: SpecError, args: object) -> str | None:
+    """Return a remedy for a field that jobs don't have: it may be an argument of the task."""
+    field = str(error.details.get("field"))
+    if isinstance(args, Mapping) and field in args:
+        return f"did you mean args.{field}?"
+    if "." in field or field in JobSpec.model_fields:
+        return error.remedy
+    similar = did_you_mean(field, JobSpec.model_fields)
+    start = f"{similar[:-1]}, or" if similar else "did you mean"
+    return f"{start} the task's argument args.{field}?"
 
 
 def show_warnings(spec: JobSpec) -> None:

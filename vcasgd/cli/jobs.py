@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from vcasgd.cli.follow import event_line, log_line, statuses
 from vcasgd.cli.follow import follow as show_progress
@@ -123,7 +124,8 @@ def submit(
             sizes = [path.stat().st_size for path in packed_files(Path(spec.working_dir))]
             out.print(f"packed {len(sizes)} files ({size(sum(sizes))}) of {spec.working_dir}")
         if following:
-            follow_job(client, job.id)
+            # Standard output has the job's JSON only.
+            follow_job(client, job.id, err if as_json else out)
         elif not as_json:
             out.print(f"follow it with: vcasgd follow {job.id}")
 
@@ -238,10 +240,10 @@ def track(
         out.print(place)
 
 
-def follow_job(client: Client, job: str) -> None:
+def follow_job(client: Client, job: str, console: Console = out) -> None:
     with _interruptible(job):
-        view = show_progress(statuses(client, job), out)
-    out.print(_conclusion(view))
+        view = show_progress(statuses(client, job), console)
+    console.print(_conclusion(view))
     if view.state != "succeeded":
         reason = view.reason or "no reason given"
         err.print(f"error: job {view.id} {view.state}: {reason}")

@@ -120,6 +120,8 @@ def join(
         raise Unauthorized("no token", remedy="set VCASGD_TOKEN, or use --token")
     text = token or settings.secret("token")
     os.environ.pop(_TOKEN, None)
+    for name in set(pass_env or ()) - set(os.environ):
+        err.print(f"warning: --pass-env {name}: there is no such variable here")
     now = datetime.now(UTC).astimezone()
     processors = usable_processors(max_cpu)
     box = make_sandbox(processors, max_memory, max_disk, share or (), network=allow_network)

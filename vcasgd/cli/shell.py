@@ -109,4 +109,7 @@ def _replace(argv: list[str], variables: dict[str, str]) -> NoReturn:
     try:
         os.execvpe(argv[0], argv, variables)
     except OSError as error:
-        raise FleetError(f"can't run {argv[0]}: {error.strerror}") from error
+        raise FleetError(
+            f"can't run {argv[0]}: {error.strerror}",
+            remedy="if it is meant to be a worker, vcasgd workers JOB lists their names",
+        ) from error

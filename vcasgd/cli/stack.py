@@ -25,7 +25,7 @@ from vcasgd.cli.output import (
     show_json,
     show_rows,
 )
-from vcasgd.doctor import Severity, describe_gpus, findings
+from vcasgd.doctor import Severity, describe_gpus, findings, knows_api
 from vcasgd.errors import ApiError
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import StackHome, StackPhase, StackState
@@ -152,6 +152,8 @@ def doctor(as_json: Json = False, url: Url = None, token: Token = None) -> None:
             out.print(f"  remedy: {finding.remedy}")
         if not found:
             out.print("nothing is wrong")
+        if not knows_api(url):
+            out.print("no API was checked: no stack runs here, and --url names none")
     if any(finding.severity is Severity.ERROR for finding in found):
         raise typer.Exit(1)
 

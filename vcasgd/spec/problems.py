@@ -15,6 +15,17 @@ from vcasgd.spec.update import RULES
 
 #: Errors of other fields in one message.
 MAX_OTHERS = 5
+#: What values have to be, by pydantic's types of errors, in words of people who don't know it.
+_KINDS = {
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be text",
+}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
@@ -41,13 +52,37 @@ def _is_misspelled(error: SpecError) -> bool:
     return (error.remedy or "").startswith("did you mean")
 
 
+def expected(details: ErrorDetails) -> str:
+    """Return what a value has to be, such as "must be a whole number", by an error of pydantic."""
+    message = details["msg"].removeprefix("Value error, ")
+    return _KINDS.get(details["type"], message.replace("Input should be", "must be"))
+
+
 def spec_errors(error: ValidationError, model: type[BaseModel]) -> list[SpecError]:
     """Convert a pydantic error to one error for each invalid field."""
-    found = error.errors(include_url=False)
     return [
         _secrets_error(one) if one["loc"][:1] == ("secrets",) else _spec_error(one, model)
-        for one in found
+        for one in _by_field(error.errors(include_url=False))
     ]
+
+
+def _by_field(found: Iterable[ErrorDetails]) -> list[ErrorDetails]:
+    """Join the errors of a field that can have values of several kinds.
+
+    pydantic has one for each, and adds the kind to the path, such as ``constrained-int``.
+    """
+    fields: dict[tuple[int | str, ...], ErrorDetails] = {}
+    for details in found:
+        path = details["loc"]
+        kind = str(path[-1]) if path else ""
+        if not kind.startswith(("literal[", "constrained-")):
+            fields[path] = details
+        elif (first := fields.get(path[:-1])) is None:
+            fields[path[:-1]] = {**details, "loc": path[:-1]}
+        else:
+            first["msg"] = f"{expected(first)} or {expected(details).removeprefix('must be ')}"
+            first["type"] = "union"
+    return list(fields.values())
 
 
 def _spec_error(details: ErrorDetails, model: type[BaseModel]) -> SpecError:
@@ -80,10 +115,9 @@ def _spec_error(details: ErrorDetails, model: type[BaseModel]) -> SpecError:
             field, message = details["ctx"]["field"], details["ctx"]["problem"]
             remedy = details["ctx"]["remedy"]
         case "value_error":
-            message = details["msg"].removeprefix("Value error, ")
+            message = expected(details)
         case _:
-            expected = details["msg"].replace("Input should be", "must be")
-            message = f"{expected}; not {_short(details['input'])}"
+            message = f"{expected(details)}; not {_short(details['input'])}"
     field = field or "job"
     return SpecError(f"{field}: {message}", remedy=remedy, field=field)
 
@@ -93,14 +127,12 @@ def _secrets_error(details: ErrorDetails) -> SpecError:
     field = ".".join(str(part) for part in details["loc"] if part != "[key]")
     remedy = "write HF_TOKEN: {env: HF_TOKEN} or HF_TOKEN: {file: ~/token}, for example"
     match details["type"]:
-        case "value_error":
-            message = details["msg"].removeprefix("Value error, ")
         case "string_pattern_mismatch":
             message = "must be the name of a variable: letters, digits, and underscores"
         case "extra_forbidden":
             message = "there is no such field"
         case _:
-            message = details["msg"].replace("Input should be", "must be")
+            message = expected(details)
     return SpecError(f"{field}: {message}", remedy=remedy, field=field)
 
 
