@@ -23,6 +23,7 @@ import psutil
 
 from benchmarks.measure.control.cloud import POOL, SimulatedCloud, SimulatedPools, as_cluster
 from benchmarks.measure.store import own_settings
+from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.settings import load_settings
 from vcasgd.spec.job import JobSpec
@@ -58,10 +59,10 @@ class Rig:
         for at in range(jobs):
             Jobs(self.ledger).submit(spec(len(range(at, machines, jobs))), package="none")
         self.cloud = SimulatedCloud(machines, [StringIO()])
-        self.fleet = FleetLoop(
+        self.fleet = FleetLoop(Fleet(
             load_settings(), self.ledger, SimulatedPools(self.cloud, machines),
             WorkerBeats(self.ledger), lambda: as_cluster(self.cloud), lambda: True,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def beat(self, number: int) -> None:
         count = {"steps": number, "samples": number, "version": number, "pushes": number,

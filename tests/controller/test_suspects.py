@@ -9,6 +9,7 @@ from pydantic import SecretStr
 from support.fleet_records import PACKAGE, job_spec
 from support.waiting import await_truth
 
+from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.workplaces import PresentMachines
@@ -72,7 +73,8 @@ def test_the_token_of_a_volunteers_machine_is_its_owner(
     spec = job_spec(workers={"max": 2, "pools": list(joined)}, subtasks_per_epoch=100)
     job = jobs.submit(spec, PACKAGE).id
     pools = PoolRegistry(settings, Control(ledger), PresentMachines(machines))
-    loop = FleetLoop(settings, ledger, pools, WorkerBeats(ledger), lambda: None, leads=lambda: True)
+    fleet = Fleet(settings, ledger, pools, WorkerBeats(ledger), lambda: None, leads=lambda: True)
+    loop = FleetLoop(fleet)
     await_truth(lambda: (loop.round(), all(map(machines.orders_of, joined.values())))[1])
 
     # Then only the volunteer's has an owner, and has to commit to its states

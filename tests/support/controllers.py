@@ -12,6 +12,7 @@ from pydantic import SecretStr
 
 from benchmarks.measure.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
 from support.waiting import await_truth
+from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.schemas.fleet import Machine
 from vcasgd.settings import Settings
@@ -97,7 +98,7 @@ class Controllers:
         )
 
     def start(self, cloud: Cloud) -> FleetLoop:
-        return FleetLoop(
+        fleet = Fleet(
             self.settings,
             self.ledger,
             SimulatedPools(cloud, cloud.most),
@@ -106,6 +107,7 @@ class Controllers:
             lambda: True,
             lambda: steady_time() + self.ahead,
         )
+        return FleetLoop(fleet)
 
     def run(self, loop: FleetLoop, until: Callable[[], object]) -> None:
         """Run rounds until a condition holds, and one more, which observes it."""

@@ -16,6 +16,7 @@ from benchmarks.measure.control.cloud import SimulatedCloud, SimulatedPools, as_
 from support.harness import RedisServer
 from support.provider_backends import AwsBackend, GcpBackend
 from support.waiting import await_truth
+from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.notices import Notice
@@ -91,7 +92,7 @@ class TwoClouds:
 
     def _loop(self, pools: PoolRegistry, cluster: SimulatedCloud) -> FleetLoop:
         beats = WorkerBeats(self._ledger)
-        return FleetLoop(
+        fleet = Fleet(
             self._settings,
             self._ledger,
             pools,
@@ -99,6 +100,7 @@ class TwoClouds:
             lambda: as_cluster(cluster),
             leads=lambda: True,
         )
+        return FleetLoop(fleet)
 
     def joined(self) -> set[str]:
         """Return the machines that the controller has seen in the cluster."""

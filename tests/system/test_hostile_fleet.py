@@ -17,6 +17,7 @@ from support.training import Training
 from support.waiting import await_truth
 
 from benchmarks.measure.control.cloud import POOL, SimulatedCloud, SimulatedPools, as_cluster
+from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.settings import Settings
 from vcasgd.store.keys import LedgerKeys
@@ -39,7 +40,7 @@ CONTENT = {
 }
 
 
-class Fleet(threading.Thread):
+class RunningFleet(threading.Thread):
     """A fleet loop with simulated machines, without a job loop."""
 
     def __init__(self, harness: Harness) -> None:
@@ -55,7 +56,7 @@ class Fleet(threading.Thread):
         ledger = harness.ledger.connection
         self.cloud = SimulatedCloud(MACHINES, [io.StringIO()])
         pools = SimulatedPools(self.cloud, MACHINES)
-        self._loop = FleetLoop(
+        fleet = Fleet(
             settings,
             ledger,
             pools,
@@ -63,6 +64,7 @@ class Fleet(threading.Thread):
             lambda: as_cluster(self.cloud),
             leads=lambda: True,
         )
+        self._loop = FleetLoop(fleet)
         self._stopped = threading.Event()
         self.rounds = 0
         self.error: Exception | None = None
@@ -90,11 +92,11 @@ class Fleet(threading.Thread):
 
 
 @pytest.fixture
-def fleet(harness: Harness) -> Iterator[Callable[[], Fleet]]:
-    started: list[Fleet] = []
+def fleet(harness: Harness) -> Iterator[Callable[[], RunningFleet]]:
+    started: list[RunningFleet] = []
 
-    def start() -> Fleet:
-        started.append(Fleet(harness))
+    def start() -> RunningFleet:
+        started.append(RunningFleet(harness))
         started[0].start()
         return started[0]
 
@@ -104,7 +106,9 @@ def fleet(harness: Harness) -> Iterator[Callable[[], Fleet]]:
 
 
 @pytest.mark.ci
-def test_the_fleet_loop_serves_other_jobs(harness: Harness, fleet: Callable[[], Fleet]) -> None:
+def test_the_fleet_loop_serves_other_jobs(
+    harness: Harness, fleet: Callable[[], RunningFleet]
+) -> None:
     # Given two jobs that train, and a fleet loop that has placed workers of both
     workers = {"min": 1, "max": MACHINES, "pools": [POOL]}
     good, hostile = (Training(harness, samples=2000, workers=workers) for _ in range(2))

@@ -11,6 +11,7 @@ from typing import NoReturn
 from vcasgd.cluster import Cluster
 from vcasgd.controller import STACK_STOPS
 from vcasgd.controller.fleet.act import hand_in
+from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.workplaces import PresentMachines, connect_ray
@@ -120,15 +121,15 @@ class Controller:
         """
         return None if pools.only_joined else connect_ray(self._settings)
 
-    def fleet_round(self, fleet: FleetLoop) -> None:
+    def fleet_round(self, loop: FleetLoop) -> None:
         """Run one round. Raises the errors of :meth:`FleetLoop.round`."""
-        fleet.round()
+        loop.round()
 
     def _run_fleet(self) -> None:
         settings = self._settings
         pools = patiently(self.make_pools, settings.patience_seconds)
         fleet = patiently(
-            lambda: FleetLoop(
+            lambda: Fleet(
                 settings,
                 self._ledger,
                 pools,
@@ -138,13 +139,14 @@ class Controller:
             ),
             settings.patience_seconds,
         )
+        loop = FleetLoop(fleet)
         failures = 0
         while not self._stop.is_set():
             self._leadership.check()
             if self._leadership.sure:
                 try:
-                    if fleet.due():
-                        self.fleet_round(fleet)
+                    if loop.due():
+                        self.fleet_round(loop)
                         self._life_sign.beat()
                         self._report_first_round()
                         failures = 0
@@ -157,7 +159,7 @@ class Controller:
                     log.exception("fleet")
                     if failures == MAX_FAILED_ROUNDS:
                         raise
-            self._stop.wait(fleet.pause)
+            self._stop.wait(loop.pause)
 
     def _hand_in(self) -> None:
         try:

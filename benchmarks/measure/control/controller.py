@@ -42,9 +42,9 @@ class SimulatedController(Controller):
     def connect_cluster(self, pools: PoolRegistry) -> Cluster | None:  # noqa: ARG002 - simulated
         return as_cluster(self._cloud)
 
-    def fleet_round(self, fleet: FleetLoop) -> None:
+    def fleet_round(self, loop: FleetLoop) -> None:
         started, cpu = time.monotonic(), time.thread_time()
-        fleet.round()
+        loop.round()
         now = time.monotonic()
         times = {"seconds": now - started, "cpu_seconds": time.thread_time() - cpu}
         row = {"at": now, **times, **self._cloud.counts()}

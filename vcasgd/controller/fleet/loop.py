@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
-from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.act import MachineActuator, WorkerActuator
 from vcasgd.controller.fleet.cloud_calls import BACKOFF_SECONDS
 from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.learners import Learners
 from vcasgd.controller.fleet.observe import Observer
-from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.view import FleetView
 from vcasgd.errors import FleetError, StoreUnavailable
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.decide import make_plan
 from vcasgd.logging import bound
-from vcasgd.settings import Settings
-from vcasgd.steady_time import steady_time
-from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.workers import WorkerBeats
 
 log = logging.getLogger(__name__)
 
@@ -36,24 +30,15 @@ MIN_PAUSE = 0.05
 class FleetLoop:
     """Keeps the machines. Every action can be executed twice, and every round can be cut off."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        ledger: RedisClient,
-        pools: PoolRegistry,
-        beats: WorkerBeats,
-        connect: Callable[[], Cluster | None],
-        leads: Callable[[], bool],
-        clock: Callable[[], float] = steady_time,
-    ) -> None:
-        """See :class:`Fleet`. If this controller no longer leads, it leaves the rest of a round."""
-        self._fleet = Fleet(settings, ledger, pools, beats, connect, leads, clock)
-        self._observer = Observer(self._fleet)
-        self._machines = MachineActuator(self._fleet)
-        self._workers = WorkerActuator(self._fleet)
-        self._learners = Learners(ledger, beats, settings.heartbeat)
-        self._view = FleetView(self._fleet)
-        self._heartbeat = settings.heartbeat
+    def __init__(self, fleet: Fleet) -> None:
+        """If this controller no longer leads, the loop leaves the rest of a round."""
+        self._fleet = fleet
+        self._observer = Observer(fleet)
+        self._machines = MachineActuator(fleet)
+        self._workers = WorkerActuator(fleet)
+        self._learners = Learners(fleet.ledger, fleet.beats, fleet.settings.heartbeat)
+        self._view = FleetView(fleet)
+        self._heartbeat = fleet.settings.heartbeat
         #: When the next round begins, by :func:`time.monotonic`.
         self._next_at = 0.0
 
