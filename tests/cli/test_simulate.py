@@ -46,7 +46,7 @@ def test_simulate_follows_a_trace(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [(("--set", "update.alpha=2"), "update.alpha"), (("--faster", "10"), "--faster")],
+    [(("--set", "update.codec=x"), "update.codec"), (("--faster", "10"), "--faster")],
 )
 def test_simulate_names_an_invalid_field(words: tuple[str, ...], named: str) -> None:
     result = CliRunner().invoke(app, ["simulate", JOB, *words])

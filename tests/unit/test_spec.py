@@ -18,7 +18,7 @@ from vcasgd.errors import SpecError
 from vcasgd.limits import MAX_DEPTH, MAX_DIGITS, MAX_TEXT, MAX_VALUES
 from vcasgd.spec.job import LENGTHS, JobSpec
 from vcasgd.spec.sections import Evaluate
-from vcasgd.spec.update import RoundsSpec, Staleness, VcAsgdSpec
+from vcasgd.spec.update import RoundsSpec, Staleness
 from vcasgd.spec.values import parse_duration
 
 LEAST: dict[str, Any] = {
@@ -64,7 +64,6 @@ def test_defaults() -> None:
 
 
 def test_the_rule_is_optional() -> None:
-    assert spec(update={"alpha": 0.7}).update == VcAsgdSpec(alpha=0.7)
     assert spec(update={"codec": "int8"}).update == RoundsSpec(codec="int8")
 
 
@@ -84,7 +83,8 @@ def test_the_default_steepness_is_that_of_the_paper(fields: dict[str, Any], a: f
     "job",
     [
         spec(),
-        spec(update={"staleness": {"function": "hinge"}}, stop={"max_duration": "1.5s"}),
+        spec(update={"rule": "sma", "staleness": {"function": "hinge"}}),
+        spec(stop={"max_duration": "1.5s"}),
         spec(finish_by="2026-12-01T08:00"),
         spec(within="12h"),
         spec(evaluate={"every": "500 steps"}),
@@ -120,8 +120,14 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"weight": 0}, "weight", "must be greater than or equal to 0.01; not 0"),
         ({"update": {"rule": "sgd"}}, "update.rule", "unknown rule 'sgd' .*'async-local-sgd'"),
         ({"update": "vc-asgd"}, "update", "must be a mapping of fields, not 'vc-asgd'"),
-        ({"update": {"alpha": 1}}, "update.alpha", "between 0 and 1, exclusive, .* not 1$"),
-        ({"update": {"rule": "rounds", "staleness": {}}}, "update.staleness", "no such field"),
+        ({"workers": 4}, "workers", "must be a mapping of fields, not 4 .its fields: min, max, "),
+        ({"args": 4}, "args", "must be a mapping; not 4"),
+        (
+            {"update": {"rule": "vc-asgd", "alpha": 1}},
+            "update.alpha",
+            "between 0 and 1, exclusive, .* not 1$",
+        ),
+        ({"update": {"alpha": 0.9}}, "update.alpha", "rule rounds has .*that has it: vc-asgd.$"),
         (
             {"update": {"rule": "vc-asgd", "codec": "int8"}},
             "update.codec",
@@ -132,7 +138,11 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
             "update.codec",
             "must be 'float32', 'bfloat16', 'int8', 'int2', 'topk', 'partition'",
         ),
-        ({"update": {"staleness": {"a": float("inf")}}}, "update.staleness.a", "finite number"),
+        (
+            {"update": {"rule": "sma", "staleness": {"a": float("inf")}}},
+            "update.staleness.a",
+            "finite number",
+        ),
         ({"push_every": 0}, "push_every", "number of local steps above 0 or the word subtask; not"),
         ({"push_every": True}, "push_every", "not True"),
         ({"name": "My Job"}, "name", "'My Job' is not a name .*lowercase"),
@@ -195,7 +205,7 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"args": {1: 2}}, "args.1", "must be text"),
         ({"workers": {"gpus": "x"}}, "workers.gpus", "must be 'all' or a whole number; not 'x'"),
         ({"workers": {"gpus": 0}}, "workers.gpus", "must be 'all' or greater .* 1; not 0$"),
-        ({"workers": {"gpus": 0, "max": "x"}}, "workers.gpus", "max: must be a whole number"),
+        ({"workers": {"gpus": 0, "max": "x"}}, "workers.max", "gpus: must be 'all' or gre"),
         ({"seed": -1, "epochs": 0}, "epochs", r"not 0; seed: must be greater"),
     ],
 )

@@ -350,9 +350,7 @@ class JobSpec(StrictModel, metaclass=_Constructor):
     @classmethod
     def _default_rule(cls, value: Any) -> Any:
         if isinstance(value, dict) and isinstance(value.get("update"), dict):
-            # Job files of the time when vc-asgd was the default.
-            rule = "vc-asgd" if {"alpha", "staleness"} & value["update"].keys() else "rounds"
-            return {**value, "update": {"rule": rule, **value["update"]}}
+            return {**value, "update": {"rule": "rounds", **value["update"]}}
         return value
 
     @model_validator(mode="after")

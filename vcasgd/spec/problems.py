@@ -25,6 +25,7 @@ _KINDS = {
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
     "string_type": "must be text",
+    "dict_type": "must be a mapping",
 }
 
 
@@ -91,6 +92,9 @@ def _spec_error(details: ErrorDetails, model: type[BaseModel]) -> SpecError:
     field = ".".join(str(part) for part in path if part not in RULES and part != "[key]")
     remedy = None
     match details["type"]:
+        case "extra_forbidden" if rules := _rules_with(path):
+            message = f"the rule {path[-2]} has no such field"
+            remedy = f"remove it, or choose a rule that has it: {', '.join(rules)}"
         case "extra_forbidden":
             message = "there is no such field"
             known = sorted(_fields_at(model, path[:-1]))
@@ -101,10 +105,6 @@ def _spec_error(details: ErrorDetails, model: type[BaseModel]) -> SpecError:
             remedy = f"choose one of {details['ctx']['expected_tags']}"
         case "missing":
             message = "is required"
-        case "dict_type" | "model_type" | "model_attributes_type":
-            message = f"must be a mapping of fields, not {_short(details['input'])}"
-        case "tuple_type" | "too_short":
-            message = f"must be a list of at least one item, not {_short(details['input'])}"
         case "string_pattern_mismatch" if field == "task":
             message = f"{details['input']!r} is neither module:Class nor a script of working_dir"
             remedy = "for example train:MyTask, or train.py"
@@ -114,12 +114,25 @@ def _spec_error(details: ErrorDetails, model: type[BaseModel]) -> SpecError:
         case "length":
             field, message = details["ctx"]["field"], details["ctx"]["problem"]
             remedy = details["ctx"]["remedy"]
-        case "value_error":
-            message = expected(details)
         case _:
-            message = f"{expected(details)}; not {_short(details['input'])}"
+            message, remedy = _value_problem(details, model)
     field = field or "job"
     return SpecError(f"{field}: {message}", remedy=remedy, field=field)
+
+
+def _value_problem(details: ErrorDetails, model: type[BaseModel]) -> tuple[str, str | None]:
+    """Return the message and the remedy of a value of the wrong kind or size."""
+    value = _short(details["input"])
+    match details["type"]:
+        case "model_type" | "model_attributes_type":
+            known = ", ".join(_fields_at(model, details["loc"]))
+            return f"must be a mapping of fields, not {value}", f"its fields: {known}"
+        case "tuple_type" | "too_short":
+            return f"must be a list of at least one item, not {value}", None
+        case "value_error":
+            return expected(details), None
+        case _:
+            return f"{expected(details)}; not {value}", None
 
 
 def _secrets_error(details: ErrorDetails) -> SpecError:
@@ -134,6 +147,13 @@ def _secrets_error(details: ErrorDetails) -> SpecError:
         case _:
             message = expected(details)
     return SpecError(f"{field}: {message}", remedy=remedy, field=field)
+
+
+def _rules_with(path: tuple[str | int, ...]) -> list[str]:
+    """Return the rules that have the field at a path, below a rule that hasn't."""
+    if len(path) < 2 or path[-2] not in RULES:
+        return []
+    return [str(name) for name, rule in RULES.items() if path[-1] in rule.model_fields]
 
 
 def _fields_at(model: Any, path: tuple[str | int, ...]) -> Iterable[str]:
