@@ -100,21 +100,19 @@ class Rule:
         """Create the rule from the ``update`` section of a job."""
         self._spec = update
 
-    def blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
+    def blend(self, weights: Tensor, update: Tensor, context: Context) -> None:
         """Change ``weights`` (float32 ``[n]``) in place by ``update`` (float32 ``[n]``).
 
-        For every rule, ``W ← W + f·(rule(W) − W)`` with ``f = context.factor``. Returns the weight
-        of the update. Raises :class:`InvalidUpdate`, and changes nothing, if the lengths differ.
+        For every rule, ``W ← W + f·(rule(W) − W)`` with ``f = context.factor``. Raises
+        :class:`InvalidUpdate`, and changes nothing, if the lengths differ.
         """
         check_lengths(weights, update)
-        if context.factor == 1:
-            return self._blend(weights, update, context)
-        before = weights.clone()
-        weight = self._blend(weights, update, context)
-        torch.lerp(before, weights, context.factor, out=weights)
-        return weight * context.factor
+        before = weights.clone() if context.factor != 1 else weights
+        self._blend(weights, update, context)
+        if context.factor != 1:
+            torch.lerp(before, weights, context.factor, out=weights)
 
-    def _blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
+    def _blend(self, weights: Tensor, update: Tensor, context: Context) -> None:
         raise NotImplementedError
 
 
@@ -210,13 +208,12 @@ class Rounds(Rule):
     payload = Payload.DELTA
     rounds = True
 
-    def blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
-        """Add an update to the sum; return its weight in samples. W doesn't change."""
+    def blend(self, weights: Tensor, update: Tensor, context: Context) -> None:
+        """Add an update to the sum. W doesn't change."""
         assert context.state is not None
         start = max(context.parameters, 0)
         context.state[:start].add_(update[:start], alpha=context.samples)
         context.state[start:].add_(update[start:] - weights[start:], alpha=context.samples)
-        return context.samples
 
     @staticmethod
     def finish(weights: Tensor, total: Tensor, samples: float, factor: float) -> None:
@@ -233,12 +230,11 @@ class VcAsgd(Rule):
     payload = Payload.WEIGHTS
     _spec: VcAsgdSpec
 
-    def _blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
+    def _blend(self, weights: Tensor, update: Tensor, context: Context) -> None:
         alpha = self._spec.alpha
         mixing = 1 / (context.epoch + 1) if alpha == "var" else 1 - alpha
         mixing *= staleness_weight(self._spec.staleness, context.staleness)
         weights.lerp_(update, mixing)
-        return mixing
 
 
 class Sma(Rule):
@@ -260,7 +256,7 @@ class Sma(Rule):
         super().__init__(update)
         self.pull = update.moving_rate
 
-    def _blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
+    def _blend(self, weights: Tensor, update: Tensor, context: Context) -> None:
         assert context.state is not None
         mixing = self._spec.moving_rate * staleness_weight(self._spec.staleness, context.staleness)
         start = max(context.parameters, 0)
@@ -269,7 +265,6 @@ class Sma(Rule):
         velocity.add_(update[:start], alpha=mixing).sub_(weights[:start], alpha=mixing)
         weights[:start].add_(velocity)
         weights[start:].lerp_(update[start:], mixing)
-        return mixing
 
 
 class AsyncLocalSgd(Rule):
@@ -282,13 +277,11 @@ class AsyncLocalSgd(Rule):
     payload = Payload.DELTA
     _spec: AsyncLocalSgdSpec
 
-    def _blend(self, weights: Tensor, update: Tensor, context: Context) -> float:
+    def _blend(self, weights: Tensor, update: Tensor, context: Context) -> None:
         age = staleness_weight(self._spec.staleness, context.staleness)
         start = max(context.parameters, 0)
-        weight = self._spec.eta * age
-        weights[:start].add_(update[:start], alpha=weight)
+        weights[:start].add_(update[:start], alpha=self._spec.eta * age)
         weights[start:].lerp_(update[start:], self._spec.statistics_mix * age)
-        return weight
 
 
 _RULES: dict[str, type[Rule]] = {
