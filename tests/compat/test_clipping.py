@@ -85,6 +85,43 @@ def test_a_loop_clips_the_gradient_of_the_whole_batch(
     assert_close(ends, [plainly_clipped(clips, seed, 3) for seed in SEEDS])
 
 
+#: A schedule by hand: each step sets the rate of the next one. That of the first one is too high.
+RATES = (2e-2, 3e-3)
+BY_HAND = """clip_grad_norm_(model.parameters(), 0.3)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = {rate} * (1 - session.global_step / 200)
+    continue"""
+
+
+@grid
+@pytest.mark.ci
+def test_a_loop_that_clips_and_sets_the_rate_of_the_next_step(tmp_path: Path, workers: int) -> None:
+    first, rate = RATES
+    source = CLIPS.format(tests=str(Path(__file__).parents[1]), changes=BY_HAND.format(rate=rate))
+    head = "from torch.nn.utils import clip_grad_norm_"
+    begin = f'optimizer.param_groups[0]["lr"] = {first}\nsession ='
+    task = script(f"{head}\n{source.replace('session =', begin, 1)}", tmp_path)
+
+    ends = [simulated(task, workers, seed, epochs=3)["loss"] for seed in SEEDS]
+
+    assert_close(ends, [by_hand_twin(seed, 3) for seed in SEEDS])
+
+
+def by_hand_twin(seed: int, epochs: int) -> float:
+    task, (first, rate) = Points(), RATES
+    torch.manual_seed(seed)
+    model, data = task.model(), task.dataset("train")
+    optimizer = task.optimizer(model.parameters())
+    optimizer.param_groups[0]["lr"] = first
+    for step, indices in enumerate(orders(task.samples, epochs, seed, task.batch_size)):
+        optimizer.zero_grad()
+        task.loss(model, task.collate([data[index] for index in indices])).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = rate * (1 - step / 200)
+    return evaluate_plainly(task, model)["loss"]
+
+
 @grid
 @pytest.mark.ci
 @pytest.mark.parametrize(

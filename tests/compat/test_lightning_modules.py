@@ -16,6 +16,7 @@ from support.compat import Metrics, Points, assert_close, grid, on_workers, orde
 from support.harness import Harness
 from torch.utils.data import DataLoader, IterableDataset
 
+from vcasgd.learning.layout import Layout
 from vcasgd.store.ledger.job import JobState
 from vcasgd.task.task import Task
 
@@ -162,6 +163,14 @@ def test_gradients_are_clipped_by_value(tmp_path: Path) -> None:
 def test_changes_of_gradients_that_may_be_others_are_noted(name: str, noted: bool) -> None:
     with closing(task_of(module_of(name))()) as task:
         assert ("loop-clips" in facts_of(task).notes) is noted
+
+
+@pytest.mark.parametrize(("name", "travel"), [("Clamped", True), ("WarmUp", False)])
+def test_gradients_travel_if_the_module_changes_them_and_no_other_of_its_file(
+    name: str, travel: bool
+) -> None:
+    with closing(task_of(module_of(name))()) as task:
+        assert Layout.from_json(facts_of(task).layout).gradients is travel
 
 
 @pytest.mark.parametrize(("name", "noted"), [("Two", True), ("Manual", False)])

@@ -156,8 +156,8 @@ class ModuleTask(TrainedTask):
         self._trainer = JobTrainer(self, running, options)
         repeated = repeated_hooks(self._trainer, module, running)
         self.gradient_hooks, self.changes_of_hooks = repeated
-        code = code_of_classes([module, *running])
-        changes = self.gradient_hooks or find_changes(parsed(code))
+        tree = parsed(code_of_classes([module, *running]))
+        changes = self.gradient_hooks or find_changes(tree, classes=_classes([module, *running]))
         self.clips_itself = own or options["gradient_clip_val"] is not None or bool(changes)
         self.hooks = hooks_of(module, running)
         source = module if datamodule is None else datamodule
@@ -224,8 +224,7 @@ class ModuleTask(TrainedTask):
 
     def loop_code(self) -> tuple[str, Container[str]]:
         objects = [self.network, *self.trainer.callbacks]
-        own = {kind.__name__ for each in objects for kind in type(each).__mro__}
-        return code_of_classes(objects), own
+        return code_of_classes(objects), _classes(objects)
 
     def source(self) -> str:
         callbacks: list[Callback] = self.trainer.callbacks
@@ -286,6 +285,11 @@ class _Loaders:
 
     def validation(self) -> DataLoader[Any]:
         return _checked(self._validation(), "val_dataloader")
+
+
+def _classes(objects: Iterable[object]) -> set[str]:
+    """Return the names of the classes of objects, with their base classes."""
+    return {kind.__name__ for each in objects for kind in type(each).__mro__}
 
 
 def _quiet() -> None:

@@ -135,10 +135,12 @@ class _Step:
 
     ``gradients`` are those of the local batch, before clipping, by parameters. In a loop, those of
     one optimizer can be computed after the step of another. ``clips`` repeat a loop's own clipping.
-    The gradients of ``hooked`` parameters are those before their hooks.
+    The gradients of ``hooked`` parameters are those before their hooks. ``settings`` are those of
+    the groups after the step.
     """
 
     before: dict[Optimizer, _Before] = field(default_factory=dict)
+    settings: dict[Optimizer, list[State]] = field(default_factory=dict)
     gradients: dict[Tensor, Tensor] = field(default_factory=dict)
     clips: list[Clip] = field(default_factory=list)
     hooked: set[Tensor] = field(default_factory=set)
@@ -266,6 +268,8 @@ class MeanGradients:
         if self._calls:
             return
         self._steps += 1
+        if self._step is not None:
+            self._step.settings[part] = [_copied(_settings(each)) for each in part.param_groups]
         if self._in_loop and self._step is not None:
             owned = self._step.before[part].parameters
             self._after |= {each: each.detach().clone() for each in owned}
@@ -288,6 +292,8 @@ class MeanGradients:
                 part.copy_(as_real(gradient.to_dense() if gradient.is_sparse else gradient))
 
     def _make_again(self, step: _Step, mean: Tensor) -> None:
+        # A rate, for example, that a loop sets by hand after a step is that of the next one.
+        set_since = {one: _set_since(one, step.settings[one]) for one in self._optimizers}
         for one in reversed(self._optimizers):
             _restore(one, step.before[one])
         for parameter, part in zip(self._parameters, self._parts(mean), strict=True):
@@ -301,6 +307,8 @@ class MeanGradients:
             for hook in step_hooks(one):
                 hook(one, (), {})
             _step_of(one)(one)
+            for group, fields in zip(one.param_groups, set_since[one], strict=True):
+                group.update(fields)
         self._calls = 0
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -384,6 +392,23 @@ def _kept(value: Any) -> Callable[[], Any] | None:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _set_since(optimizer: Optimizer, settings: Sequence[State]) -> list[State]:
+    """Return the settings of each group that differ from ``settings``, which are earlier ones."""
+    # Groups that were added since have none.
+    then: list[State] = [*settings, *[{}] * (len(optimizer.param_groups) - len(settings))]
+    return [
+        {name: value for name, value in _settings(group).items()
+         if name not in fields or not _equal(value, fields[name])}
+        for group, fields in zip(optimizer.param_groups, then, strict=True)
+    ]  # fmt: skip
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def _settings(group: State) -> State:

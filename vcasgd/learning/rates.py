@@ -55,14 +55,15 @@ class Rates:
                 if "lr" in present:
                     rate = present["lr"] * self._lowered * factor * self._correction(group)
                     rates.append((group, rate))
+        # Also while the loop sets none: one can begin after its first step.
+        before, self._last = self._last, [rate for _, rate in rates]
         if self._task.sets_rates:
-            rates = self._unless_set(rates)
+            rates = self._unless_set(rates, before)
         for group, rate in rates:
             set_options(group, {"lr": rate})
 
-    def _unless_set(self, rates: list[_GroupRate]) -> list[_GroupRate]:
-        """Return the rates that change now; until then, a loop may set others."""
-        before, self._last = self._last, [rate for _, rate in rates]
+    def _unless_set(self, rates: list[_GroupRate], before: list[float]) -> list[_GroupRate]:
+        """Return the rates that differ from those ``before``; until then, a loop may set others."""
         changed = []
         for nth, (group, rate) in enumerate(rates):
             if before[nth : nth + 1] != [rate]:

@@ -63,10 +63,13 @@ def parsed(source: str) -> ast.Module:
         return ast.Module([], [])
 
 
-def find_changes(tree: ast.Module, hooks: Container[str] = ()) -> list[GradientChanges]:
+def find_changes(
+    tree: ast.Module, hooks: Container[str] = (), classes: Container[str] | None = None
+) -> list[GradientChanges]:
     """Return the changes of gradients in code that can run again.
 
-    ``hooks`` are names of functions that are called after gradients are computed.
+    ``hooks`` are names of functions that are called after gradients are computed. Only ``classes``
+    of the code run, by default all.
     """
     functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
     helpers = _helpers(tree)
@@ -90,7 +93,13 @@ def find_changes(tree: ast.Module, hooks: Container[str] = ()) -> list[GradientC
                 and (makes_step or not _changes_elsewhere(changes, tree))
             ):
                 found.append(changes)
-    return [each for each in found if each is not None]
+    others = {
+        id(node)
+        for each in ast.walk(tree)
+        if classes is not None and isinstance(each, ast.ClassDef) and each.name not in classes
+        for node in ast.walk(each)
+    }
+    return [each for each in found if each and id(each.statements[0]) not in others]
 
 
 def _computing(tree: ast.Module, functions: Iterable[ast.FunctionDef]) -> set[str]:
