@@ -217,6 +217,31 @@ def runner(rig: Rig, machine: str) -> int:
 
 
 @pytest.mark.slow
+def test_orders_that_return_to_what_a_machine_had_confirmed(
+    rig: Rig, driver: Driver, start_node: Callable[[], str]
+) -> None:
+    # Given a machine that has confirmed that it has no worker, and whose runner stands still
+    machine = start_node()
+    leader = rig.processes[machine].pid
+    start_worker(rig, driver, machine)
+    driver.stop(machine)
+    await_truth(lambda: driver.state(machine) is None)
+    present = {each.pid for each in session(leader)}
+    stopped = runner(rig, machine)
+    os.kill(stopped, signal.SIGSTOP)
+
+    # When a worker is ordered and canceled, and the runner goes on and receives both orders
+    driver.start(machine)
+    driver.stop(machine)
+    write_notice(rig.notice_file(machine), NoticeKind.REBALANCE, None)
+    os.kill(stopped, signal.SIGCONT)
+    await_truth(lambda: driver.see().notices)
+
+    # Then no worker stays
+    await_truth(lambda: {each.pid for each in session(leader)} <= present)
+
+
+@pytest.mark.slow
 def test_a_machine_without_a_worker_reports_its_notices(
     rig: Rig, driver: Driver, machine: str
 ) -> None:

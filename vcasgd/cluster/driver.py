@@ -55,8 +55,11 @@ class _Node:
 
     def send(self, orders: str) -> None:
         """Call it, with the orders unless it has them. Calls arrive in order."""
-        self.sent = orders
-        self.call = self.actor.follow.remote(None if orders == self.confirmed else orders)
+        self.sent, has_them = orders, orders == self.confirmed
+        self.call = self.actor.follow.remote(None if has_them else orders)
+        if not has_them:
+            # It has them as soon as it answers, and perhaps although its answer is lost.
+            self.confirmed = None
 
 
 class Cluster:
