@@ -27,6 +27,18 @@ def test_gauges_of_a_node(tensors: RedisClient) -> None:
     assert rates == [0.0, 2.5, 2.5]
 
 
+def test_a_node_says_that_its_server_is_full(tensors: RedisClient) -> None:
+    before = NodeGauges(tensors).read({}, {})
+    tensors.config_set("maxmemory", before["memory_used_bytes"])
+    try:
+        after = NodeGauges(tensors).read({}, {})
+    finally:
+        tensors.config_set("maxmemory", 0)
+
+    assert not before["full"]
+    assert after["full"]
+
+
 def test_gauges_of_a_node_whose_server_is_unavailable(tmp_path: Path) -> None:
     unavailable = connect(f"unix://{tmp_path}/none.sock")
 

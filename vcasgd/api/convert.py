@@ -21,7 +21,6 @@ from vcasgd.schemas.jobs import BestView, JobView, ProgressView
 from vcasgd.storage.checkpoints import StoredCheckpoint
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.workers import Traffic
-from vcasgd.store.quotas import ServerGauges
 
 # -- jobs ---------------------------------------------------------------------------------------
 
@@ -222,15 +221,11 @@ def _pool(machine: Mapping[str, Any]) -> str:
 # -- the store ----------------------------------------------------------------------------------
 
 
-def store_view(heartbeats: Mapping[str, Mapping[str, Any]], ledger: ServerGauges) -> StoreView:
+def store_view(heartbeats: Mapping[str, Mapping[str, Any]], ledger: ServerGaugesView) -> StoreView:
     """Return the state of all servers, from the parameter servers' heartbeats by node."""
     # each parameter server reports since when its own writes to the ledger lack a replica
     times = [_unreplicated(heartbeat, "ledger") for heartbeat in heartbeats.values()]
-    gauges = {
-        **vars(ledger),
-        "full": ledger.full,
-        "unreplicated_since": min((at for at in times if at is not None), default=None),
-    }
+    since = min((at for at in times if at is not None), default=None)
     return StoreView(
         nodes=[
             NodeView.model_validate(
@@ -238,7 +233,7 @@ def store_view(heartbeats: Mapping[str, Mapping[str, Any]], ledger: ServerGauges
             )
             for node, each in sorted(heartbeats.items())
         ],
-        ledger=ServerGaugesView.model_validate(gauges),
+        ledger=ledger.model_copy(update={"unreplicated_since": since}),
     )
 
 

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from types import FrameType
 from typing import Any
@@ -106,10 +106,13 @@ class NodeGauges:
     def _read(self, streams: Mapping[str, str], publications: Mapping[str, int]) -> dict[str, Any]:
         rate = {"publications_per_second": self._publication_rate(publications)}
         try:
-            gauges = asdict(read_gauges(self._tensors, list(streams.values())))
+            gauges = read_gauges(self._tensors).model_dump(exclude={"unreplicated_since"})
+            with self._tensors.pipeline() as pipe:
+                for stream in streams.values():
+                    pipe.xlen(stream)
+                queued = dict(zip(streams, pipe.execute(), strict=True))
         except StoreError:
             return rate
-        queued = dict(zip(streams, gauges.pop("lengths"), strict=True))
         return {**gauges, **rate, "queued": queued}
 
     def _publication_rate(self, publications: Mapping[str, int]) -> float:

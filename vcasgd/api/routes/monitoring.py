@@ -30,11 +30,12 @@ import vcasgd
 from vcasgd.api.access import METRICS, Services, ServicesDep
 from vcasgd.errors import StoreError
 from vcasgd.logging import isolated
+from vcasgd.schemas.fleet import ServerGaugesView
 from vcasgd.schemas.service import Health
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import MAX_STALENESS, JobRecord, JobState
 from vcasgd.store.ledger.workers import Traffic
-from vcasgd.store.quotas import ServerGauges, read_gauges
+from vcasgd.store.quotas import read_gauges
 
 router = APIRouter(tags=["health"])
 
@@ -105,7 +106,8 @@ def empty_metrics() -> Iterator[Metric]:
     """Yield all metrics with their descriptions and labels, and without measured values."""
     yield from _platform(False, {})
     yield from _jobs(())
-    yield from _store({}, ServerGauges(0, None, 0, 0))
+    none = ServerGaugesView(memory_used_bytes=0, operations_per_second=0, replicas=0)
+    yield from _store({}, none)
     yield from _fleet({})
 
 
@@ -216,11 +218,13 @@ def _staleness(jobs: Sequence[JobRecord]) -> Metric:
     return family
 
 
-def _store(heartbeats: Mapping[str, Mapping[str, Any]], ledger: ServerGauges) -> Iterator[Metric]:
+def _store(
+    heartbeats: Mapping[str, Mapping[str, Any]], ledger: ServerGaugesView
+) -> Iterator[Metric]:
     def values_of(field: str) -> Rows:
         rows = {
             **{node: heartbeat.get(field) for node, heartbeat in heartbeats.items()},
-            "ledger": vars(ledger).get(field),
+            "ledger": getattr(ledger, field),
         }
         return [((name,), float(value)) for name, value in rows.items() if value is not None]
 
