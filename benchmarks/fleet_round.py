@@ -22,10 +22,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks.measure.control.cloud import POOL, SimulatedCloud, SimulatedPools, as_cluster
-from benchmarks.measure.store import own_settings
 from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.loop import FleetLoop
-from vcasgd.settings import load_settings
+from vcasgd.settings import load_settings, separate_settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import ForegroundStack, StackHome
 from vcasgd.store.connection import connect
@@ -109,7 +108,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="vcasgd-bench-") as folder:
         home = Path(folder) / "home"
-        stack = ForegroundStack(own_settings().model_copy(update={"home": home}), ("ledger",))
+        stack = ForegroundStack(separate_settings(home=home), ("ledger",))
         try:
             state = stack.await_ready()
             files = StackHome(home)

@@ -26,9 +26,9 @@ import psutil
 
 import machine
 from benchmarks.measure.rig import BenchWorkload, Rig
-from benchmarks.measure.store import own_settings
 from markdown import table
 from vcasgd.learning.encodings import make_codec
+from vcasgd.settings import separate_settings
 
 OUT = Path(__file__).resolve().parent / "results" / "sizing.md"
 MB = 1_000_000
@@ -85,7 +85,7 @@ def measure(rule: str, megabytes: int, nodes: int, workers: int, seconds: float)
     workload = BenchWorkload(
         megabytes * MB // 4, workers, "float32", nodes=nodes, fresh=True, rule=rule
     )
-    with Rig(workload, own_settings()) as rig:
+    with Rig(workload, separate_settings()) as rig:
         before = {name: pss(pid) for name, pid in rig.servers.items()}
         with sampled(rig) as samples:
             rig.start()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -54,6 +54,10 @@ def _check_redis_url(url: str) -> None:
             "is not of the form redis://[[user]:password@]host:port[/db] or "
             "redis+sentinel://[user:password@]host:port[,host:port…]/service[/db]"
         )
+
+
+#: Settings of the machine, and of no stack.
+_OF_MACHINE = ("redis_server", "log_level", "local_gpus")
 
 
 class Settings(BaseSettings):
@@ -341,6 +345,20 @@ class Settings(BaseSettings):
 def log_format() -> str:
     """Return ``VCASGD_LOG_FORMAT``, which is needed before the other settings are checked."""
     return os.environ.get("VCASGD_LOG_FORMAT", "")
+
+
+def separate_settings(**fields: Any) -> Settings:
+    """Return the settings of a stack on this machine that shares nothing with the user's own.
+
+    ``fields`` are settings that the caller chooses. Pools, servers, the name of the cluster, and
+    all else have their defaults. Raises :class:`SettingError`.
+    """
+    defaults = {
+        name: field.get_default(call_default_factory=True)
+        for name, field in Settings.model_fields.items()
+        if name not in _OF_MACHINE
+    }
+    return load_settings().model_copy(update={**defaults, "api_port": 0, **fields})
 
 
 def load_settings() -> Settings:

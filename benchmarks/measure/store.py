@@ -15,7 +15,7 @@ from benchmarks.measure.loopback import carried_bytes, measure_loopback
 from benchmarks.measure.rig import BenchWorkload, Rig
 from vcasgd.errors import StackError
 from vcasgd.learning.encodings import make_codec
-from vcasgd.settings import Settings, load_settings
+from vcasgd.settings import separate_settings
 from vcasgd.store.tensors.snapshot import Snapshot
 
 #: Uncounted time and updates, for caches, connections and buffers to fill.
@@ -26,8 +26,6 @@ WARM_UP_LIMIT_SECONDS = 300.0
 #: Seconds between two samples of memory.
 SAMPLE_SECONDS = 0.1
 SOAK_SAMPLE_SECONDS = 5.0
-#: Settings of the user that a measurement keeps; all others have their defaults.
-KEPT = ("redis_server", "log_level")
 
 #: Callback that prints progress.
 Print = Callable[[str], None]
@@ -97,7 +95,7 @@ def measure(options: StoreBenchOptions, log: Print) -> Figures:
     """
     log("measuring the loopback")
     loopback = [measure_loopback(options.workload.model_bytes)]
-    with Rig(options.workload, own_settings()) as rig:
+    with Rig(options.workload, separate_settings()) as rig:
         figures = _run(options, rig, log)
     log("measuring the loopback again")
     loopback.append(measure_loopback(options.workload.model_bytes))
@@ -200,14 +198,3 @@ def _updates_per_second(shards: list[tuple[Snapshot, Snapshot]]) -> float:
 
 def _percentile(seconds: NDArray[np.float64], percent: float) -> float | None:
     return float(np.percentile(seconds, percent)) * 1000 if len(seconds) else None
-
-
-def own_settings() -> Settings:
-    """Return settings for a stack that shares nothing with the user's own."""
-    settings = load_settings()
-    defaults = {
-        name: field.get_default(call_default_factory=True)
-        for name, field in Settings.model_fields.items()
-        if name not in KEPT
-    }
-    return settings.model_copy(update={**defaults, "api_port": 0})

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from benchmarks.measure.rig import BenchWorkload, Rig
-from benchmarks.measure.store import own_settings
+from vcasgd.settings import separate_settings
 
 GIB = 1 << 30
 #: Vectors that all processes together need: tensors servers 3, parameter servers 2, worker 2.
@@ -25,7 +25,7 @@ def test_updates_of_a_large_vector_are_applied_on_two_nodes(size: int) -> None:
             f"needs {VECTORS * size / 1e9:.0f} GB of free memory, {available / 1e9:.0f} GB are free"
         )
     workload = BenchWorkload(size // 4, workers=1, codec="float32", nodes=2, fresh=True)
-    with Rig(workload, own_settings()) as rig:
+    with Rig(workload, separate_settings()) as rig:
         rig.start()
         (tally,) = rig.tallies.values()
         began = time.monotonic()

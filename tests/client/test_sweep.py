@@ -204,6 +204,24 @@ def test_a_sweep_runs_so_many_jobs_at_a_time_and_continues_after_an_interruption
     assert max(most) <= 2
 
 
+def test_a_sweep_survives_a_restart_of_the_api(api: Api, client: Client, code: Path) -> None:
+    ended, killed = threading.Event(), threading.Event()
+
+    def report(line: str) -> None:
+        if "succeeded" in line:
+            ended.set()
+            assert killed.wait(PATIENCE)
+
+    sweep = Sweep(client, trials(code, 1, 2, 3), SweepOptions("s", at_once=1), report)
+    with training(api), ThreadPoolExecutor(1) as pool:
+        jobs = pool.submit(sweep.run)
+        assert ended.wait(PATIENCE)
+        api.kill()
+        killed.set()
+        api.start()
+        assert [job.state for job in jobs.result(PATIENCE)] == ["succeeded"] * 3
+
+
 def test_a_budget_ends_a_sweep(api: Api, client: Client, code: Path) -> None:
     options, lines = SweepOptions("s", at_once=2, max_cost_usd=0.0), list[str]()
 

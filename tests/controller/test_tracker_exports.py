@@ -20,6 +20,7 @@ from vcasgd.errors import SpecError
 from vcasgd.settings import Settings
 from vcasgd.spec.access import TRACKERS, Scope
 from vcasgd.spec.job import JobSpec
+from vcasgd.store.ledger import api_tokens
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.job import JobState
 
@@ -148,6 +149,17 @@ def test_an_export_waits_for_a_valid_file_with_variables(api: Api, tmp_path: Pat
         await_truth(lambda: processes(job))
     texts = [str(each["text"]) for each in api.jobs.events(job, "0", limit=100)]
     assert any("VCASGD_TRACKER_ENV: " in each for each in texts)
+
+
+def test_an_export_waits_for_room_for_its_token(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_tokens, "MAX_TOKENS", 0)
+    job = api.submit(track=[{"to": "tensorboard"}])
+    with exporting(api, tmp_path):
+        await_truth(lambda: "tracker-failed" in kinds(api, job))
+        monkeypatch.undo()
+        await_truth(lambda: processes(job))
 
 
 def test_an_invalid_file_with_variables_is_refused_without_its_content(tmp_path: Path) -> None:

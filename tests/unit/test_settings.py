@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from vcasgd.chaos.audited_job import own_settings
 from vcasgd.errors import SpecError
 from vcasgd.limits import MIN_SECRET
-from vcasgd.settings import load_settings
+from vcasgd.settings import load_settings, separate_settings
+from vcasgd.stack.control import environment
 
 TWO = "redis://:first-secret@a:1/0 redis://:other-secret@b:2/0"
 
@@ -76,3 +80,35 @@ def test_a_short_secret_is_refused_and_not_shown(
     with pytest.raises(SpecError, match=f"VCASGD_{name}: .* at least {MIN_SECRET}") as caught:
         load_settings()
     assert "sss" not in str(caught.value)
+
+
+def test_a_separate_stack_has_nothing_of_the_users(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # A stack with these pools and this cluster's name would end the user's machines with its own
+    of_user = {
+        "POOLS": "pools.yaml", "CLUSTER": "production", "JOIN_PORT": "7600", "TOKEN": "t" * 32,
+        "LEDGER_URL": "redis://ledger", "MONTHLY_BUDGET_USD": "9", "REDIS_SERVER": "redis-server",
+    }  # fmt: skip
+    for name, value in of_user.items():
+        monkeypatch.setenv(f"VCASGD_{name}", value)
+
+    for settings in (separate_settings(home=tmp_path), own_settings(tmp_path)):
+        passed = environment(settings)
+        assert passed["VCASGD_HOME"] == str(tmp_path)
+        same = {name for name in of_user if passed.get(f"VCASGD_{name}") == of_user[name]}
+        assert same == {"REDIS_SERVER"}
+
+
+def test_paths_are_absolute_in_other_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    monkeypatch.setenv("VCASGD_POOLS", "pools.yaml")
+    monkeypatch.setenv("VCASGD_PRICES", "~/prices.json")
+
+    passed = environment(load_settings())
+
+    assert passed["VCASGD_POOLS"] == f"{tmp_path}/pools.yaml"
+    assert passed["VCASGD_PRICES"] == f"{tmp_path}/me/prices.json"

@@ -23,7 +23,7 @@ from vcasgd.errors import StackError, VcasgdError
 from vcasgd.fleet.pools import LocalPoolSpec
 from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.logging import last_lines
-from vcasgd.settings import Settings
+from vcasgd.settings import Settings, separate_settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackHome, StackState
 from vcasgd.stack.layout import part_names, service_urls
@@ -118,16 +118,7 @@ def report_folder(report: CountReport) -> Iterator[Path]:
 
 def own_settings(home: Path, **fields: Any) -> Settings:
     """Return the settings of a stack that shares nothing with others."""
-    return Settings(
-        home=home,
-        api_port=0,
-        local_capacity=WORKERS,
-        ledger_url=None,
-        tensors_url=None,
-        storage_url=None,
-        token=None,
-        **fields,
-    )
+    return separate_settings(home=home, local_capacity=WORKERS, **fields)
 
 
 def epochs_for(seconds: float) -> int:

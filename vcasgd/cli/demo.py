@@ -27,16 +27,13 @@ from vcasgd.client import Client
 from vcasgd.errors import ApiError, StackError
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.schemas.jobs import JobView
-from vcasgd.settings import Settings, load_settings
+from vcasgd.settings import separate_settings
 from vcasgd.stack import ForegroundStack, StackHome
 
 #: Accuracy that the demo guarantees.
 MIN_ACCURACY = 0.96
 #: Seconds until the demo gives up on its job; far more than a slow machine needs.
 LIMIT_SECONDS = 600.0
-#: Settings of the user that the demo keeps. All others have their defaults, so that the demo
-#: touches nothing of the user's.
-KEPT = ("redis_server", "log_level", "local_gpus")
 #: Machines of the demo; the first fault waits until all of them train.
 WORKERS = 3
 #: Fractions of the job after which a fault no longer waits for all machines.
@@ -224,7 +221,9 @@ class _Demo:
         with ExitStack() as resources:
             home = Path(tempfile.mkdtemp(prefix="vcasgd-demo-"))
             resources.callback(shutil.rmtree, home, ignore_errors=True)
-            stack = ForegroundStack(_settings(home, self._store_nodes))
+            stack = ForegroundStack(
+                separate_settings(home=home, local_capacity=WORKERS, store_nodes=self._store_nodes)
+            )
             resources.callback(stack.stop)
             with self._interrupts.allowed():
                 url, summary = self._train(home, stack, model)
@@ -288,23 +287,6 @@ def _check(summary: Summary) -> None:
         err.print(f"error: {failure}")
     if failures:
         raise typer.Exit(1)
-
-
-def _settings(home: Path, store_nodes: int) -> Settings:
-    """Return settings for a stack that shares nothing with the user's own."""
-    settings = load_settings()
-    defaults = {
-        name: field.get_default(call_default_factory=True)
-        for name, field in Settings.model_fields.items()
-        if name not in KEPT
-    }
-    own = {
-        "home": home,
-        "api_port": 0,
-        "local_capacity": WORKERS,
-        "store_nodes": store_nodes,
-    }
-    return settings.model_copy(update=defaults | own)
 
 
 def _example() -> Path:

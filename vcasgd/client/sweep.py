@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from vcasgd.client.client import PACKAGE_LIMIT_MB, Client
+from vcasgd.client.following import PATIENCE_SECONDS, retried
 from vcasgd.client.job import Job
 from vcasgd.client.tracking.base import parameters
 from vcasgd.errors import Conflict, SpecError
@@ -32,6 +33,7 @@ _RANGE = re.compile(r"(uniform|log|int)\(([^,()]+),([^,()]+)\)")
 
 #: Changes of the job file in one job, such as ``("args.lr=0.1", "seed=2")``.
 Trial = tuple[str, ...]
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -245,13 +247,14 @@ class Sweep:
         digest = hashlib.sha256(json.dumps(changes).encode()).hexdigest()[:16]
         key = f"sweep/{self._options.name}/{digest}"
         spec = spec.model_copy(update={"name": member_name(spec.name, changes)})
-        job = self._client.submit_directory(spec, self._options.limit_mb, key)
+        limit = self._options.limit_mb
+        job = _patiently(lambda: self._client.submit_directory(spec, limit, key))
         self._jobs[job.id], self._changes[job.id] = job, changes
         how = f"had {job.state} already" if job.over else "runs"
         self._report(f"{job.id} {how}: {' '.join(changes)}")
 
     def _refresh(self, name: str) -> None:
-        job = self._jobs[name] = self._client.job(name)
+        job = self._jobs[name] = _patiently(lambda: self._client.job(name))
         if job.over:
             best = f", best {job.best}" if job.best else ""
             self._report(f"{name} {job.state}{best}")
@@ -272,7 +275,7 @@ class Sweep:
         limit = self._options.max_cost_usd
         if limit is None or not (self._waiting or self._running()):
             return
-        spent = sum(job.cost().spent_usd for job in self._jobs.values())
+        spent = sum(_patiently(job.cost).spent_usd for job in self._jobs.values())
         if spent >= limit:
             self._report(f"the budget is used up ({spent:.2f} USD); the sweep ends")
             self._waiting.clear()
@@ -281,9 +284,14 @@ class Sweep:
 
     def _cancel(self, name: str) -> None:
         try:
-            self._jobs[name] = self._jobs[name].cancel()
+            self._jobs[name] = _patiently(self._jobs[name].cancel)
         except Conflict:
             self._refresh(name)  # It has just ended.
+
+
+def _patiently(request: Callable[[], _Result]) -> _Result:
+    """Return the result of a request, which may be sent again: the API can restart meanwhile."""
+    return retried(request, PATIENCE_SECONDS)
 
 
 # -- comparison ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import IO
 from vcasgd.backoff import backoff
 from vcasgd.child_process import kill, visible
 from vcasgd.controller.leadership import LeaderThread
-from vcasgd.errors import NotFound, SpecError
+from vcasgd.errors import Conflict, NotFound, SpecError
 from vcasgd.printable import hide, masked
 from vcasgd.settings import Settings
 from vcasgd.spec.access import TRACKERS, Scope
@@ -109,7 +109,7 @@ class TrackerExports(LeaderThread):
         for export in due[: MAX_PROCESSES - running]:
             try:
                 self._start(export)
-            except (SpecError, OSError) as error:
+            except (SpecError, Conflict, OSError) as error:
                 self._fail(export, f"{error}", ran=0.0)
 
     # -- processes -----------------------------------------------------------------------------

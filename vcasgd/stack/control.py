@@ -72,16 +72,23 @@ def is_running(home: Path) -> bool:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Return the explicitly set settings as environment variables for another process."""
+    """Return the explicitly set settings as environment variables for another process.
+
+    Its working directory may be another one, so paths are absolute.
+    """
     options = {name: getattr(settings, name) for name in settings.model_fields_set}
     options["home"] = settings.home_path
     return {
-        f"VCASGD_{name.upper()}": (
-            value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-        )
+        f"VCASGD_{name.upper()}": _text(value)
         for name, value in options.items()
         if value is not None
     }
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Path):
+        return str(value.expanduser().absolute())
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
 def up(

@@ -22,8 +22,8 @@ import numpy as np
 
 from benchmarks.measure.control.cloud import POOL
 from benchmarks.measure.gauges import ProcessGauges
-from benchmarks.measure.store import own_settings
 from vcasgd.errors import StackError
+from vcasgd.settings import separate_settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import ForegroundStack, StackHome
 from vcasgd.stack.child import die_with_parent
@@ -108,9 +108,7 @@ class ControlRig:
         self._options = options
         self._folder = Path(tempfile.mkdtemp(prefix="vcasgd-bench-"))
         resources.callback(shutil.rmtree, self._folder, ignore_errors=True)
-        settings = own_settings().model_copy(
-            update={"home": self._folder / "home", "heartbeat": options.heartbeat}
-        )
+        settings = separate_settings(home=self._folder / "home", heartbeat=options.heartbeat)
         stack = ForegroundStack(settings, PARTS)
         resources.callback(stack.stop)
         self._state = stack.await_ready()

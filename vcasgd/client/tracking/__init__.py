@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vcasgd.client.following import PATIENCE_SECONDS, retried
 from vcasgd.client.tracking.base import Tracker, new_points, worker_points
 from vcasgd.errors import SpecError
 
@@ -33,10 +35,11 @@ SYSTEM_SECONDS = 10.0
 def export(job: Job, to: str, folder: Path, project: str, *, follow: bool) -> str:
     """Export a job's history to a tracker. See :meth:`vcasgd.client.Job.track`."""
     tracker, ended = _open(to, job, folder, project), None
-    next_system = 0.0
+    next_system, patience = 0.0, PATIENCE_SECONDS if follow else 0.0
     try:
         while True:
-            rows = job.metrics(tracker.position.point, points=HISTORY_POINTS)
+            after = tracker.position.point
+            rows = retried(partial(job.metrics, after, points=HISTORY_POINTS), patience)
             new = list(new_points(rows, job.evaluations, tracker.position))
             for first in range(0, len(new), POINTS_AT_ONCE):
                 tracker.log(new[first : first + POINTS_AT_ONCE])
@@ -45,10 +48,11 @@ def export(job: Job, to: str, folder: Path, project: str, *, follow: bool) -> st
                 return tracker.place
             if time.monotonic() >= next_system:
                 next_system = time.monotonic() + SYSTEM_SECONDS
-                if used := worker_points(job.workers(), job, tracker.position):
+                workers = retried(job.workers, patience)
+                if used := worker_points(workers, job, tracker.position):
                     tracker.log(used)
             time.sleep(REFRESH_SECONDS)
-            job = job.refreshed()
+            job = retried(job.refreshed, patience)
     finally:
         tracker.close(ended)
 
