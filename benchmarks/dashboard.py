@@ -124,7 +124,7 @@ class JobWriter:
                     point = self._point(number, start + number)
                     pipe.xadd(self._keys.metrics, {"m": json.dumps(point)})
                 pipe.execute()
-        self._jobs.update_timelines(self.job, dict(self._lanes(start)), ())
+        self._jobs.update_timelines({self.job: dict(self._lanes(start))})
         for number in range(self._options.workers):
             self._beat(number)
 
@@ -189,7 +189,8 @@ class JobWriter:
     def _lose(self) -> None:
         name, now = f"late-{self._lost:04}", time.time()
         lane = _lane([_span("booting", now - 4, now - 2), _span("running", now - 2, None)])
-        self._jobs.update_timelines(self.job, {name: lane}, [f"late-{self._lost - 50:04}"])
+        gone = [f"late-{self._lost - 50:04}"]
+        self._jobs.update_timelines({self.job: {name: lane}}, {self.job: gone})
         self._jobs.event(self.job, "worker-killed", f"{name} was lost without notice")
         self._lost += 1
 
