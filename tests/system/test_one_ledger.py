@@ -9,10 +9,8 @@ import sys
 import pytest
 from support.harness import Harness
 
-import vcasgd
-from vcasgd.errors import SpecError
 from vcasgd.store import keys as names
-from vcasgd.store.ledger.control import DATA_FORMAT, Control, agree_on_format
+from vcasgd.store.ledger.control import DATA_FORMAT, Control
 
 
 @pytest.mark.parametrize("module", ["parameter_server.main", "controller.main", "api"])
@@ -48,28 +46,7 @@ def test_data_of_a_newer_version_are_refused_by_each_process(harness: Harness) -
     said = done.stderr + done.stdout
     assert done.returncode == 1
     assert f"data of format {DATA_FORMAT + 1}, which vcasgd 9.1.0 wrote" in said
-    assert "install vcasgd 9.1.0 or newer" in said
-
-
-def test_older_data_are_upgraded_step_by_step_or_refused(harness: Harness) -> None:
-    # Given a ledger of a version without a number
-    ledger = harness.ledger.connection
-    ledger.set(names.CLUSTER, "ours")
-    ledger.delete(names.DATA_FORMAT)
-    done: list[int] = []
-
-    # When a version with format 3 starts
-    agree_on_format(ledger, 3, {1: lambda _: done.append(1), 2: lambda _: done.append(2)})
-
-    # Then each step ran, once
-    agree_on_format(ledger, 3, {})
-    assert done == [1, 2]
-    row = {b"format": b"3", b"version": vcasgd.__version__.encode()}
-    assert ledger.hgetall(names.DATA_FORMAT) == row
-    with pytest.raises(SpecError, match="can't upgrade it") as refused:
-        agree_on_format(ledger, 4, {})
-    assert "start with an empty home" in (refused.value.remedy or "")
-    assert ledger.hgetall(names.DATA_FORMAT) == row
+    assert "install vcasgd 9.1.0" in said
 
 
 def test_an_empty_ledger_has_the_present_format(harness: Harness) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -21,11 +21,8 @@ from vcasgd.store.connection import RedisClient
 RESULT_SECONDS = 3600
 #: Start of the names of a controller's connections; its owner's name follows.
 CONTROLLER_CONNECTION = "vcasgd-controller:"
-Upgrades = Mapping[int, Callable[[RedisClient], None]]
-#: Format of everything that a stack stores. A change that older versions can't read raises it, and
-#: adds the way from the previous format to ``UPGRADES``, which several processes may repeat.
+#: Format of everything that a stack stores. A change that older versions can't read raises it.
 DATA_FORMAT = 1
-UPGRADES: Upgrades = {}
 
 
 @dataclass(frozen=True)
@@ -84,35 +81,22 @@ def enter_lease(connection: Any, owner: str) -> None:
         raise redis.ResponseError("FENCED another controller holds the lease")
 
 
-def agree_on_format(
-    ledger: RedisClient, current: int = DATA_FORMAT, upgrades: Upgrades = UPGRADES
-) -> None:
-    """Upgrade the data of an older format, and record the present one.
+def _agree_on_format(ledger: RedisClient) -> None:
+    """Record the format of the data.
 
     Raises :class:`~vcasgd.errors.SpecError` for data that this version can't read.
     """
     stored = ledger.hgetall(names.DATA_FORMAT)
-    # Format 1 is that of all versions before there was a number.
-    number = int(stored.get(b"format", 1))
-    writer = stored.get(b"version", b"0.1.0").decode()
-    if number > current:
+    number = int(stored.get(b"format", DATA_FORMAT))
+    if number != DATA_FORMAT:
+        writer = stored.get(b"version", b"").decode()
         raise SpecError(
             f"the ledger has data of format {number}, which vcasgd {writer} wrote; "
-            f"{vcasgd.__version__} reads formats up to {current}",
-            remedy=f"install vcasgd {writer} or newer, or go back to the copy from before the "
+            f"{vcasgd.__version__} reads format {DATA_FORMAT}",
+            remedy=f"install vcasgd {writer}, or go back to the copy from before the "
             "upgrade, as the page Upgrade of the documentation describes",
         )
-    for each in range(number, current):
-        if each not in upgrades:
-            raise SpecError(
-                f"the ledger has data of format {each}, which vcasgd {writer} wrote; "
-                f"{vcasgd.__version__} can't upgrade it",
-                remedy=f"let its jobs end with vcasgd {writer}, and start with an empty home",
-            )
-        upgrades[each](ledger)
-    row = {"format": current, "version": vcasgd.__version__}
-    if {name.encode(): str(value).encode() for name, value in row.items()} != stored:
-        ledger.hset(names.DATA_FORMAT, mapping=row)
+    ledger.hset(names.DATA_FORMAT, mapping={"format": DATA_FORMAT, "version": vcasgd.__version__})
 
 
 class Control:
@@ -129,9 +113,6 @@ class Control:
         jobs. Raises :class:`~vcasgd.errors.SpecError` if another cluster owns it, or if this
         version can't read its data.
         """
-        if not self._ledger.exists(names.CLUSTER):
-            # First, because other processes take a ledger without a number for an old one.
-            self._ledger.hsetnx(names.DATA_FORMAT, "format", str(DATA_FORMAT))
         self._ledger.set(names.CLUSTER, cluster, nx=True)
         owner = (self._ledger.get(names.CLUSTER) or b"").decode()
         if owner != cluster:
@@ -140,7 +121,7 @@ class Control:
                 remedy=f"give each cluster its own servers, or set VCASGD_CLUSTER={owner}",
                 field="VCASGD_CLUSTER",
             )
-        agree_on_format(self._ledger)
+        _agree_on_format(self._ledger)
 
     def hold(self, owner: str, lease_seconds: float) -> ControlLease:
         """Take or renew the lease, unless another controller holds it."""
