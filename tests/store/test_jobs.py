@@ -220,18 +220,6 @@ class TestStreams:
     def job(self, jobs: Jobs) -> str:
         return jobs.submit(spec_of(), PACKAGE).id
 
-    def test_waiting_returns_with_the_first_event(self, jobs: Jobs, job: str) -> None:
-        last = jobs.events(job)[-1]["id"]
-        received: list[dict[str, Any]] = []
-        reader = threading.Thread(
-            target=lambda: received.extend(jobs.events(job, last, wait_seconds=5))
-        )
-        reader.start()
-        jobs.event(job, "note", "hello")
-        reader.join(PATIENCE)
-
-        assert kinds(received) == ["note"]
-
     @pytest.mark.parametrize("after", ["nonsense", "1-2-3", "-"])
     def test_an_invalid_id_is_an_error(self, jobs: Jobs, job: str, after: str) -> None:
         with pytest.raises(StoreError):

@@ -100,19 +100,14 @@ class EventLog:
         """Return the ID of the current request, else of the one that submitted the job."""
         return self.requests_of([job])[job]
 
-    def events(
-        self, job: str, after: str = "0", *, limit: int = 1000, wait_seconds: float = 0.0
-    ) -> list[dict[str, Any]]:
-        """Return events after an ID, oldest first.
-
-        Waits up to ``wait_seconds`` for the first one, at most 5.
-        """
-        entries = self._read(LedgerKeys(job).events, after, limit, wait_seconds)
+    def events(self, job: str, after: str = "0", *, limit: int = 1000) -> list[dict[str, Any]]:
+        """Return events after an ID, oldest first."""
+        entries = self._read(LedgerKeys(job).events, after, limit)
         return [_event(at, fields) for at, fields in entries]
 
     def metrics(self, job: str, after: str = "0", *, limit: int = 5000) -> list[dict[str, Any]]:
         """Return points of the totals over time, oldest first."""
-        entries = self._read(LedgerKeys(job).metrics, after, limit, 0.0)
+        entries = self._read(LedgerKeys(job).metrics, after, limit)
         return [{"id": at.decode(), **json.loads(fields[b"m"])} for at, fields in entries]
 
     def newest_losses(self, jobs: Sequence[str]) -> dict[str, float | None]:
@@ -130,13 +125,11 @@ class EventLog:
         with _dropped_when_full("points"):
             self._ledger.xadd(key, {"m": entry}, maxlen=METRICS_KEPT, approximate=True)
 
-    def logs(
-        self, job: str, after: str = "0", *, limit: int = 1000, wait_seconds: float = 0.0
-    ) -> list[dict[str, Any]]:
+    def logs(self, job: str, after: str = "0", *, limit: int = 1000) -> list[dict[str, Any]]:
         """Return lines that workers printed, oldest first: ``worker``, ``at``, ``level``,
         ``line``.
         """
-        entries = self._read(LedgerKeys(job).logs, after, limit, wait_seconds)
+        entries = self._read(LedgerKeys(job).logs, after, limit)
         return [log_entry(at, fields) for at, fields in entries]
 
     def logs_before(
@@ -156,12 +149,8 @@ class EventLog:
                 pipe.xadd(LedgerKeys(job).logs, {"l": entry}, maxlen=LOG_LINES_KEPT)
             pipe.execute()
 
-    def _read(
-        self, key: str, after: str, limit: int, wait_seconds: float
-    ) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        # a blocking read must return within the connection's own timeout
-        block = min(int(wait_seconds * 1000), 5000) or None
-        streams = self._ledger.xread({key: after}, count=limit, block=block)
+    def _read(self, key: str, after: str, limit: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        streams = self._ledger.xread({key: after}, count=limit)
         return list(streams[0][1]) if streams else []
 
     def timelines(self, job: str) -> dict[str, dict[str, Any]]:
