@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from support.provider_backends import AwsBackend, GcpBackend
 from support.two_clouds import TwoClouds
 
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.fleet.providers.base import Boot
-from vcasgd.store.ledger.control import RequestResult
 
 
 def result_of(
     clouds: TwoClouds, loop: FleetLoop, kind: str = "evict", **details: object
-) -> RequestResult:
+) -> dict[str, Any]:
     """Return the result of a request to a controller."""
     request = clouds.control.request(kind, **details)
 
     def answered() -> bool:
         result = clouds.control.result(request)
-        return result is not None and result.state != "waiting"
+        return result is not None and result["state"] != "waiting"
 
     clouds.run(loop, answered)
     result = clouds.control.result(request)
@@ -41,12 +42,12 @@ def test_requests_end_with_what_the_provider_says(
     nonsense = result_of(clouds, loop, "dance", machine=machine)
 
     # Then each request fails with the reason
-    assert (notice.state, unknown.state, nonsense.state) == ("failed", "failed", "failed")
-    assert "no notice" in (notice.problem or "")
-    assert "Fault Injection" in (notice.remedy or "")
-    assert unknown.problem == "i-0: no provider lists this machine"
+    assert (notice["state"], unknown["state"], nonsense["state"]) == ("failed", "failed", "failed")
+    assert "no notice" in (notice["problem"] or "")
+    assert "Fault Injection" in (notice["remedy"] or "")
+    assert unknown["problem"] == "i-0: no provider lists this machine"
 
     # And one that the provider accepts is done
-    assert result_of(clouds, loop, machine=machine, kill=True).state == "done"
+    assert result_of(clouds, loop, machine=machine, kill=True)["state"] == "done"
     assert machine not in aws.alive()
-    assert result_of(clouds, loop, machine=other).state == "done"
+    assert result_of(clouds, loop, machine=other)["state"] == "done"

@@ -154,8 +154,7 @@ def get_request(services: ServicesDep, request: str) -> EvictionRequested:
     result = services.control.result(request)
     if result is None:
         raise NotFound(f"there is no request {request}, or it has expired")
-    outcome = {"state": result.state, "problem": result.problem, "remedy": result.remedy}
-    return EvictionRequested.model_validate({**result.request, **outcome})
+    return EvictionRequested.model_validate(result)
 
 
 def _evict(

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import redis
 from redis.client import Pipeline
@@ -44,16 +44,6 @@ class LaunchRecord:
     #: Consecutive machines that never joined, and when the last of them was given up.
     failed_boots: int = 0
     given_up_at: float = 0.0
-
-
-@dataclass(frozen=True)
-class RequestResult:
-    """Request to the controller, and what became of it."""
-
-    request: Mapping[str, Any]
-    state: Literal["waiting", "done", "failed"]
-    problem: str | None = None
-    remedy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -167,27 +157,22 @@ class Control:
         """
         row = {"id": secrets.token_hex(8), "kind": kind, **details}
         with self._ledger.pipeline(transaction=True) as pipe:
-            self._write_result(pipe, RequestResult(row, "waiting"))
+            _set_result(pipe, row, "waiting")
             pipe.rpush(names.COMMANDS, json.dumps(row))
             pipe.execute()
         return str(row["id"])
 
-    def result(self, identifier: str) -> RequestResult | None:
-        """Return a request and its result; None if there is none, or it has expired."""
+    def result(self, identifier: str) -> dict[str, Any] | None:
+        """Return a request with its ``state`` (waiting, done, or failed), ``problem``, and
+        ``remedy``; None if there is none, or it has expired.
+        """
         stored = self._ledger.get(names.request(identifier))
-        return None if stored is None else RequestResult(**json.loads(stored))
+        row: dict[str, Any] | None = None if stored is None else json.loads(stored)
+        return row
 
     def finish(self, request: Mapping[str, Any], error: VcasgdError | None = None) -> None:
         """Record that a request was carried out, or why not."""
-        if error is None:
-            result = RequestResult(request, "done")
-        else:
-            result = RequestResult(request, "failed", error.message, error.remedy)
-        self._write_result(self._ledger, result)
-
-    def _write_result(self, ledger: RedisClient | Pipeline, result: RequestResult) -> None:
-        key = names.request(result.request["id"])
-        ledger.set(key, json.dumps(asdict(result)), ex=RESULT_SECONDS)
+        _set_result(self._ledger, request, "failed" if error else "done", error)
 
     def take_requests(self, most: int = 100) -> list[dict[str, Any]]:
         """Remove and return requests.
@@ -265,3 +250,14 @@ class Control:
 def _set_rows(ledger: RedisClient | Pipeline, key: str, rows: Mapping[str, Any]) -> None:
     if rows:
         ledger.hset(key, mapping={name: json.dumps(row) for name, row in rows.items()})
+
+
+def _set_result(
+    ledger: RedisClient | Pipeline,
+    request: Mapping[str, Any],
+    state: str,
+    error: VcasgdError | None = None,
+) -> None:
+    why = {"problem": error and error.message, "remedy": error and error.remedy}
+    row = {**request, "state": state, **why}
+    ledger.set(names.request(request["id"]), json.dumps(row), ex=RESULT_SECONDS)
