@@ -20,7 +20,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -31,6 +31,9 @@ from vcasgd.spec.job import JobSpec, Label
 from vcasgd.spec.problems import spec_error
 from vcasgd.spec.values import Duration, Size, StrictModel, parse_size
 from vcasgd.spec.yaml import load_mapping
+
+if TYPE_CHECKING:
+    from vcasgd.fleet.observed import PoolStatus
 
 #: Name of the pool that exists without a file.
 LOCAL_POOL = "local"
@@ -415,22 +418,9 @@ class GcpPoolSpec(PoolSpec):
         return self
 
 
-class Choice(Protocol):
-    """Properties by which jobs choose among pools, as configured or as published."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def provider(self) -> str: ...
-    @property
-    def spot(self) -> bool: ...
-    @property
-    def labels(self) -> frozenset[str]: ...
-
-
 def pools_of_job(
     spec: JobSpec,
-    pools: Iterable[Choice],
+    pools: Iterable[PoolSpec | PoolStatus],
     kinds: Mapping[str, Collection[Hardware]],
 ) -> tuple[str, ...]:
     """Return the names of a job's pools, in order of preference; they may not exist.
@@ -438,7 +428,8 @@ def pools_of_job(
     Without ``workers.pools`` these are the spot pools that may see the job, and whose machines
     suit its ``resources``. If there are none, they are its on-demand pools. Only if no other pool
     may see it, they are pools of machines that join; and if none may, all pools, which say why not.
-    ``kinds``: the machines of each pool, as far as they are known.
+    ``pools`` are as configured or as published. ``kinds``: the machines of each pool, as far as
+    they are known.
     """
     if spec.workers.pools is not None:
         return spec.workers.pools

@@ -146,7 +146,7 @@ def _endings(settings: Settings, known: KnownMachines) -> tuple[list[_Ending], l
     clouds = {name: row for name, row in rows.items() if row.get("provider") not in ("local", JOIN)}
     made, problems = make_reachable(settings, clouds)
     unended += [Unended(f"pool {name}", known.of({name}), why) for name, why in problems.items()]
-    pools: defaultdict[Provider, set[str]] = defaultdict(set)
+    pools: defaultdict[Provider[Any], set[str]] = defaultdict(set)
     for name, provider in made.items():
         pools[provider].add(name)
     return [_Ending(provider, known.of(names)) for provider, names in pools.items()], unended
@@ -155,7 +155,7 @@ def _endings(settings: Settings, known: KnownMachines) -> tuple[list[_Ending], l
 class _Ending:
     """The end of all machines of one provider."""
 
-    def __init__(self, provider: Provider, known: Iterable[str]) -> None:
+    def __init__(self, provider: Provider[Any], known: Iterable[str]) -> None:
         self.provider = provider
         self._asked: set[str] = set()
         self._left = list(known)

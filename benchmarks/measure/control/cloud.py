@@ -12,14 +12,14 @@ from typing import Any, TextIO, cast
 from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.pools import LocalPoolSpec
-from vcasgd.fleet.providers.base import Boot, Offer
+from vcasgd.fleet.providers.base import Boot, Offer, Provider
 from vcasgd.schemas.fleet import Machine, MachineState
 
 #: Name of the only pool.
 POOL = "simulated"
 
 
-class SimulatedCloud:
+class SimulatedCloud(Provider[LocalPoolSpec]):
     """Provider of machines, and the machines in the cluster. Threads may share it.
 
     Each worker is started and killed by a line of JSON to the processes that simulate workers.
@@ -29,6 +29,7 @@ class SimulatedCloud:
     max_terminated = 1000
 
     def __init__(self, machines: int, processes: Sequence[TextIO]) -> None:
+        super().__init__("simulated", ())
         self._most = machines
         self._processes = processes
         self._lock = threading.Lock()
@@ -105,9 +106,6 @@ class SimulatedCloud:
         with self._lock:
             return list(self._machines.values())
 
-    def boot_error(self, machine_id: str) -> str | None:
-        """Return None: every machine boots."""
-
     def terminate(self, *machine_ids: str) -> None:
         with self._lock:
             for machine_id in machine_ids:
@@ -115,12 +113,6 @@ class SimulatedCloud:
 
     def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
         self.terminate(machine_id)
-
-    def kill(self, machine_id: str) -> None:
-        self.terminate(machine_id)
-
-    def close(self) -> None:
-        """Do nothing; there are no connections."""
 
     # -- cluster -------------------------------------------------------------------------------
 

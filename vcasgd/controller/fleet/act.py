@@ -111,7 +111,7 @@ class MachineActuator:
 
     def terminate(self, actions: Sequence[Terminate]) -> None:
         """Request the end of machines, many in one call."""
-        reasons: defaultdict[Provider, dict[str, str]] = defaultdict(dict)
+        reasons: defaultdict[Provider[Any], dict[str, str]] = defaultdict(dict)
         for action in actions:
             try:
                 provider = self._fleet.cloud.provider_of(action.machine_id)
@@ -125,7 +125,7 @@ class MachineActuator:
                 some = machines[start : start + provider.max_terminated]
                 self._terminate(provider, {one: why[one] for one in some})
 
-    def _terminate(self, provider: Provider, reasons: Mapping[str, str]) -> None:
+    def _terminate(self, provider: Provider[Any], reasons: Mapping[str, str]) -> None:
         request = partial(provider.terminate, *reasons)
         take = partial(self._take_end, tuple(reasons))
         # A machine is in one call at most, because the plan leaves alone those that are ending.
@@ -204,7 +204,7 @@ class MachineActuator:
         )
 
 
-def _launch(provider: Provider, pool: str, *arguments: Any, **options: Any) -> list[str]:
+def _launch(provider: Provider[Any], pool: str, *arguments: Any, **options: Any) -> list[str]:
     """Launch, and log the answer at once, because it may never be collected."""
     granted = provider.launch(pool, *arguments, **options)
     log.info("launched in %s: %s", pool, ", ".join(granted))

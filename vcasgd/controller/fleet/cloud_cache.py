@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from vcasgd.controller.fleet.cloud_calls import CallKind, CloudCalls
 from vcasgd.controller.fleet.pools import PoolRegistry
@@ -70,7 +70,7 @@ class CloudCache:
         self._pools = pools
         self._calls = calls
         self._clock = clock
-        self._listings: dict[Provider, _Answer[list[Machine]]] = {}
+        self._listings: dict[Provider[Any], _Answer[list[Machine]]] = {}
         #: Machines of removed pools whose provider can't be reached; they may still run.
         self._orphans = list(known)
         #: When a machine of a removed pool was last seen, or the pool itself for the first time.
@@ -78,7 +78,7 @@ class CloudCache:
         self._unlisted: dict[str, tuple[Machine, float]] = {}
         self._lapsed: list[Machine] = []
         self._offers: dict[str, _Answer[tuple[Offer, ...] | None]] = {}
-        self._provider_of: dict[str, Provider] = {}
+        self._provider_of: dict[str, Provider[Any]] = {}
         self._boots: dict[str, _Answer[str | None]] = {}
         #: Machines that launches under way may get, and the jobs that will pay for them, by token.
         self._orders: dict[str, list[tuple[Machine, str | None]]] = {}
@@ -161,7 +161,7 @@ class CloudCache:
         listing = None if provider is None else self._listings.get(provider)
         return listing is not None and listing.answered and listing.problem is None
 
-    def provider_of(self, machine: str) -> Provider:
+    def provider_of(self, machine: str) -> Provider[Any]:
         """Return the provider of a machine. Raises :class:`FleetError`."""
         provider = self._provider_of.get(machine)
         if provider is not None and provider in self._listings:
@@ -258,14 +258,14 @@ class CloudCache:
         listed = [one for each in self._listings.values() for one in each.value]
         return [*listed, *self._orphans]
 
-    def _adopt(self, provider: Provider) -> list[Machine]:
+    def _adopt(self, provider: Provider[Any]) -> list[Machine]:
         """Return machines of a new provider that an earlier one listed."""
         adopted = [one for one in self._orphans if self._is_of(one, provider)]
         self._orphans = [one for one in self._orphans if not self._is_of(one, provider)]
         self._provider_of |= dict.fromkeys((one.id for one in adopted), provider)
         return adopted
 
-    def _is_of(self, one: Machine, provider: Provider) -> bool:
+    def _is_of(self, one: Machine, provider: Provider[Any]) -> bool:
         pools, before = self._pools, self._provider_of.get(one.id)
         if one.pool in pools.providers or one.pool in pools.removed:
             return pools.providers.get(one.pool) is provider
@@ -277,13 +277,15 @@ class CloudCache:
         for listing in self._listings.values():
             listing.due = float("-inf")
 
-    def _request_list(self, provider: Provider) -> None:
+    def _request_list(self, provider: Provider[Any]) -> None:
         began = self._clock()
         if began >= self._listings[provider].due:
             take = partial(self._take_list, provider, began)
             self._calls.start(CallKind.LIST, provider, "", provider.machines, take)
 
-    def _take_list(self, provider: Provider, began: float, call: Future[list[Machine]]) -> None:
+    def _take_list(
+        self, provider: Provider[Any], began: float, call: Future[list[Machine]]
+    ) -> None:
         if provider not in self._listings:
             return
         listing = self._listings[provider]

@@ -74,7 +74,7 @@ class NotLeading(FleetError):
 
 @dataclass(frozen=True)
 class _Call:
-    provider: Provider
+    provider: Provider[Any]
     future: Future[Any]
     done: Callable[[Future[Any]], None]
 
@@ -94,12 +94,12 @@ class CloudCalls:
         self._number: Counter[_Lane] = Counter()
         #: Calls that were started after the last collection.
         self._new: list[tuple[CallKind, Future[Any]]] = []
-        self._retired: list[Provider] = []
+        self._retired: list[Provider[Any]] = []
 
     def start(
         self,
         kind: CallKind,
-        provider: Provider,
+        provider: Provider[Any],
         about: str,
         call: Callable[[], T],
         done: Callable[[Future[T]], None],
@@ -151,7 +151,7 @@ class CloudCalls:
                 log.exception("%s (%s)", lane[1], about)
         self._close_retired()
 
-    def retire(self, provider: Provider) -> None:
+    def retire(self, provider: Provider[Any]) -> None:
         """Close a provider that is no longer used, once its calls are done."""
         self._retired.append(provider)
 

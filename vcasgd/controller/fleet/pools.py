@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from vcasgd.errors import FleetError, SpecError
 from vcasgd.fleet.pools import JOIN, JOINING_PROVIDERS, ORDERED_PROVIDERS, PoolSpec, pool_row
@@ -51,11 +52,11 @@ class PoolRegistry:
         self._read = self._stamp()
         self._retry_at = 0.0
         self.specs: dict[str, PoolSpec] = {}
-        self.providers: dict[str, Provider] = {}
+        self.providers: dict[str, Provider[Any]] = {}
         #: Why providers of removed pools can't be reached, by pool.
         self.problems: dict[str, str] = {}
         #: Providers that were replaced and are still open.
-        self.replaced: list[Provider] = []
+        self.replaced: list[Provider[Any]] = []
         #: Stored configurations of the pools that may have machines.
         self._stored = control.pool_specs()
         self._replace(configured_pools(settings))

@@ -47,7 +47,7 @@ from vcasgd.fleet.providers.base import (
     Boot,
     LaunchOrder,
     Offer,
-    PooledProvider,
+    Provider,
     one_line,
     refusal_of,
 )
@@ -90,8 +90,8 @@ class SpotPrice(NamedTuple):
 Prices = Mapping[tuple[str, str], SpotPrice]
 
 
-class AwsProvider(PooledProvider[AwsPoolSpec]):
-    """Implementation of :class:`~vcasgd.fleet.providers.base.Provider` for pools of one region.
+class AwsProvider(Provider[AwsPoolSpec]):
+    """Provider for pools of one region.
 
     Launches return after some seconds. Machines are listed within seconds, and run a minute later.
     """

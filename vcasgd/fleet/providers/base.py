@@ -1,4 +1,4 @@
-"""Contract of all providers of machines, and the base of most of them.
+"""Contract and base of all providers of machines.
 
 The cloud has the authoritative state of a fleet, not a process: a new provider in another process
 finds the same machines by their cluster tag. Each call returns soon and may be repeated. The
@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from vcasgd.errors import (
     CloudDenied,
@@ -21,6 +21,7 @@ from vcasgd.errors import (
     QuotaExceeded,
     Throttled,
 )
+from vcasgd.fleet.pools import PoolSpec
 from vcasgd.printable import printable
 from vcasgd.schemas.fleet import Machine
 from vcasgd.spec.hardware import Hardware
@@ -115,25 +116,49 @@ class AccountAnswer:
     quotas: tuple[AccountQuota, ...] = ()
 
 
-class Provider(Protocol):
-    """Source of machines. Several processes and threads may call all methods.
+def one_line(text: str) -> str | None:
+    """Return a machine's text as one printable line, or None if it is empty."""
+    return " ".join(printable(text[:BOOT_ERROR_LENGTH]).split()) or None
 
-    Each method raises a :class:`~vcasgd.errors.FleetError` if the cloud can't be reached or
+
+Spec = TypeVar("Spec", bound=PoolSpec)
+
+
+@dataclass(frozen=True)
+class LaunchOrder(Generic[Spec]):
+    """Request for up to ``count`` machines in any of these zones, of any of these types."""
+
+    spec: Spec
+    count: int
+    boot: Boot
+    token: str
+    zones: tuple[str, ...]
+    machine_types: tuple[str, ...]
+    spot: bool
+
+
+class Provider(Generic[Spec]):
+    """Source of machines. Several processes and threads may call all public methods.
+
+    Each of them raises a :class:`~vcasgd.errors.FleetError` if the cloud can't be reached or
     refuses. If its ``retryable`` is true, the caller retries later with the same arguments;
     otherwise a person must change something first. For the meaning of each error, see
     :class:`~vcasgd.errors.CloudUnavailable`, :class:`~vcasgd.errors.Throttled`,
     :class:`~vcasgd.errors.CloudDenied`, :class:`~vcasgd.errors.InvalidRequest`.
+
+    Subclasses implement ``_offer``, ``_launch``, ``machines``, ``terminate``, and ``evict``.
     """
 
-    @property
-    def name(self) -> str:
-        """``local``, ``aws``, ``gcp``, ``join``, ``slurm``, ``kubernetes``, or ``exec``."""
-        ...
+    #: ``local``, ``aws``, ``gcp``, ``join``, ``slurm``, ``kubernetes``, or ``exec``.
+    name: ClassVar[str]
+    #: Number of machines that one :meth:`terminate` should end at most.
+    max_terminated: ClassVar[int]
 
-    @property
-    def max_terminated(self) -> int:
-        """Number of machines that one :meth:`terminate` should end at most."""
-        ...
+    def __init__(self, cluster: str, pools: Iterable[Spec]) -> None:
+        self._cluster = cluster
+        self._pools = {pool.name: pool for pool in pools}
+        #: Reasons of failed boots, as last listed.
+        self._boot_errors: dict[str, str | None] = {}
 
     def offers(self, pool: str) -> list[Offer]:
         """Return the offers for each type and zone of the pool; empty if nothing is for sale.
@@ -141,7 +166,8 @@ class Provider(Protocol):
         Takes up to some seconds. Prices may be some minutes old; see ``as_of``. Raises
         :class:`~vcasgd.errors.SpecError` if the price of a type is unknown.
         """
-        ...
+        spec = self._pool(pool)
+        return [self._offer(spec, zone, kind) for zone in spec.zones for kind in spec.machine_types]
 
     def launch(
         self,
@@ -168,118 +194,6 @@ class Provider(Protocol):
         launched. After :class:`~vcasgd.errors.CloudUnavailable`, machines may have been launched;
         repeat the token to find out.
         """
-        ...
-
-    def capacity(self, pool: str) -> int | None:
-        """Return how many machines the provider has; None if only a launch can determine it."""
-        ...
-
-    def machines(self) -> list[Machine]:
-        """Return all machines with the cluster's tag that are not ``GONE``.
-
-        This includes machines whose pool was removed. New machines may be listed some seconds late,
-        and dead ones for some seconds more.
-        """
-        ...
-
-    def boot_error(self, machine_id: str) -> str | None:
-        """Return the boot error that a machine reported, in one line; None without one.
-
-        The text is untrusted: any process with the machine's rights can write it. Takes up to some
-        seconds, and may be as old.
-        """
-        ...
-
-    def terminate(self, *machine_ids: str) -> None:
-        """End machines that are no longer needed. Idempotent; ignores those that don't exist.
-
-        Returns soon; the machines may be listed for a while longer. One that can't be ended keeps
-        no other one alive: its error is raised at the end.
-        """
-        ...
-
-    def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:
-        """Give a real notice, as the cloud would, and take the machine at its end.
-
-        None means the cloud's usual notice time. Does nothing if the machine has a notice or
-        doesn't exist. Raises :class:`~vcasgd.errors.FleetError` if the cloud doesn't support it.
-        """
-        ...
-
-    def kill(self, machine_id: str) -> None:
-        """Take a machine without notice. Idempotent; does nothing if there is none."""
-        ...
-
-    def close(self) -> None:
-        """Release connections. The machines stay."""
-        ...
-
-
-def one_line(text: str) -> str | None:
-    """Return a machine's text as one printable line, or None if it is empty."""
-    return " ".join(printable(text[:BOOT_ERROR_LENGTH]).split()) or None
-
-
-# -- the base of providers -------------------------------------------------------------------------
-
-
-class Choices(Protocol):
-    """Offers of a pool."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def zones(self) -> tuple[str, ...]: ...
-    @property
-    def machine_types(self) -> tuple[str, ...]: ...
-    @property
-    def spot(self) -> bool: ...
-
-
-Spec = TypeVar("Spec", bound=Choices)
-
-
-@dataclass(frozen=True)
-class LaunchOrder(Generic[Spec]):
-    """Request for up to ``count`` machines in any of these zones, of any of these types."""
-
-    spec: Spec
-    count: int
-    boot: Boot
-    token: str
-    zones: tuple[str, ...]
-    machine_types: tuple[str, ...]
-    spot: bool
-
-
-class PooledProvider(Generic[Spec]):
-    """Base of implementations of :class:`Provider`.
-
-    They implement ``_offer``, ``_launch``, ``machines``, ``terminate``, and ``evict``, which may
-    raise what the contract names.
-    """
-
-    def __init__(self, cluster: str, pools: Iterable[Spec]) -> None:
-        self._cluster = cluster
-        self._pools = {pool.name: pool for pool in pools}
-        #: Reasons of failed boots, as last listed.
-        self._boot_errors: dict[str, str | None] = {}
-
-    def offers(self, pool: str) -> list[Offer]:
-        spec = self._pool(pool)
-        return [self._offer(spec, zone, kind) for zone in spec.zones for kind in spec.machine_types]
-
-    def launch(
-        self,
-        pool: str,
-        count: int,
-        boot: Boot,
-        token: str,
-        *,
-        zones: Sequence[str] | None = None,
-        machine_types: Sequence[str] | None = None,
-        spot: bool | None = None,
-    ) -> list[str]:
         spec = self._pool(pool)
         return self._launch(
             LaunchOrder(
@@ -294,20 +208,50 @@ class PooledProvider(Generic[Spec]):
         )
 
     def capacity(self, pool: str) -> int | None:  # noqa: ARG002
+        """Return how many machines the provider has; None if only a launch can determine it."""
         return None
 
+    def machines(self) -> list[Machine]:
+        """Return all machines with the cluster's tag that are not ``GONE``.
+
+        This includes machines whose pool was removed. New machines may be listed some seconds late,
+        and dead ones for some seconds more.
+        """
+        raise NotImplementedError
+
     def boot_error(self, machine_id: str) -> str | None:
+        """Return the boot error that a machine reported, in one line; None without one.
+
+        The text is untrusted: any process with the machine's rights can write it. Takes up to some
+        seconds, and may be as old.
+        """
         return self._boot_errors.get(machine_id)
 
     def terminate(self, *machine_ids: str) -> None:
+        """End machines that are no longer needed. Idempotent; ignores those that don't exist.
+
+        Returns soon; the machines may be listed for a while longer. One that can't be ended keeps
+        no other one alive: its error is raised at the end.
+        """
+        raise NotImplementedError
+
+    def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:
+        """Give a real notice, as the cloud would, and take the machine at its end.
+
+        None means the cloud's usual notice time. Does nothing if the machine has a notice or
+        doesn't exist. Raises :class:`~vcasgd.errors.FleetError` if the cloud doesn't support it.
+        """
         raise NotImplementedError
 
     def kill(self, machine_id: str) -> None:
-        """Terminate the machine: clouds shut its system down first."""
+        """Take a machine without notice. Idempotent; does nothing if there is none.
+
+        By default like :meth:`terminate`: clouds shut its system down first.
+        """
         self.terminate(machine_id)
 
     def close(self) -> None:
-        """Do nothing: there are no connections."""
+        """Release connections, if there are any. The machines stay."""
 
     def _offer(self, spec: Spec, zone: str, kind: str) -> Offer:
         raise NotImplementedError

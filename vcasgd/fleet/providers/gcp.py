@@ -30,7 +30,7 @@ from vcasgd.fleet.providers.base import (
     Boot,
     LaunchOrder,
     Offer,
-    PooledProvider,
+    Provider,
     one_line,
     refusal_of,
 )
@@ -67,8 +67,8 @@ USER_DATA_BYTES = 262_144
 PAGE = 500
 
 
-class GcpProvider(PooledProvider[GcpPoolSpec]):
-    """Implementation of :class:`~vcasgd.fleet.providers.base.Provider` for pools of one project.
+class GcpProvider(Provider[GcpPoolSpec]):
+    """Provider for pools of one project.
 
     A launch returns with Google's result, usually within some seconds and at most after half a
     minute. Machines are listed at once, and run half a minute later.

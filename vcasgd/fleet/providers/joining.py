@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from vcasgd.errors import NoCapacity
 from vcasgd.fleet.pools import ExecPoolSpec, JoinPoolSpec, KubernetesPoolSpec, SlurmPoolSpec
-from vcasgd.fleet.providers.base import LaunchOrder, Offer, PooledProvider
+from vcasgd.fleet.providers.base import LaunchOrder, Offer, Provider
 from vcasgd.schemas.fleet import Machine, MachineState
 
 #: Seconds that a machine has after an eviction without a time.
@@ -56,7 +56,7 @@ class NothingJoined:
         """Do nothing."""
 
 
-class JoinProvider(PooledProvider[JoinPoolSpec]):
+class JoinProvider(Provider[JoinPoolSpec]):
     """Provider for pools that buy nothing.
 
     Machines appear when they join, and vanish when they leave or stop reporting.
@@ -126,7 +126,7 @@ FROM_POOL: dict[str, Any] = {"price_per_hour": 0.0, "spot": True}
 Ordered = TypeVar("Ordered", bound=SlurmPoolSpec | KubernetesPoolSpec | ExecPoolSpec)
 
 
-class OrderedProvider(PooledProvider[Ordered]):
+class OrderedProvider(Provider[Ordered]):
     """Base of providers that order machines in a cluster, from where they join.
 
     ``joined`` says which agents leave, before their cluster knows it. Subclasses implement

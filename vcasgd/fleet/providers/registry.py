@@ -50,7 +50,7 @@ def configured_pools(settings: Settings) -> tuple[PoolSpec, ...]:
 
 def make_providers(
     settings: Settings, pools: Sequence[PoolSpec], joined: JoinedFleet | None = None
-) -> dict[str, Provider]:
+) -> dict[str, Provider[Any]]:
     """Return the provider of each pool, in order.
 
     Pools of one region (AWS) or project (Google) share a provider, and so do those that machines
@@ -58,7 +58,7 @@ def make_providers(
     the machines are that join. Raises :class:`~vcasgd.errors.SpecError` if a library is missing or
     a price is unknown, and :class:`~vcasgd.errors.FleetError` without credentials.
     """
-    made: dict[tuple[str, str], Provider] = {}
+    made: dict[tuple[str, str], Provider[Any]] = {}
     for pool in pools:
         place = place_of(pool)
         if place not in made:
@@ -71,13 +71,13 @@ def make_reachable(
     settings: Settings,
     rows: Mapping[str, object],
     joined: JoinedFleet | None = None,
-    known: Iterable[tuple[PoolSpec, Provider]] = (),
-) -> tuple[dict[str, Provider], dict[str, str]]:
+    known: Iterable[tuple[PoolSpec, Provider[Any]]] = (),
+) -> tuple[dict[str, Provider[Any]], dict[str, str]]:
     """Return providers of pools as far as they can be made, and for the others the reasons.
 
     ``rows``: pools by name, as in the file. ``known``: other pools, whose providers they share.
     """
-    made: dict[str, Provider] = {}
+    made: dict[str, Provider[Any]] = {}
     problems: dict[str, str] = {}
     places = {place_of(spec): provider for spec, provider in known}
     for name, row in sorted(rows.items()):
@@ -148,7 +148,7 @@ def place_of(pool: PoolSpec) -> tuple[str, str]:
             return pool.provider, pool.name
 
 
-def _make(settings: Settings, pools: Sequence[Any], joined: JoinedFleet) -> Provider:
+def _make(settings: Settings, pools: Sequence[Any], joined: JoinedFleet) -> Provider[Any]:
     """Return the provider of pools of one place, whose library is imported only now."""
     kind, cluster = pools[0].provider, settings.cluster
     try:

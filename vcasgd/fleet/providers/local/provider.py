@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from vcasgd.errors import FleetError, NoCapacity
 from vcasgd.fleet.pools import LocalPoolSpec
-from vcasgd.fleet.providers.base import Boot, LaunchOrder, Offer, PooledProvider
+from vcasgd.fleet.providers.base import Boot, LaunchOrder, Offer, Provider
 from vcasgd.fleet.providers.local.directory import (
     UNFINISHED,
     LaunchRequest,
@@ -50,7 +50,7 @@ LOCK_LIMIT_SECONDS = 60.0
 TEMPLATE_SECONDS = 60.0
 
 
-class LocalProvider(PooledProvider[LocalPoolSpec]):
+class LocalProvider(Provider[LocalPoolSpec]):
     """Provider for one local pool, whose number of machines is ``max_machines``.
 
     The machines take turns over ``devices``, GPUs of this computer as in ``CUDA_VISIBLE_DEVICES``;
