@@ -224,9 +224,6 @@ def _without(value: dict[str, Any], own: Iterable[str]) -> dict[str, Any]:
 class PoolSpec(StrictModel):
     """One place to buy machines, in any cloud."""
 
-    #: True if region, zones, and types have defaults.
-    simple: ClassVar[bool] = False
-
     name: str = Field(
         pattern=POOL_PATTERN,
         description="up to 40 lowercase letters, digits, and dashes; local only with the provider "
@@ -297,19 +294,9 @@ class PoolSpec(StrictModel):
             raise ValueError("trust: volunteer is for pools whose machines join")
         return self
 
-    @model_validator(mode="after")
-    def _somewhere(self) -> PoolSpec:
-        if not self.simple:
-            for field in ("region", "zones", "machine_types"):
-                if not getattr(self, field):
-                    raise ValueError(f"{field} is required for provider {self.provider}")
-        return self
-
 
 class LocalPoolSpec(PoolSpec):
     """Pool whose machines are processes on this computer."""
-
-    simple: ClassVar[bool] = True
 
     provider: Literal["local"]
     zones: tuple[Name, ...] = ("local",)
@@ -323,74 +310,70 @@ class JoinPoolSpec(PoolSpec):
     Only jobs that name it use it, unless there is no other pool.
     """
 
-    simple: ClassVar[bool] = True
-
     provider: Literal["join"]
     zones: tuple[Name, ...] = ("anywhere",)
     machine_types: tuple[Name, ...] = ("machine",)
     template: None = None
 
 
-class SlurmPoolSpec(PoolSpec):
-    """Pool whose machines are jobs of a Slurm cluster. Its zones are partitions."""
+class _OrderedPoolSpec(PoolSpec):
+    """Pool whose machines are ordered, and join through the gateway."""
 
-    simple: ClassVar[bool] = True
+    boot_seconds: float = Field(default=900.0, gt=0)
+
+    @model_validator(mode="after")
+    def _short_name(self) -> _OrderedPoolSpec:
+        if len(self.name) > MAX_ORDERED_POOL:
+            raise ValueError(f"name has more than {MAX_ORDERED_POOL} letters")
+        return self
+
+
+class SlurmPoolSpec(_OrderedPoolSpec):
+    """Pool whose machines are jobs of a Slurm cluster. Its zones are partitions."""
 
     provider: Literal["slurm"]
     zones: tuple[SlurmName, ...] = Field(min_length=1)
     machine_types: tuple[Name, ...] = Field(default=("node",), min_length=1, max_length=1)
-    boot_seconds: float = Field(default=900.0, gt=0)
     cpus: int | None = Field(default=None, ge=1, strict=True)
     template: SlurmTemplate
 
-    @model_validator(mode="after")
-    def _short_name(self) -> SlurmPoolSpec:
-        _check_length(self.name)
-        return self
 
-
-class KubernetesPoolSpec(PoolSpec):
+class KubernetesPoolSpec(_OrderedPoolSpec):
     """Pool whose machines are pods. Zones and types are labels of nodes; the default is any."""
-
-    simple: ClassVar[bool] = True
 
     provider: Literal["kubernetes"]
     zones: tuple[Name, ...] = Field(default=("any",), min_length=1)
     machine_types: tuple[Name, ...] = Field(default=("node",), min_length=1)
-    boot_seconds: float = Field(default=900.0, gt=0)
     template: KubernetesTemplate
 
     @model_validator(mode="after")
     def _consistent(self) -> KubernetesPoolSpec:
-        _check_length(self.name)
         if "affinity" in self.template.pod and self.model_fields_set & {"zones", "machine_types"}:
             raise ValueError("template.pod.affinity excludes zones and machine_types")
         return self
 
 
-class ExecPoolSpec(PoolSpec):
+class ExecPoolSpec(_OrderedPoolSpec):
     """Pool of machines in any cloud that has a command line."""
-
-    simple: ClassVar[bool] = True
 
     provider: Literal["exec"]
     zones: tuple[Name, ...] = Field(default=("any",), min_length=1)
     machine_types: tuple[Name, ...] = Field(default=("machine",), min_length=1)
-    boot_seconds: float = Field(default=900.0, gt=0)
     template: ExecTemplate
 
+
+class _CloudPoolSpec(PoolSpec):
+    """Pool that has no defaults for where and what it buys."""
+
     @model_validator(mode="after")
-    def _short_name(self) -> ExecPoolSpec:
-        _check_length(self.name)
+    def _somewhere(self) -> _CloudPoolSpec:
+        for field in ("region", "zones", "machine_types"):
+            if not getattr(self, field):
+                raise ValueError(f"{field} is required for provider {self.provider}")
         return self
 
 
-def _check_length(name: str) -> None:
-    if len(name) > MAX_ORDERED_POOL:
-        raise ValueError(f"name has more than {MAX_ORDERED_POOL} letters")
-
-
-class AwsPoolSpec(PoolSpec):
+class AwsPoolSpec(_CloudPoolSpec):
     """Pool of EC2 machines in one region, from a launch template."""
 
     provider: Literal["aws"]
@@ -404,7 +387,7 @@ class AwsPoolSpec(PoolSpec):
         return self
 
 
-class GcpPoolSpec(PoolSpec):
+class GcpPoolSpec(_CloudPoolSpec):
     """Pool of Compute Engine instances in one region, from an instance template."""
 
     provider: Literal["gcp"]
