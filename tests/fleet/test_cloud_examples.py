@@ -16,7 +16,7 @@ from vcasgd.errors import NoCapacity
 from vcasgd.fleet.pools import ExecPoolSpec, parse_pool
 from vcasgd.fleet.providers.base import MACHINE_ID, Boot
 from vcasgd.fleet.providers.commands import ExecProvider
-from vcasgd.fleet.providers.joining import NothingJoined
+from vcasgd.fleet.providers.joining import JoinedFleet
 from vcasgd.schemas.fleet import MachineState
 
 BOOT = Boot(("vcasgd", "join", "https://hub:1", "--machine", MACHINE_ID))
@@ -57,7 +57,7 @@ def provider(
         spot = request.param != "lambdacloud"
         spec = parse_pool({**row, "machine_types": ["L4:1"], "spot": spot}, "pools.0")
         assert isinstance(spec, ExecPoolSpec)
-        yield ExecProvider("c", [spec], NothingJoined())
+        yield ExecProvider("c", [spec], JoinedFleet())
 
 
 @pytest.mark.ci

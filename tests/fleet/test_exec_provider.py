@@ -22,7 +22,7 @@ from vcasgd.errors import (
 from vcasgd.fleet.pools import ExecPoolSpec, parse_pool
 from vcasgd.fleet.providers.base import MACHINE_ID, Boot
 from vcasgd.fleet.providers.commands import ExecProvider
-from vcasgd.fleet.providers.joining import NothingJoined
+from vcasgd.fleet.providers.joining import JoinedFleet
 from vcasgd.schemas.fleet import MachineState
 
 BOOT = Boot(("vcasgd", "join", "https://hub:1", "--machine", MACHINE_ID))
@@ -43,7 +43,7 @@ def make(tmp_path: Path) -> Make:
         row = {"name": "any", "provider": "exec", "template": {**template, **scripts}}
         spec = parse_pool(row, "pools.0")
         assert isinstance(spec, ExecPoolSpec)
-        return ExecProvider(cluster, [spec], NothingJoined())
+        return ExecProvider(cluster, [spec], JoinedFleet())
 
     return make
 
@@ -193,4 +193,4 @@ def test_a_command_that_does_not_exist_is_named() -> None:
     pool = parse_pool({"name": "any", "provider": "exec", "template": template}, "pools.0")
     assert isinstance(pool, ExecPoolSpec)
     with pytest.raises(InvalidRequest, match=r"template\.list: /no/cloud can't be run"):
-        ExecProvider("c", [pool], NothingJoined()).machines()
+        ExecProvider("c", [pool], JoinedFleet()).machines()

@@ -25,7 +25,7 @@ from vcasgd.errors import (
 from vcasgd.fleet.pools import KubernetesPoolSpec, parse_pools
 from vcasgd.fleet.providers import kubernetes as provider_module
 from vcasgd.fleet.providers.base import MACHINE_ID, Boot, LaunchOrder
-from vcasgd.fleet.providers.joining import NothingJoined, ordered_name
+from vcasgd.fleet.providers.joining import JoinedFleet, ordered_name
 from vcasgd.fleet.providers.kubernetes import (
     KubernetesProvider,
     error_of,
@@ -80,7 +80,7 @@ def provider(api: KubernetesApi, kubelet: Kubelet) -> Iterator[KubernetesProvide
         spec_of(template={"container": {"env": env}}),
         spec_of(name="lost", template={"image": MISSING_IMAGE}),
     ]
-    provider = KubernetesProvider("c", specs, NothingJoined())
+    provider = KubernetesProvider("c", specs, JoinedFleet())
     yield provider
     provider.terminate(*(one.id for one in provider.machines()))
     await_truth(lambda: not provider.machines())
@@ -205,7 +205,7 @@ def test_what_the_api_server_refuses_is_named(
     api: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def provider(**fields: Any) -> KubernetesProvider:
-        return KubernetesProvider("c", [spec_of(**fields)], NothingJoined())
+        return KubernetesProvider("c", [spec_of(**fields)], JoinedFleet())
 
     wrong = provider(template={"pod": {"nodeSelector": "spot"}})
     with pytest.raises(InvalidRequest, match="nodeSelector"):
@@ -313,6 +313,6 @@ def test_list_that_can_not_be_read_is_no_empty_list(
     monkeypatch.setattr(FakeKubernetes, "list_pods", lambda _self, _query: answer)
     with api_server("fake", tmp_path) as api:
         monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
-        provider = KubernetesProvider("c", [spec_of()], NothingJoined())
+        provider = KubernetesProvider("c", [spec_of()], JoinedFleet())
         with pytest.raises(CloudUnavailable, match="can't be read"):
             provider.machines()

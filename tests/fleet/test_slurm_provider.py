@@ -13,7 +13,7 @@ from support.waiting import PATIENCE, await_truth
 from vcasgd.errors import CloudUnavailable, InvalidRequest, NoCapacity
 from vcasgd.fleet.pools import SlurmPoolSpec
 from vcasgd.fleet.providers.base import MACHINE_ID, Boot
-from vcasgd.fleet.providers.joining import NothingJoined
+from vcasgd.fleet.providers.joining import JoinedFleet
 from vcasgd.fleet.providers.slurm import SlurmProvider
 from vcasgd.schemas.fleet import MachineState
 
@@ -38,7 +38,7 @@ def cluster() -> Iterator[SlurmCluster]:
 @pytest.fixture
 def provider(cluster: SlurmCluster, tmp_path: Path) -> Iterator[SlurmProvider]:
     (tmp_path / "token").write_text(SECRET)
-    provider = SlurmProvider("c", [_pool(tmp_path)], NothingJoined())
+    provider = SlurmProvider("c", [_pool(tmp_path)], JoinedFleet())
     yield provider
     provider.terminate(*(one.id for one in provider.machines()))
     await_truth(lambda: not provider.machines())
@@ -120,9 +120,9 @@ def test_requests_that_slurm_refuses_are_errors_of_the_fleet(
 ) -> None:
     wrong = _pool(tmp_path).model_copy(update={"zones": ("nowhere",)})
     with pytest.raises(InvalidRequest, match="invalid partition"):
-        SlurmProvider("c", [wrong], NothingJoined()).launch("hpc", 1, _boot(tmp_path), "token-4")
+        SlurmProvider("c", [wrong], JoinedFleet()).launch("hpc", 1, _boot(tmp_path), "token-4")
     large = _pool(tmp_path).model_copy(update={"cpus": 64})
-    few = SlurmProvider("c", [large], NothingJoined())
+    few = SlurmProvider("c", [large], JoinedFleet())
     (machine,) = few.launch("hpc", 1, _boot(tmp_path), "token-5", zones=["spot"])
     await_truth(lambda: few.machines() and few.boot_error(machine))
     assert "Config" in str(few.boot_error(machine))

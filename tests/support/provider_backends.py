@@ -36,7 +36,7 @@ from vcasgd.fleet.providers.aws import AwsProvider
 from vcasgd.fleet.providers.base import Boot, Provider
 from vcasgd.fleet.providers.commands import ExecProvider
 from vcasgd.fleet.providers.gcp import GcpProvider
-from vcasgd.fleet.providers.joining import NothingJoined
+from vcasgd.fleet.providers.joining import JoinedFleet
 from vcasgd.fleet.providers.kubernetes import CLUSTER_LABEL, POOL_LABEL, KubernetesProvider
 from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.fleet.providers.slurm import SlurmProvider
@@ -293,7 +293,7 @@ class SlurmBackend(ProviderBackend):
         spec = SlurmPoolSpec.model_validate(
             {"name": self.pool, "provider": "slurm", "zones": self.zones, "template": template}
         )
-        return SlurmProvider(cluster, [spec], NothingJoined())
+        return SlurmProvider(cluster, [spec], JoinedFleet())
 
     def exhaust(self, *zones: str) -> None:
         for zone in zones:
@@ -334,7 +334,7 @@ class KubernetesBackend(ProviderBackend):
             {"name": self.pool, "provider": "kubernetes", "zones": self.zones,
              "machine_types": [self.kind], "template": template}
         )  # fmt: skip
-        return KubernetesProvider(cluster, [spec], NothingJoined())
+        return KubernetesProvider(cluster, [spec], JoinedFleet())
 
     def limit_launches(self, machines: int) -> None:
         self._api.limit_pods(machines)
@@ -367,7 +367,7 @@ class ExecBackend(ProviderBackend):
     def provider(self, cluster: str = "test") -> ExecProvider:
         (spec,) = parse_pools({"pools": [exec_pool(self.pool, self._folder, zones=self.zones)]})
         assert isinstance(spec, ExecPoolSpec)
-        return ExecProvider(cluster, [spec], NothingJoined())
+        return ExecProvider(cluster, [spec], JoinedFleet())
 
     def exhaust(self, *zones: str) -> None:
         assert {*zones} == {*self.zones}

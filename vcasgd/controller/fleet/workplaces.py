@@ -19,6 +19,7 @@ from vcasgd.cluster import Cluster
 from vcasgd.errors import Cause, CloudUnavailable, ClusterError, StoreError
 from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.fleet.observed import WorkerView
+from vcasgd.fleet.providers.joining import JoinedFleet
 from vcasgd.logging import bound, isolated
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.schemas.joining import WorkerReport
@@ -315,17 +316,13 @@ def is_joined(machine_id: str) -> bool:
     return machine_id.startswith(PREFIX)
 
 
-class PresentMachines:
+class PresentMachines(JoinedFleet):
     """The machines that joined, as machines of a provider."""
 
     def __init__(self, machines: JoinedMachines) -> None:
         self._machines = machines
 
     def machines(self) -> list[Machine]:
-        """Return the machines that are present and that no provider ordered.
-
-        Raises :class:`CloudUnavailable`.
-        """
         return [
             _with_state(joined.machine, report, end)
             for joined, report, end in self._present()
@@ -333,10 +330,6 @@ class PresentMachines:
         ]
 
     def leaving(self) -> dict[str, float]:
-        """Return when each ordered machine that leaves said so. Raises :class:`CloudUnavailable`.
-
-        Times are Unix seconds.
-        """
         return {
             machine.name: end.by if end else report.at
             for machine, report, end in self._present()
@@ -348,12 +341,10 @@ class PresentMachines:
             return self._machines.present()
 
     def end(self, machine_id: str, reason: str, seconds: float | None = None) -> None:
-        """Tell a machine to leave. Raises :class:`CloudUnavailable`."""
         with _store_as_cloud():
             self._machines.end(machine_id, reason, seconds)
 
     def remove(self, machine_id: str) -> None:
-        """Remove a machine at once. Raises :class:`CloudUnavailable`."""
         with _store_as_cloud():
             self._machines.remove(machine_id)
 

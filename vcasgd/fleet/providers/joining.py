@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from vcasgd.errors import NoCapacity
 from vcasgd.fleet.pools import ExecPoolSpec, JoinPoolSpec, KubernetesPoolSpec, SlurmPoolSpec
@@ -18,42 +18,25 @@ NOTICE_SECONDS = 30.0
 _ORDERED_NAME = re.compile(r"join-(?P<pool>[a-z][a-z0-9-]{0,39})-[0-9a-f]{1,18}-[0-9]{1,7}")
 
 
-class JoinedFleet(Protocol):
-    """Machines that joined. Calls raise :class:`~vcasgd.errors.CloudUnavailable`."""
+class JoinedFleet:
+    """Machines that joined. Calls may raise :class:`~vcasgd.errors.CloudUnavailable`.
+
+    This one is for processes that don't know the ledger: it sees no machines.
+    """
 
     def machines(self) -> list[Machine]:
         """Return the machines that are present and that no provider ordered."""
-        ...
-
-    def leaving(self) -> dict[str, float]:
-        """Return when each ordered machine that leaves said so, in Unix seconds."""
-        ...
-
-    def end(self, machine_id: str, reason: str, seconds: float | None = None) -> None:
-        """Tell a machine to leave, within ``seconds`` or a usual time."""
-        ...
-
-    def remove(self, machine_id: str) -> None:
-        """Remove a machine at once."""
-        ...
-
-
-class NothingJoined:
-    """For processes that don't know the ledger: they see no machines."""
-
-    def machines(self) -> list[Machine]:
-        """Return nothing."""
         return []
 
     def leaving(self) -> dict[str, float]:
-        """Return nothing."""
+        """Return when each ordered machine that leaves said so, in Unix seconds."""
         return {}
 
     def end(self, machine_id: str, reason: str, seconds: float | None = None) -> None:
-        """Do nothing."""
+        """Tell a machine to leave, within ``seconds`` or a usual time."""
 
     def remove(self, machine_id: str) -> None:
-        """Do nothing."""
+        """Remove a machine at once."""
 
 
 class JoinProvider(Provider[JoinPoolSpec]):

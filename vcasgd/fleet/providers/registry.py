@@ -24,7 +24,7 @@ from vcasgd.fleet.pools import (
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import AccountAnswer, Provider
 from vcasgd.fleet.providers.commands import ExecProvider
-from vcasgd.fleet.providers.joining import JoinedFleet, JoinProvider, NothingJoined
+from vcasgd.fleet.providers.joining import JoinedFleet, JoinProvider
 from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.fleet.providers.slurm import SlurmProvider
 from vcasgd.gpus import visible_gpus
@@ -63,7 +63,7 @@ def make_providers(
         place = place_of(pool)
         if place not in made:
             together = [other for other in pools if place_of(other) == place]
-            made[place] = _make(settings, together, joined or NothingJoined())
+            made[place] = _make(settings, together, joined or JoinedFleet())
     return {pool.name: made[place_of(pool)] for pool in pools}
 
 
