@@ -29,7 +29,8 @@ from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import ForegroundStack, StackHome
 from vcasgd.stack.child import die_with_parent
-from vcasgd.store.admission import LedgerAdmission, worker_environment
+from vcasgd.store.acl import LEDGER_SCRIPTS, AclUsers, ledger_user
+from vcasgd.store.admission import worker_environment
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.embedded import ServerFiles
 from vcasgd.store.keys import TensorKeys
@@ -150,7 +151,8 @@ class Rig:
         # The workers import the task, so the job needs no package.
         self.job = jobs.submit(self._workload.spec(), package="none").id
         # The controller repeats this in case the ledger restarts; here, once is enough.
-        LedgerAdmission(self._ledger, self._secret, linger_seconds=0.0).admit([self.job])
+        users = [ledger_user(self._secret, self.job)]
+        AclUsers(self._ledger, LEDGER_SCRIPTS, linger_seconds=0.0).sync(users)
         for number in range(1, self._workload.workers + 1):
             self._start_worker(f"worker-{number}")
         seconds = READY_SECONDS + READY_SECONDS_PER_WORKER * self._workload.workers

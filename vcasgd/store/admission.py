@@ -12,8 +12,6 @@ from urllib.parse import urlsplit
 from vcasgd.errors import SpecError
 from vcasgd.settings import Settings
 from vcasgd.store.acl import (
-    LEDGER_SCRIPTS,
-    LEDGER_USERS,
     TENSORS_SCRIPTS,
     TENSORS_USERS,
     AclUsers,
@@ -110,25 +108,6 @@ def worker_lease_pass(settings: Settings, job: str, worker: str) -> str:
     if settings.job_secret is None:
         return ""
     return lease_pass(worker_key(settings.job_secret.get_secret_value(), job, worker))
-
-
-class LedgerAdmission:
-    """Manages users on the ledger for the controller: one for each active job.
-
-    A user is deleted ``linger_seconds`` after its job has ended.
-    """
-
-    def __init__(self, ledger: RedisClient, secret: str, linger_seconds: float) -> None:
-        self._users = AclUsers(ledger, LEDGER_SCRIPTS, linger_seconds, LEDGER_USERS)
-        self._secret = secret
-
-    def admit(self, jobs: Iterable[str], expelled: Iterable[str] = ()) -> None:
-        """Give access to all active ``jobs``, and to no others; ``expelled`` ones lose it at once.
-
-        Raises :class:`~vcasgd.errors.StoreUnavailable`.
-        """
-        banned = [ledger_user(self._secret, job).name for job in expelled]
-        self._users.sync((ledger_user(self._secret, job) for job in jobs), banned)
 
 
 class TensorsAdmission:

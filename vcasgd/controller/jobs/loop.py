@@ -28,7 +28,8 @@ from vcasgd.limits import MAX_CONTENT_BYTES
 from vcasgd.logging import bound
 from vcasgd.settings import Settings
 from vcasgd.storage.objects import Storage
-from vcasgd.store.admission import LedgerAdmission, worker_lease_pass
+from vcasgd.store.acl import LEDGER_SCRIPTS, LEDGER_USERS, AclUsers, ledger_user
+from vcasgd.store.admission import worker_lease_pass
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.job import JobState
@@ -135,15 +136,8 @@ class JobLoop(EssentialThread):
         self._sweeper = Sweeper(self._jobs, nodes, lambda: leadership.sure, linger_seconds)
         self._storage = Storage(settings.required("storage_url"))
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._admission = (
-            LedgerAdmission(
-                ledger,
-                settings.job_secret.get_secret_value(),
-                linger_seconds,
-            )
-            if settings.job_secret
-            else None
-        )
+        #: One for the workers of each active job; it outlives its job by ``linger_seconds``.
+        self._users = AclUsers(ledger, LEDGER_SCRIPTS, linger_seconds, LEDGER_USERS)
         #: Jobs that are active, or not cleaned up yet.
         self._known: dict[str, _KnownJob] = {}
         key = settings.secrets_key
@@ -179,8 +173,9 @@ class JobLoop(EssentialThread):
     def _step_all(self) -> None:
         with _errors_logged("ledger"):
             active = self._jobs.active()
-            if self._admission:
-                self._admission.admit(active, self._expelled)
+            if secret := self._settings.job_secret:
+                user = partial(ledger_user, secret.get_secret_value())
+                self._users.sync(map(user, active), [user(job).name for job in self._expelled])
             # Whatever is wrong with one job must not stop the others.
             for job in active:
                 with _errors_logged(job):
