@@ -238,7 +238,8 @@ class LaunchHistory:
             self._set(_quota_name(launch.pool, launch.spot), row)
         elif not isinstance(error, NoCapacity):
             name = launch.pool
-        self._block(name, str(error), now)
+        failures = self.pool(name).failures + 1
+        self._block(name, str(error), now, backoff(failures, *BACKOFF_SECONDS), failures=failures)
 
     def boot_failed(
         self, blame: Blame, now: float, waits: tuple[float, float] = FAILED_BOOT_SECONDS
@@ -248,22 +249,9 @@ class LaunchHistory:
         ``waits``: seconds after the first one in a row, and at most after later ones.
         """
         name = market_name(blame.pool, blame.zone, blame.spot)
-        row = self.pool(name)
-        count = row.failed_boots + 1
-        wait = backoff(count, *waits)
-        log.info("%s: %s %s; next attempt in %.0f s", name, blame.machine_id, blame.reason, wait)
         why = f"{blame.machine_id} {blame.reason}"
-        self._set(
-            name,
-            replace(
-                row,
-                failed_boots=count,
-                given_up_at=now,
-                blocked_until=now + wait,
-                reason=why,
-                refused_since=row.refused_since or now,
-            ),
-        )
+        count = self.pool(name).failed_boots + 1
+        self._block(name, why, now, backoff(count, *waits), failed_boots=count, given_up_at=now)
 
     def joined(self, machines: Iterable[Machine]) -> None:
         """Unblock the markets of machines that joined."""
@@ -273,21 +261,13 @@ class LaunchHistory:
             if row is not None and row.failed_boots and one.launched_at > row.given_up_at:
                 self._set(name, replace(row, failed_boots=0, refused_since=None))
 
-    def _block(self, name: str, why: str, now: float) -> None:
+    def _block(self, name: str, why: str, now: float, wait: float, **counts: Any) -> None:
+        """Block a pool or market for ``wait`` seconds; ``counts`` are further fields of its row."""
+        log.info("%s is blocked: %s; next attempt in %.0f s", name, why, wait)
         row = self.pool(name)
-        failures = row.failures + 1
-        wait = backoff(failures, *BACKOFF_SECONDS)
-        log.info("%s refused a launch: %s; next attempt in %.0f s", name, why, wait)
-        self._set(
-            name,
-            replace(
-                row,
-                failures=failures,
-                blocked_until=now + wait,
-                reason=why,
-                refused_since=row.refused_since or now,
-            ),
-        )
+        since = row.refused_since or now
+        row = replace(row, blocked_until=now + wait, reason=why, refused_since=since, **counts)
+        self._set(name, row)
 
     def _set(self, name: str, row: LaunchRecord) -> None:
         self._rows[name] = row
