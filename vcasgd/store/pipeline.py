@@ -299,10 +299,6 @@ PROBE_SECONDS = 1.0
 PROBE_WAIT_MS = 20
 
 
-def _nothing() -> None:
-    """Do nothing: without Sentinel there is no way to check which server is the primary."""
-
-
 class Replication:
     """State of a server's replicas, as one client sees it.
 
@@ -316,12 +312,7 @@ class Replication:
     server is no longer the primary, because the write will then be discarded.
     """
 
-    def __init__(
-        self,
-        replicas: int,
-        seconds: float = REPLICA_SECONDS,
-        confirm: Callable[[], None] = _nothing,
-    ) -> None:
+    def __init__(self, replicas: int, seconds: float, confirm: Callable[[], None]) -> None:
         self._replicas = replicas
         self._seconds = seconds
         self._confirm = confirm
