@@ -15,7 +15,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from vcasgd.errors import JobUnreadable, SnapshotMissing, StoreError, StoreUnavailable
+from vcasgd.errors import JobUnreadable, SnapshotMissing, StoreUnavailable
 from vcasgd.learning.encodings.steps import StepFormat, checksum
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
@@ -117,21 +117,16 @@ class SnapshotStore(SnapshotIndex):
 
         ``out`` has the version and the writer ``base``, to which this adds the steps since then.
         """
-        for _ in range(READ_ATTEMPTS):
-            meta = meta or self.read_meta()
-            if base == (meta.version, meta.token):
+        meta = meta or self.read_meta()
+        if base == (meta.version, meta.token):
+            return meta
+        way = path(meta, base)
+        if way and add_steps(self._transfer, self._keys, way, out, steps):
+            if checksum(out) == meta.checksum:
                 return meta
-            way = path(meta, base)
-            if way and add_steps(self._transfer, self._keys, way, out, steps):
-                if checksum(out) == meta.checksum:
-                    return meta
-                log.warning("version %d is not what its steps lead to", meta.version)
-            # A part of the steps may have been added.
-            base = None
-            if self._receive(meta, out, rounded=True):
-                return meta
-            meta = None
-        raise StoreUnavailable(REPLACED_TOO_OFTEN)
+            log.warning("version %d is not what its steps lead to", meta.version)
+        # A part of the steps may have been added.
+        return self.fetch_rounded(out, meta)
 
     def fetch_pinned(self, name: str, out: Tensor | None = None) -> tuple[Snapshot, Tensor]:
         """Read the snapshot pinned under a name. Raises :class:`SnapshotMissing`."""
@@ -194,28 +189,23 @@ class SnapshotStore(SnapshotIndex):
 
         Raises :class:`SnapshotMissing`.
         """
-        if not meta.rule_state:
-            return None
-        out = torch.empty(meta.floats)
-        try:
-            keys = self._keys_beside(meta, STATE)
-            receive(self._transfer, keys, out, split=False, exact=True)
-        except Missing as error:
-            raise SnapshotMissing("the snapshot is no longer complete") from error
-        except WrongLength as error:
-            raise StoreError(f"chunk {error.index} of a rule's state is {error.value}") from error
-        return out
+        return self._fetch_beside(meta, STATE) if meta.rule_state else None
 
     def fetch_followed(self, meta: Meta) -> Tensor | None:
         """Return the vector that workers train from in the present version, float32 [floats].
 
         Returns None if it is the exact one. Raises :class:`SnapshotMissing`.
         """
-        if not meta.stepped:
-            return None
+        return self._fetch_beside(meta, FOLLOWED) if meta.stepped else None
+
+    def _fetch_beside(self, meta: Meta, kind: str) -> Tensor:
         out = torch.empty(meta.floats)
-        if not self._receive(meta, out, rounded=True):
-            raise SnapshotMissing("the snapshot is no longer complete")
+        try:
+            receive(self._transfer, self._keys_beside(meta, kind), out, split=False, exact=True)
+        except Missing as error:
+            raise SnapshotMissing("the snapshot is no longer complete") from error
+        except WrongLength as error:
+            raise JobUnreadable(f"chunk {error.index} of a snapshot is {error.value}") from error
         return out
 
     # -- writing: by the parameter server, or by a worker if there is no snapshot yet ----------
