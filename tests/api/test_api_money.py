@@ -17,7 +17,8 @@ from vcasgd.cli import app
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, SpecError
 from vcasgd.fleet.estimate import WAITS
-from vcasgd.store.ledger.costs import Booking, Costs, Workload, Workloads
+from vcasgd.schemas.costs import Workload
+from vcasgd.store.ledger.costs import Booking, Costs, Workloads
 from vcasgd.store.ledger.job import JobState
 
 Run = Callable[..., Result]

@@ -15,6 +15,7 @@ from vcasgd.controller.fleet.demands import ClearancePolicy, Demands, owner_limi
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.pools import cache_name
+from vcasgd.schemas.costs import Workload
 from vcasgd.schemas.fleet import Machine
 from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
@@ -22,7 +23,7 @@ from vcasgd.spec.job import JobState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.control import Control
-from vcasgd.store.ledger.costs import Workload, Workloads
+from vcasgd.store.ledger.costs import Workloads
 from vcasgd.store.ledger.job import JobRecord, ModelFacts
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.placement import Clearances

@@ -15,7 +15,7 @@ from vcasgd.fleet.providers.base import Offer
 from vcasgd.schemas.costs import PlanView
 from vcasgd.spec.job import JobSpec
 
-MEASURED = PlannedWork(samples=36_000, rates={("east", "small"): 10.0, ("west", "small"): 10.0})
+MEASURED = PlannedWork(samples=36_000, rates={"east|small": 10.0, "west|small": 10.0})
 
 
 def offer(pool: str, zone: str, price: float, kind: str = "small", **more: Any) -> Offer:

@@ -27,7 +27,7 @@ POOL = PoolStatus(
     capacity=2,
 )  # fmt: skip
 #: 72,000 samples in two epochs.
-WORK = PlannedWork(samples=36_000, batch_size=20, rates={("cloud", "small"): 10.0})
+WORK = PlannedWork(samples=36_000, batch_size=20, rates={"cloud|small": 10.0})
 
 
 def planned(

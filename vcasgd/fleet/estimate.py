@@ -13,7 +13,6 @@ from vcasgd.fleet.observed import (
     ObservationTimes,
     Observed,
     PoolStatus,
-    Rates,
     highest_price,
 )
 from vcasgd.fleet.plan import Launch
@@ -28,6 +27,7 @@ from vcasgd.schemas.costs import (
     PlanView,
     TrafficEstimateView,
     VerdictView,
+    Workload,
 )
 from vcasgd.spec.hardware import kinds_text, shortfalls, suits
 from vcasgd.spec.job import JobSpec
@@ -43,32 +43,22 @@ WAITS = "all machines are in use now: the job waits until these are free"
 
 
 @dataclass(frozen=True)
-class PlannedWork:
-    """Size and speed of the work, with the source of each number.
+class PlannedWork(Workload):
+    """What earlier jobs measured, and what the user says instead.
 
-    ``samples`` is the number in an epoch, ``batch_size`` that in a local step. ``rates`` are
-    measured samples per second of one machine by pool and type; ``rate_given``, from the user,
-    replaces them all. ``bytes_per_sample`` is what workers pushed and fetched for one;
-    ``parameters``, from the user, replaces it. ``start_seconds`` is the time from a machine's
-    launch to its first samples. ``memory_bytes`` and ``gpu_memory_bytes`` are what a worker used.
+    ``samples_given``: the user gave ``samples``. ``rate_given``, samples per second of one machine,
+    replaces ``rates``, and ``parameters`` replaces ``bytes_per_sample``.
     """
 
-    samples: int | None = None
-    rates: Rates | None = None
     samples_given: bool = False
-    batch_size: int | None = None
     rate_given: float | None = None
-    bytes_per_sample: float | None = None
     parameters: int | None = None
-    memory_bytes: int | None = None
-    gpu_memory_bytes: int | None = None
-    start_seconds: float | None = None
 
     def rate(self, offer: Offer) -> float | None:
         """Return samples per second of one machine, or None if unknown."""
         if self.rate_given is not None:
             return self.rate_given
-        return (self.rates or {}).get((offer.pool, offer.machine_type))
+        return self.speeds.get((offer.pool, offer.machine_type))
 
 
 def estimate(
@@ -155,8 +145,8 @@ def deadline_estimate(
         if wanted is None or not shortfalls(wanted, each.hardware)
     ]
     given = workload.rate_given
-    rates = {(each.pool, each.machine_type): given for each in offers} if given else workload.rates
-    best, samples = deadline.cheapest(offers, rates or {}), total_samples(spec, workload)
+    rates = {(each.pool, each.machine_type): given for each in offers} if given else workload.speeds
+    best, samples = deadline.cheapest(offers, rates), total_samples(spec, workload)
     if best is None or samples is None:
         return DeadlineEstimate(at=at, text=deadline.outlook_text(None))
     offer, rate = best
@@ -212,7 +202,7 @@ def _demand(
         running=True,
         on_demand_minimum=workers.on_demand_min,
         max_price=workers.max_price_per_hour,
-        rates=workload.rates or {},
+        rates=workload.speeds,
         resources=spec.resources,
         saves=spec.deadline(0.0) is not None and any(p.spot for p in pools if p.name in named),
     )
@@ -341,7 +331,7 @@ def _hours(
     return ((workload.start_seconds or 0.0) + samples / speed) / 3600
 
 
-def total_samples(spec: JobSpec, workload: PlannedWork) -> int | None:
+def total_samples(spec: JobSpec, workload: Workload) -> int | None:
     """Return the samples that the job applies, or None if unknown."""
     if spec.max_samples is not None:
         return spec.max_samples

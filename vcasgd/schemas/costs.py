@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from pydantic import Field
 
 from vcasgd.schemas.base import RequestBody, Schema
 from vcasgd.schemas.jobs import SubmittedSpec
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Measurements of jobs with the same name and task.
+
+    ``samples``: samples of an epoch. ``batch_size``: samples in a local step. ``rates``:
+    ``pool|machine type`` → samples per second of one machine. ``bytes_per_sample``: what workers
+    pushed and fetched. ``start_seconds``: from a machine's launch to its first samples.
+    ``memory_bytes`` and ``gpu_memory_bytes``: what a worker used at most.
+    """
+
+    samples: int | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
+    batch_size: int | None = None
+    bytes_per_sample: float | None = None
+    memory_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
+    start_seconds: float | None = None
+
+    @property
+    def speeds(self) -> dict[tuple[str, str], float]:
+        """The rates by pool and machine type."""
+        return {
+            (pool, kind): rate
+            for name, rate in self.rates.items()
+            for pool, _, kind in [name.partition("|")]
+        }
 
 
 class WasteView(Schema):

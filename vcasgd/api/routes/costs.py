@@ -37,16 +37,7 @@ def get_cost(services: ServicesDep, job: JobDep) -> CostView:
 
 def planned_work(services: Services, spec: JobSpec) -> PlannedWork:
     """Return the work of a job as earlier ones with its name and task measured it."""
-    earlier = services.workloads.get(spec.name, spec.task)
-    return PlannedWork(
-        samples=earlier.samples,
-        batch_size=earlier.batch_size,
-        rates=earlier.speeds,
-        bytes_per_sample=earlier.bytes_per_sample,
-        memory_bytes=earlier.memory_bytes,
-        gpu_memory_bytes=earlier.gpu_memory_bytes,
-        start_seconds=earlier.start_seconds,
-    )
+    return PlannedWork(**vars(services.workloads.get(spec.name, spec.task)))
 
 
 @router.post("/plan", dependencies=READ, responses=documented(409))

@@ -20,11 +20,12 @@ from vcasgd.fleet.costs import (
     opened,
 )
 from vcasgd.fleet.deadline import span
-from vcasgd.fleet.estimate import PlannedWork, memory_text, total_samples
+from vcasgd.fleet.estimate import memory_text, total_samples
 from vcasgd.fleet.observed import Rates
+from vcasgd.schemas.costs import Workload
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.ledger.costs import Advance, Booking, Costs, Workload, Workloads, month_of
+from vcasgd.store.ledger.costs import Advance, Booking, Costs, Workloads, month_of
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.store.ledger.workers import read_beats
@@ -283,9 +284,7 @@ class Speeds:
 
     def total_samples(self, job: JobRecord) -> int | None:
         """Return the samples of the whole job, before its facts are known those of earlier jobs."""
-        known = self._of(job)
-        work = PlannedWork(samples=known.samples, batch_size=known.batch_size)
-        return job.samples[1] or total_samples(job.spec, work)
+        return job.samples[1] or total_samples(job.spec, self._of(job))
 
     def measure(
         self,
@@ -323,7 +322,7 @@ class Speeds:
             return None
         self._estimated.add(job.id)
         known = self._of(job)
-        work = PlannedWork(samples=job.facts.samples, batch_size=job.facts.batch_size)
+        work = Workload(samples=job.facts.samples, batch_size=job.facts.batch_size)
         samples, speed = total_samples(job.spec, work), sum(rates)
         if samples is None:
             return None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from vcasgd.schemas.costs import Workload
 from vcasgd.spec.job import MEMBER
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
@@ -147,34 +148,6 @@ def _amounts(row: Mapping[bytes, bytes]) -> dict[str, float]:
 
 def _clock(clock: float | None) -> str:
     return "" if clock is None else repr(clock)
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Measurements of jobs with the same name and task.
-
-    ``samples``: samples of an epoch. ``batch_size``: samples in a local step. ``rates``:
-    ``pool|machine type`` → samples per second of one machine. ``bytes_per_sample``: what workers
-    pushed and fetched. ``start_seconds``: from a machine's launch to its first samples.
-    ``memory_bytes`` and ``gpu_memory_bytes``: what a worker used at most.
-    """
-
-    samples: int | None = None
-    rates: Mapping[str, float] = field(default_factory=dict)
-    batch_size: int | None = None
-    bytes_per_sample: float | None = None
-    memory_bytes: int | None = None
-    gpu_memory_bytes: int | None = None
-    start_seconds: float | None = None
-
-    @property
-    def speeds(self) -> dict[tuple[str, str], float]:
-        """The rates by pool and machine type."""
-        return {
-            (pool, kind): rate
-            for name, rate in self.rates.items()
-            for pool, _, kind in [name.partition("|")]
-        }
 
 
 class Workloads:
