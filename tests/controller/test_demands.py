@@ -252,7 +252,13 @@ class Budgets:
         clearance.set_pools(pools.specs)
         self.offers = {"east": pools.providers["east"].offers("east")}
         self.jobs, self.costs = Jobs(ledger), CostLedger(ledger)
-        self.demands = Demands(self.jobs, self.costs, clearance, Speeds(ledger))
+        self.speeds = Speeds(ledger)
+        self.demands = Demands(self.jobs, self.costs, clearance, self.speeds)
+
+    @property
+    def remembered(self) -> str:
+        """What the demands and the speeds hold, as text."""
+        return f"{vars(self.demands)} {vars(self.speeds)}"
 
     def submit(self, budget: float | None) -> JobRecord:
         stop = {} if budget is None else {"max_cost_usd": budget}
@@ -383,6 +389,22 @@ class TestDeadline:
         events = [event["text"] for event in events_of(budgets.jobs, job.id, "deadline")]
         assert len(events) == 3, events
         assert "after its deadline" in events[-1]
+
+    def test_jobs_that_ended_are_forgotten(self, budgets: Budgets) -> None:
+        # Given a cancelled job with an outlook, a speed, and a machine
+        job = self.job(budgets, within="1h", stop={"max_cost_usd": 9.0})
+        now = job.created_at + 1
+        budgets.demand(job, now, budgets.machine_of(job))
+        budgets.jobs.cancel(job.id)
+        assert list(budgets.demands.unpaid([])) == ["m-1"]
+
+        # When its machine has ended
+        budgets.costs.record([], joined=(), works_for={}, unlisted=(), billing_seconds=0.0, now=now)
+        assert job.id in budgets.remembered
+        assert budgets.demands.unpaid(budgets.demands.active_jobs(["east"])) == {}
+
+        # Then nothing of it is left
+        assert job.id not in budgets.remembered
 
     def test_job_without_a_deadline_has_no_outlook(self, budgets: Budgets) -> None:
         job = self.job(budgets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from vcasgd.fleet.costs import (
@@ -254,6 +254,20 @@ def _doing(one: Machine, joined: Collection[str]) -> Doing:
     return Doing.BOOTING if booting else Doing.IDLE
 
 
+@dataclass
+class _Measured:
+    """What is known of an active job's machines."""
+
+    workload: Workload
+    #: Process, time, and number of the first samples of each worker.
+    first: dict[str, tuple[int | None, float, int]] = field(default_factory=dict)
+    #: Seconds from launch to first samples of the machines launched for the job.
+    starts: dict[str, float] = field(default_factory=dict)
+    written_at: float = 0.0
+    #: True if the job's duration was estimated.
+    estimated: bool = False
+
+
 class Speeds:
     """Measures samples per second of each machine since its first ones.
 
@@ -263,28 +277,21 @@ class Speeds:
 
     def __init__(self, ledger: RedisClient) -> None:
         self._workloads = Workloads(ledger)
-        #: By job and worker.
-        self._first: defaultdict[str, dict[str, tuple[int | None, float, int]]] = defaultdict(dict)
-        #: Seconds from launch to first samples of the machines launched for a job.
-        self._starts: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        self._known: dict[str, Workload] = {}
-        self._written: dict[str, float] = {}
-        #: Jobs whose duration was estimated.
-        self._estimated: set[str] = set()
+        self._jobs: dict[str, _Measured] = {}
         #: Workloads to write, by the name and the task of their jobs.
         self._changed: dict[tuple[str, str], Workload] = {}
 
     def rates(self, job: JobRecord) -> Rates:
         """Return the speeds by pool and type, from all jobs with the same name and task."""
-        return self._of(job).speeds
+        return self._of(job).workload.speeds
 
     def start_seconds(self, job: JobRecord) -> float | None:
         """Return the time from a launch to first samples, also of earlier jobs; None if unknown."""
-        return self._of(job).start_seconds
+        return self._of(job).workload.start_seconds
 
     def total_samples(self, job: JobRecord) -> int | None:
         """Return the samples of the whole job, before its facts are known those of earlier jobs."""
-        return job.samples[1] or total_samples(job.spec, self._of(job))
+        return job.samples[1] or total_samples(job.spec, self._of(job).workload)
 
     def measure(
         self,
@@ -297,16 +304,15 @@ class Speeds:
 
         A type without measurements has the rate of its first local steps until it is measured.
         """
-        first = self._first[job.id]
+        known = self._of(job)
+        first, starts = known.first, known.starts
         for name in first.keys() - beats.keys():
             del first[name]
         measured = {worker: _rate(first, worker, beat) for worker, beat in beats.items()}
         early = {worker: _first_rate(beat) for worker, beat in beats.items()}
-        before = self._of(job)
         rates = {
-            **_medians(early, machines), **before.rates, **_medians(measured, machines),
+            **_medians(early, machines), **known.workload.rates, **_medians(measured, machines),
         }  # fmt: skip
-        starts = self._starts[job.id]
         for worker, (_, at, _) in first.items():
             one = machines.get(machine_of(worker))
             # A machine that was there before the job didn't boot for it.
@@ -318,10 +324,10 @@ class Speeds:
     def estimate(self, job: JobRecord, beats: Mapping[str, Heartbeat]) -> str | None:
         """Return how long a job takes and what memory it needs, once its first steps are known."""
         rates = [rate for beat in beats.values() if (rate := _first_rate(beat))]
-        if job.id in self._estimated or not rates or job.facts is None:
-            return None
-        self._estimated.add(job.id)
         known = self._of(job)
+        if known.estimated or not rates or job.facts is None:
+            return None
+        known.estimated = True
         work = Workload(samples=job.facts.samples, batch_size=job.facts.batch_size)
         samples, speed = total_samples(job.spec, work), sum(rates)
         if samples is None:
@@ -333,7 +339,7 @@ class Speeds:
             f"{speed:{'.3g' if speed < 1000 else ',.0f'}} samples/s, the speed of the first steps "
             f"of {workers}"
         )
-        needed = memory_text(known.memory_bytes, known.gpu_memory_bytes)
+        needed = memory_text(known.workload.memory_bytes, known.workload.gpu_memory_bytes)
         return f"{text}; each needs about {needed}" if needed else text
 
     def _keep(
@@ -344,7 +350,8 @@ class Speeds:
         start_seconds: float | None,
         now: float,
     ) -> None:
-        before, traffic = self._of(job), _bytes_per_sample(beats)
+        known, traffic = self._of(job), _bytes_per_sample(beats)
+        before = known.workload
         samples = job.facts.samples if job.facts else before.samples
         batch_size = job.facts.batch_size if job.facts else before.batch_size
         memory = [beat.resident_bytes or 0 for beat in beats if beat.steps]
@@ -365,9 +372,9 @@ class Speeds:
         )
         # A short job ends before the next write.
         first = after.rates.keys() != before.rates.keys()
-        if after != before and (first or now - self._written.get(job.id, 0.0) >= WRITE_SECONDS):
+        if after != before and (first or now - known.written_at >= WRITE_SECONDS):
             self._changed[job.spec.name, job.spec.task] = after
-            self._known[job.id], self._written[job.id] = after, now
+            known.workload, known.written_at = after, now
 
     def write(self) -> None:
         """Write the changed speeds of all jobs, in one round trip.
@@ -378,10 +385,15 @@ class Speeds:
             self._workloads.set(self._changed)
             self._changed = {}
 
-    def _of(self, job: JobRecord) -> Workload:
-        if job.id not in self._known:
-            self._known[job.id] = self._workloads.get(job.spec.name, job.spec.task)
-        return self._known[job.id]
+    def keep(self, jobs: Iterable[JobRecord]) -> None:
+        """Forget what is known of all other jobs."""
+        self._jobs = {job.id: self._jobs[job.id] for job in jobs if job.id in self._jobs}
+
+    def _of(self, job: JobRecord) -> _Measured:
+        if job.id not in self._jobs:
+            workload = self._workloads.get(job.spec.name, job.spec.task)
+            self._jobs[job.id] = _Measured(workload)
+        return self._jobs[job.id]
 
 
 def _bytes_per_sample(beats: Iterable[Heartbeat]) -> float | None:

@@ -121,7 +121,10 @@ class Demands:
         self._months: Mapping[str | None, MonthlyBudget] = {}
 
     def active_jobs(self, pools: Collection[str]) -> list[JobRecord]:
-        """Return the active jobs, oldest first; fail those that none of ``pools`` can serve."""
+        """Return the active jobs, oldest first; fail those that none of ``pools`` can serve.
+
+        Forgets all other jobs.
+        """
         jobs = []
         for name, job in self._jobs.get_many(self._jobs.active()).items():
             with isolated(name):
@@ -129,6 +132,10 @@ class Demands:
                     why = _no_pool(job, self._clearance.wanted(job), pools)
                     self._jobs.transition(job.id, JobState.FAILED, [JobState.STARTING], why=why)
                 jobs.append(job)
+        self._speeds.keep(jobs)
+        self._outlooks = {
+            job.id: self._outlooks[job.id] for job in jobs if job.id in self._outlooks
+        }
         return jobs
 
     def set_months(
@@ -264,7 +271,9 @@ class Demands:
         """Return the machines whose payer has a budget and no longer uses machines, with why."""
         active = {job.id: job for job in jobs}
         reasons: dict[str, str] = {}
-        for payer, machines in self._costs.paid.items():
+        paid = self._costs.paid
+        self._ended = {payer: job for payer, job in self._ended.items() if payer in paid}
+        for payer, machines in paid.items():
             job = active.get(payer) or self._inactive(payer)
             if job is None or job.state in WITH_MACHINES:
                 continue
