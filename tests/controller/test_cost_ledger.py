@@ -248,6 +248,19 @@ def test_machine_that_is_listed_again_is_not_charged_twice(rounds: Rounds) -> No
     assert report(rounds.amounts("A")).machine_seconds == pytest.approx(140)
 
 
+def test_machines_and_their_jobs_are_forgotten_after_a_day(rounds: Rounds) -> None:
+    one, two = machine("m-1"), machine("m-2")
+    rounds.record(NOW + 100, one, two, works_for={"m-1": "job-A", "m-2": "job-B"})
+    rounds.record(NOW + 110, two, works_for={"m-2": "job-B"})
+    assert "job-A" in str(vars(rounds.costs))
+    rounds.record(NOW + 30 * HOUR, two, works_for={"m-2": "job-B"})
+    rounds.record(NOW + 30 * HOUR + 10, two, works_for={"m-2": "job-B"})
+
+    assert "job-A" not in str(vars(rounds.costs))
+    assert report(rounds.amounts("job-A")).machine_seconds == pytest.approx(100)
+    assert report(rounds.amounts("job-B")).machine_seconds == pytest.approx(30 * HOUR + 10)
+
+
 @pytest.mark.parametrize(
     ("since", "lost"), [(NOW + 80, 20.0), (None, 0.0), (1.0, 100.0), (-1e9, 0.0), ("lies", 0.0)]
 )

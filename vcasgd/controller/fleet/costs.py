@@ -200,6 +200,11 @@ class CostLedger:
         for name in old:
             del self._meters[name]
             self._seen.pop(name, None)
+        if old:
+            payers = {meter.job for meter in self._meters.values()}
+            for job in self._clocks.keys() - payers:
+                del self._clocks[job]
+                self._paid.pop(job, None)
 
     def _book(self, charges: Sequence[Charge], now: float | None = None) -> bool:
         """Book charges; return False if another controller has advanced a meter or a clock."""
