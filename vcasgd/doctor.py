@@ -11,6 +11,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
@@ -23,9 +24,9 @@ from packaging.requirements import Requirement
 
 from vcasgd import __version__
 from vcasgd.api import STATIC
-from vcasgd.client.transport import Transport
+from vcasgd.client.transport import Transport, find_api
 from vcasgd.container_limits import memory_bytes
-from vcasgd.errors import SpecError, StackError, VcasgdError
+from vcasgd.errors import SpecError, VcasgdError
 from vcasgd.fleet.estimate import MAX_PRICE_DAYS
 from vcasgd.fleet.pools import AwsPoolSpec, GcpPoolSpec, PoolSpec, load_pools
 from vcasgd.fleet.prices import PriceTable
@@ -33,7 +34,7 @@ from vcasgd.fleet.providers.registry import ask_account
 from vcasgd.gpus import Gpu, visible_gpus
 from vcasgd.schemas.fleet import PoolRow, StatusView
 from vcasgd.settings import Settings, load_settings
-from vcasgd.stack import StackHome, StackState, is_running, missing_libraries
+from vcasgd.stack import StackHome, is_running, missing_libraries
 from vcasgd.stack.control import EXTRA, REMEDY
 
 MEGABYTE = 1_000_000
@@ -116,7 +117,7 @@ def knows_api(url: str | None = None) -> bool:
         settings = load_settings()
     except SpecError:
         return False
-    return bool(url or _configured(settings) or _is_running(settings))
+    return _knows_api(settings, url)
 
 
 def _error(check: str, message: str, remedy: str) -> Finding:
@@ -293,8 +294,11 @@ def port(settings: Settings, url: str | None) -> Findings:
     on the control plane of a cluster, it has the port and no stack.
     """
     number = settings.api_port if settings.api_port is not None else 8700
-    named = urlsplit(url or _configured(settings) or "")
-    is_api = named.hostname in ("127.0.0.1", "localhost", "::1") and named.port == number
+    try:
+        named = urlsplit(url or _configured(settings) or "")
+        is_api = named.hostname in ("127.0.0.1", "localhost", "::1") and named.port == number
+    except ValueError:
+        is_api = False  # the check of the API reports it
     if _is_running(settings) or is_api:
         return
     with socket.socket() as probe:
@@ -326,6 +330,10 @@ def _is_running(settings: Settings) -> bool:
 
 def _configured(settings: Settings) -> str | None:
     return settings.api_url if "api_url" in settings.model_fields_set else None
+
+
+def _knows_api(settings: Settings, url: str | None) -> bool:
+    return bool(url or _configured(settings) or _is_running(settings))
 
 
 # -- pools and their accounts ----------------------------------------------------------------------
@@ -401,32 +409,19 @@ def _account(settings: Settings, pool: PoolSpec) -> Findings:
 
 def api(settings: Settings, url: str | None, token: str | None) -> Findings:
     """Check the API that ``url`` or the settings name, or that of a stack on this machine."""
+    if not _knows_api(settings, url):
+        return
     try:
-        local = StackState.read(settings.home_path).api_url if _is_running(settings) else None
-    except StackError as error:
-        yield from _known("api", error, "check the local stack")
-        return
-    url = url or _configured(settings) or local
-    if url is None:
-        return
-    token = token or (settings.token.get_secret_value() if settings.token else None)
-    # The local stack's token is never sent to another host.
-    token = token or (StackHome(settings.home).token() if url == local else None)
-    if not token:
-        yield _error("api", f"no token for {url}", "set VCASGD_TOKEN, or use --token")
-        return
-    transport = Transport(url, token, API_SECONDS, settings.ca_file)
-    try:
-        sent = time.time()
-        answer = transport.call("GET", "status")
-        ahead = _clock_ahead(answer, sent, time.time())
-        status = transport.get(StatusView, "status")
-        rows = transport.get(list[PoolRow], "pools")
+        url, token = find_api(url or None, token or None, settings)
+        with closing(Transport(url, token, API_SECONDS, settings.ca_file)) as transport:
+            sent = time.time()
+            answer = transport.call("GET", "status")
+            ahead = _clock_ahead(answer, sent, time.time())
+            status = transport.get(StatusView, "status")
+            rows = transport.get(list[PoolRow], "pools")
     except VcasgdError as error:
-        yield from _known("api", error, f"check {url}")
+        yield from _known("api", error, "check the URL and the token of the API")
         return
-    finally:
-        transport.close()
     if status.version != __version__:
         yield _error(
             "api-version", f"{url} runs vcasgd {status.version}, and this is {__version__}",

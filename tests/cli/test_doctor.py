@@ -133,6 +133,32 @@ def test_invalid_setting(
     assert text in run()[check]["message"]
 
 
+@pytest.mark.parametrize(
+    ("url", "token", "text"),
+    [
+        ("http://127.0.0.1:x", "a-token", "Invalid port: 'x'"),
+        ("http://[::1", "a-token", "the URL of the API is invalid"),
+        ("http://127.0.0.1:1", "für-alle", "the token is empty or contains characters"),
+        ("http://127.0.0.1:1", None, "no token for http://127.0.0.1:1"),
+    ],
+)
+def test_url_or_token_that_is_no_such_thing_is_one_of_the_findings(
+    run: Run, monkeypatch: pytest.MonkeyPatch, url: str, token: str | None, text: str
+) -> None:
+    # Given something else that is wrong, too
+    monkeypatch.setenv("VCASGD_REDIS_SERVER", "/nowhere/redis-server")
+    monkeypatch.setenv("VCASGD_API_URL", url)
+    if token is not None:
+        monkeypatch.setenv("VCASGD_TOKEN", token)
+    # Then both are findings
+    found = run()
+    assert text in found["api"]["message"]
+    assert "redis" in found
+    # And so it is with the option
+    monkeypatch.delenv("VCASGD_API_URL")
+    assert text in next(each for each in doctor.findings(url) if each.check == "api").message
+
+
 def test_home_that_is_a_file_or_open_to_others(run: Run, home: Path) -> None:
     home.write_text("")
     assert "is not a folder" in run()["home"]["message"]

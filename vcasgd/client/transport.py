@@ -228,8 +228,11 @@ def path_of(*parts: str) -> str:
 
 
 def _without_password(url: str) -> str:
-    """Return the URL without user and password, for messages."""
-    parts = urlsplit(url.rstrip("/"))
+    """Return the URL without user and password, for messages. Raises :class:`ApiError`."""
+    try:
+        parts = urlsplit(url.rstrip("/"))
+    except ValueError as error:
+        raise ApiError(f"the URL of the API is invalid: {error}") from error
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
