@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request, Security
@@ -37,45 +36,27 @@ from vcasgd.store.ledger.servers import Servers
 from vcasgd.store.ledger.workers import WorkerBeats
 
 
-@dataclass(frozen=True)
 class Services:
     """Objects that all requests share."""
 
-    settings: Settings
-    ledger: RedisClient
-    storage: Storage
-    callers: Callers
-    tokens: ApiTokens
-    jobs: Jobs
-    control: Control
-    servers: Servers
-    beats: WorkerBeats
-    joined: JoinedMachines
-    costs: Costs
-    workloads: Workloads
-    curves: Curves
-    platform: Platform
-
-    @classmethod
-    def of(cls, settings: Settings, ledger: RedisClient, storage: Storage, token: str) -> Self:
+    def __init__(
+        self, settings: Settings, ledger: RedisClient, storage: Storage, token: str
+    ) -> None:
         """Create the services without connecting to anything. ``token``: the stack's own."""
-        tokens = ApiTokens(ledger)
-        return cls(
-            settings,
-            ledger,
-            storage,
-            Callers(token, tokens),
-            tokens,
-            Jobs(ledger),
-            Control(ledger),
-            Servers(ledger),
-            WorkerBeats(ledger),
-            JoinedMachines(ledger, settings.lease_seconds),
-            Costs(ledger),
-            Workloads(ledger),
-            Curves(ledger),
-            Platform(ledger),
-        )
+        self.settings = settings
+        self.ledger = ledger
+        self.storage = storage
+        self.tokens = ApiTokens(ledger)
+        self.callers = Callers(token, self.tokens)
+        self.jobs = Jobs(ledger)
+        self.control = Control(ledger)
+        self.servers = Servers(ledger)
+        self.beats = WorkerBeats(ledger)
+        self.joined = JoinedMachines(ledger, settings.lease_seconds)
+        self.costs = Costs(ledger)
+        self.workloads = Workloads(ledger)
+        self.curves = Curves(ledger)
+        self.platform = Platform(ledger)
 
 
 async def _services(request: Request) -> Services:

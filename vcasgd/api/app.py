@@ -69,7 +69,7 @@ def create_app(
         redirect_slashes=False,
         generate_unique_id_function=_operation_id,
     )
-    services = app.state.services = Services.of(settings, ledger, storage, _token(settings))
+    services = app.state.services = Services(settings, ledger, storage, _token(settings))
     app.include_router(monitoring.router)
     app.include_router(wheel.router)
     app.include_router(tokens.entrance, prefix=PREFIX)
