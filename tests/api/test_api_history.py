@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import pytest
 from httpx_sse import ServerSentEvent
 from support.api_harness import HEARTBEAT, Api, messages_of
 from support.lines import printed
 from support.waiting import PATIENCE, await_truth
 
+from vcasgd.api.history import LogReader
 from vcasgd.client import Client
 
 STREAM = {"Accept": "text/event-stream"}
@@ -93,6 +95,19 @@ def test_log_lines_are_filtered_in_lists_and_streams(
     (row,) = http.get(f"jobs/{job}/logs?grep=nan").json()
     assert (row["level"], row["worker"]) == ("warning", f"{job}.quiet")
     assert http.get(f"jobs/{job}/logs?grep={'x' * 201}").status_code == 422
+
+
+def test_a_log_that_fits_one_read_is_read_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, read, calls = api.submit(), api.jobs.logs, []
+    api.jobs.add_logs(job, f"{job}.w", printed(f"step {number}" for number in range(700)))
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        return read(*args, **options)
+
+    monkeypatch.setattr(api.jobs, "logs", counted)
+    assert len(LogReader(api.jobs, "", "step")(job, "0", limit=5000)) == 700
+    assert len(calls) == 1
 
 
 def test_metrics_replace_infinities_by_null(api: Api, client: Client) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import anyio
 from anyio import CapacityLimiter, to_thread
-from fastapi import Request, Response
+from fastapi import Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
@@ -45,11 +45,6 @@ _HISTORY_THREADS = CapacityLimiter(16)
 Entry = dict[str, Any]
 #: Returns False once the reader's token or sign-in is no longer valid; the stream then ends.
 StillValid = Callable[[], Awaitable[bool]]
-
-
-def accepts_stream(request: Request) -> bool:
-    """Return True if the client asks for server-sent events."""
-    return MEDIA_TYPE in request.headers.get("accept", "")
 
 
 class _Stream(EventSourceResponse):
@@ -122,14 +117,10 @@ class Tail:
         return min(max(self.late_seconds - passed, 0.0), self.late_seconds)
 
 
-def history_stream(tail: Tail, after: str, valid: StillValid) -> Response:
-    """Return a stream of the entries after an ID, until the job has ended."""
-    return stream_of(_history(tail, after, valid))
-
-
-async def _history(
+async def history(
     tail: Tail, after: str, valid: StillValid
 ) -> AsyncGenerator[ServerSentEvent, None]:
+    """Yield the entries after an ID, until the job has ended."""
     end: float | None = None
     while await valid():
         job, entries = await tail.after(after, BATCH)
@@ -153,29 +144,17 @@ LINES_BATCH = 1000
 _LARGEST = 2**64 - 1
 
 
-@dataclass(frozen=True)
-class LogFilter:
-    """Choice of lines. ``worker`` is a part of a name, ``text`` is compared without case."""
-
-    worker: str = ""
-    text: str = ""
-
-    def accepts(self, line: dict[str, Any]) -> bool:
-        """Return True if a line is asked for."""
-        if self.worker and self.worker not in line["worker"]:
-            return False
-        return not self.text or self.text.casefold() in line["line"].casefold()
-
-
 @dataclass
 class LogReader:
     """Reads the matching lines of one job, and remembers how far it has read.
 
-    Methods raise :class:`~vcasgd.errors.StoreUnavailable`.
+    ``worker`` is a part of a name, ``text`` is compared without case. Methods raise
+    :class:`~vcasgd.errors.StoreUnavailable`.
     """
 
     jobs: Jobs
-    filter: LogFilter
+    worker: str
+    text: str
     _read: str = field(default="0", init=False)
 
     def __call__(self, job: str, after: str, *, limit: int) -> list[dict[str, Any]]:
@@ -186,11 +165,11 @@ class LogReader:
             lines = self.jobs.logs(job, at, limit=LINES_BATCH)
             for line in lines:
                 at = line["id"]
-                if self.filter.accepts(line):
+                if self._matches(line):
                     found.append(line)
                     if len(found) == limit:
                         break
-            if len(lines) < BATCH:
+            if len(lines) < LINES_BATCH:
                 break
         self._read = at
         return found
@@ -201,10 +180,15 @@ class LogReader:
         while lines := self.jobs.logs_before(job, before, limit=LINES_BATCH):
             for line in lines:
                 before = line["id"]
-                left -= self.filter.accepts(line)
+                left -= self._matches(line)
                 if left == 0:
                     return _just_before(before)
         return "0"
+
+    def _matches(self, line: dict[str, Any]) -> bool:
+        if self.worker not in line["worker"]:
+            return False
+        return not self.text or self.text.casefold() in line["line"].casefold()
 
 
 def first_after(seconds: float) -> str:

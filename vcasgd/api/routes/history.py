@@ -12,13 +12,12 @@ from vcasgd.api.convert import staleness_view, timeline_view
 from vcasgd.api.history import (
     MEDIA_TYPE,
     SPIKY,
-    LogFilter,
     LogReader,
     StillValid,
     Tail,
-    accepts_stream,
     first_after,
-    history_stream,
+    history,
+    stream_of,
     with_evaluations,
 )
 from vcasgd.errors import SpecError
@@ -142,7 +141,7 @@ async def list_log_lines(
 ) -> Any:
     """List or stream the lines that workers printed and logged, oldest first."""
     late = LATE_HEARTBEATS * services.settings.heartbeat
-    reader = LogReader(services.jobs, LogFilter(worker, grep))
+    reader = LogReader(services.jobs, worker, grep)
     starts = [last_event_id or after]
     if since is not None:
         starts.append(first_after(since))
@@ -153,11 +152,10 @@ async def list_log_lines(
 
 
 async def _entries(request: Request, tail: Tail, after: str, limit: int, valid: StillValid) -> Any:
-    stream = accepts_stream(request)
-    if stream:
+    if MEDIA_TYPE in request.headers.get("accept", ""):
         # later, the response can't report an unknown job
         await to_thread.run_sync(tail.jobs.get, tail.job)
-        return history_stream(tail, after, valid)
+        return stream_of(history(tail, after, valid))
     _, entries = await tail.after(after, limit)
     return entries
 
