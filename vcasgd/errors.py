@@ -162,28 +162,14 @@ class StorageUnavailable(CheckpointError):
 
 
 class FleetError(VcasgdError):
-    """A provider could not complete a request.
-
-    ``pool`` and ``zone`` are the place, ``code`` is the cloud's error code; None if unknown.
-    """
+    """A provider could not complete a request. ``code``: the cloud's; None if unknown."""
 
     #: True if the same call may succeed later without any change.
     retryable: ClassVar[bool] = False
 
     @property
-    def pool(self) -> str | None:
-        return self._detail("pool")
-
-    @property
-    def zone(self) -> str | None:
-        return self._detail("zone")
-
-    @property
     def code(self) -> str | None:
-        return self._detail("code")
-
-    def _detail(self, name: str) -> str | None:
-        value = self.details.get(name)
+        value = self.details.get("code")
         return None if value is None else str(value)
 
 

@@ -62,9 +62,8 @@ def make(tmp_path: Path) -> Make:
 )
 def test_a_command_says_why_it_refuses(make: Make, error: str, kind: type[FleetError]) -> None:
     said = json.dumps({"error": error, "message": "none left"})
-    with pytest.raises(kind, match="any: launch: none left") as caught:
+    with pytest.raises(kind, match="any: launch: none left"):
         make(launch=f"echo '{said}'; exit 1").launch("any", 1, BOOT, "t")
-    assert caught.value.pool == "any"
 
 
 @pytest.mark.parametrize(

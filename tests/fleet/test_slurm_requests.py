@@ -192,7 +192,7 @@ def test_names_of_ordered_machines_say_their_pool(name: str, pool: str | None) -
 def test_messages_become_errors(message: str, kind: type[FleetError]) -> None:
     error = error_of("sbatch", message, pool="hpc")
     assert type(error) is kind
-    assert error.pool == "hpc"
+    assert error.message.startswith("hpc: ")
     assert error.remedy or kind is Throttled
 
 

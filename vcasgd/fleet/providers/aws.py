@@ -310,7 +310,7 @@ def _refusal(pool: str, answer: dict[str, Any]) -> FleetError:
         for row in answer.get("Errors", ())
     ]
     if not errors:
-        return NoCapacity(f"{pool}: EC2 has no machine and gave no reason", pool=pool)
+        return NoCapacity(f"{pool}: EC2 has no machine and gave no reason")
     return min(errors, key=lambda error: _ORDER.index(type(error)))
 
 

@@ -264,7 +264,6 @@ class Provider(Generic[Spec]):
             raise InvalidRequest(
                 f"there is no pool {name!r}",
                 remedy=f"known pools: {', '.join(self._pools)}",
-                pool=name,
             )
         return self._pools[name]
 
@@ -281,7 +280,6 @@ def _narrowed(
         raise InvalidRequest(
             f"{pool}: has no {what} {', '.join(requested or ())}",
             remedy=f"known: {', '.join(available)}",
-            pool=pool,
         )
     return chosen
 
@@ -338,6 +336,5 @@ def fleet_error(
 ) -> FleetError:
     """Return an error whose message begins with the pool and the zone, if they are known."""
     where = "".join(f"{part}: " for part in (pool, zone) if part)
-    known = {"pool": pool, "zone": zone, **details}
-    known = {name: value for name, value in known.items() if value is not None}
+    known = {name: value for name, value in details.items() if value is not None}
     return kind(f"{where}{message}", remedy=remedies.get(kind), **known)

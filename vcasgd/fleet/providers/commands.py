@@ -182,7 +182,7 @@ class ExecProvider(OrderedProvider[ExecPoolSpec]):
         if strange := sorted(set(granted).difference(names)):
             raise self._error(CloudUnavailable, f"launch names {strange[0]!r}, unasked")
         if not granted:
-            raise NoCapacity(f"{pool}: launch returned no machine", pool=pool)
+            raise NoCapacity(f"{pool}: launch returned no machine")
         return sorted(set(granted), key=names.index)
 
     def _token(self) -> str:
@@ -192,7 +192,6 @@ class ExecProvider(OrderedProvider[ExecPoolSpec]):
             raise InvalidRequest(
                 f"{self._spec.name}: template.token_file can't be read: {error}",
                 remedy="write the output of vcasgd token create --join --pool into it",
-                pool=self._spec.name,
             ) from error
 
     def _ask(self, what: str, request: dict[str, Any], answer: type[_Answer]) -> _Answer:
@@ -226,7 +225,6 @@ class ExecProvider(OrderedProvider[ExecPoolSpec]):
             raise InvalidRequest(
                 f"{spec.name}: template.{what}: {argv[0]} can't be run: {error.strerror}",
                 remedy="write the command's path, and make it executable",
-                pool=spec.name,
             ) from error
         except subprocess.TimeoutExpired as error:
             seconds = template.timeout.total_seconds()

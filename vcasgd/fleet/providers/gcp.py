@@ -122,7 +122,7 @@ class GcpProvider(Provider[GcpPoolSpec]):
             return granted
         metadata = self._metadata(order.spec, order.boot)
         deadline = time.monotonic() + LAUNCH_SECONDS
-        refusal: FleetError = NoCapacity(f"{pool}: no zone responded in time", pool=pool)
+        refusal: FleetError = NoCapacity(f"{pool}: no zone responded in time")
         for zone, kind in [(zone, kind) for zone in order.zones for kind in order.machine_types]:
             if time.monotonic() > deadline:
                 break

@@ -90,12 +90,12 @@ def attempt(request: Callable[[], T], pool: str | None = None, zone: str | None 
             CODES, _reason(error), text, status=status, pool=pool, zone=zone
         ) from error
     except GoogleAuthError as error:
-        raise CloudDenied(f"Google's credentials: {error}", pool=pool) from error
+        raise CloudDenied(f"Google's credentials: {error}") from error
     except (GoogleAPIError, OSError) as error:
         # Errors of requests are OSErrors.
-        raise CloudUnavailable(f"Compute Engine: {error}", pool=pool, zone=zone) from error
+        raise CloudUnavailable(f"Compute Engine: {error}") from error
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"invalid request to Compute Engine: {error}", pool=pool) from error
+        raise InvalidRequest(f"invalid request to Compute Engine: {error}") from error
 
 
 def _reason(error: GoogleAPICallError) -> str:

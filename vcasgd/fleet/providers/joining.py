@@ -74,7 +74,7 @@ class JoinProvider(Provider[JoinPoolSpec]):
 
     def _launch(self, order: LaunchOrder[JoinPoolSpec]) -> list[str]:
         pool = order.spec.name
-        raise NoCapacity(f"machines of pool {pool} join by themselves", pool=pool)
+        raise NoCapacity(f"machines of pool {pool} join by themselves")
 
 
 def ordered_name(pool: str, launch: str, index: int | str) -> str:
@@ -135,7 +135,7 @@ class OrderedProvider(Provider[Ordered]):
         spec = order.spec
         if order.spot is not spec.spot:
             kind = "spot" if spec.spot else "not spot"
-            raise NoCapacity(f"{spec.name}: its machines are {kind}", pool=spec.name)
+            raise NoCapacity(f"{spec.name}: its machines are {kind}")
         launch = self._launch_key(spec.name, order.token)
         if granted := [one.machine.id for one in self._listed() if one.launch == launch]:
             return sorted(granted)

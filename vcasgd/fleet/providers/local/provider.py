@@ -251,10 +251,7 @@ class LocalProvider(Provider[LocalPoolSpec]):
         if capacity is None:
             return count
         if capacity <= len(occupied):
-            raise NoCapacity(
-                f"{self.pool.name}: {len(occupied)} of {capacity} machines in use",
-                pool=self.pool.name,
-            )
+            raise NoCapacity(f"{self.pool.name}: {len(occupied)} of {capacity} machines in use")
         return min(count, capacity - len(occupied))
 
     def _id(self, token: str, index: int) -> str:
