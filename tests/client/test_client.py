@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import time
@@ -18,7 +17,7 @@ from support.http_servers import LocalServer, QuietHandler
 from support.ports import free_port
 from support.waiting import PATIENCE
 
-from vcasgd.client import Client
+from vcasgd.client import Client, Job
 from vcasgd.errors import ApiError, CheckpointDamaged, NotFound, SpecError
 from vcasgd.schemas.jobs import JobView
 
@@ -137,46 +136,43 @@ def test_keep_alive_comments_are_no_events() -> None:
         assert [event.id for event in client.job("job").events(follow=True)] == ["1-0", "2-0"]
 
 
-def comments(handler: BaseHTTPRequestHandler) -> None:
-    """Stream nothing but keep-alive comments, often, for a long time."""
-    handler.send_response(200)
-    handler.send_header("Content-Type", "text/event-stream")
-    handler.end_headers()
-    with contextlib.suppress(OSError):
-        for _ in range(int(PATIENCE / 0.05)):
-            handler.wfile.write(b": keep-alive\r\n\r\n")
-            time.sleep(0.05)
+# -- waiting ------------------------------------------------------------------------------------
 
 
-def test_wait_ends_in_time_although_the_stream_is_alive(api: Api, client: Client) -> None:
-    row = json.dumps(client.job(api.submit()).model_dump(mode="json")).encode()
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        (comments if handler.path.endswith("/events") else reply(row))(handler)
-
-    started = time.monotonic()
-    with fake_api(answer) as slow, pytest.raises(ApiError, match="has not ended after 2 s"):
-        slow.job("job").wait(timeout=2.0)
-
-    # Long before the stream ends, also on a busy machine.
-    assert 1.9 < time.monotonic() - started < PATIENCE / 2
-
-
-def test_wait_reads_the_stream_and_then_the_job_once(api: Api, client: Client) -> None:
+@contextmanager
+def waited_for(api: Api, client: Client, running: int, paths: list[str]) -> Iterator[Job]:
+    """Serve a job that has ended after some answers, through an API whose streams are taken."""
     job = api.submit()
+    rows = [client.job(job).model_dump(mode="json")]
     api.finish(job)
-    row = json.dumps(client.job(job).model_dump(mode="json")).encode()
-    paths = []
+    rows.append(client.job(job).model_dump(mode="json"))
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         paths.append(handler.path.rpartition("/")[2])
-        content = events(1) if len(paths) == 2 else events(2, end=True)
-        (stream(content) if paths[-1] == "events" else reply(row))(handler)
+        row = json.dumps(rows[paths.count(job) > running]).encode()
+        taken = reply(b'{"detail": "the token has 64 streams in progress"}', status=429)
+        (taken if paths[-1] == "events" else reply(row))(handler)
 
     with fake_api(answer) as fake:
-        assert fake.job(job).wait().state == "succeeded"
+        yield fake.job(job)
 
-    assert paths == [job, "events", "events", job]
+
+def test_wait_ends_in_time(api: Api, client: Client) -> None:
+    with waited_for(api, client, 1000, []) as job:
+        started = time.monotonic()
+        with pytest.raises(ApiError, match="has not ended after 2 s"):
+            job.wait(timeout=2.0)
+        # Also on a busy machine.
+        assert 1.9 < time.monotonic() - started < PATIENCE / 2
+
+
+def test_any_number_of_threads_may_wait(api: Api, client: Client) -> None:
+    paths: list[str] = []
+    # Given a token with as many streams as it may have, and a job that ends soon
+    with waited_for(api, client, 2, paths) as job:
+        # Then a waiter needs no stream
+        assert job.wait(patience=0.5).state == "succeeded"
+    assert paths == 3 * [job.id]
 
 
 # -- downloads ------------------------------------------------------------------------------------

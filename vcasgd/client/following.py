@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -20,8 +19,6 @@ PATIENCE_SECONDS = 120.0
 #: Seconds of silence after which a connection counts as broken; the API sends keep-alive comments
 #: far more often.
 SILENCE_SECONDS = 30.0
-#: Seconds by which a stream may outlast its deadline.
-SLACK_SECONDS = 1.0
 FIRST_PAUSE = 0.2
 MAX_PAUSE = 5.0
 
@@ -51,9 +48,8 @@ class _Patience:
         self._failing_since: float | None = None
         self._failures = 0
 
-    def wait(self, error: ApiError, longest: float = math.inf) -> None:
-        """Sleep, at most ``longest`` seconds. Raise ``error`` if it persists, or if the limit
-        is reached."""
+    def wait(self, error: ApiError) -> None:
+        """Sleep. Raise ``error`` if it persists, or if the limit is reached."""
         if not self._is_temporary(error):
             raise error
         now = time.monotonic()
@@ -63,7 +59,7 @@ class _Patience:
         pause = jittered(backoff(self._failures, FIRST_PAUSE, MAX_PAUSE))
         if now + pause > self._failing_since + self._seconds:
             raise error
-        time.sleep(max(0.0, min(pause, longest)))
+        time.sleep(pause)
 
 
 def retried(
@@ -86,27 +82,19 @@ def messages(
     patience: float,
     *,
     silence: float = SILENCE_SECONDS,
-    deadline: float = math.inf,
 ) -> Iterator[ServerSentEvent]:
-    """Yield all messages after an ID, each once, until the stream or the time ends.
+    """Yield all messages after an ID, each once, until the stream ends.
 
     The iterator reconnects with the last ID, and raises :class:`ApiError` after ``patience``
     seconds without a connection. ``silence``: seconds without data after which a connection
-    counts as broken. ``deadline``: end of the time, on the monotonic clock.
+    counts as broken.
     """
     waiting = _Patience(patience)
-    while (left := deadline - time.monotonic()) > 0:
-        read_timeout = min(silence, left)
+    while True:
         broken = ApiError("the stream ended before the job did")
-
-        def received(read_timeout: float = read_timeout) -> None:
-            waiting.renew()
-            if deadline - time.monotonic() < read_timeout - SLACK_SECONDS:
-                raise _Reopen
-
         try:
-            with open_stream(after, read_timeout) as response:
-                response.stream = _Body(response, received)
+            with open_stream(after, silence) as response:
+                response.stream = _Body(response, waiting.renew)
                 for message in EventSource(response).iter_sse():
                     if message.event == "end":
                         return
@@ -114,15 +102,9 @@ def messages(
                     # comments after an ID appear as messages without data
                     if message.data:
                         yield message
-        except _Reopen:
-            continue
         except ApiError as error:
             broken = error
-        waiting.wait(broken, deadline - time.monotonic())
-
-
-class _Reopen(Exception):
-    """Signal that less time is left than the connection's read timeout."""
+        waiting.wait(broken)
 
 
 class _Body(httpx.SyncByteStream):

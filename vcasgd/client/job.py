@@ -36,6 +36,9 @@ from vcasgd.spec.sections import PROJECT, StartFrom
 if TYPE_CHECKING:
     from torch.nn import Module
 
+#: Seconds between two looks at a job that a caller waits for.
+POLL_SECONDS = 1.0
+
 Entry = TypeVar("Entry", EventRow, LogRow)
 
 
@@ -71,12 +74,11 @@ class Job(JobView):
         :class:`~vcasgd.errors.ApiError` if the job has not ended in time.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        stream = self._api.event_stream(self._path("events"))
-        for _ in messages(stream, None, patience, deadline=deadline):
-            pass
-        job = retried(self.refreshed, patience)
-        if not job.over:
-            raise ApiError(f"job {self.id} has not ended after {timeout:g} s")
+        # a stream would tell it at once, but a token has few of them
+        while not (job := retried(self.refreshed, patience)).over:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise ApiError(f"job {self.id} has not ended after {timeout:g} s")
+            time.sleep(min(POLL_SECONDS, left))
         return job
 
     # -- commands -----------------------------------------------------------------------------
