@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -42,10 +42,38 @@ NAMES = {
 EVALUATIONS_NAMED = 200
 
 
-class Position(BaseModel):
-    """The end of what a tracker has: the next export continues there."""
+class Stored(BaseModel):
+    """What an export keeps for the next one, in a file or as text."""
 
     model_config = ConfigDict(frozen=True)
+
+    @classmethod
+    def parse(cls, text: str | None, where: str) -> Self:
+        """Return what is stored, or the start without one. Raises :class:`SpecError`."""
+        if text is None:
+            return cls()
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise SpecError(
+                f"{where} is damaged: {error.errors()[0]['msg']}",
+                remedy="delete it; the whole history is exported again then",
+            ) from error
+
+    @classmethod
+    def load(cls, file: Path) -> Self:
+        """Return the content of a file, or the start without one. Raises :class:`SpecError`."""
+        return cls.parse(file.read_text() if file.exists() else None, str(file))
+
+    def save(self, file: Path) -> None:
+        """Replace the content of a file, which is never half written."""
+        new = file.with_name(f".{file.name}")
+        new.write_text(self.model_dump_json())
+        new.replace(file)
+
+
+class Position(Stored):
+    """The end of what a tracker has: the next export continues there."""
 
     #: ID of the last point of the metrics.
     point: str | None = None
@@ -62,30 +90,6 @@ class Position(BaseModel):
 
     def after_point(self, point: str) -> Position:
         return self.model_copy(update={"point": point})
-
-    @classmethod
-    def parse(cls, text: str | None, where: str) -> Position:
-        """Return a stored position, or the start without one. Raises :class:`SpecError`."""
-        if text is None:
-            return cls()
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise SpecError(
-                f"{where} is damaged: {error.errors()[0]['msg']}",
-                remedy="delete it; the whole history is exported again then",
-            ) from error
-
-    @classmethod
-    def load(cls, file: Path) -> Position:
-        """Return the position in a file, or the start without one. Raises :class:`SpecError`."""
-        return cls.parse(file.read_text() if file.exists() else None, str(file))
-
-    def save(self, file: Path) -> None:
-        """Replace the position in a file, which is never half written."""
-        new = file.with_name(f".{file.name}")
-        new.write_text(self.model_dump_json())
-        new.replace(file)
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,21 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
+from pydantic import Field
 from tensorboard.summary import Writer
 
-from vcasgd.client.tracking.base import Points, Position, Tracker
-from vcasgd.errors import SpecError
+from vcasgd.client.tracking.base import Points, Position, Stored, Tracker
 from vcasgd.schemas.jobs import JobView
 
 STATE_FILE = "vcasgd.json"
 _FILES = "events.out.tfevents.*"
 
 
-class _Written(BaseModel):
+class _Written(Stored):
     """The content of the state file: the position, and the sizes of the files up to there."""
 
     position: Position = Position()
-    files: dict[str, int] = {}
+    files: dict[str, int] = Field(default={})
 
 
 class TensorBoardRun(Tracker):
@@ -34,10 +33,11 @@ class TensorBoardRun(Tracker):
     def __init__(self, job: JobView, folder: Path, project: str) -> None:  # noqa: ARG002
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._written = _read(folder / STATE_FILE)
-        self.position = self._written.position
+        self._state = folder / STATE_FILE
+        written = _Written.load(self._state)
+        self.position = written.position
         for file in folder.glob(_FILES):
-            if size := self._written.files.get(file.name):
+            if size := written.files.get(file.name):
                 os.truncate(file, size)
             else:
                 file.unlink()
@@ -56,23 +56,8 @@ class TensorBoardRun(Tracker):
         self._writer.flush()
         self.position = points[-1].position
         sizes = {file.name: file.stat().st_size for file in self._folder.glob(_FILES)}
-        written = _Written(position=self.position, files=sizes)
-        new = self._folder / f".{STATE_FILE}"
-        new.write_text(written.model_dump_json())
-        new.replace(self._folder / STATE_FILE)
+        _Written(position=self.position, files=sizes).save(self._state)
 
     def close(self, ended: JobView | None = None) -> None:  # noqa: ARG002 - files have no end
         if self._writer is not None:
             self._writer.close()
-
-
-def _read(path: Path) -> _Written:
-    try:
-        return _Written.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return _Written()
-    except ValidationError as error:
-        raise SpecError(
-            f"{path} is damaged: {error.errors()[0]['msg']}",
-            remedy="delete the folder; the whole history is exported again then",
-        ) from error
