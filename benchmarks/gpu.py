@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 TASKS = HERE / "gpu_tasks"
 sys.path.insert(0, str(HERE.parent))
 
-from vcasgd.chaos.audit import UNREPLICATED, AuditOptions, audit  # noqa: E402
+from vcasgd.chaos.audit import UNREPLICATED, audit  # noqa: E402
 from vcasgd.chaos.audited_job import AuditedJob  # noqa: E402
 from vcasgd.client import Client, Job  # noqa: E402
 from vcasgd.gpus import peak_flops  # noqa: E402
@@ -367,7 +367,7 @@ def run_audit() -> str:
         workers = audited.client.job(audited.id).workers()
         devices.update(worker.device or "?" for worker in workers)
 
-    report = audit(AuditOptions(kills=len(UNREPLICATED)), lambda text: print(text), watched)
+    report = audit(print, watched, kills=len(UNREPLICATED))
     return (
         f"Audit on {', '.join(sorted(devices))}: {sum(report.kills.values())} kills, "
         f"{report.samples_lost} samples lost, {report.samples_repeated} repeated, "

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vcasgd.chaos import killers
-from vcasgd.chaos.audit import AuditOptions, audit, describe
+from vcasgd.chaos.audit import audit, describe
 from vcasgd.chaos.audited_job import as_lines, collect, counting_spec
 from vcasgd.settings import Settings
 from vcasgd.stack import StackHome, StackState, running
@@ -81,7 +81,7 @@ def test_failed_audit_keeps_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a fault that has no time to find a target
     monkeypatch.setattr(killers, "FIRE_SECONDS", 0.0)
 
-    report = audit(AuditOptions(kills=7, seed=SEED), lambda _text: None)
+    report = audit(lambda _text: None, kills=7, seed=SEED)
 
     assert not report.passed
     assert report.failure is not None

@@ -82,7 +82,7 @@ def test_shipped_scenarios_are_valid(path: Path) -> None:
         ({"notice": 5}, "notice has no effect here; remove it"),
         ({"machines": 1}, "machines has no effect here; remove it"),
         ({"trace": "trace.json"}, "trace has no effect here; remove it"),
-        ({"what": "capacity", "where": "pool"}, "capacity needs either machines or a trace"),
+        ({"what": "capacity", "where": "pool"}, "capacity needs either machines or trace"),
         ({"what": "capacity", "where": "pool", "machines": 1, "faster": 2}, "faster has no effect"),
         ({"what": "full-disk"}, "full-disk needs where: storage"),
         ({"what": "step-clock"}, "step-clock needs either ahead or behind"),

@@ -55,11 +55,14 @@ def audit_command(
     was applied exactly once and every fault fired.
     """
     # Imported here because torch takes seconds to import.
-    from vcasgd.chaos.audit import AuditOptions, audit, describe
+    from vcasgd.chaos.audit import audit, describe
 
     report = audit(
-        AuditOptions(kills=kills, seed=seed, store_nodes=store_nodes, replicas=replicas),
-        log=lambda text: typer.echo(text, err=as_json_),
+        lambda text: typer.echo(text, err=as_json_),
+        kills=kills,
+        seed=seed,
+        store_nodes=store_nodes,
+        replicas=replicas,
     )
     _print_report(report, describe(report), as_json=as_json_)
 

@@ -29,6 +29,8 @@ from vcasgd.stack import running
 RECOVERY_SECONDS = 300.0
 #: Seconds of training by three workers for each kill; determines the length of the job.
 SECONDS_PER_KILL = 20.0
+#: Seconds between two heartbeats.
+HEARTBEAT = 0.5
 POLL_SECONDS = 0.05
 #: Targets in a stack without replicas.
 UNREPLICATED = tuple(target for target in Target if target is not Target.FAILOVER)
@@ -113,22 +115,14 @@ class AuditReport(CountReport):
     faults: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class AuditOptions:
-    """Options of an audit. By default, ``epochs`` is long enough for the kills."""
-
-    kills: int = 12
-    seed: int = 7
-    epochs: int | None = None
-    heartbeat: float = 0.5
-    store_nodes: int = 1
-    replicas: int = 0
-
-
 def audit(
-    options: AuditOptions,
     log: Print,
     beside: Callable[[AuditedJob], AbstractContextManager[None]] = lambda _: nullcontext(),
+    *,
+    kills: int,
+    seed: int = 7,
+    store_nodes: int = 1,
+    replicas: int = 0,
 ) -> AuditReport:
     """Run an audit on its own stack. Keeps the stack's folder only if the audit fails.
 
@@ -136,23 +130,23 @@ def audit(
     Raises :class:`~vcasgd.errors.SpecError` for too few kills, and
     :class:`~vcasgd.errors.StackError` if the stack does not start.
     """
-    rng = random.Random(options.seed)
-    groups = plan_kills(options.kills, rng, tuple(Target) if options.replicas else UNREPLICATED)
-    log(f"seed {options.seed}: {options.kills} kills in {len(groups)} groups")
-    report, started = AuditReport(seed=options.seed), time.monotonic()
+    rng = random.Random(seed)
+    groups = plan_kills(kills, rng, tuple(Target) if replicas else UNREPLICATED)
+    log(f"seed {seed}: {kills} kills in {len(groups)} groups")
+    report, started = AuditReport(seed=seed), time.monotonic()
     with report_folder(report) as folder:
         settings = own_settings(
             folder / "home",
-            heartbeat=options.heartbeat,
-            store_nodes=options.store_nodes,
-            replicas=options.replicas,
+            heartbeat=HEARTBEAT,
+            store_nodes=store_nodes,
+            replicas=replicas,
         )
-        epochs = options.epochs or epochs_for(options.kills * SECONDS_PER_KILL)
+        epochs = epochs_for(kills * SECONDS_PER_KILL)
         with (
             running(settings) as state,
             audited_job(settings, state, epochs, report, folder) as job,
         ):
-            run = _Run(job, options, report, log)
+            run = _Run(job, report, log)
             with beside(job):
                 run.kill_all(groups, rng)
             run.finish(folder)
@@ -163,15 +157,13 @@ def audit(
 class _Run:
     """One audit on a running stack."""
 
-    def __init__(
-        self, job: AuditedJob, options: AuditOptions, report: AuditReport, log: Print
-    ) -> None:
+    def __init__(self, job: AuditedJob, report: AuditReport, log: Print) -> None:
         self._job = job
         self._report = report
         self._print = log
         self._killer = Killer(
             job.home, job.provider, job.jobs, job.id,
-            heartbeat=options.heartbeat, services=job.services,
+            heartbeat=HEARTBEAT, services=job.services,
         )  # fmt: skip
         self._recoveries: defaultdict[str, list[float]] = defaultdict(list)
         self._watchers: list[threading.Thread] = []
@@ -181,12 +173,16 @@ class _Run:
 
     def kill_all(self, groups: list[KillGroup], rng: random.Random) -> None:
         """Execute the plan. Raises :class:`StackError` if a fault did not fire."""
-        for group in groups:
-            if not group.overlaps:
-                self._await_recovery()
-            time.sleep(group.pause)
-            self._kill(group, rng)
-        self._await_recovery()
+        try:
+            for group in groups:
+                if not group.overlaps:
+                    self._await_recovery()
+                time.sleep(group.pause)
+                self._kill(group, rng)
+            self._await_recovery()
+        finally:
+            fired = (fault.partition(":")[0] for fault in self._report.faults)
+            self._report.kills = dict(Counter(fired))
 
     def _kill(self, group: KillGroup, rng: random.Random) -> None:
         if self._job.has_ended():
@@ -211,9 +207,6 @@ class _Run:
             raise StackError("; ".join(errors))
 
     def _watch(self, fault: Fault) -> None:
-        kills = Counter(self._report.kills)
-        kills[str(fault.target)] += 1
-        self._report.kills = dict(kills)
         self._report.faults.append(f"{fault.target}: {fault.name}")
         watcher = threading.Thread(target=self._measure, args=(fault,), daemon=True)
         self._watchers.append(watcher)

@@ -51,6 +51,11 @@ _OWN_FIELDS: dict[FaultKind, tuple[str, ...]] = {
     "slow-fsync": ("delay",),
     "drop": ("direction",),
 }
+#: Pairs of fields of which a kind of fault needs either, and no other kind has one.
+_EITHER: dict[FaultKind, tuple[str, str]] = {
+    "capacity": ("machines", "trace"),
+    "step-clock": ("ahead", "behind"),
+}
 
 
 class FaultSpec(StrictModel):
@@ -102,23 +107,16 @@ class FaultSpec(StrictModel):
         if self.where not in _PLACES[self.what]:
             places = ", ".join(place for place in get_args(Place) if place in _PLACES[self.what])
             raise ValueError(f"{self.what} needs where: {places}")
-        self._check_capacity()
-        self._check_step()
+        self._check_choices()
         return self
 
-    def _check_step(self) -> None:
-        if self.what == "step-clock" and (self.ahead is None) == (self.behind is None):
-            raise ValueError("step-clock needs either ahead or behind")
-        for name in ("ahead", "behind") if self.what != "step-clock" else ():
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name} has no effect here; remove it")
-
-    def _check_capacity(self) -> None:
-        if self.what == "capacity" and (self.machines is None) == (self.trace is None):
-            raise ValueError("capacity needs either machines or a trace")
-        for name in ("machines", "trace") if self.what != "capacity" else ():
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name} has no effect here; remove it")
+    def _check_choices(self) -> None:
+        for kind, names in _EITHER.items():
+            has = [name for name in names if getattr(self, name) is not None]
+            if self.what == kind and len(has) != 1:
+                raise ValueError(f"{kind} needs either {' or '.join(names)}")
+            if self.what != kind and has:
+                raise ValueError(f"{has[0]} has no effect here; remove it")
         for name in ("skip", "faster") if self.trace is None else ():
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} has no effect without a trace; remove it")
