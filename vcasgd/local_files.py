@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any, TextIO
 
 #: Free bytes below which a disk is full for what a stack writes: a server's file grows by more.
 FULL_DISK_BYTES = 4 << 20
@@ -56,22 +56,28 @@ def hold_lock(
     ``on_wait`` is called while another process holds it. Raises :class:`TimeoutError`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + seconds
     with path.open("w") as file:
-        while not _acquire(file):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"another process holds {path} for more than {seconds:.0f} s")
-            on_wait()
-            time.sleep(POLL_SECONDS)
+        if not acquire(file, seconds, on_wait):
+            raise TimeoutError(f"another process holds {path} for more than {seconds:.0f} s")
         yield file
 
 
-def _acquire(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def acquire(file: IO[Any], seconds: float, on_wait: Callable[[], None] = lambda: None) -> bool:
+    """Lock an open file. Return False if another process holds the lock for so long.
+
+    ``on_wait`` is called while it does.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            on_wait()
+            time.sleep(POLL_SECONDS)
+        else:
+            return True
 
 
 log = logging.getLogger(__name__)

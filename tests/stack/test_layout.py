@@ -1,7 +1,8 @@
-"""Names and dependencies of parts with several store nodes."""
+"""Names and dependencies of parts with several store nodes, and the state of a stack."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic import SecretStr
 
 from vcasgd.errors import SpecError, StackError
 from vcasgd.settings import Settings
-from vcasgd.stack.home import StackHome, StackState
+from vcasgd.stack.home import PartState, StackHome, StackState
 from vcasgd.stack.layout import StackLayout, kind_of, node_of, part_names
 from vcasgd.stack.parts import StackPart, make_parts
 
@@ -106,3 +107,24 @@ def test_external_tensors_servers_define_the_nodes(tmp_path: Path) -> None:
     assert names == ["ledger", "server-0", "server-1", "head", "api", "controller"]
     with pytest.raises(StackError, match="ask for 3 store nodes"):
         plan(tmp_path, tensors_url=urls, store_nodes=3)
+
+
+def test_state_of_another_version_is_read(tmp_path: Path) -> None:
+    # Given a state with everything that JSON doesn't know
+    error = StackError("the port is taken", remedy="choose another one")
+    state = StackState(supervisor=PartState(pid=7, ticks=8), parts={"api": PartState(restarts=2)})
+    state.with_error(error).write(tmp_path)
+    file = tmp_path / "stack.json"
+    # When a newer version wrote it, then it is as it was
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"new": 1}))
+    assert StackState.read(tmp_path) == state.with_error(error)
+    with pytest.raises(StackError, match="the port is taken"):
+        StackState.read(tmp_path).raise_error()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"phase": "asleep"}', '{"parts": {"api": 3}}'])
+def test_damaged_state_has_a_remedy(tmp_path: Path, text: str) -> None:
+    (tmp_path / "stack.json").write_text(text)
+    with pytest.raises(StackError, match=r"stack\.json is damaged") as caught:
+        StackState.read(tmp_path)
+    assert caught.value.remedy == "remove it"

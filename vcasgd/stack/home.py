@@ -16,21 +16,22 @@ They are in one folder::
 
 from __future__ import annotations
 
-import fcntl
 import json
 import secrets
 import shutil
-import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from vcasgd import errors
 from vcasgd.errors import StackError, VcasgdError
 from vcasgd.fleet.providers.local.processes import Process
-from vcasgd.local_files import write_private
+from vcasgd.local_files import acquire, write_private
 from vcasgd.logging import last_lines
 
 #: Size in bytes from which a log is rotated to ``<name>.log.1`` when its part starts.
@@ -72,17 +73,10 @@ class StackHome:
         The lock is held while the file is open in any process.
         """
         file = self.lock.open("ab")
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    file.close()
-                    return None
-                time.sleep(LOCK_SECONDS / 20)
-            else:
-                return file
+        if acquire(file, LOCK_SECONDS):
+            return file
+        file.close()
+        return None
 
     def token(self) -> str | None:
         """Return the API's token, or None before the first start."""
@@ -197,13 +191,14 @@ class StackState:
         """Read the state. Raises :class:`StackError` if there is none, or if it is damaged."""
         path = home / _STATE
         try:
-            return cls._from_dict(json.loads(path.read_text()))
+            return _state_type().validate_json(path.read_bytes())
         except FileNotFoundError as error:
             raise StackError(
                 f"there is no stack in {home}", remedy="start one with: vcasgd up"
             ) from error
-        except (ValueError, TypeError, KeyError) as error:
-            raise StackError(f"{path} is damaged: {error}", remedy="remove it") from error
+        except ValidationError as error:
+            reason = error.errors(include_url=False)[0]["msg"]
+            raise StackError(f"{path} is damaged: {reason}", remedy="remove it") from error
 
     @classmethod
     def read_or_new(cls, home: Path) -> StackState:
@@ -234,16 +229,8 @@ class StackState:
             name, message, remedy = self.error
             raise getattr(errors, name, StackError)(message, remedy=remedy)
 
-    @classmethod
-    def _from_dict(cls, value: dict[str, Any]) -> StackState:
-        """Parse a state, and ignore unknown fields of other versions."""
-        parts = {name: PartState(**part) for name, part in value.pop("parts").items()}
-        phase, error = StackPhase(value.pop("phase")), value.pop("error")
-        supervisor = PartState(**value.pop("supervisor"))
-        return cls(
-            phase=phase,
-            supervisor=supervisor,
-            parts=parts,
-            error=tuple(error) if error else None,
-            **{item.name: value[item.name] for item in fields(cls) if item.name in value},
-        )
+
+@cache
+def _state_type() -> TypeAdapter[StackState]:
+    # unknown fields, as of other versions, are ignored
+    return TypeAdapter(StackState)
