@@ -19,7 +19,7 @@ import vcasgd
 from vcasgd.api import STATIC, problems, reference, wheel
 from vcasgd.api.access import METRICS, Authentication, Services, scope_of
 from vcasgd.api.middleware import BodyLimit, Concurrency, RequestIds
-from vcasgd.api.pages import GZIP_BYTES, HEADERS, Pages
+from vcasgd.api.pages import HEADERS, Pages
 from vcasgd.api.routes import (
     costs,
     files,
@@ -39,6 +39,8 @@ from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import RedisClient
 
 PREFIX = "/api/v1"
+#: Smallest response that is compressed; smaller ones gain nothing.
+GZIP_BYTES = 1000
 #: Compression level: listings shrink to a tenth, and higher levels gain little.
 GZIP_LEVEL = 4
 OPENAPI = f"{PREFIX}/openapi.json"
@@ -75,6 +77,7 @@ def create_app(
     app.include_router(tokens.entrance, prefix=PREFIX)
     app.include_router(_guarded())
     problems.install(app)
+    app.add_middleware(Pages, static=static, others=OWN_PATHS)
     app.add_middleware(
         GZipMiddleware,
         minimum_size=GZIP_BYTES,
@@ -84,7 +87,6 @@ def create_app(
     app.add_middleware(BodyLimit, public=SIGN_IN, own=f"{PREFIX}/packages/")
     app.add_middleware(Concurrency)
     app.add_middleware(Authentication, callers=services.callers, prefix="/api/", public=PUBLIC)
-    app.add_middleware(Pages, static=static, others=OWN_PATHS)
     app.add_middleware(RequestIds)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     routes = {OPENAPI: _document(app), reference.PATH: _reference(app)}

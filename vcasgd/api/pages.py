@@ -8,7 +8,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,8 +18,6 @@ from vcasgd.errors import ApiError, NotFound
 #: Folder of files whose names contain a hash of their content.
 ASSETS = "assets"
 IMMUTABLE = "public, max-age=31536000, immutable"
-#: Smallest response that is compressed; smaller ones gain nothing.
-GZIP_BYTES = 1000
 #: Content security policy: no content of other sites and no inline scripts. Inline styles are
 #: allowed because the charts and the components set them.
 POLICY = (
@@ -46,28 +43,21 @@ _NOT_BUILT = """<!doctype html>
 
 
 class Pages:
-    """Middleware that serves the dashboard, except for paths that start with one of ``others``."""
+    """Middleware that serves the built dashboard, or a page that explains how to build it.
+
+    Paths that start with one of ``others`` are left to the application.
+    """
 
     def __init__(self, app: ASGIApp, *, static: Path, others: tuple[str, ...]) -> None:
         self._app = app
         self._others = others
-        self._pages = GZipMiddleware(_Built(static), minimum_size=GZIP_BYTES)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(self._others):
-            await self._app(scope, receive, send)
-        else:
-            await self._pages(scope, receive, send)
-
-
-class _Built:
-    """Files of the built dashboard, or a page that explains how to build it."""
-
-    def __init__(self, static: Path) -> None:
         self._index = static / "index.html"
         self._files = StaticFiles(directory=static, check_dir=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(self._others):
+            await self._app(scope, receive, send)
+            return
         response = await self._response(scope)
         response.headers.update(HEADERS)
         await response(scope, receive, send)
