@@ -6,7 +6,7 @@ A machine without a GPU or a driver has none. Nothing here starts CUDA.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -51,10 +51,10 @@ class Gpu:
     utilization: float | None
 
 
-def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
+def visible_gpus() -> list[Gpu]:
     """Return the GPUs in ``CUDA_VISIBLE_DEVICES``, in its order; all of them if it isn't set."""
     nvml = _library(os.getpid())
-    return [] if nvml is None else list(_visible(nvml, environment.get(VISIBLE)))
+    return [] if nvml is None else list(_visible(nvml, os.environ.get(VISIBLE)))
 
 
 def peak_flops(name: str) -> float | None:

@@ -79,10 +79,10 @@ def first_metrics(job: JobView) -> list[tuple[str, float | None]]:
     return list(job.newest_metrics.items())[:MAX_METRICS]
 
 
-def statuses(client: Client, name: str, patience: float = PATIENCE_SECONDS) -> Iterator[JobStatus]:
+def statuses(client: Client, name: str) -> Iterator[JobStatus]:
     """Yield the status of a job every second until the job has ended.
 
-    Raises :class:`~vcasgd.errors.ApiError` after ``patience`` seconds without an answer, and
+    Raises :class:`~vcasgd.errors.ApiError` after two minutes without an answer, and
     :class:`~vcasgd.errors.NotFound` if the job does not exist.
     """
     status, last_event = _read(client.job(name), None), None
@@ -97,7 +97,7 @@ def statuses(client: Client, name: str, patience: float = PATIENCE_SECONDS) -> I
         try:
             status = _read(status.job.refreshed(), last_event)
         except ApiError as error:
-            if not may_work_later(error) or time.monotonic() > answered + patience:
+            if not may_work_later(error) or time.monotonic() > answered + PATIENCE_SECONDS:
                 raise
             status = replace(status, events=[], updates_per_second=None, error=error.message)
             continue

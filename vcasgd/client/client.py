@@ -191,13 +191,13 @@ class Client:
         task. Raises
         :class:`~vcasgd.errors.Conflict` if no controller has reported its pools yet.
         """
-        options = {
+        body = {
+            "spec": spec.model_dump(mode="json"),
             "samples": samples,
             "samples_per_second": samples_per_second,
             "parameters": parameters,
         }
-        body: dict[str, Any] = {name: each for name, each in options.items() if each is not None}
-        return self._api.post(PlanView, "plan", {**body, "spec": spec.model_dump(mode="json")})
+        return self._api.post(PlanView, "plan", body)
 
     # -- tokens -----------------------------------------------------------------------------
 
@@ -225,12 +225,10 @@ class Client:
         machines join with scope ``join``. Raises
         :class:`~vcasgd.errors.Conflict` if the name is taken.
         """
-        body: dict[str, Any] = {"name": name, "scope": scope}
-        options = {
-            "max_machines": max_machines, "max_usd_per_month": max_usd_per_month,
-            "expires": expires, "pool": pool,
+        body = {
+            "name": name, "scope": scope, "max_machines": max_machines,
+            "max_usd_per_month": max_usd_per_month, "expires": expires, "pool": pool,
         }  # fmt: skip
-        body |= {key: value for key, value in options.items() if value is not None}
         return self._api.post(NewToken, "tokens", body)
 
     def revoke_token(self, name: str) -> None:
@@ -299,8 +297,7 @@ class Client:
         """
         if (worker is None) == (machine is None):
             raise ValueError("name either a worker or a machine")
-        options = {"notice_seconds": notice_seconds, "kill": kill or None}
-        body = {name: value for name, value in options.items() if value is not None}
+        body = {"notice_seconds": notice_seconds, "kill": kill}
         parts = ("workers", worker) if worker else ("machines", machine or "")
         return self._api.post(EvictionRequested, path_of(*parts, "evict"), body)
 

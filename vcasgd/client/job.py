@@ -92,8 +92,7 @@ class Job(JobView):
 
         Raises :class:`~vcasgd.errors.Conflict` if it is not paused.
         """
-        body = None if max_cost_usd is None else {"max_cost_usd": max_cost_usd}
-        return self._command("resume", body)
+        return self._command("resume", {"max_cost_usd": max_cost_usd})
 
     def change(self, **fields: Any) -> Job:
         """Change the ``priority`` or the ``weight`` of the job.

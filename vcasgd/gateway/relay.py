@@ -41,15 +41,8 @@ def refusal(reason: str) -> bytes:
     return f"-{reason}\n".encode()
 
 
-def _ignore(_count: int) -> None:
-    """Count nothing."""
-
-
 async def relay(
-    one: Stream,
-    other: Stream,
-    sent: Callable[[int], None] = _ignore,
-    received: Callable[[int], None] = _ignore,
+    one: Stream, other: Stream, sent: Callable[[int], None], received: Callable[[int], None]
 ) -> None:
     """Pass bytes on in both directions until one side ends, then close both.
 

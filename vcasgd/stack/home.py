@@ -111,9 +111,9 @@ class StackHome:
             path.replace(path.with_suffix(".log.1"))
         return path.open("ab")
 
-    def log_tail(self, name: str, lines: int = 15) -> str:
+    def log_tail(self, name: str) -> str:
         """Return the last lines of a part's log; empty if there is none."""
-        return "\n".join(last_lines(self.log(name), lines))
+        return "\n".join(last_lines(self.log(name), 15))
 
     def without_secrets(self, text: str) -> str:
         """Return the text with ``***`` in place of the stack's secrets."""
