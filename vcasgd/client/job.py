@@ -74,8 +74,9 @@ class Job(JobView):
         :class:`~vcasgd.errors.ApiError` if the job has not ended in time.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
+        left = deadline - time.monotonic()
         # a stream would tell it at once, but a token has few of them
-        while not (job := retried(self.refreshed, patience)).over:
+        while not (job := retried(self.refreshed, min(patience, left))).over:
             if (left := deadline - time.monotonic()) <= 0:
                 raise ApiError(f"job {self.id} has not ended after {timeout:g} s")
             time.sleep(min(POLL_SECONDS, left))
