@@ -27,7 +27,7 @@ import psutil
 import machine
 from benchmarks.measure.rig import BenchWorkload, Rig
 from markdown import table
-from vcasgd.learning.encodings import make_codec
+from vcasgd.learning.encodings import Float32
 from vcasgd.settings import separate_settings
 
 OUT = Path(__file__).resolve().parent / "results" / "sizing.md"
@@ -118,7 +118,7 @@ def measure(rule: str, megabytes: int, nodes: int, workers: int, seconds: float)
         rule=rule,
         size=workload.model_bytes,
         memory=memory,
-        push_bytes=make_codec("float32").encoded_size(workload.floats),
+        push_bytes=Float32().encoded_size(workload.floats),
         fetch_bytes=workload.model_bytes,
         applied=float(np.median(applied)),
         fetch=fetch,

@@ -11,7 +11,7 @@ import torch
 from plain import evaluate
 from torch import Tensor, nn
 
-from vcasgd.learning.encodings import make_codec
+from vcasgd.learning.encodings import CODECS
 from vcasgd.learning.local_moments import LocalMoments
 from vcasgd.task.task import Task
 
@@ -135,7 +135,7 @@ class Channel:
     """Direction of an exchange, with error feedback: the next vector has what encodings lost."""
 
     def __init__(self, codec: str) -> None:
-        self.codec = make_codec(codec)
+        self.codec = CODECS[codec]()
         self.lost: Tensor | float = 0.0
 
     def send(self, vector: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class Channel:
         wanted = vector + self.lost
         scratch = torch.empty(len(vector) + self.codec.block_floats)
         payload = memoryview(bytearray(self.codec.encode(wanted)))
-        arrived = self.codec.decode_chunk(payload, scratch)[: len(vector)].clone()
+        arrived = self.codec.decode(payload, scratch)[: len(vector)].clone()
         self.lost = wanted - arrived
         return arrived
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vcasgd.learning.encodings import CODECS, make_codec
+from vcasgd.learning.encodings import CODECS
 from vcasgd.learning.encodings.blocks import BlockFormat, ErrorFeedback
 from vcasgd.learning.encodings.encoder import as_sent
 from vcasgd.learning.encodings.packed import PackedFormat
@@ -67,7 +67,7 @@ def _measured(size_mb: int, seconds: float) -> list[CodecFigures]:
 
 
 def _blockwise(name: str, vector: Tensor, seconds: float) -> CodecFigures:
-    blocks = BlockFormat(make_codec(name), len(vector), len(vector))
+    blocks = BlockFormat(CODECS[name](), len(vector), len(vector))
     feedback, wire = ErrorFeedback(blocks), as_sent(blocks)
 
     def encode(update: Tensor) -> EncodedVector:

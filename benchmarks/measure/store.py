@@ -14,7 +14,7 @@ from benchmarks.measure.gauges import ProcessGauges
 from benchmarks.measure.loopback import carried_bytes, measure_loopback
 from benchmarks.measure.rig import BenchWorkload, Rig
 from vcasgd.errors import StackError
-from vcasgd.learning.encodings import make_codec
+from vcasgd.learning.encodings import CODECS
 from vcasgd.settings import separate_settings
 from vcasgd.store.tensors.snapshot import Snapshot
 
@@ -157,7 +157,7 @@ def _figures(
     delays = np.concatenate(
         [tally.delays(before.applied[name]) for name, tally in rig.tallies.items()]
     )
-    workload, codec = options.workload, make_codec(options.codec)
+    workload, codec = options.workload, CODECS[options.codec]()
     return Figures(
         size_mb=options.size_mb,
         workers=options.workers,
@@ -169,7 +169,7 @@ def _figures(
         publishes_per_s=publications * updates_per_s,
         fetches_per_s=(after.fetched - before.fetched) / (after.at - before.at),
         payload_bytes=codec.encoded_size(workload.floats),
-        fetch_bytes=workload.model_bytes // 2 if codec.bfloat16_fetch else workload.model_bytes,
+        fetch_bytes=workload.model_bytes // 2 if codec.name == "bfloat16" else workload.model_bytes,
         model_bytes=workload.model_bytes,
         p50_push_to_applied_ms=_percentile(delays, 50),
         p99_push_to_applied_ms=_percentile(delays, 99),

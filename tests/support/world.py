@@ -144,7 +144,7 @@ class World:
             floats=self.layout.floats,
             parameters=self.layout.parameters,
             layout=self.layout.digest(),
-            halves=self.codec.bfloat16_fetch,
+            halves=self.codec.name == "bfloat16",
             integers=encode_integers(torch.zeros(1, dtype=torch.int64)),
         )
 

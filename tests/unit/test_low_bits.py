@@ -19,7 +19,7 @@ vectors = st.lists(st.floats(-(2.0**99), 2.0**99, width=32), max_size=1500).map(
 
 def decoded(payload: bytes | memoryview) -> Tensor:
     scratch = torch.full((len(payload) // CODEC.block_bytes * CODEC.block_floats,), math.nan)
-    return CODEC.decode_chunk(memoryview(payload), scratch)
+    return CODEC.decode(memoryview(payload), scratch)
 
 
 def relative_error(vector: Tensor) -> float:

@@ -17,7 +17,7 @@ from support.waiting import await_truth
 from xxhash import xxh3_64_intdigest
 
 from vcasgd.errors import StoreDenied, StoreError
-from vcasgd.learning.encodings import make_codec
+from vcasgd.learning.encodings import Float32
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.store.acl import (
     LEDGER_SCRIPTS,
@@ -110,7 +110,7 @@ class Rogue:
     def update(self, **changes: Any) -> tuple[Header, memoryview]:
         """Return an update of the job's last subtask with a wrong checksum."""
         self._sent += 1
-        payload = make_codec("float32").encode(torch.ones(self.layout.floats))
+        payload = Float32().encode(torch.ones(self.layout.floats))
         fields = {
             "update": f"{changes.get('worker', self.name)}.666.{self._sent}",
             "worker": self.name,

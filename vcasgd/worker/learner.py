@@ -16,8 +16,7 @@ from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.bad_samples import BadSamples
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.divergence import learning_rate_factor
-from vcasgd.learning.encodings import Float32
-from vcasgd.learning.encodings.encoder import codec_of
+from vcasgd.learning.encodings import BFloat16, Float32
 from vcasgd.learning.encodings.rows import NAME as ROWS
 from vcasgd.learning.gradient_hooks import are_hooked, step_hooks
 from vcasgd.learning.layout import Layout
@@ -542,7 +541,7 @@ class Learner:
     @property
     def halves(self) -> bool:
         """True if workers fetch bfloat16 instead of float32."""
-        return codec_of(self.spec.update).bfloat16_fetch
+        return self.spec.update.codec == BFloat16.name
 
     def is_last(self, subtask: int, stop: int) -> bool:
         """Return True if an interval may be this worker's last one, because the job ends."""

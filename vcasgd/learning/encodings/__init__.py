@@ -1,8 +1,8 @@
 """Payload encodings of updates: raw and little-endian, never a pickle.
 
-Decoding uses NumPy, because torch refuses read-only memory, and data from a socket is read-only.
+Blocks are decoded with NumPy, because torch refuses read-only memory, such as an encoded block.
 
-``payload``  the interfaces of a codec and of a payload format
+``payload``  the base class of codecs, and the interface of a payload format
 ``dense``    codecs that send every number: ``float32``, ``bfloat16``, ``int8``
 ``low_bits`` the codec of a few levels per number: ``int2``
 ``sparse``   codecs that send some numbers of each block: ``topk``, ``partition``
@@ -14,13 +14,12 @@ Decoding uses NumPy, because torch refuses read-only memory, and data from a soc
 
 from __future__ import annotations
 
-from vcasgd.errors import SpecError
 from vcasgd.learning.encodings.dense import BFloat16, Float32, Int8
 from vcasgd.learning.encodings.low_bits import Int2
 from vcasgd.learning.encodings.payload import Codec
 from vcasgd.learning.encodings.sparse import Partition, TopK
 
-__all__ = ["CODECS", "BFloat16", "Codec", "Float32", "Int8", "Partition", "TopK", "make_codec"]
+__all__ = ["CODECS", "BFloat16", "Codec", "Float32", "Int8", "Partition", "TopK"]
 
 #: Codecs by their name in ``update.codec``. ``rows`` is missing, because it depends on the model;
 #: see :mod:`vcasgd.learning.encodings.rows`.
@@ -32,14 +31,3 @@ CODECS: dict[str, type[Codec]] = {
     "topk": TopK,
     "partition": Partition,
 }
-
-
-def make_codec(name: str) -> Codec:
-    """Return the codec with a name. Raises :class:`SpecError` if there is none."""
-    if name not in CODECS:
-        raise SpecError(
-            f"update.codec: unknown codec {name!r}",
-            remedy=f"choose one of {', '.join(CODECS)}",
-            field="update.codec",
-        )
-    return CODECS[name]()

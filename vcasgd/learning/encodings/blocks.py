@@ -51,7 +51,7 @@ class BlockPiece:
     end: int
 
     def decode(self, payload: memoryview, scratch: Tensor) -> Tensor:
-        numbers = self.codec.decode_chunk(payload[self.at : self.end], scratch)
+        numbers = self.codec.decode(payload[self.at : self.end], scratch)
         return numbers[: self.stop - self.start]
 
 
@@ -213,6 +213,6 @@ class ErrorFeedback:
         residual = self.residual[piece.start : piece.stop]
         numbers = numbers + residual
         encoded = piece.codec.encode(numbers)
-        sent = piece.codec.decode_chunk(encoded, scratch)
+        sent = piece.codec.decode(encoded, scratch)
         torch.sub(numbers, sent[: len(numbers)], out=residual)
         return encoded

@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vcasgd.learning.encodings.payload import target_of
+from vcasgd.learning.encodings.payload import Codec
 
 
-class Float32:
-    """float32 as it is: four bytes per element, no loss, no copy on little-endian machines."""
+class Float32(Codec):
+    """float32 as it is: four bytes per element, no loss, no copy."""
 
     name = "float32"
     block_floats, block_bytes = 1, 4
     for_statistics = True
-    bfloat16_fetch = False
-
-    def for_update(self, number: int) -> Self:  # noqa: ARG002 - all updates are alike
-        return self
 
     def encode(self, vector: Tensor) -> memoryview:
         """Return the bytes, which share the memory of a contiguous float32 vector on the CPU."""
         return _bytes_of(vector.detach().to("cpu", torch.float32).numpy(), "<f4")
 
-    def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
-        target = target_of(self, payload, out, offset)
-        target[:] = np.frombuffer(payload, "<f4")
-
-    def decode_chunk(self, payload: memoryview, scratch: Tensor) -> Tensor:
-        if sys.byteorder == "little":
-            return torch.frombuffer(payload, dtype=torch.float32)
-        self.decode(payload, scratch)
-        return scratch[: payload.nbytes // self.block_bytes]
+    def decode(self, payload: memoryview, scratch: Tensor) -> Tensor:  # noqa: ARG002 - no copy
+        return torch.frombuffer(payload, dtype=torch.float32)
 
     def max_magnitude(self, payload: bytes | memoryview) -> float:
         numbers = np.frombuffer(payload, "<f4")
         # max and min both propagate NaN
         return float(max(np.max(numbers), -np.min(numbers))) if len(numbers) else 0.0
 
-    def encoded_size(self, elements: int) -> int:
-        return elements * self.block_bytes
 
-
-class BFloat16:
+class BFloat16(Codec):
     """The upper half of a float32, rounded to nearest, ties to even: two bytes per element.
 
     The relative error is at most 2⁻⁸ for normal numbers; the range is that of float32.
@@ -56,10 +41,6 @@ class BFloat16:
     name = "bfloat16"
     block_floats, block_bytes = 1, 2
     for_statistics = True
-    bfloat16_fetch = True
-
-    def for_update(self, number: int) -> Self:  # noqa: ARG002 - all updates are alike
-        return self
 
     def encode(self, vector: Tensor) -> memoryview:
         """Return a copy."""
@@ -67,17 +48,10 @@ class BFloat16:
         bits = vector.detach().to("cpu", torch.bfloat16).view(torch.int16)
         return _bytes_of(bits.numpy(), "<i2")
 
-    def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
-        target = target_of(self, payload, out, offset).view(np.uint32)
-        np.left_shift(np.frombuffer(payload, "<u2"), 16, out=target, dtype=np.uint32)
-
-    def decode_chunk(self, payload: memoryview, scratch: Tensor) -> Tensor:
-        out = scratch[: payload.nbytes // self.block_bytes]
-        if sys.byteorder == "little":
-            # torch converts with vector instructions; NumPy has to widen before it shifts
-            return out.copy_(torch.frombuffer(payload, dtype=torch.bfloat16))
-        self.decode(payload, out)
-        return out
+    def decode(self, payload: memoryview, scratch: Tensor) -> Tensor:
+        # torch converts with vector instructions; NumPy has to widen before it shifts
+        numbers = torch.frombuffer(payload, dtype=torch.bfloat16)
+        return self._target(payload, scratch).copy_(numbers)
 
     def max_magnitude(self, payload: bytes | memoryview) -> float:
         bits = np.frombuffer(payload, "<u2")
@@ -87,11 +61,8 @@ class BFloat16:
         positive = int(np.max(bits.view("<i2"), initial=0))
         return float(np.uint32(max(negative, positive) << 16).view(np.float32))
 
-    def encoded_size(self, elements: int) -> int:
-        return elements * self.block_bytes
 
-
-class Int8:
+class Int8(Codec):
     """Blockwise quantization to int8 (Dettmers 2021, arXiv 2110.02861).
 
     A block has 252 numbers in 256 bytes: the scale ``s = max|x|/127`` as a float32, then
@@ -106,11 +77,6 @@ class Int8:
 
     name = "int8"
     block_floats, block_bytes = 252, 256
-    for_statistics = False
-    bfloat16_fetch = False
-
-    def for_update(self, number: int) -> Self:  # noqa: ARG002 - all updates are alike
-        return self
 
     def encode(self, vector: Tensor) -> memoryview:
         """Return a copy."""
@@ -130,25 +96,19 @@ class Int8:
         blocks[:, 4:] = quotients.to(torch.int8).numpy().view(np.uint8)
         return blocks.reshape(-1).data.toreadonly()
 
-    def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
-        target = target_of(self, payload, out, offset).reshape(-1, self.block_floats)
+    def decode(self, payload: memoryview, scratch: Tensor) -> Tensor:
+        out = self._target(payload, scratch)
+        target = out.numpy().reshape(-1, self.block_floats)
         blocks = np.frombuffer(payload, np.uint8).reshape(-1, self.block_bytes)
         # garbage gets here only if its magnitude was not checked before
         with np.errstate(invalid="ignore", over="ignore"):
             np.multiply(blocks[:, 4:].view(np.int8), _scales(blocks), out=target)
-
-    def decode_chunk(self, payload: memoryview, scratch: Tensor) -> Tensor:
-        out = scratch[: payload.nbytes // self.block_bytes * self.block_floats]
-        self.decode(payload, out)
         return out
 
     def max_magnitude(self, payload: bytes | memoryview) -> float:
         scales = _scales(np.frombuffer(payload, np.uint8).reshape(-1, self.block_bytes))
         # -128 is a valid byte, although correct workers never send it
         return 128 * float(np.max(np.abs(scales))) if len(scales) else 0.0
-
-    def encoded_size(self, elements: int) -> int:
-        return -(-elements // self.block_floats) * self.block_bytes
 
 
 def _bytes_of(array: NDArray[Any], dtype: str) -> memoryview:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from vcasgd.learning.encodings import Codec, Float32, Int8, Partition, TopK, make_codec
+from vcasgd.learning.encodings import CODECS, Codec, Float32, Int8, Partition, TopK
 from vcasgd.learning.encodings.blocks import BlockFormat, ErrorFeedback
 from vcasgd.learning.encodings.low_bits import Int2
 from vcasgd.learning.encodings.packed import PackedFormat
@@ -37,7 +37,7 @@ def codec_of(update: Update) -> Codec:
         return Float32()
     if update.codec == Partition.name:
         return Partition(getattr(update, "partitions", 4))
-    return make_codec(update.codec)
+    return CODECS[update.codec]()
 
 
 def payload_formats(update: Update, layout: Layout, part: ShardRange) -> dict[str, PayloadFormat]:

@@ -7,14 +7,12 @@ block has 128 bytes: its scale s, bfloat16, and 126 such bytes. A digit c stands
 
 from __future__ import annotations
 
-from typing import Self
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vcasgd.learning.encodings.payload import target_of
+from vcasgd.learning.encodings.payload import Codec
 
 _SCALE_BYTES = 2
 #: Steps towards the best scale; more than two gain less than 1 % of the error.
@@ -24,7 +22,7 @@ _REFINEMENTS = 2
 _PIECE_FLOATS = 1 << 18
 
 
-class Int2:
+class Int2(Codec):
     """Uniform quantization with few levels and a scale for each block.
 
     Numbers beyond the outermost level are cut off. The scale is fitted to the codes, and the codes
@@ -46,19 +44,11 @@ class Int2:
     start = 1.26
 
     block_bytes = 128
-    for_statistics = False
-    bfloat16_fetch = False
-
-    @property
-    def block_floats(self) -> int:
-        return (self.block_bytes - _SCALE_BYTES) * self.digits
+    block_floats = (block_bytes - _SCALE_BYTES) * digits
 
     @property
     def _outermost(self) -> int:
         return self.levels // 2
-
-    def for_update(self, number: int) -> Self:  # noqa: ARG002 - all updates are alike
-        return self
 
     def encode(self, vector: Tensor) -> memoryview:
         """Return a copy."""
@@ -98,25 +88,19 @@ class Int2:
             scales = (products[0] / products[1]).unsqueeze(1)
         return torch.where(empty, 0, scales * largest).bfloat16().float()
 
-    def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
-        target = target_of(self, payload, out, offset).reshape(-1, self.block_floats)
+    def decode(self, payload: memoryview, scratch: Tensor) -> Tensor:
+        out = self._target(payload, scratch)
+        target = out.numpy().reshape(-1, self.block_floats)
         blocks = np.frombuffer(payload, np.uint8).reshape(-1, self.block_bytes)
         codes = np.take(self._table(), blocks[:, _SCALE_BYTES:], axis=0)
         # Garbage gets here only if its magnitude was not checked before.
         with np.errstate(invalid="ignore", over="ignore"):
             np.multiply(codes.reshape(target.shape), _scales_of(blocks), out=target)
-
-    def decode_chunk(self, payload: memoryview, scratch: Tensor) -> Tensor:
-        out = scratch[: payload.nbytes // self.block_bytes * self.block_floats]
-        self.decode(payload, out)
         return out
 
     def max_magnitude(self, payload: bytes | memoryview) -> float:
         scales = _scales_of(np.frombuffer(payload, np.uint8).reshape(-1, self.block_bytes))
         return self._outermost * float(np.max(np.abs(scales))) if len(scales) else 0.0
-
-    def encoded_size(self, elements: int) -> int:
-        return -(-elements // self.block_floats) * self.block_bytes
 
     def _table(self) -> NDArray[np.float32]:
         """Return the levels that each byte stands for, float32 ``[256, digits]``."""

@@ -2,67 +2,49 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Protocol, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from vcasgd.errors import InvalidUpdate
 
-
-class Codec(Protocol):
+class Codec(ABC):
     """Converts float32 ``[n]`` to bytes and back, block by block."""
 
-    @property
-    def name(self) -> str:
-        """The name in ``update.codec`` of a job."""
+    #: The name in ``update.codec`` of a job.
+    name: str
+    #: Elements of a block, the smallest unit that can be decoded on its own.
+    block_floats: int
+    #: Bytes of a block; a power of two, so that chunks end at block boundaries.
+    block_bytes: int
+    #: True if running statistics can be encoded: the error is relative to each number.
+    for_statistics = False
 
-    @property
-    def block_floats(self) -> int:
-        """Elements of a block, the smallest unit that can be decoded on its own."""
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block; a power of two, so that chunks end at block boundaries."""
-
-    @property
-    def for_statistics(self) -> bool:
-        """True if running statistics can be encoded: the error is relative to each number."""
-
-    @property
-    def bfloat16_fetch(self) -> bool:
-        """True if workers that push in this codec also fetch the model as bfloat16."""
-
-    def for_update(self, number: int) -> Self:
+    def for_update(self, number: int) -> Self:  # noqa: ARG002 - most codecs encode all alike
         """Return the codec for a worker's update with this number, counted from 0.
 
         The codecs of all updates decode alike.
         """
+        return self
 
+    @abstractmethod
     def encode(self, vector: Tensor) -> memoryview:
         """Return the contiguous bytes of a vector.
 
         They may share its memory, so send them before you change it.
         """
 
-    def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
-        """Decode whole blocks into ``out[offset:]``.
-
-        ``out`` is a contiguous float32 vector on the CPU with room for the whole last block. Chunks
-        that are cut at multiples of ``block_bytes`` can be decoded one by one. Raises
-        :class:`InvalidUpdate` with the reason ``length``, and writes nothing, if the payload is
-        incomplete or does not fit.
-        """
-
-    def decode_chunk(self, payload: memoryview, scratch: Tensor) -> Tensor:
+    @abstractmethod
+    def decode(self, payload: memoryview, scratch: Tensor) -> Tensor:
         """Return the numbers of whole blocks as float32.
 
-        They are in ``scratch``, which must be long enough. If no conversion is needed, they share
-        the memory of the payload, which must be writable.
+        They are in ``scratch``, a contiguous float32 vector on the CPU, which must be long enough.
+        If no conversion is needed, they share the memory of the payload, which must be writable.
+        The length of a payload must have been checked (:meth:`PayloadFormat.fits`).
         """
 
+    @abstractmethod
     def max_magnitude(self, payload: bytes | memoryview) -> float:
         """Return the largest magnitude among the encoded numbers, or a tight upper bound.
 
@@ -71,25 +53,11 @@ class Codec(Protocol):
 
     def encoded_size(self, elements: int) -> int:
         """Return the bytes of an encoded vector of ``elements`` numbers, in whole blocks."""
+        return -(-elements // self.block_floats) * self.block_bytes
 
-
-def target_of(
-    codec: Codec, payload: bytes | memoryview, out: Tensor, offset: int
-) -> NDArray[np.float32]:
-    """Return the part of ``out`` that the payload fills, sharing its memory.
-
-    Raises :class:`InvalidUpdate` with the reason ``length`` if it does not fit.
-    """
-    length = memoryview(payload).nbytes
-    stop = offset + length // codec.block_bytes * codec.block_floats
-    if length % codec.block_bytes or offset < 0 or stop > out.numel():
-        raise InvalidUpdate(
-            f"{length} bytes of {codec.name} at element {offset} do not fit "
-            f"into a vector of {out.numel()} elements",
-            reason="length",
-        )
-    target: NDArray[np.float32] = out.detach().numpy()[offset:stop]
-    return target
+    def _target(self, payload: memoryview, scratch: Tensor) -> Tensor:
+        """Return the part of ``scratch`` that the numbers of a payload fill."""
+        return scratch[: payload.nbytes // self.block_bytes * self.block_floats]
 
 
 class Piece(Protocol):
@@ -104,7 +72,7 @@ class Piece(Protocol):
     def decode(self, payload: memoryview, scratch: Tensor) -> Tensor:
         """Return float32 ``[stop − start]`` from the unpacked payload of the whole vector.
 
-        The memory is that of :meth:`Codec.decode_chunk`.
+        The memory is that of :meth:`Codec.decode`.
         """
 
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vcasgd.learning.encodings.dense import BFloat16
-from vcasgd.learning.encodings.payload import target_of
+from vcasgd.learning.encodings.payload import Codec
 
 
-class TopK:
+class TopK(Codec):
     """Top-k with error feedback (Aji 2017, arXiv 1704.05021; Lin 2017, arXiv 1712.01887).
 
     Each block of 65,536 numbers sends the 1024 of largest magnitude in 4096 bytes, 1/64 of
@@ -28,11 +28,6 @@ class TopK:
     name = "topk"
     block_floats, block_bytes = 1 << 16, 1 << 12
     kept = 1024
-    for_statistics = False
-    bfloat16_fetch = False
-
-    def for_update(self, number: int) -> Self:  # noqa: ARG002 - all updates are alike
-        return self
 
     def encode(self, vector: Tensor) -> memoryview:
         """Return a copy."""
@@ -48,29 +43,21 @@ class TopK:
         blocks[:, self.kept :] = values.view(torch.int16).numpy().view(np.uint16)
         return blocks.reshape(-1).view(np.uint8).data.toreadonly()
 
-    def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
-        target = target_of(self, payload, out, offset).reshape(-1, self.block_floats)
+    def decode(self, payload: memoryview, scratch: Tensor) -> Tensor:
+        out = self._target(payload, scratch)
+        target = out.zero_().numpy().reshape(-1, self.block_floats)
         blocks = np.frombuffer(payload, "<u2").reshape(-1, 2 * self.kept)
         values = blocks[:, self.kept :].astype(np.uint32) << 16
-        target[:] = 0
-        np.put_along_axis(
-            target, blocks[:, : self.kept].astype(np.int64), values.view(np.float32), 1
-        )
-
-    def decode_chunk(self, payload: memoryview, scratch: Tensor) -> Tensor:
-        out = scratch[: payload.nbytes // self.block_bytes * self.block_floats]
-        self.decode(payload, out)
+        indices = blocks[:, : self.kept].astype(np.int64)
+        np.put_along_axis(target, indices, values.view(np.float32), 1)
         return out
 
     def max_magnitude(self, payload: bytes | memoryview) -> float:
         blocks = np.frombuffer(payload, "<u2").reshape(-1, 2 * self.kept)
         return BFloat16().max_magnitude(blocks[:, self.kept :].tobytes())
 
-    def encoded_size(self, elements: int) -> int:
-        return -(-elements // self.block_floats) * self.block_bytes
 
-
-class Partition:
+class Partition(Codec):
     """Partial gradient exchange (Ako: Watcharapichat 2016, *Decentralised Deep Learning with
     Partial Gradient Exchange*).
 
@@ -84,8 +71,6 @@ class Partition:
     name = "partition"
     kept = 510
     block_bytes = 1 << 10
-    for_statistics = False
-    bfloat16_fetch = False
 
     def __init__(self, parts: int = 4, number: int = 0) -> None:
         self._parts = parts
@@ -105,17 +90,12 @@ class Partition:
         blocks[:, 4:].view("<u2")[:] = parts.view(torch.int16).numpy().view(np.uint16)
         return blocks.reshape(-1).data.toreadonly()
 
-    def decode(self, payload: bytes | memoryview, out: Tensor, offset: int = 0) -> None:
-        target = target_of(self, payload, out, offset)
+    def decode(self, payload: memoryview, scratch: Tensor) -> Tensor:
+        out = self._target(payload, scratch)
         numbers, bits = self._split(payload)
-        target[:] = 0
-        parts = target.reshape(-1, self._parts, self.kept)
+        parts = out.zero_().numpy().reshape(-1, self._parts, self.kept)
         # max_magnitude() already rejected payloads with an invalid part number
         parts[np.arange(len(numbers)), numbers % self._parts] = bits.view(np.float32)
-
-    def decode_chunk(self, payload: memoryview, scratch: Tensor) -> Tensor:
-        out = scratch[: payload.nbytes // self.block_bytes * self.block_floats]
-        self.decode(payload, out)
         return out
 
     def max_magnitude(self, payload: bytes | memoryview) -> float:
@@ -124,9 +104,6 @@ class Partition:
         if len(numbers) and int(numbers.max()) >= self._parts:
             return math.nan
         return BFloat16().max_magnitude((bits >> 16).astype("<u2").tobytes())
-
-    def encoded_size(self, elements: int) -> int:
-        return -(-elements // self.block_floats) * self.block_bytes
 
     def _split(self, payload: bytes | memoryview) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """Return each block's part number ``[blocks]`` and its float32 bits ``[blocks, kept]``."""
