@@ -87,7 +87,7 @@ class Rule:
     with the weights.
     """
 
-    #: Payload that the worker sends; see :func:`payload_of`.
+    #: Payload that the worker sends.
     payload: ClassVar[Payload]
     #: True if the rule needs ``Context.state``.
     stateful: ClassVar[bool] = False
@@ -103,10 +103,8 @@ class Rule:
     def blend(self, weights: Tensor, update: Tensor, context: Context) -> None:
         """Change ``weights`` (float32 ``[n]``) in place by ``update`` (float32 ``[n]``).
 
-        For every rule, ``W ← W + f·(rule(W) − W)`` with ``f = context.factor``. Raises
-        :class:`InvalidUpdate`, and changes nothing, if the lengths differ.
+        For every rule, ``W ← W + f·(rule(W) − W)`` with ``f = context.factor``.
         """
-        check_lengths(weights, update)
         before = weights.clone() if context.factor != 1 else weights
         self._blend(weights, update, context)
         if context.factor != 1:
@@ -130,22 +128,6 @@ def staleness_weight(spec: Staleness, tau: int) -> float:
             return math.pow(1 + late, -spec.a)
         case "hinge":
             return 1.0 if late <= spec.b else 1 / (spec.a * (late - spec.b) + 1)
-
-
-def payload_of(
-    rule_payload: Payload, layout_parameters: int, local: Tensor, base: Tensor, out: Tensor
-) -> Tensor:
-    """Return the vector that the worker sends; all vectors are float32 ``[n]``.
-
-    WEIGHTS: ``local`` itself; ``out`` does not change. DELTA: ``out``, filled with
-    ``local − base`` for the parameters and with ``local`` for the statistics after them.
-    """
-    if rule_payload is Payload.WEIGHTS:
-        return local
-    start = layout_parameters
-    torch.sub(local[:start], base[:start], out=out[:start])
-    out[start:].copy_(local[start:])
-    return out
 
 
 def interval_start(rule: Rule, local: Floats | None, base: Floats) -> Floats:
@@ -172,7 +154,10 @@ def merge_integers(
     because it must not decrease when a stale update arrives. Raises :class:`InvalidUpdate`, and
     changes nothing, if the lengths differ or a number is not finite.
     """
-    check_lengths(current, update)
+    # A worker may have written the first version's counters, and torch would broadcast some shapes.
+    if current.shape != update.shape:
+        message = f"{len(update)} counters for a model with {len(current)}"
+        raise InvalidUpdate(message, reason="length")
     parts = [(kind, as_kind(current[at], kind), as_kind(update[at], kind)) for kind, at in counters]
     for kind, _, new in parts:
         if kind in DOUBLES and not bool(new.isfinite().all()):
@@ -187,16 +172,6 @@ def merge_integers(
                 torch.minimum(now, new, out=now)
             case _:
                 torch.maximum(now, new, out=now)
-
-
-def check_lengths(current: Tensor, update: Tensor) -> None:
-    """Raise :class:`InvalidUpdate` if the shapes differ."""
-    # torch would broadcast an update of one element to the whole vector
-    if current.shape != update.shape:
-        raise InvalidUpdate(
-            f"an update of shape {list(update.shape)} for a vector of shape {list(current.shape)}",
-            reason="length",
-        )
 
 
 class Rounds(Rule):
