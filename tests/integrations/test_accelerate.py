@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import batches
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import default_collate
@@ -16,7 +17,7 @@ from torch.utils.data import default_collate
 import vcasgd
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.rates import Rates
-from vcasgd.learning.training import batches, train
+from vcasgd.learning.training import train
 from vcasgd.session.script import ScriptTask, load
 from vcasgd.task.place import Place
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import batches
 from support.repeated import Machine, assert_not_repeated
 from torch import nn
 from torch.utils.data import SequentialSampler
 
 from vcasgd.errors import SpecError
 from vcasgd.learning.rates import Rates
-from vcasgd.learning.training import batches, train
+from vcasgd.learning.training import train
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, load_task

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import batches
 from torch import nn
 from torch.utils.data import DataLoader
 
 from vcasgd.errors import SpecError
 from vcasgd.learning.rates import Rates
-from vcasgd.learning.training import batches, train
+from vcasgd.learning.training import train
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, load_task

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from support.batches import batches
 
 from vcasgd.errors import TaskImportError
 from vcasgd.fleet.histories import always
 from vcasgd.learning.layout import Layout
-from vcasgd.learning.training import batches
 from vcasgd.simulation.job import Conditions, Outcome, Simulation
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.update import RoundsSpec, Update, VcAsgdSpec

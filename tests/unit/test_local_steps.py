@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.batches import batches
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset
@@ -16,7 +17,7 @@ import vcasgd
 from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.local_moments import LocalMoments
 from vcasgd.learning.precision import MAX_SKIPPED, StepPrecision, dtype_of
-from vcasgd.learning.training import batches, evaluate, micro_batches, train
+from vcasgd.learning.training import evaluate, micro_batches, train
 
 SAMPLES = torch.linspace(-1, 1, 20 * 3).reshape(20, 3)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from support.batches import batches
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.optim import Optimizer
@@ -18,7 +19,6 @@ import vcasgd
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
 from vcasgd.learning.training import (
     Interval,
-    batches,
     build,
     evaluate,
     seed_for,

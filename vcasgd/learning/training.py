@@ -160,28 +160,6 @@ def gathered(loaded: Iterator[Any], steps: Sequence[Sequence[int]]) -> Iterator[
             yield MicroBatches((next(loaded), size / count) for size in sizes), count
 
 
-def batches(
-    task: Task,
-    dataset: Dataset[Any],
-    indices: NDArray[np.int64],
-    size: int | None = None,
-    *,
-    part: Part = lambda group: (group, len(group)),
-    skips: bool = False,
-) -> Iterator[tuple[Any, int]]:
-    """Yield batches of ``size`` samples, by default the task's, in the order of ``indices``.
-
-    ``part`` returns those of a step that are used, and the ``least`` of :func:`micro_batches`.
-
-    Each comes with its number of samples; see :func:`step_groups`. If the task accumulates
-    gradients, they are :class:`MicroBatches`. A data set with ``__getitems__`` gets one call for
-    each micro-batch. ``skips``: each is a :class:`~vcasgd.learning.tolerant_loading.LoadedBatch`.
-    Raises :class:`UserCodeError`.
-    """
-    groups = map(part, step_groups(indices, size or batch_size_of(task)))
-    return batches_of(task, dataset, list(groups), skips=skips)
-
-
 def batches_of(
     task: Task,
     dataset: Dataset[Any],
@@ -189,8 +167,13 @@ def batches_of(
     *,
     skips: bool = False,
 ) -> Iterator[tuple[Any, int]]:
-    """Yield a batch for the indices of each local step, which :data:`Part` returns; see
-    :func:`batches`."""
+    """Yield a batch for the indices of each local step, which :data:`Part` returns, in their order.
+
+    Each comes with its number of samples. If the task accumulates gradients, they are
+    :class:`MicroBatches`. A data set with ``__getitems__`` gets one call for each micro-batch.
+    ``skips``: each is a :class:`~vcasgd.learning.tolerant_loading.LoadedBatch`. Raises
+    :class:`UserCodeError`.
+    """
     steps = [micro_batches(task, group, least) for group, least in groups]
     loaded = _load(task, dataset, [part for parts in steps for part in parts], skips=skips)
     return gathered(loaded, [list(map(len, parts)) for parts in steps])

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -28,7 +27,7 @@ from vcasgd.learning.sample_content import SampleContent
 from vcasgd.learning.shards import shards_for
 from vcasgd.learning.streams import Stream
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.learning.training import batch_size_of, batches, parts_of, sound_samples
+from vcasgd.learning.training import batch_size_of, batches_of, parts_of, sound_samples
 from vcasgd.learning.training_set import TrainingSet, dataset_of, length_of
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
@@ -219,8 +218,9 @@ class Findings:
         weighs = self.division.labels or type(self._task).batch_weight is not Task.batch_weight
         if not weighs or self._spec.workers.gpus != 1:
             return None
-        indices = np.array(self._first_samples(batch_size_of(self._task)))
-        batch, count = next(batches(self._task, self.data.dataset, indices))
+        indices = self._first_samples(batch_size_of(self._task))
+        groups = [(indices, len(indices))]
+        batch, count = next(batches_of(self._task, self.data.dataset, groups))
         labels, parts = self.division.labels, [part for part, _ in parts_of(batch)]
         weights = [labels.count(each) if labels else declared_weight(self._task, each)
                    for each in parts]  # fmt: skip
