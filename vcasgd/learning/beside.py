@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 import vcasgd
 from vcasgd.learning.base import parameters_of
 from vcasgd.learning.layout import BESIDE, Layout, TensorKind
+from vcasgd.learning.optimizers import trained_by
 from vcasgd.task.task import Task, is_own
 
 #: Most tensors that are looked at, and levels of containers and objects that they are in.
@@ -248,7 +249,7 @@ def _is_float(tensor: Tensor) -> bool:
 def _parameters_of(optimizer: Any) -> Iterator[Tensor]:
     for one in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
         if isinstance(one, Optimizer):
-            yield from (each for group in one.param_groups for each in group["params"])
+            yield from trained_by(one)
 
 
 # -- variables of a script ------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from vcasgd.learning.base import as_real
-from vcasgd.learning.optimizers import name_of, parts_of
+from vcasgd.learning.optimizers import name_of, parts_of, trained_by
 from vcasgd.learning.vector import local_part
 
 #: Numbers that are corrected at a time, which bounds the memory for it. A multiple of the width of
@@ -81,13 +81,13 @@ class LocalMoments:
 
     def state(self) -> dict[str, Any]:
         """Return the corrections for the same optimizer in another process."""
-        numbers = {each: number for number, each in enumerate(_parameters(self._optimizer))}
+        numbers = {each: number for number, each in enumerate(trained_by(self._optimizer))}
         noise = {numbers[each]: moments for each, moments in self.by_parameter.items()}
         return {"share": self.share, "noise": noise}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state` returned."""
-        parameters = _parameters(self._optimizer)
+        parameters = trained_by(self._optimizer)
         self.share = state["share"]
         self.by_parameter = {parameters[each]: noise for each, noise in state["noise"].items()}
 
@@ -187,10 +187,6 @@ def _noisier(first: float, second: float, step: int) -> float:
     excess = 2 * ratio * first**steps / (1 - first**steps)
     weights = second ** (step - steps) * (1 - second) / (1 - second**step)
     return float(1 - ratio - weights @ excess)
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def steps_as(optimizer: Optimizer, *classes: type[Optimizer]) -> bool:

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from vcasgd.learning.base import as_real
 from vcasgd.learning.gradient_hooks import GradientHooks, step_hooks
 from vcasgd.learning.local_moments import LocalMoments
-from vcasgd.learning.optimizers import OptimizerList, gradient_first, set_mode
+from vcasgd.learning.optimizers import OptimizerList, gradient_first, set_mode, trained_by
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.sections import Tuning
 from vcasgd.spec.update import RoundsSpec
@@ -121,7 +121,7 @@ class _Before:
         attributes = vars(optimizer)
         kept = {name: _kept(each) for name, each in attributes.items() if name not in _OF_TORCH}
         return cls(
-            {each: each.detach().clone() for each in _parameters(optimizer)},
+            {each: each.detach().clone() for each in trained_by(optimizer)},
             {each: _copied(state) for each, state in optimizer.state.items()},
             [_copied(_settings(group)) for group in optimizer.param_groups],
             {name: get for name, get in kept.items() if get is not None},
@@ -233,7 +233,7 @@ class MeanGradients:
         for part in parts or self._optimizers:
             if part in self._step.before:
                 continue
-            owned = _parameters(part)
+            owned = trained_by(part)
             unclipped, clips = self.loop_clips.take(owned)
             gradients = {
                 each: unclipped[each] if each in unclipped else each.grad.clone()
@@ -388,10 +388,6 @@ def _kept(value: Any) -> Callable[[], Any] | None:
         return value
 
     return restored
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _set_since(optimizer: Optimizer, settings: Sequence[State]) -> list[State]:

@@ -22,7 +22,7 @@ class OptimizerList(Optimizer):
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = tuple(parts)
-        super().__init__([each for part in parts for each in _parameters(part)], {})
+        super().__init__([each for part in parts for each in trained_by(part)], {})
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -52,6 +52,11 @@ class OptimizerList(Optimizer):
         """Load what :meth:`state_dict` returned."""
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
+
+
+def trained_by(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters in the groups of an optimizer, in their order."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def as_optimizer(given: Any) -> Optimizer:
@@ -194,12 +199,12 @@ class Closure:
         parameters, gradients = self._versions()
         if parameters != self._seen[0] or gradients == self._seen[1]:
             return parameters != self._seen[0]
-        present = (each.grad for each in _parameters(self._optimizer))
+        present = (each.grad for each in trained_by(self._optimizer))
         return not any(each is not None and bool(each.any()) for each in present)
 
     def _versions(self) -> tuple[list[int], list[tuple[int, int]]]:
         """Return numbers that change with parameters, and those that change with gradients."""
-        parameters = _parameters(self._optimizer)
+        parameters = trained_by(self._optimizer)
         gradients = [(id(g), g._version) for each in parameters if (g := each.grad) is not None]
         return [each._version for each in parameters], gradients
 
@@ -213,7 +218,3 @@ def check_workers(optimizer: Optimizer, workers: int) -> None:
             remedy="set workers.max: 1, or use another optimizer",
             field="task",
         )
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"]]

@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError, VcasgdError
+from vcasgd.learning.optimizers import trained_by
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, calling_user_code
 
@@ -123,8 +124,7 @@ def clip(
         if not task.skips_bad_samples:
             return
         most = math.inf  # only to find gradients that are not finite
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, most * factor))
+    norm = float(torch.nn.utils.clip_grad_norm_(trained_by(optimizer), most * factor))
     # a finite loss can have a gradient that is not finite, and clipping would make all of it NaN
     if not math.isfinite(norm) and not may_overflow:
         raise NonFiniteLoss(

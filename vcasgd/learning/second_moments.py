@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
+from vcasgd.learning.optimizers import trained_by
+
 #: Numbers that are divided at a time.
 PIECE = 1 << 22
 #: Largest second moment that is taken over; larger ones would overflow.
@@ -25,7 +27,7 @@ def count(optimizer: Optimizer) -> int:
     Only Adam and AdamW without options that add other state can take them over, and only if this
     process has all of them.
     """
-    parameters = _parameters(optimizer)
+    parameters = trained_by(optimizer)
     if (
         type(optimizer) not in (Adam, AdamW)
         or any(group["amsgrad"] for group in optimizer.param_groups)
@@ -37,7 +39,7 @@ def count(optimizer: Optimizer) -> int:
 
 def steps(optimizer: Optimizer) -> int:
     """Return the number of steps of the optimizer; 0 if it is new."""
-    states = (optimizer.state.get(each) for each in _parameters(optimizer))
+    states = (optimizer.state.get(each) for each in trained_by(optimizer))
     return max((int(state["step"]) for state in states if state), default=0)
 
 
@@ -86,10 +88,6 @@ def adopt(optimizer: Optimizer, moments: Tensor, made: int) -> bool:
                 "exp_avg_sq": torch.empty_like(parameter).copy_(second),
             }
     return True
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _counter(made: int, group: dict[str, Any], parameter: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError, VcasgdError
 from vcasgd.learning.batch_weights import BatchWeights
 from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
-from vcasgd.learning.optimizers import Closure, takes_closure
+from vcasgd.learning.optimizers import Closure, takes_closure, trained_by
 from vcasgd.learning.precision import StepPrecision, autocast
 from vcasgd.learning.rates import clip
 from vcasgd.learning.tolerant_loading import TolerantDataset, samples_of, tolerant
@@ -542,8 +542,7 @@ def make_step(
 def _divide_gradients(optimizer: Optimizer, by: float) -> None:
     if by == 1:
         return
-    parameters = (each for group in optimizer.param_groups for each in group["params"])
-    for gradient in (each.grad for each in parameters if each.grad is not None):
+    for gradient in (each.grad for each in trained_by(optimizer) if each.grad is not None):
         gradient.div_(by)
 
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
-from vcasgd.learning.optimizers import gradient_first, parts_of, reevaluates
+from vcasgd.learning.optimizers import gradient_first, parts_of, reevaluates, trained_by
 from vcasgd.learning.precision import MAX_SKIPPED
 from vcasgd.learning.rates import clip
 from vcasgd.learning.stream_shards import is_stream
@@ -348,7 +348,7 @@ class BatchLoader:
         if clips is None:
             return
         changes, hooks = changes_after(frame), self._task.changes_of_hooks
-        clips.expect(_parameters(self._optimizer), changes or hooks, clips_follow=changes is None)
+        clips.expect(trained_by(self._optimizer), changes or hooks, clips_follow=changes is None)
 
     # -- steps of the optimizer ----------------------------------------------------------------
 
@@ -404,7 +404,7 @@ class BatchLoader:
 
     def _drop_bad_step(self, optimizer: Optimizer) -> None:
         """Make an optimizer's step change nothing if the loss or the gradient isn't finite."""
-        gradients = [each.grad for each in _parameters(optimizer) if each.grad is not None]
+        gradients = [each.grad for each in trained_by(optimizer) if each.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         assert self._loss is not None, "the loss was checked"
         if not bool(torch.isfinite(norm.cpu() + self._loss.cpu())):
@@ -447,10 +447,6 @@ class BatchLoader:
                 remedy="pass schedule=… to the session, a factor for each progress, or compute the "
                 "rate from session.global_step",
             )
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def loader_over(data: Dataset[Any] | DataLoader[Any], batch_size: int | None) -> DataLoader[Any]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vcasgd.learning.local_moments import LocalMoments, NoiseMoments
+from vcasgd.learning.optimizers import trained_by
 from vcasgd.store.tensors.chunks import bytes_of
 
 #: Digest of the state of a new optimizer, which has no tensors.
@@ -57,7 +58,7 @@ class StateFormat:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        parameters = _parameters(optimizer)
+        parameters = trained_by(optimizer)
         self._shapes = [parameter.shape for parameter in parameters]
         states = ((each, optimizer.state.get(each)) for each in parameters)
         found = {_kinds_of(parameter, state) for parameter, state in states if state}
@@ -183,16 +184,12 @@ class LearnerState:
         return max((math.sqrt(a / max(b, 1e-60)) for a, b in squares.values()), default=0.0)
 
 
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
-
-
 def _tensors_of(
     optimizer: Optimizer, moments: LocalMoments | None
 ) -> Iterator[tuple[tuple[int, str], Tensor]]:
     """Yield the tensors of a state, with the keys of :attr:`LearnerState.tensors`, in order."""
     corrected = moments.by_parameter if moments else {}
-    for number, parameter in enumerate(_parameters(optimizer)):
+    for number, parameter in enumerate(trained_by(optimizer)):
         for name, tensor in sorted(optimizer.state.get(parameter, {}).items()):
             if tensor is not None:
                 yield (number, name), tensor
