@@ -193,6 +193,10 @@ class TestEpochPlan:
         assert caught.value.reason == "range"
 
 
+def content(record: AppliedRecord) -> tuple[int, dict[int, int], dict[int, bytes]]:
+    return record.finished_epochs, record.positions, record.done.blocks
+
+
 class TestAppliedRecord:
     @pytest.mark.parametrize(
         ("subtask", "start", "stop", "reason"),
@@ -218,7 +222,7 @@ class TestAppliedRecord:
             record.advance(subtask, start, stop)
 
         assert caught.value.reason == reason
-        assert record == AppliedRecord(PLAN, positions={0: 2})
+        assert content(record) == (0, {0: 2}, {})
         with pytest.raises(InvalidUpdate):
             record.check(subtask, start, stop)
 
@@ -299,7 +303,7 @@ def check_against(record: AppliedRecord, applied: set[tuple[int, int]]) -> None:
     assert list(record.done) == [s for s, whole in enumerate(done) if whole and s >= open_from]
     stored = Record(finished, record.positions, record.done.blocks)
     text = RECORDS.dump_json(stored)
-    assert RECORDS.validate_json(text).applied(plan) == record
+    assert content(RECORDS.validate_json(text).applied(plan)) == content(record)
 
 
 # --- blocks ------------------------------------------------------------------------------

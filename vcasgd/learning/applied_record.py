@@ -188,19 +188,6 @@ class AppliedRecord:
         self._done_in[self.plan.epoch_of(subtask)] += 1
         return self._fold()
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, AppliedRecord):
-            return NotImplemented
-        return (self.plan, self._content()) == (other.plan, other._content())
-
-    __hash__ = None  # type: ignore[assignment]  # mutable
-
-    def __repr__(self) -> str:
-        return f"AppliedRecord({self.plan}, *{self._content()})"
-
-    def _content(self) -> tuple[int, dict[int, int], dict[int, bytes]]:
-        return self.finished_epochs, self.positions, self.done.blocks
-
     def _fold(self) -> bool:
         before = self.finished_epochs
         while not self.complete:
