@@ -164,7 +164,7 @@ class StateSearch:
     """State that may have to travel besides the tensors in ``layout``."""
 
     def __init__(self, task: Task, module: nn.Module, layout: Layout) -> None:
-        self._task, self._module = task, module
+        self._task = task
         self._most = MAX_MULTIPLE * layout.parameters + MAX_MORE
         trained = {e.name for e in layout.entries if e.kind is TensorKind.PARAMETER}
         tensors = parameters_of(module)

@@ -471,47 +471,38 @@ class Exchange:
         """True while what the worker's copy has to move by isn't taken."""
         return self._copy is not None and self._copy.merging
 
-    @property
-    def parts(self) -> Sequence[ShardRange]:
-        """The parts of the vector, by their shards."""
-        return [link.part for link in self._links]
-
-    def follow(self) -> bool:
-        """Continue the exchange beside the training; return True if a newer version was found.
+    def follow(self) -> None:
+        """Continue the exchange beside the training.
 
         Never waits. Raises errors that don't pass by themselves.
         """
-        copy, found = self._copy, False
+        copy = self._copy
         if copy is None:
-            return False
+            return
         for link, own in zip(self._links, copy.parts, strict=True):
             if own.merging:
                 continue
             if link.state is LinkState.FETCHED:
                 if link.updates.encoded:
                     self._merge(copy, link)
-                    found = True
             elif link.state is LinkState.IDLE:
-                found |= self._ask(copy, link)
+                self._ask(copy, link)
         self._end_turn(copy)
-        return found
 
-    def _ask(self, copy: OwnCopy, link: ShardLink) -> bool:
-        """Continue with a link that waits for nothing; return True if a newer version was found."""
+    def _ask(self, copy: OwnCopy, link: ShardLink) -> None:
+        """Continue with a link that waits for nothing."""
         link.check()
         # At once: once the copy is dropped, a version that waits here could be taken for a base.
         if self._adopts and (meta := link.adopt()):
             self._describe(link, meta)
             copy.settle(link.part.shard, link.settled)
             self._release_base()
-            return True
-        if link.sees_newer:
+        elif link.sees_newer:
             link.fetch(*self._memory_of(link))
         elif link.lacks_last:
             link.watch(*self._memory_of(link), adopts=self._adopts)
         elif time.monotonic() - link.asked_at >= LOOK_SECONDS:
             link.poll(newer=True)
-        return False
 
     def _merge(self, copy: OwnCopy, link: ShardLink) -> None:
         """Start to move the copy's part to the version that was fetched."""
@@ -702,8 +693,8 @@ class Exchange:
         following, present = (within(each, part.start, part.stop) for each in vectors)
         return following, present
 
-    def _take_over(self) -> set[int]:
-        """Make the base of what was fetched; return the shards that were."""
+    def _take_over(self) -> None:
+        """Make the base of what was fetched."""
         ready = [link for link in self._links if link.state is LinkState.FETCHED]
         if len(ready) == len(self._links):
             assert self._next is not None
@@ -721,9 +712,7 @@ class Exchange:
         if self._next and all(link.state is LinkState.IDLE for link in self._links):
             self._next.release()
             self._next = None
-        shards = {link.part.shard for link in ready}
-        self._stale -= shards
-        return shards
+        self._stale -= {link.part.shard for link in ready}
 
     def _own_base(self) -> None:
         """Copy the base if the start of an interval has the same memory, or there is none."""
