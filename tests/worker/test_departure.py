@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
+from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.leases import Renewal
 from vcasgd.worker.departure import Departure, last_moment
-
-
-@dataclass(frozen=True)
-class Notice:
-    kind: str
-    at: float | None = None
 
 
 def renewal(state: str = "running", leave: str = "") -> Renewal:
@@ -78,7 +71,7 @@ def test_a_notice_to_terminate_ends_the_work_in_time(
     seconds: float, push_seconds: float, leaves: bool
 ) -> None:
     departure = Departure(8.0, lambda: push_seconds)
-    departure.on_notice(Notice("terminate", at=steady_time() + seconds))
+    departure.on_notice(Notice(NoticeKind.TERMINATE, steady_time() + seconds))
 
     assert departure.leave_if_due() is leaves
     assert departure.reason == ("notice of eviction" if leaves else "")
@@ -86,7 +79,7 @@ def test_a_notice_to_terminate_ends_the_work_in_time(
 
 def test_a_notice_without_a_time_ends_the_work_at_once() -> None:
     departure = Departure(8.0)
-    departure.on_notice(Notice("terminate"))
+    departure.on_notice(Notice(NoticeKind.TERMINATE, None))
 
     assert departure.leave_if_due()
     assert departure.seconds_left() == 8.0
@@ -94,14 +87,14 @@ def test_a_notice_without_a_time_ends_the_work_at_once() -> None:
 
 def test_a_last_push_has_a_moment_even_if_the_time_is_over() -> None:
     departure = Departure(8.0)
-    departure.on_notice(Notice("terminate", at=1.0))
+    departure.on_notice(Notice(NoticeKind.TERMINATE, 1.0))
 
     assert departure.seconds_left() == 0.5
 
 
 def test_an_advised_worker_finishes_its_subtask_before_it_drains() -> None:
     departure = Departure(8.0)
-    departure.on_notice(Notice("rebalance"))
+    departure.on_notice(Notice(NoticeKind.REBALANCE, None))
     assert not departure.leave_if_due()
 
     departure.on_renewal(renewal(leave="drain"))
@@ -112,7 +105,7 @@ def test_an_advised_worker_finishes_its_subtask_before_it_drains() -> None:
 
 def test_an_advised_worker_does_not_finish_for_ever() -> None:
     departure = Departure(0.0)
-    departure.on_notice(Notice("rebalance"))
+    departure.on_notice(Notice(NoticeKind.REBALANCE, None))
 
     for _ in range(2):
         departure.on_renewal(renewal(leave="drain"))

@@ -10,9 +10,10 @@ import pytest
 from support.waiting import await_truth
 
 from vcasgd.errors import StoreUnavailable
+from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.store.ledger.leases import Lease, Leases, Renewal, WorkKind
 from vcasgd.store.ledger.untrusted import Heartbeat
-from vcasgd.worker.departure import NoticeLike, NoticeWatch
+from vcasgd.worker.departure import NoticeWatch
 from vcasgd.worker.leases import HeartbeatSender, LeaseBook, capacity
 
 SUBTASKS = [Lease(WorkKind.TRAIN, number, 1) for number in range(2)]
@@ -139,19 +140,13 @@ def test_capacity_has_fields_of_a_heartbeat() -> None:
     assert heartbeat.memory_bytes >= (heartbeat.resident_bytes or 0) > 0
 
 
-@dataclass(frozen=True)
-class Notice:
-    kind: str
-    at: float | None = None
-
-
 @dataclass
 class Source:
     """A source of notices; an exception is raised."""
 
     answers: list[Notice | Exception | None]
 
-    def poll(self) -> NoticeLike | None:
+    def poll(self) -> Notice | None:
         answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, Exception):
             raise answer
@@ -159,9 +154,9 @@ class Source:
 
 
 def test_each_kind_of_notice_is_reported_once_despite_errors() -> None:
-    rebalance, terminate = Notice("rebalance"), Notice("terminate", 5.0)
+    rebalance, terminate = Notice(NoticeKind.REBALANCE, None), Notice(NoticeKind.TERMINATE, 5.0)
     source = Source([None, rebalance, rebalance, OSError("no answer"), terminate, rebalance])
-    reported: list[NoticeLike] = []
+    reported: list[Notice] = []
     watch = NoticeWatch(source, 0.001, reported.append)
 
     watch.start()

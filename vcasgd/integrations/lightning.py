@@ -29,11 +29,12 @@ from vcasgd.integrations.lightning_callbacks import (
     repeated_hooks,
     stops_after,
 )
-from vcasgd.integrations.lightning_trainer import ENDLESS, FitBatches, JobTrainer, TrainedTask
+from vcasgd.integrations.lightning_trainer import ENDLESS, FitBatches, JobTrainer
 from vcasgd.learning.optimizers import as_optimizer
 from vcasgd.learning.training_set import LoaderData, data_of, first_place
 from vcasgd.session.loader import BatchLoader
 from vcasgd.session.schedules import check_scheduler
+from vcasgd.session.script import LoopInThread
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.gradient_changes import find_changes, parsed
 from vcasgd.task.loop_code import code_of_classes
@@ -41,7 +42,7 @@ from vcasgd.task.place import Place
 from vcasgd.task.task import source_of, variables_of
 
 
-class ModuleTask(TrainedTask):
+class ModuleTask(LoopInThread):
     """Task made of a module and its data, which have the loaders if ``datamodule`` is None.
 
     For example, with ``task: train:task`` in the job file::
@@ -55,6 +56,8 @@ class ModuleTask(TrainedTask):
     """
 
     name = "the module"
+    #: Specification of the job, which the worker sets.
+    spec: JobSpec | None = None
     #: Hooks know the job's step.
     sets_rates = True
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
@@ -13,33 +12,18 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from torch.utils.data import DataLoader
 
 from vcasgd.learning.optimizers import reevaluates
 from vcasgd.session.loader import BatchLoader
 from vcasgd.session.schedules import Replay
-from vcasgd.session.script import LoopInThread
-from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
+
+if TYPE_CHECKING:
+    from vcasgd.integrations.lightning import ModuleTask
 
 #: Batches of an epoch as Lightning sees it. The loader ends an epoch; a known length keeps
 #: Lightning from loading a batch ahead.
 ENDLESS = 10**12
-
-
-class TrainedTask(LoopInThread):
-    """A task as its trainer knows it."""
-
-    #: Specification of the job, which the worker sets.
-    spec: JobSpec | None = None
-
-    @abstractmethod
-    def steps_of_job(self) -> Place:
-        """Return the first place of the job, which has its length."""
-
-    @abstractmethod
-    def train_loader(self) -> DataLoader[Any]:
-        """Return the loader of the module, or of its data."""
 
 
 class FitBatches(BatchLoader):
@@ -50,7 +34,7 @@ class FitBatches(BatchLoader):
         "loader return all samples of a step as one batch"
     )
 
-    def __init__(self, task: TrainedTask, trainer: JobTrainer, accumulation: int) -> None:
+    def __init__(self, task: ModuleTask, trainer: JobTrainer, accumulation: int) -> None:
         assert task.user_optimizer is not None, "the model is set"
         super().__init__(task, task.user_optimizer, None, task, accumulation)
         self._trainer, self._part = trainer, 0
@@ -92,7 +76,7 @@ class JobTrainer(Trainer):  # type: ignore[misc]
     """Lightning's trainer, with the numbers of the job."""
 
     def __init__(
-        self, task: TrainedTask, callbacks: list[Callback], options: Mapping[str, Any]
+        self, task: ModuleTask, callbacks: list[Callback], options: Mapping[str, Any]
     ) -> None:
         super().__init__(
             accelerator="gpu" if torch.cuda.is_available() else "cpu",

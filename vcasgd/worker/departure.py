@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from vcasgd.steady_time import steady_time
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.leases import Renewal
+
+if TYPE_CHECKING:
+    from vcasgd.fleet.notices import Notice, NoticeSource
 
 log = logging.getLogger(__name__)
 
@@ -22,23 +25,6 @@ FLUSH_SHARE = 0.8
 MARGIN_SECONDS, MARGIN_SHARE = 1.0, 0.03
 #: State of a job that is no longer in the ledger.
 GONE = "gone"
-
-
-class NoticeLike(Protocol):
-    """A notice of eviction: its kind, ``terminate`` or ``rebalance``, and its time in Unix seconds
-    if that is known."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def at(self) -> float | None: ...
-
-
-class NoticePoll(Protocol):
-    """Source of notices; see :mod:`vcasgd.fleet.notices`."""
-
-    def poll(self) -> NoticeLike | None: ...
 
 
 class Departure:
@@ -60,7 +46,7 @@ class Departure:
         #: Why the worker leaves; empty while it stays.
         self.reason = ""
         #: The last notice of eviction, and when it arrived.
-        self.notice: NoticeLike | None = None
+        self.notice: Notice | None = None
         self._noticed_at = 0.0
 
     def leave_if_due(self) -> bool:
@@ -117,7 +103,7 @@ class Departure:
         elif renewal.leave:
             self.leave(renewal.leave)
 
-    def on_notice(self, notice: NoticeLike) -> None:
+    def on_notice(self, notice: Notice) -> None:
         """React to a notice of eviction: train on until :func:`last_moment`."""
         log.info("notice: %s at %s", notice.kind, notice.at)
         self._noticed_at = steady_time()
@@ -142,7 +128,7 @@ class NoticeWatch(threading.Thread):
     """
 
     def __init__(
-        self, source: NoticePoll, period: float, on_notice: Callable[[NoticeLike], None]
+        self, source: NoticeSource, period: float, on_notice: Callable[[Notice], None]
     ) -> None:
         super().__init__(name="notices", daemon=True)
         self._source = source

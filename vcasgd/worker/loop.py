@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from vcasgd.errors import (
     LoopEnded,
@@ -21,7 +22,7 @@ from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.leases import Lease, Renewal, Wait, WorkKind
 from vcasgd.store.ledger.untrusted import LEFT, Heartbeat
 from vcasgd.worker import WorkerContext
-from vcasgd.worker.departure import GONE, Departure, NoticeLike, NoticePoll, NoticeWatch
+from vcasgd.worker.departure import GONE, Departure, NoticeWatch
 from vcasgd.worker.error_handler import ErrorHandler
 from vcasgd.worker.evaluate import Evaluator
 from vcasgd.worker.exchange import Exchange
@@ -40,6 +41,9 @@ from vcasgd.worker.moments_exchange import MomentsExchange
 from vcasgd.worker.setup import Setup
 from vcasgd.worker.trainer import Trainer, TunedSettings
 from vcasgd.worker.verification import verification_of
+
+if TYPE_CHECKING:
+    from vcasgd.fleet.notices import Notice, NoticeSource
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +66,7 @@ class Worker:
         name: str,
         *,
         machine: str | None = None,
-        notices: NoticePoll | None = None,
+        notices: NoticeSource | None = None,
         gpu: OwnGpu | None = None,
         build: Callable[[JobRecord], Learner] | None = None,
     ) -> None:
@@ -247,7 +251,7 @@ class Worker:
         self._departure.on_renewal(renewal)
         self._tuned.refresh()
 
-    def _on_notice(self, notice: NoticeLike) -> None:
+    def _on_notice(self, notice: Notice) -> None:
         self._departure.on_notice(notice)
         # The controller counts no crash of a worker whose heartbeat has told of the notice.
         self._heartbeat.send_now()
