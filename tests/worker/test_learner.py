@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 
 import vcasgd
 from vcasgd.errors import MachineDiffers, NonFiniteLoss, SpecError, UserCodeError
-from vcasgd.learning.layout import Layout, TensorEntry, TensorKind
 from vcasgd.learning.shards import ShardRange
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.snapshot import RoundFacts
@@ -342,15 +341,6 @@ def test_a_base_with_other_values_is_refused_by_name() -> None:
         learner_of(Other()).check_against(facts)
     with pytest.raises(MachineDiffers, match=r"other parameters on this machine .* example weight"):
         learner_of().check_against(facts)
-
-
-def test_a_job_of_a_version_with_frozen_parameters_in_the_vector_is_refused() -> None:
-    frozen = TensorEntry("0.weight", (3, 1), TensorKind.FROZEN, 3)
-    trained = TensorEntry("1.weight", (1, 3), TensorKind.PARAMETER, 0)
-    facts = replace(learner_of(Tuned()).facts(1), layout=Layout((trained, frozen)).to_json())
-
-    with pytest.raises(SpecError, match="kept frozen parameters in the snapshots"):
-        learner_of(Tuned()).check_against(facts)
 
 
 def test_the_first_snapshot_needs_no_second_model() -> None:

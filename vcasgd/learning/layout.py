@@ -44,7 +44,6 @@ class TensorKind(StrEnum):
 
     PARAMETER = "parameter"  #: Trained by the optimizer.
     STATISTIC = "statistic"  #: Floating-point buffer: the mean of the workers' values.
-    FROZEN = "frozen"  #: Parameter without gradient, in layouts before :data:`FORMAT` 2 only.
     INTEGER = "integer"  #: Integers: the largest of the workers' values.
     COUNT = "count"  #: Integers whose increments are added.
     LATEST = "latest"  #: Integers: the value that arrives last.
@@ -55,7 +54,7 @@ class TensorKind(StrEnum):
 
 
 #: Kinds in the float32 vector. The others have 64 bits for each number, in the int64 vector.
-FLOATS = (TensorKind.PARAMETER, TensorKind.STATISTIC, TensorKind.FROZEN)
+FLOATS = (TensorKind.PARAMETER, TensorKind.STATISTIC)
 #: Kinds whose 64 bits are those of a float64.
 DOUBLES = (TensorKind.SUM, TensorKind.MAX, TensorKind.MIN, TensorKind.LATEST_FLOAT)
 
@@ -169,7 +168,7 @@ class Layout:
     @cached_property
     def state_floats(self) -> int:
         """Number of floats in the module's state; the index where gradients start."""
-        return self._count(TensorKind.PARAMETER, TensorKind.STATISTIC, TensorKind.FROZEN)
+        return self._count(*FLOATS)
 
     @cached_property
     def counted(self) -> int:
@@ -221,11 +220,6 @@ class Layout:
         """The names, in the task or script, of what travels beside the model."""
         names = [each.name.removeprefix(BESIDE) for each in self.entries if BESIDE in each.name]
         return sorted({name.partition(".")[0] for name in names})
-
-    @property
-    def has_frozen(self) -> bool:
-        """True if frozen parameters are in the vector, as before :data:`FORMAT` 2."""
-        return any(entry.kind is TensorKind.FROZEN for entry in self.entries)
 
     def difference(self, other: Layout) -> str | None:
         """Return the name of a tensor that another layout lacks or has differently; None if equal.

@@ -305,13 +305,6 @@ class LocalModel:
 
 def check_same(first: Layout, mine: Layout) -> None:
     """Raise :class:`MachineDiffers` if this machine's model differs from the ``first`` one's."""
-    if first.has_frozen:
-        raise SpecError(
-            "task: the job began with a version of vcasgd that kept frozen parameters in the "
-            "snapshots",
-            remedy="submit it again",
-            field="task",
-        )
     name = mine.difference(first)
     if name is None:
         return
