@@ -402,9 +402,13 @@ def _set_since(optimizer: Optimizer, settings: Sequence[State]) -> list[State]:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    return type(one) is type(other) and bool(one == other)
+    are_tensors = isinstance(one, Tensor), isinstance(other, Tensor)
+    if any(are_tensors):
+        return all(are_tensors) and torch.equal(one, other)
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError):  # A list of tensors or arrays, which the step itself makes.
+        return True
 
 
 def _settings(group: State) -> State:
