@@ -21,6 +21,7 @@ from vcasgd.learning.vector import (
     gather_part,
     is_sound,
     scatter,
+    scatter_part,
     shift_part,
     within,
 )
@@ -262,7 +263,7 @@ def test_a_file_can_be_loaded_without_vcasgd() -> None:
 
 
 @pytest.mark.parametrize("format_", [torch.contiguous_format, torch.channels_last])
-def test_any_part_of_a_vector_is_read_and_shifted_in_a_module(format_: torch.memory_format) -> None:
+def test_any_part_of_a_vector_is_read_and_written_in_a_module(format_: torch.memory_format) -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4)).to(memory_format=format_)
     layout = Layout.of(module)
     whole, integers = torch.empty(layout.floats), torch.empty(layout.integers, dtype=torch.int64)
@@ -277,6 +278,11 @@ def test_any_part_of_a_vector_is_read_and_shifted_in_a_module(format_: torch.mem
         moved = torch.empty(layout.floats)
         gather(module, layout, moved, integers)
         assert torch.equal(moved, whole)
+        whole[start:stop] *= 2
+        scatter_part(whole[start:stop], start, module, layout)
+        gather(module, layout, moved, integers)
+        assert torch.equal(moved, whole)
+    assert module[0].weight.is_contiguous(memory_format=format_)
 
 
 class TestMappedVector:

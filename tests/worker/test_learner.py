@@ -273,6 +273,18 @@ def test_momentum_is_kept_between_subtasks_on_request(state: str, second: float)
     assert interval(learner, 10.0, subtask=1).update.item() == second
 
 
+def test_a_frozen_backbone_may_be_in_channels_last() -> None:
+    class Adapted(Slope):
+        def model(self) -> nn.Module:
+            module = nn.Linear(1, 1, bias=False)
+            module.backbone = nn.Conv2d(2, 2, 3).requires_grad_(False)
+            return module.to(memory_format=torch.channels_last)
+
+    layout = Layout.from_json(learner_of(Adapted()).facts(1).layout)
+
+    assert [each.name for each in layout.base] == ["backbone.weight", "backbone.bias"]
+
+
 def test_a_rollback_halves_the_learning_rate_and_starts_a_new_optimizer() -> None:
     learner = learner_of(WithMomentum(), update={"rule": "async-local-sgd"}, optimizer_state="keep")
     assert interval(learner, 10.0).update.item() == -2.5

@@ -93,6 +93,7 @@ WHOLE, PARTS = "ranked:Ranked", "sharded:Sharded"
             pytest.param(*each, marks=pytest.mark.extended)
             for each in [
                 (WHOLE, 2, {"optimizer": "sgd"}),
+                (WHOLE, 2, {"convolves": True}),
                 (WHOLE, 4, {"optimizer": "adamw"}),
                 (PARTS, 4, {"optimizer": "sgd"}),
                 (PARTS, 4, {"optimizer": "adamw"}),

@@ -226,11 +226,9 @@ class StateSearch:
         return {name for name, each in others.items() if _owner(name) in owners and _is_float(each)}
 
     def _is_copy(self, tensor: Tensor) -> bool:
-        if (
-            not _is_float(tensor)
-            or tensor.numel() < 2
-            or bool((tensor == tensor.view(-1)[0]).all())
-        ):
+        if not _is_float(tensor) or tensor.numel() < 2:
+            return False
+        if bool((tensor == tensor.flatten()[0]).all()):
             return False
         return any(
             tensor.shape == each.shape and torch.equal(tensor.detach().to(each), each.detach())

@@ -245,8 +245,11 @@ def scatter_part(floats: Floats, start: int, module: nn.Module, layout: Layout) 
     This is the inverse of :func:`gather_part`.
     """
     for tensor, first, part in _pieces(module, layout, start, floats):
-        with torch.no_grad():
-            tensor.view(-1)[first : first + len(part)].copy_(part)
+        flat = tensor.reshape(-1)
+        flat[first : first + len(part)].copy_(part)
+        if not tensor.is_contiguous():
+            # It is a copy then, of a convolution's weight in channels_last for example.
+            tensor.copy_(flat.view(tensor.shape))
 
 
 def scatter_integers(integers: Tensor, module: nn.Module, layout: Layout) -> None:

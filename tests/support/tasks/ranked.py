@@ -34,6 +34,8 @@ class Ranked(vcasgd.Task):
         parallel: str = "ddp",
         precision: str | None = None,
         batch_size: int | None = None,
+        *,
+        convolves: bool = False,
     ) -> None:
         self.batch_size = batch_size or self.batch_size
         self.parallel, self.mixed_precision = parallel, precision
@@ -41,9 +43,14 @@ class Ranked(vcasgd.Task):
         self.name, self.fault, self.marker = optimizer, fault, Path(marker)
         self.steps = 0
         self.norm, self.min_local_batch = norm, 1 if norm else None
+        self.convolves = convolves
 
     def model(self) -> nn.Module:
         norm = [getattr(nn, self.norm)(6)] if self.norm else []
+        if self.convolves:
+            layers = nn.Unflatten(1, (2, 2, 1)), nn.Conv2d(2, 6, (2, 1)), nn.Flatten()
+            model = nn.Sequential(*layers, nn.Tanh(), nn.Linear(6, 3))
+            return model.to(memory_format=torch.channels_last)
         return nn.Sequential(nn.Linear(4, 6, bias=not norm), *norm, nn.Tanh(), nn.Linear(6, 3))
 
     def dataset(self, split: str) -> TensorDataset:
