@@ -285,6 +285,26 @@ def test_a_frozen_backbone_may_be_in_channels_last() -> None:
     assert [each.name for each in layout.base] == ["backbone.weight", "backbone.bias"]
 
 
+def test_steps_before_any_training_leave_a_model_in_double_precision_as_it_was() -> None:
+    class Precise(Slope):
+        def __init__(self) -> None:
+            self.centre = torch.rand(3)
+
+        def model(self) -> nn.Module:
+            return nn.Linear(1, 2, dtype=torch.float64)
+
+        def loss(self, model: nn.Module, batch: Any) -> Tensor:
+            return super().loss(model, batch.double())
+
+    learner = learner_of(Precise())
+    state = learner._model.module.state_dict()
+    before = {name: each.clone() for name, each in state.items()}
+
+    learner.facts(1)
+
+    assert all(torch.equal(state[name], each) for name, each in before.items())
+
+
 def test_a_rollback_halves_the_learning_rate_and_starts_a_new_optimizer() -> None:
     learner = learner_of(WithMomentum(), update={"rule": "async-local-sgd"}, optimizer_state="keep")
     assert interval(learner, 10.0).update.item() == -2.5

@@ -119,14 +119,16 @@ class LocalModel:
     @contextmanager
     def undone(self) -> Iterator[None]:
         """Give the model its values again at the end, whatever local steps made of them."""
-        floats, integers = self._vectors()
-        gather(self._whole, self.layout, floats, integers)
+        layout = replace(self.layout, doubles=self.doubles())
+        floats = new_vector(layout.floats)
+        integers = torch.empty(layout.integers, dtype=torch.int64)
+        gather(self._whole, layout, floats, integers)
         known, named = persistent_names(self.module), buffers_of(self.module)
         others = {name: each.clone() for name, each in named.items() if name not in known}
         try:
             yield
         finally:
-            scatter(floats, integers, self._whole, self.layout)
+            scatter(floats, integers, self._whole, layout)
             after = buffers_of(self.module)
             with torch.no_grad():
                 for name in others.keys() & after.keys():
