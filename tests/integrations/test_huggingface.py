@@ -213,3 +213,20 @@ def test_a_metric_that_a_subclass_adds_is_known_before_training_and_ranks_models
     spec["stop"] = {"metric": {"name": "bleu"}}
     with pytest.raises(SpecError, match=r"stop\.metric: evaluate returns .*perplexity"):
         Learner(JobSpec.parse(spec), type(first)(make_trainer), "cpu").rehearse(lambda: None)
+
+
+def test_early_stopping_without_patience_ends_after_the_first_evaluation() -> None:
+    from transformers import EarlyStoppingCallback
+
+    first_task: Any = example(epochs=1)
+
+    def make_trainer() -> Any:
+        trainer = first_task._make_trainer()
+        trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=0))
+        return trainer
+
+    task: Any = type(first_task)(make_trainer)
+    task.trainer.args.metric_for_best_model = "loss"
+
+    assert task.end_after([]) is None
+    assert "loss was not improved after 0.5" in (task.end_after([{"loss": 0.5}]) or "")

@@ -406,8 +406,9 @@ class StepCallbacks:
             for value in (values[name] for values in metrics if name in values):
                 each.on_evaluate(checked, state, control, {f"eval_{name}": value})
                 better = max if args.greater_is_better else min
-                best = state.best_metric
-                state.best_metric = value if best is None else better(best, value)
+                # A patience of 0 ends at the first evaluation, which none comes before.
+                best = value if state.best_metric is None else state.best_metric
+                state.best_metric = better(best, value)
                 if control.should_training_stop:
                     return f"EarlyStoppingCallback: {name} was not improved after {best:.4f}"
         return None
