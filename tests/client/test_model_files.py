@@ -48,9 +48,7 @@ def store(api: Api) -> Store:
 
     def store(job: str, model: nn.Module, average: float = 1.0) -> str:
         layout, adapter = Layout.of(model), adapter_of(model)
-        floats = torch.empty(layout.floats)
-        integers = torch.empty(layout.integers, dtype=torch.int64)
-        gather(model, layout, floats, integers)
+        floats, integers = gather(model, layout)
         meta = Meta(
             *(3, 1, layout.floats, layout.parameters, layout.digest()),
             integers=encode_integers(integers),

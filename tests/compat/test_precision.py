@@ -57,8 +57,7 @@ def test_a_download_has_double_precision() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
     layout = replace(Layout.of(model), doubles=("weight", "bias"), rounded="")
-    floats, integers = torch.empty(layout.floats), torch.empty(layout.integers, dtype=torch.int64)
-    gather(model, layout, floats, integers)
+    floats, integers = gather(model, layout)
 
     def in_file(vector: Tensor) -> dict[str, Tensor]:
         return load(b"".join(file_of(layout, {}, lambda: iter(vector.split(4)), integers)))

@@ -34,9 +34,7 @@ def small_model(seed: int = 0) -> nn.Module:
 
 def snapshot_of(model: nn.Module, version: int = 7) -> tuple[Snapshot, Layout, Tensor]:
     layout = Layout.of(model)
-    floats = torch.empty(layout.floats)
-    integers = torch.empty(layout.integers, dtype=torch.int64)
-    gather(model, layout, floats, integers)
+    floats, integers = gather(model, layout)
     meta = Meta(
         version=version,
         token=3,

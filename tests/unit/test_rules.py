@@ -148,8 +148,7 @@ def test_batch_norm_statistics_of_many_workers_do_not_add_up() -> None:
     # Given four workers that all measured a running mean of 8; the global one is 0
     norm = nn.BatchNorm1d(1)
     layout = Layout.of(norm)
-    weights = torch.zeros(layout.floats)
-    gather(norm, layout, weights, torch.zeros(layout.integers, dtype=torch.int64))
+    weights, _ = gather(norm, layout)
     payload = torch.zeros(layout.floats)
     payload[layout.parameters] = 8.0
     rule = make_rule(AsyncLocalSgdSpec(rule="async-local-sgd", statistics_mix=0.5))

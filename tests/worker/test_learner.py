@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 import vcasgd
 from vcasgd.errors import MachineDiffers, NonFiniteLoss, SpecError, UserCodeError
+from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import ShardRange
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.snapshot import RoundFacts

@@ -27,7 +27,6 @@ from vcasgd.learning.vector import (
     Floats,
     exact_parameters,
     gather,
-    gather_difference,
     gather_integers,
     gather_part,
     new_vector,
@@ -120,15 +119,13 @@ class LocalModel:
     def undone(self) -> Iterator[None]:
         """Give the model its values again at the end, whatever local steps made of them."""
         layout = replace(self.layout, doubles=self.doubles())
-        floats = new_vector(layout.floats)
-        integers = torch.empty(layout.integers, dtype=torch.int64)
-        gather(self._whole, layout, floats, integers)
+        vectors = gather(self._whole, layout)
         known, named = persistent_names(self.module), buffers_of(self.module)
         others = {name: each.clone() for name, each in named.items() if name not in known}
         try:
             yield
         finally:
-            scatter(floats, integers, self._whole, layout)
+            scatter(*vectors, self._whole, layout)
             after = buffers_of(self.module)
             with torch.no_grad():
                 for name in others.keys() & after.keys():
@@ -183,26 +180,26 @@ class LocalModel:
         self._note_first()
 
     def _note_first(self) -> None:
-        layout = replace(self.layout, doubles=self.doubles())
-        self._first = new_vector(layout.floats), torch.empty(layout.integers, dtype=torch.int64)
-        gather(self._whole, layout, *self._first)
+        self._first = gather(self._whole, replace(self.layout, doubles=self.doubles()))
 
     def initial(self) -> tuple[Floats, Tensor]:
         """Return the model before any training: float32 [floats] and int64 [integers]."""
-        floats, integers = self._vectors()
         if self._first is not None:
+            floats = new_vector(self.layout.floats)
             floats[: self.layout.state_floats] = self._first[0][: self.layout.state_floats]
             # Exact tensors are its end.
             return floats, self._first[1][: self.layout.integers].clone()
         # A new model has a copy of the base in memory, so it is built only if necessary.
         module = self.module if not self.loads else build(self._task, self._seed, self._device)
-        gather(module, self.layout, floats, integers)
-        return floats, integers
+        return gather(module, self.layout)
 
     def load(self, floats: Floats, integers: Tensor) -> None:
-        """Load the vectors, float32 [floats] and int64 [integers], into the model."""
-        self.loads += 1
-        scatter(floats[:], integers, self._whole, self.layout)
+        """Load the vectors, float32 [floats] and int64 [integers], into the model.
+
+        Of a sharded model, those elements that this process has.
+        """
+        self.load_part(floats, 0)
+        self.load_integers(integers)
         pairs = exact_parameters(self._whole, self.layout)
         self._starts = {entry.name: each.clone() for entry, each in pairs}
 
@@ -221,8 +218,14 @@ class LocalModel:
         shift_part(floats, start, self._whole, self.layout)
 
     def read_part(self, out: Floats, start: int) -> None:
-        """Copy the model's vector from an element on into ``out``, float32 [n]."""
-        gather_part(self._whole, self.layout, start, out)
+        """Copy the model's vector from an element on into ``out``, float32 [n].
+
+        Of a sharded model, the vector of all processes.
+        """
+        self._read(out, start, None)
+
+    def _read(self, out: Floats, start: int, origin: Floats | None) -> None:
+        gather_part(self._whole, self.layout, start, out, origin)
 
     def read_integers(self) -> Tensor:
         """Return the model's counters, int64 [integers]. Raises as :meth:`check_base`."""
@@ -235,9 +238,7 @@ class LocalModel:
         Raises as :meth:`check_base`.
         """
         self.check_base()
-        floats, integers = self._vectors()
-        gather(self._whole, self.layout, floats, integers)
-        return floats, integers
+        return gather(self._whole, self.layout)
 
     def read_into(self, out: Floats, origin: Floats | None) -> Tensor:
         """Copy the model's state into ``out``, float32 [floats]; return int64 [integers].
@@ -246,18 +247,15 @@ class LocalModel:
         itself. Raises as :meth:`check_base`.
         """
         self.check_base()
-        integers = torch.empty(self.layout.integers, dtype=torch.int64)
-        if origin is None:
-            gather(self._whole, self.layout, out[:], integers)
-        else:
-            gather_difference(self._whole, self.layout, origin[:], out[:], integers)
+        self._read(out, 0, origin)
+        if origin is not None:
             for entry, value in exact_parameters(self._whole, self.layout):
                 if (start := self._starts.get(entry.name)) is not None:
-                    part = entry.view(out[:], integers)
+                    part = entry.part_of(out)
                     part.copy_(value - start)
                     # What was rounded is in the next update.
                     start.add_(part.to(start))
-        return integers
+        return gather_integers(self._whole, self.layout)
 
     def statistics(self) -> list[Tensor]:
         """Return the buffers that training changes and updates carry, such as running means."""
@@ -299,10 +297,6 @@ class LocalModel:
                 "travels with the model",
                 field="task",
             )
-
-    def _vectors(self) -> tuple[Tensor, Tensor]:
-        floats = new_vector(self.layout.floats)
-        return floats, torch.empty(self.layout.integers, dtype=torch.int64)
 
 
 def check_same(first: Layout, mine: Layout) -> None:

@@ -131,21 +131,6 @@ class ShardedModel(LocalModel):
             if isinstance(module, fsdp.FSDPModule):
                 module.reshard()
 
-    def load(self, floats: Floats, integers: Tensor) -> None:
-        """Load this process's part of the vectors, float32 [floats] and int64 [integers]."""
-        self.load_part(floats, 0)
-        self.load_integers(integers)
-
-    def read_part(self, out: Floats, start: int) -> None:
-        """Copy the vector of all processes from an element on into ``out``, float32 [n]."""
-        self._read(out, start, None)
-
-    def read_into(self, out: Floats, origin: Floats | None) -> Tensor:
-        """See :meth:`LocalModel.read_into`; of all processes."""
-        self.check_base()
-        self._read(out, 0, origin)
-        return gather_integers(self.module, self.layout)
-
     def _read(self, out: Floats, start: int, origin: Floats | None) -> None:
         assert isinstance(out, MappedVector)
         assert origin is None or isinstance(origin, MappedVector)
@@ -157,7 +142,7 @@ class ShardedModel(LocalModel):
 
         With ``origin``, float32 [n], parameters are differences from it; it may be ``out``.
         """
-        gather_part(self.module, self.layout, start, out, origin)
+        super()._read(out, start, origin)
 
     def checksum(self) -> float:
         """Return 0: processes have different parts."""

@@ -12,13 +12,12 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterator, Mapping
-from itertools import zip_longest
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vcasgd.errors import InvalidUpdate, SpecError
+from vcasgd.errors import SpecError
 from vcasgd.learning.base import as_real, buffers_of, parameters_of
 from vcasgd.learning.layout import FLOATS, Layout, TensorEntry, TensorKind, as_kind
 
@@ -147,44 +146,24 @@ def is_sound(vector: Floats) -> bool:
     return True
 
 
-def gather(module: nn.Module, layout: Layout, floats: Tensor, integers: Tensor) -> None:
-    """Copy a module's state into preallocated CPU vectors.
+def gather(module: nn.Module, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Return a module's state in new CPU vectors.
 
     They are float32 ``[layout.floats]`` and int64 ``[layout.integers]``. The module can be on any
-    device and of any floating-point type. Raises :class:`SpecError` if the module has another
-    layout, and :class:`InvalidUpdate` if a vector has the wrong length.
+    device and of any floating-point type. Raises :class:`SpecError` if it has another layout.
     """
-    for tensor, part in _pairs(module, layout, floats, integers):
-        part.copy_(tensor.detach())
-    _gather_exact(module, layout, integers)
+    floats = new_vector(layout.floats)
+    gather_part(module, layout, 0, floats)
+    return floats, gather_integers(module, layout)
 
 
-def gather_difference(
-    module: nn.Module, layout: Layout, origin: Tensor, out: Tensor, integers: Tensor
-) -> None:
-    """Do what :func:`gather` does, into ``out``, but with ``origin`` subtracted from parameters.
-
-    Both are float32 ``[layout.floats]``, and may be the same vector. It takes no other memory for
-    a float32 model on the CPU.
-    """
-    pairs = _pairs(module, layout, out, integers)
-    for entry, (tensor, part) in zip(layout.entries, pairs, strict=True):
-        if entry.kind is TensorKind.PARAMETER:
-            torch.sub(tensor.detach().to(part), entry.view(origin, integers), out=part)
-        else:
-            part.copy_(tensor.detach())
-    _gather_exact(module, layout, integers)
-
-
-def scatter(floats: Tensor, integers: Tensor, module: nn.Module, layout: Layout) -> None:
+def scatter(floats: Floats, integers: Tensor, module: nn.Module, layout: Layout) -> None:
     """Copy the vectors into a module's state, in place and without autograd.
 
-    This is the inverse of :func:`gather` and raises the same errors. Tied tensors stay tied.
+    This is the inverse of :func:`gather` and raises the same error. Tied tensors stay tied.
     """
-    with torch.no_grad():
-        for tensor, part in _pairs(module, layout, floats, integers):
-            tensor.copy_(part)
-    _scatter_exact(module, layout, integers)
+    scatter_part(floats, 0, module, layout)
+    scatter_integers(integers, module, layout)
 
 
 def read_tensors(
@@ -223,16 +202,10 @@ def gather_part(
     sharded module (:mod:`vcasgd.learning.sharded_model`), those elements that this process has.
     Raises :class:`SpecError` as :func:`gather` does.
     """
-    before: Iterator[tuple[Tensor, int, Tensor]] = iter(())
-    if origin is not None:
-        # Parameters are the first pieces.
-        trained = min(max(0, layout.parameters - start), len(origin))
-        before = _pieces(module, layout, start, within(origin, 0, trained))
-    pieces = _pieces(module, layout, start, out)
-    for (tensor, first, part), other in zip_longest(pieces, before):
-        piece = tensor.detach().reshape(-1)[first : first + len(part)]
-        if other is not None:
-            torch.sub(piece.to(part), other[2], out=part)
+    for piece, at in _pieces(module, layout, start, len(out)):
+        part = out[at].view(piece.shape)
+        if origin is not None and start + at.stop <= layout.parameters:
+            torch.sub(piece.to(part), origin[at].view(piece.shape), out=part)
         elif _is_plain(piece) and _is_plain(part):
             np.copyto(part.numpy(), piece.numpy())
         else:
@@ -244,12 +217,8 @@ def scatter_part(floats: Floats, start: int, module: nn.Module, layout: Layout) 
 
     This is the inverse of :func:`gather_part`.
     """
-    for tensor, first, part in _pieces(module, layout, start, floats):
-        flat = tensor.reshape(-1)
-        flat[first : first + len(part)].copy_(part)
-        if not tensor.is_contiguous():
-            # It is a copy then, of a convolution's weight in channels_last for example.
-            tensor.copy_(flat.view(tensor.shape))
+    for piece, at in _pieces(module, layout, start, len(floats), writes=True):
+        piece.copy_(floats[at].view(piece.shape))
 
 
 def scatter_integers(integers: Tensor, module: nn.Module, layout: Layout) -> None:
@@ -257,9 +226,10 @@ def scatter_integers(integers: Tensor, module: nn.Module, layout: Layout) -> Non
     tensors = _tensors(module)
     for entry in layout.entries:
         if entry.kind not in FLOATS:
-            with torch.no_grad():
-                _tensor_of(entry, tensors).copy_(entry.view(integers, integers))
-    _scatter_exact(module, layout, integers)
+            _tensor_of(entry, tensors).copy_(entry.part_of(integers))
+    for entry, at in layout.exact:
+        tensor = tensors[entry.name]
+        tensor.copy_(refined(tensor, doubles_of(integers, at, entry).to(tensor.device)))
 
 
 def shift_part(floats: Floats, start: int, module: nn.Module, layout: Layout) -> None:
@@ -267,18 +237,12 @@ def shift_part(floats: Floats, start: int, module: nn.Module, layout: Layout) ->
 
     It does so in place and without autograd. Raises :class:`SpecError` as :func:`gather` does.
     """
-    for tensor, first, part in _pieces(module, layout, start, floats):
-        whole, added = tensor.detach(), part.to(tensor.device)
-        if whole.is_contiguous():
-            piece = whole.view(-1)[first : first + len(part)]
-            if _is_plain(piece):
-                np.add(piece.numpy(), added.numpy(), out=piece.numpy())
-            else:
-                piece.add_(added)
+    for piece, at in _pieces(module, layout, start, len(floats), writes=True):
+        added = floats[at].view(piece.shape).to(piece.device)
+        if _is_plain(piece):
+            np.add(piece.numpy(), added.numpy(), out=piece.numpy())
         else:
-            shift = torch.zeros(whole.numel(), device=whole.device)
-            shift[first : first + len(part)] = added
-            whole.add_(shift.view(whole.shape))
+            piece.add_(added)
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -288,12 +252,13 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _pieces(
-    module: nn.Module, layout: Layout, start: int, vector: Floats
-) -> Iterator[tuple[Tensor, int, Tensor]]:
-    """Yield the module's tensors that a vector has a piece of from element ``start`` on, each with
-    the first element of the piece in the tensor, and the piece of the vector. A tensor that is
-    sharded over processes is the part of this one."""
-    tensors, stop = _tensors(module), start + len(vector)
+    module: nn.Module, layout: Layout, start: int, length: int, *, writes: bool = False
+) -> Iterator[tuple[Tensor, slice]]:
+    """Yield the pieces of the module's tensors that are in ``length`` elements of its vector from
+    ``start`` on, each with its place among them. A tensor that is sharded over processes is the
+    part of this one. A whole one has its shape, and others have one dimension; what the caller
+    ``writes`` into a piece is in the tensor."""
+    tensors, stop = _tensors(module), start + length
     for entry in layout.entries:
         if entry.kind not in FLOATS or not (
             start < entry.offset + entry.size and entry.offset < stop
@@ -302,8 +267,17 @@ def _pieces(
         tensor, skipped = local_part(_tensor_of(entry, tensors))
         offset = entry.offset + skipped
         first, last = max(start, offset), min(stop, offset + tensor.numel())
-        if first < last:
-            yield tensor, first - offset, vector[first - start : last - start]
+        if first >= last:
+            continue
+        at = slice(first - start, last - start)
+        if last - first == tensor.numel():
+            yield tensor, at
+        else:
+            flat = tensor.reshape(-1)
+            yield flat[first - offset : last - offset], at
+            if writes and not tensor.is_contiguous():
+                # It is a copy then, of a convolution's weight in channels_last for example.
+                tensor.copy_(flat.view(tensor.shape))
 
 
 def local_part(tensor: Tensor) -> tuple[Tensor, int]:
@@ -330,8 +304,9 @@ def gather_integers(module: nn.Module, layout: Layout) -> Tensor:
     tensors = _tensors(module)
     for entry in layout.entries:
         if entry.kind not in FLOATS:
-            entry.view(out, out).copy_(_tensor_of(entry, tensors))
-    _gather_exact(module, layout, out)
+            entry.part_of(out).copy_(_tensor_of(entry, tensors))
+    for entry, at in layout.exact:
+        doubles_of(out, at, entry).copy_(tensors[entry.name])
     return out
 
 
@@ -384,35 +359,11 @@ def refined(rounded: Tensor, exact: Tensor) -> Tensor:
     return torch.where(near, exact, rounded)
 
 
-def _gather_exact(module: nn.Module, layout: Layout, integers: Tensor) -> None:
-    tensors = _tensors(module) if layout.doubles else {}
-    for entry, at in layout.exact:
-        doubles_of(integers, at, entry).copy_(tensors[entry.name])
-
-
-def _scatter_exact(module: nn.Module, layout: Layout, integers: Tensor) -> None:
-    tensors = _tensors(module) if layout.doubles else {}
-    for entry, at in layout.exact:
-        tensor = tensors[entry.name]
-        with torch.no_grad():
-            tensor.copy_(refined(tensor, doubles_of(integers, at, entry).to(tensor.device)))
-
-
 def exact_parameters(module: nn.Module, layout: Layout) -> list[tuple[TensorEntry, Tensor]]:
     """Return the trained tensors that are exact in the vectors, without their gradients."""
     tensors = _tensors(module) if layout.doubles else {}
     found = [entry for entry, _ in layout.exact if entry.kind is TensorKind.PARAMETER]
     return [(entry, tensors[entry.name]) for entry in found]
-
-
-def _pairs(
-    module: nn.Module, layout: Layout, floats: Tensor, integers: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each tensor of the module with the view of the same shape in the vectors."""
-    _check_lengths(layout, floats, integers)
-    tensors = _tensors(module)
-    for entry in layout.entries:
-        yield _tensor_of(entry, tensors), entry.view(floats, integers)
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -432,12 +383,3 @@ def _tensor_of(entry: TensorEntry, tensors: Mapping[str, Tensor]) -> Tensor:
             field="task",
         )
     return tensor
-
-
-def _check_lengths(layout: Layout, floats: Tensor, integers: Tensor) -> None:
-    for vector, expected in ((floats, layout.floats), (integers, layout.integers)):
-        if vector.shape != (expected,):
-            raise InvalidUpdate(
-                f"a vector has shape {list(vector.shape)} instead of [{expected}]",
-                reason="length",
-            )
