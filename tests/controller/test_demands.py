@@ -257,7 +257,7 @@ class Budgets:
 
     @property
     def remembered(self) -> str:
-        """What the demands and the speeds hold, as text."""
+        """Return the state of the demands and the speeds as text."""
         return f"{vars(self.demands)} {vars(self.speeds)}"
 
     def submit(self, budget: float | None) -> JobRecord:

@@ -44,7 +44,7 @@ WAITS = "all machines are in use now: the job waits until these are free"
 
 @dataclass(frozen=True)
 class PlannedWork(Workload):
-    """What earlier jobs measured, and what the user says instead.
+    """Measurements of earlier jobs, and what the user says instead.
 
     ``samples_given``: the user gave ``samples``. ``rate_given``, samples per second of one machine,
     replaces ``rates``, and ``parameters`` replaces ``bytes_per_sample``.

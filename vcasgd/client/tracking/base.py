@@ -43,7 +43,7 @@ EVALUATIONS_NAMED = 200
 
 
 class Stored(BaseModel):
-    """What an export keeps for the next one, in a file or as text."""
+    """State that an export keeps for the next one, in a file or as text."""
 
     model_config = ConfigDict(frozen=True)
 

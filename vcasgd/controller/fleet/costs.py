@@ -261,7 +261,7 @@ def _doing(one: Machine, joined: Collection[str]) -> Doing:
 
 @dataclass
 class _Measured:
-    """What is known of an active job's machines."""
+    """Measurements of an active job's machines."""
 
     workload: Workload
     #: Process, time, and number of the first samples of each worker.
