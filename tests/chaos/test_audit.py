@@ -7,12 +7,8 @@ import random
 import subprocess
 import sys
 import threading
-import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,10 +16,9 @@ from pydantic import SecretStr
 from support.fuzzer import Fuzzer
 from support.hostile import Hostile
 
-from vcasgd import chaos
-from vcasgd.chaos.audit import UNREPLICATED, AuditReport, KillGroup, audit, describe
+from vcasgd.chaos.audit import UNREPLICATED, AuditReport, audit, describe
 from vcasgd.chaos.audited_job import AuditedJob, counting_spec
-from vcasgd.chaos.killers import Fault, Killer, Target
+from vcasgd.chaos.killers import Target
 from vcasgd.errors import VcasgdError
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobState
@@ -97,33 +92,6 @@ def test_skipped_samples_are_those_that_are_missing(skipped: int, lost: int) -> 
 
 def test_fault_that_did_not_fire_fails_the_audit() -> None:
     assert not AuditReport(seed=0, failure="the fault did not fire").passed
-
-
-class Switching(Counter[str]):
-    """A counter that lets other threads run whenever it is made."""
-
-    def __init__(self, *counted: Any) -> None:
-        super().__init__(*counted)
-        time.sleep(0.05)
-
-
-def test_kills_that_end_together_are_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given three kills of a group that fire at the same time, and whose targets recover
-    class Together(Killer):
-        _ready = threading.Barrier(3)
-
-        def fire(self, target: Target, rng: random.Random) -> Fault:
-            self._ready.wait()
-            return Fault(target, "pid 1", time.time(), lambda: True)
-
-    monkeypatch.setattr(chaos.audit, "Killer", Together)
-    monkeypatch.setattr(chaos.audit, "Counter", Switching)
-    report, targets = AuditReport(seed=0), (Target.WORKER, Target.WORKER, Target.HEAD)
-    run = chaos.audit._Run(Mock(has_ended=lambda: False), report, print)
-    # When they are done
-    run.kill_all([KillGroup(targets, 0.0, False)], random.Random(0))
-    # Then each of them counts
-    assert report.kills == {Target.WORKER: 2, Target.HEAD: 1}
 
 
 class HostileJobs(threading.Thread):

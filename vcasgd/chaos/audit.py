@@ -166,6 +166,7 @@ class _Run:
             heartbeat=HEARTBEAT, services=job.services,
         )  # fmt: skip
         self._recoveries: defaultdict[str, list[float]] = defaultdict(list)
+        self._fired: list[str] = []
         self._watchers: list[threading.Thread] = []
         self._problems: list[str] = []
 
@@ -181,8 +182,7 @@ class _Run:
                 self._kill(group, rng)
             self._await_recovery()
         finally:
-            fired = (fault.partition(":")[0] for fault in self._report.faults)
-            self._report.kills = dict(Counter(fired))
+            self._report.kills = dict(Counter(self._fired))
 
     def _kill(self, group: KillGroup, rng: random.Random) -> None:
         if self._job.has_ended():
@@ -207,6 +207,8 @@ class _Run:
             raise StackError("; ".join(errors))
 
     def _watch(self, fault: Fault) -> None:
+        # Threads of a group append at the same time, which needs no lock.
+        self._fired.append(fault.target)
         self._report.faults.append(f"{fault.target}: {fault.name}")
         watcher = threading.Thread(target=self._measure, args=(fault,), daemon=True)
         self._watchers.append(watcher)

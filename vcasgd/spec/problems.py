@@ -15,7 +15,7 @@ from vcasgd.spec.update import RULES
 
 #: Errors of other fields in one message.
 MAX_OTHERS = 5
-#: What values have to be, by pydantic's types of errors, in words of people who don't know it.
+#: Plain text for pydantic's error types.
 _KINDS = {
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
