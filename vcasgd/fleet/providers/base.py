@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
@@ -137,7 +138,7 @@ class LaunchOrder(Generic[Spec]):
     spot: bool
 
 
-class Provider(Generic[Spec]):
+class Provider(ABC, Generic[Spec]):
     """Source of machines. Several processes and threads may call all public methods.
 
     Each of them raises a :class:`~vcasgd.errors.FleetError` if the cloud can't be reached or
@@ -146,7 +147,7 @@ class Provider(Generic[Spec]):
     :class:`~vcasgd.errors.CloudUnavailable`, :class:`~vcasgd.errors.Throttled`,
     :class:`~vcasgd.errors.CloudDenied`, :class:`~vcasgd.errors.InvalidRequest`.
 
-    Subclasses implement ``_offer``, ``_launch``, ``machines``, ``terminate``, and ``evict``.
+    Subclasses implement ``_offer`` and ``_launch``, or what calls them, beside abstract methods.
     """
 
     #: ``local``, ``aws``, ``gcp``, ``join``, ``slurm``, ``kubernetes``, or ``exec``.
@@ -211,13 +212,13 @@ class Provider(Generic[Spec]):
         """Return how many machines the provider has; None if only a launch can determine it."""
         return None
 
+    @abstractmethod
     def machines(self) -> list[Machine]:
         """Return all machines with the cluster's tag that are not ``GONE``.
 
         This includes machines whose pool was removed. New machines may be listed some seconds late,
         and dead ones for some seconds more.
         """
-        raise NotImplementedError
 
     def boot_error(self, machine_id: str) -> str | None:
         """Return the boot error that a machine reported, in one line; None without one.
@@ -227,21 +228,21 @@ class Provider(Generic[Spec]):
         """
         return self._boot_errors.get(machine_id)
 
+    @abstractmethod
     def terminate(self, *machine_ids: str) -> None:
         """End machines that are no longer needed. Idempotent; ignores those that don't exist.
 
         Returns soon; the machines may be listed for a while longer. One that can't be ended keeps
         no other one alive: its error is raised at the end.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:
         """Give a real notice, as the cloud would, and take the machine at its end.
 
         None means the cloud's usual notice time. Does nothing if the machine has a notice or
         doesn't exist. Raises :class:`~vcasgd.errors.FleetError` if the cloud doesn't support it.
         """
-        raise NotImplementedError
 
     def kill(self, machine_id: str) -> None:
         """Take a machine without notice. Idempotent; does nothing if there is none.
@@ -254,9 +255,11 @@ class Provider(Generic[Spec]):
         """Release connections, if there are any. The machines stay."""
 
     def _offer(self, spec: Spec, zone: str, kind: str) -> Offer:
+        """Return one offer; a provider that overrides :meth:`offers` needs none."""
         raise NotImplementedError
 
     def _launch(self, order: LaunchOrder[Spec]) -> list[str]:
+        """Launch machines; a provider that overrides :meth:`launch` needs no such method."""
         raise NotImplementedError
 
     def _pool(self, name: str) -> Spec:
