@@ -23,7 +23,8 @@ from vcasgd.learning.vector import Floats, MappedVector
 from vcasgd.store.tensors.header import Header
 from vcasgd.worker import shard_link
 from vcasgd.worker.exchange import Exchange
-from vcasgd.worker.own_copy import Moved, OwnPart
+from vcasgd.worker.own_copy import OwnCopy
+from vcasgd.worker.own_part import Moved, OwnPart
 from vcasgd.worker.shard_link import LinkState
 from vcasgd.worker.update_queue import UpdateQueue
 from vcasgd.worker.vectors import Vector, VectorPool
@@ -51,6 +52,11 @@ class Trainee:
         self.model = torch.empty(0)
         self.position = self.pushes = 0
 
+    @property
+    def copy(self) -> OwnCopy:
+        assert self.exchange.copy is not None
+        return self.exchange.copy
+
     def close(self) -> None:
         self.exchange.close()
         for node in self.nodes:
@@ -69,12 +75,14 @@ class Trainee:
         self.follow()
 
     def follow(self, *, wait: bool = False) -> None:
+        if self.exchange.copy is None:
+            return
         every = range(len(self.pair.nodes)) if wait else ()
-        for part, shift in self.exchange.take_shifts(wait=every):
+        for part, shift in self.copy.take_shifts(wait=every):
             part.of(self.model).add_(shift.memory[:])
             shift.release()
         if not wait:
-            self.exchange.follow()
+            self.copy.follow()
 
     def push(self, start: int) -> None:
         self.push_parts(dict.fromkeys(range(len(self.pair.nodes)), start))
@@ -91,7 +99,7 @@ class Trainee:
             out[:].copy_(part.of(self.model))
 
         headers = {shard: {**fields, "start": start} for shard, start in starts.items()}
-        self.exchange.push_copy(headers, 0, read, torch.zeros(1).long(), last=True)
+        self.copy.push(headers, 0, read, torch.zeros(1).long(), last=True)
 
     def train(self, samples: int) -> None:
         start = self.position
@@ -106,7 +114,7 @@ class Trainee:
         def has_all() -> bool:
             self.follow()
             newest = all((link.version or (0,))[0] >= version for link in self.exchange)
-            return newest and not self.exchange.merging
+            return newest and not (self.exchange.copy and self.copy.merging)
 
         await_truth(has_all)
 
@@ -239,7 +247,7 @@ def test_after_a_rejected_update_the_copy_is_given_up(
         return worker.exchange.settle().rework == {0}
 
     await_truth(is_given_up)
-    assert not worker.exchange.keeps_copy
+    assert worker.exchange.copy is None
     worker.exchange.refresh(again=True)
     assert torch.equal(worker.exchange.base.floats, job.world.delta(0, 0, 1))
 
@@ -260,7 +268,7 @@ def test_a_copy_that_is_not_finite_is_an_error_and_never_pushed(
         return False
 
     await_truth(is_raised)
-    assert not worker.exchange.keeps_copy
+    assert worker.exchange.copy is None
     commit()
     assert not job.published().any()
 
@@ -318,7 +326,7 @@ def test_a_copy_goes_back_with_a_model_that_was_lost(
     def has_none() -> bool:
         worker.follow()
         lost = all(link.version == (0, 0) for link in worker.exchange)
-        return lost and not worker.exchange.merging
+        return lost and not worker.copy.merging
 
     worker.start()
     await_truth(has_none)

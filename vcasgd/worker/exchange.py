@@ -7,14 +7,8 @@ The exchange owns all vectors. The training borrows them, from one hand-over to 
 - :meth:`Exchange.lend` lends memory for the interval's update.
 - :meth:`Exchange.push` takes the update back, and returns at once.
 
-A worker can also keep its own copy of the model (:mod:`vcasgd.worker.own_copy`). Its training then
-calls :meth:`Exchange.follow` after each local step, instead of :meth:`Exchange.refresh` before each
-interval, and :meth:`Exchange.push_copy` instead of :meth:`Exchange.push`, and waits for nothing.
-With other workers, it pushes one or a few shards at a time, in turn, as soon as the last ones are
-back: :meth:`Exchange.next_turn`.
-
-The parts of the base may have different versions: each shard is as new as its own store node
-could make it. The next base is fetched into other memory, from all nodes at the same time.
+A worker can also keep its own copy of the model, :attr:`Exchange.copy`. Its training then follows
+that instead of calling :meth:`Exchange.refresh` and :meth:`Exchange.push`.
 """
 
 from __future__ import annotations
@@ -22,10 +16,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -33,29 +26,25 @@ from torch import Tensor
 
 from vcasgd.errors import SnapshotMissing, StoreError, StoreUnavailable, VcasgdError
 from vcasgd.learning.encodings.encoder import Encoder, step_format
-from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.layout import Layout
-from vcasgd.learning.shards import Cut, ShardRange
-from vcasgd.learning.vector import Floats, copy_floats, counted, within
+from vcasgd.learning.shards import Cut
+from vcasgd.learning.vector import Floats
 from vcasgd.spec.update import Update
 from vcasgd.store.connection import RedisClient
-from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.sharded import MAPPED_SHARDS
-from vcasgd.store.tensors.snapshot import Meta, RoundFacts
 from vcasgd.store.tensors.snapshot_index import nodes_of
+from vcasgd.worker.base_vectors import BaseVectors
 from vcasgd.worker.interval import Base, continued, encoded_counters, with_counters
-from vcasgd.worker.own_copy import Difference, OwnCopy, Turn
+from vcasgd.worker.own_copy import OwnCopy
+from vcasgd.worker.shard_encoders import ShardEncoders
 from vcasgd.worker.shard_link import LinkState, ShardLink
 from vcasgd.worker.update_queue import MAX_UNAPPLIED, Settled
-from vcasgd.worker.vectors import Vector, VectorPool, await_device
+from vcasgd.worker.vectors import Vector, VectorPool
 
 #: Seconds to wait for a node, in addition to twice the time of the fastest one.
 LATE_SECONDS = 0.5
 #: Seconds between two polls while a server that the worker waits for doesn't answer.
 RETRY_SECONDS = 0.05
-#: Seconds between two looks for a newer version of a shard that has no update of this worker under
-#: way, while it keeps a copy.
-LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -88,29 +77,17 @@ class Exchange:
         #: Number of store nodes of the job, and the node of each shard.
         self.store_nodes = 1
         self._node_of: tuple[RedisClient, ...] = ()
-        self._encoders: list[Encoder] = []
-        #: Guards the encoders: the links' threads encode what a worker's copy has learned.
-        self._encoding = threading.Lock()
+        self._encoders = ShardEncoders(())
         #: Memory of vectors on the CPU.
         self._pool, self._layout = VectorPool(0), Layout(())
         self._device, self._mapped = torch.device("cpu"), False
-        #: The base, and the next one while parts of it are fetched.
-        self._base = self._pool.take()
-        self._next: Vector | None = None
-        self._integers = torch.empty(0, dtype=torch.int64)
-        self._round = RoundFacts()
+        self._bases = BaseVectors(self._pool, 0)
         #: Start of the interval in progress if it isn't the base, and memory for its update.
         self._start: Vector | None = None
         self._lent: Vector | None = None
         self._own: OwnUpdate | None = None
-        #: Rollbacks before the last interval.
-        self._rollbacks = 0
         #: This worker's own copy while it keeps one.
-        self._copy: OwnCopy | None = None
-        #: Shards whose part of the base is older than their version.
-        self._stale: set[int] = set()
-        #: Seconds of the last exchange of a copy, until they are taken.
-        self._exchanged: float | None = None
+        self.copy: OwnCopy | None = None
         self._discarded = 0
         self._adopts = False
 
@@ -143,8 +120,10 @@ class Exchange:
         self._adopts = adopts
         self._pool = VectorPool(cut.floats, mapped=mapped)
         self._mapped, self._device = mapped, torch.device(device)
-        self._base, self._layout = self._pool.take(), layout
-        self._encoders = [Encoder(update, layout, part, mapped=mapped) for part in cut.parts]
+        self._bases, self._layout = BaseVectors(self._pool, cut.shards), layout
+        self._encoders = ShardEncoders(
+            [Encoder(update, layout, part, mapped=mapped) for part in cut.parts]
+        )
         most = MAPPED_SHARDS if mapped else 2 * cut.shards
         vector_slots = {node: threading.Semaphore(most) for node in self._node_of}
         self._links = tuple(
@@ -178,8 +157,8 @@ class Exchange:
 
     def close(self) -> None:
         """End the threads of all links."""
-        if self._copy is not None:
-            self._copy.close()
+        if self.copy is not None:
+            self.copy.close()
         for link in self._links:
             link.close()
 
@@ -234,49 +213,35 @@ class Exchange:
         fields = {**fields, "integers": encoded_counters(counters)}
         vector = self._lent.hold() if self._lent else None
         for shard in shards:
-            with self._encoding:
-                payload = self._encoders[shard].encode(update, last=last)
-            header = self._header(fields, shard, codec=payload.codec, size=len(payload))
-            self._links[shard].push(header, epoch, payload, *([vector] if vector else []))
+            link, payload = self._links[shard], self._encoders.encode(shard, update, last=last)
+            rollbacks, size = self._encoders.rollbacks, len(payload)
+            header = link.header(fields, rollbacks, codec=payload.codec, size=size)
+            link.push(header, epoch, payload, *([vector] if vector else []))
         self._end_interval()
         if vector is not None:
             if keep:
                 self._own = OwnUpdate(vector.hold(), shards, counters)
             vector.release()
 
-    def _header(self, fields: Mapping[str, Any], shard: int, *, codec: str, size: int) -> Header:
-        version = self._links[shard].version
-        assert version is not None
-        own = {"shard": shard, "base": version[0], "rollbacks": self._rollbacks,
-               "codec": codec, "size": size}  # fmt: skip
-        if shard:
-            own |= {"integers": "", "logged": ()}
-        return Header(**{**fields, **own})
-
     def has_residual(self, shards: Collection[int]) -> bool:
         """Return True if an encoding keeps back a part of the updates of one of the shards."""
-        return any(
-            self._encoders[shard].has_residual
-            or not (self._encoders[shard].is_exact or self._links[shard].updates.encoded)
-            for shard in shards
-        )
+        return self._encoders.have_residual([self._links[shard] for shard in shards])
 
     def settle(self) -> Settled:
         """Ask what became of the updates; return the outcomes since the last call.
 
         A worker that keeps a copy doesn't wait for the answers.
         """
-        if self._copy is not None:
-            for _, shift in self.take_shifts():
-                # No interval is in progress: the next one loads the start, which has moved.
-                shift.release()
-                self._copy.is_loaded = False
+        if self.copy is not None:
+            # No interval is in progress.
+            self.copy.skip_shifts()
             return self.settle_beside()
         return self._settle({link: link.poll() for link in self._responsive()})
 
     def settle_beside(self) -> Settled:
         """Do what :meth:`settle` does between two intervals of a worker that keeps a copy."""
-        self.follow()
+        if self.copy is not None:
+            self.copy.follow()
         return self._take_settled()
 
     def _settle(self, polls: Mapping[ShardLink, Future[Any]]) -> Settled:
@@ -383,12 +348,12 @@ class Exchange:
         version = self._links[0].version
         assert version is not None
         return Base(
-            self._base.memory,
-            self._integers,
+            self._bases.memory,
+            self._bases.integers,
             rollbacks=self.rollbacks,
             restorations=min(link.restorations for link in self._links),
             version=version[0],
-            round=self._round,
+            round=self._bases.round,
         )
 
     @property
@@ -404,14 +369,12 @@ class Exchange:
         """
         self._end_interval()
         base, own = self.base, self._own
-        if self._copy is not None:
-            return self._continue_copy(self._copy, base, loaded=loaded)
-        if base.rollbacks != self._rollbacks:
+        if self.copy is not None:
+            return self._continue_copy(self.copy, base, loaded=loaded)
+        if base.rollbacks != self._encoders.rollbacks:
             # Nothing of the training that went back is kept.
-            self._rollbacks, own = base.rollbacks, None
-            with self._encoding:
-                for encoder in self._encoders:
-                    encoder.reset()
+            self._encoders.follow_rollback(base.rollbacks)
+            own = None
         if own is not None:
             lacking = [self._links[shard] for shard in own.shards]
             parts = [link.part for link in lacking if link.lacks_last]
@@ -422,15 +385,11 @@ class Exchange:
                 base = with_counters(base, self._layout, own.counters)
         if keep_copy:
             # What the last update has is in the start, or in the base.
-            self._copy = OwnCopy(
-                [link.part for link in self._links],
-                base.floats,
-                base.integers,
-                self._device,
-                [link.settled for link in self._links],
+            self.copy = OwnCopy(
+                *(base, self._links, self._bases, self._encoders, self._layout, self._device),
+                adopts=self._adopts,
                 mapped=self._mapped,
             )
-            self._copy.is_loaded = False
             self._discarded = self._count_discarded()
         self._drop_own()
         if keep_copy:
@@ -440,13 +399,8 @@ class Exchange:
 
     def _continue_copy(self, copy: OwnCopy, base: Base, *, loaded: bool) -> Base:
         """Return the base of an interval of the copy, with a vector if the model has to load it."""
-        if continues := loaded and copy.is_loaded:
-            floats = self._base.memory
-        else:
-            assert copy.is_even, "what it has learned would be lost"
-            for _, shift in self.take_shifts(wait=range(len(self._links))):
-                # The starts have moved.
-                shift.release()
+        floats, continues = base.floats, loaded and copy.is_loaded
+        if not continues:
             self._start = self._pool.take()
             copy.read_start(self._start.memory)
             floats = self._start.memory
@@ -454,195 +408,27 @@ class Exchange:
         copy.is_loaded = False
         return replace(base, floats=floats, integers=copy.integers, continues=continues)
 
-    # -- a copy of its own -------------------------------------------------------------------------
-
-    @property
-    def keeps_copy(self) -> bool:
-        """True if the worker keeps its own copy of the model."""
-        return self._copy is not None
-
     @property
     def unpushed(self) -> bool:
         """True if the copy has progress that was pushed to some of the shards only."""
-        return self._copy is not None and not self._copy.is_even
-
-    @property
-    def merging(self) -> bool:
-        """True while what the worker's copy has to move by isn't taken."""
-        return self._copy is not None and self._copy.merging
-
-    def follow(self) -> None:
-        """Continue the exchange beside the training.
-
-        Never waits. Raises errors that don't pass by themselves.
-        """
-        copy = self._copy
-        if copy is None:
-            return
-        for link, own in zip(self._links, copy.parts, strict=True):
-            if own.merging:
-                continue
-            if link.state is LinkState.FETCHED:
-                if link.updates.encoded:
-                    self._merge(copy, link)
-            elif link.state is LinkState.IDLE:
-                self._ask(copy, link)
-        self._end_turn(copy)
-
-    def _ask(self, copy: OwnCopy, link: ShardLink) -> None:
-        """Continue with a link that waits for nothing."""
-        link.check()
-        # At once: once the copy is dropped, a version that waits here could be taken for a base.
-        if self._adopts and (meta := link.adopt()):
-            self._describe(link, meta)
-            copy.settle(link.part.shard, link.settled)
-            self._release_base()
-        elif link.sees_newer:
-            link.fetch(*self._memory_of(link))
-        elif link.lacks_last:
-            link.watch(*self._memory_of(link), adopts=self._adopts)
-        elif time.monotonic() - link.asked_at >= LOOK_SECONDS:
-            link.poll(newer=True)
-
-    def _merge(self, copy: OwnCopy, link: ShardLink) -> None:
-        """Start to move the copy's part to the version that was fetched."""
-        shard, (version, base) = link.part.shard, self._memory_of(link)
-        self._describe(link, link.take())
-        copy.settle(shard, link.settled)
-        if self.went_back:
-            return
-        if link.follows_steps:
-            # The next steps lead from it.
-            self._stale.discard(shard)
-            copy.parts[shard].merge(version, link.settled, link.run, keep=base)
-        else:
-            self._release_base()
-            copy.parts[shard].merge(version, link.settled, link.run)
-
-    def _describe(self, link: ShardLink, meta: Meta) -> None:
-        """Record that a shard's part of the base is older than its version ``meta``."""
-        if link.part.shard == 0:
-            self._integers, self._round = meta.integer_vector(), meta.round
-        self._stale.add(link.part.shard)
-
-    def _release_base(self) -> None:
-        if len(self._stale) == len(self._links) and len(self._base.memory):
-            # It isn't needed before all of it is fetched again.
-            self._base.release()
-            self._base = VectorPool(0).take()
-            self._pool.trim()
-
-    def _end_turn(self, copy: OwnCopy) -> None:
-        turn = copy.turn
-        if turn is None or any(self._links[shard].lacks_last for shard in turn.shards):
-            return
-        seconds = time.monotonic() - turn.started_at
-        self._exchanged, copy.turn = seconds * len(self._links) / len(turn.shards), None
-
-    def take_exchange_seconds(self) -> float | None:
-        """Return how long an exchange of the whole copy takes, once after each exchange."""
-        seconds, self._exchanged = self._exchanged, None
-        return seconds
-
-    def next_turn(self, count: int) -> tuple[int, ...]:
-        """Return the ``count`` shards to push next; none while others are under way.
-
-        They are those that were published the longest ago, so all workers push the same ones,
-        however they began.
-        """
-        copy = self._copy
-        if copy is None or any(link.lacks_last for link in self._links):
-            return ()
-        order = sorted(self._links, key=lambda link: (link.published_at, link.part.shard))
-        turn = sorted(link.part.shard for link in order[:count])
-        return () if any(copy.parts[shard].merging for shard in turn) else tuple(turn)
-
-    def take_shifts(self, *, wait: Collection[int] = ()) -> list[tuple[ShardRange, Vector]]:
-        """Return what parts of the copy have to move by, which the caller releases.
-
-        Waits for the shards to ``wait`` for if their shifts are being computed.
-        """
-        if self._copy is None:
-            return []
-        shifts = []
-        for link, own in zip(self._links, self._copy.parts, strict=True):
-            shift = own.take_shift(wait=link.part.shard in wait)
-            if shift is not None:
-                shifts.append((link.part, shift))
-        return shifts
-
-    def push_copy(
-        self,
-        fields: Mapping[int, Mapping[str, Any]],
-        epoch: int,
-        read: Callable[[ShardRange, Floats], None],
-        integers: Tensor,
-        *,
-        last: bool,
-    ) -> None:
-        """Push what the copy has more in some shards than at their last push.
-
-        ``fields`` are those of each shard's header. ``read(part, out)`` copies a part of the model
-        into memory on its device, float32 [part.floats]; ``integers``, int64 [k], are its counters.
-        """
-        copy = self._copy
-        assert copy is not None
-        copy.integers = integers
-        pushed = {}
-        for shard in fields:
-            end = copy.parts[shard].lend()
-            read(self._links[shard].part, end.memory)
-            pushed[shard] = end
-        await_device(self._device)
-        for shard, end in pushed.items():
-            more: dict[str, str] = {}
-            if shard == 0:
-                before = copy.pushed_integers
-                changed = counted(self._layout, before, integers)
-                more = {"integers": encoded_counters(changed)}
-                copy.pushed_integers = integers
-            link = self._links[shard]
-            difference = copy.parts[shard].advance(end, link.updates.added + 1)
-            end.release()
-            header = self._header({**fields[shard], **more}, shard, codec="", size=0)
-            encode = partial(self._encode_part, shard, difference, self._rollbacks, last=last)
-            link.push(header, epoch, encode, *difference.vectors)
-            difference.release()
-        copy.is_even, copy.is_loaded = len(fields) == len(self._links), True
-        # Another one under way would be measured, too.
-        measured = bool(fields) and copy.turn is None
-        copy.turn = Turn(tuple(fields), time.monotonic()) if measured else copy.turn
-
-    def _encode_part(
-        self, shard: int, difference: Difference, rollbacks: int, *, last: bool
-    ) -> EncodedVector:
-        vector = self._links[shard].with_vector_slot(difference.compute)
-        with self._encoding:
-            encoded = self._encoders[shard].encode_part(vector, last=last)
-            if rollbacks != self._rollbacks:
-                # What it has kept back is of a model that diverged.
-                self._encoders[shard].reset()
-        return encoded
+        return self.copy is not None and not self.copy.is_even
 
     @property
     def went_back(self) -> bool:
-        """True if the worker's copy has to be given up, because the model went back: to an earlier
-        one, or to a server that lacks updates which were applied."""
-        copy = self._copy
-        return copy is not None and (self.rollbacks != self._rollbacks or copy.fell_back)
+        """True if the worker's copy has to be given up: see :attr:`OwnCopy.went_back`."""
+        return self.copy is not None and self.copy.went_back
 
     def _count_discarded(self) -> int:
         return sum(link.updates.discarded for link in self._links)
 
     def drop_copy(self) -> None:
         """Start the next interval from a base again, which :meth:`refresh` has to fetch."""
-        if self._copy is None:
+        if self.copy is None:
             return
-        self._copy.close()
-        self._copy = None
-        for shard in self._stale:
+        self.copy.close()
+        self.copy = None
+        for shard in self._bases.take_outdated():
             self._links[shard].version = None
-        self._stale.clear()
 
     def refresh(self, *, again: bool) -> Settled:
         """Make the base as new as possible; return the outcomes of updates since the last call.
@@ -660,7 +446,7 @@ class Exchange:
                 polls[link] = link.poll(newer=True)
         _wait_for(polls, one_by_one=self._mapped)
         _wait_for(self._fetch(self._links), one_by_one=self._mapped)
-        self._take_over()
+        self._bases.take_over(self._links)
         for link in self._links:
             while link.version is None and link.state is not LinkState.FETCHED:
                 link.poll(newer=True).result()
@@ -668,7 +454,7 @@ class Exchange:
                     call.result()
                 if link.last_error:
                     raise link.last_error
-        self._take_over()
+        self._bases.take_over(self._links)
         return self._take_settled()
 
     def prefetch(self, seconds: float) -> None:
@@ -680,47 +466,11 @@ class Exchange:
         needed_at = time.monotonic() + seconds
         for link in self._links:
             if link.state is LinkState.IDLE and link.updates.max_unapplied > 1:
-                link.fetch(*self._memory_of(link), needed_at=needed_at)
+                link.fetch(*self._bases.parts(link.part), needed_at=needed_at)
 
-    def _fetch(self, links: Iterable[ShardLink]) -> dict[ShardLink, Future[Any]]:
-        return {link: link.fetch(*self._memory_of(link)) for link in links if link.sees_newer}
-
-    def _memory_of(self, link: ShardLink) -> tuple[Floats, Floats]:
-        """Return a shard's parts of the next and of the present base."""
-        if self._next is None:
-            self._next = self._pool.take()
-        part, vectors = link.part, (self._next.memory, self._base.memory)
-        following, present = (within(each, part.start, part.stop) for each in vectors)
-        return following, present
-
-    def _take_over(self) -> None:
-        """Make the base of what was fetched."""
-        ready = [link for link in self._links if link.state is LinkState.FETCHED]
-        if len(ready) == len(self._links):
-            assert self._next is not None
-            self._base, self._next = self._next, self._base
-        elif ready:
-            self._own_base()
-        for link in ready:
-            if len(ready) < len(self._links):
-                assert self._next is not None
-                link.part.of(self._base.memory).copy_(link.part.of(self._next.memory))
-            meta = link.take()
-            if link.part.shard == 0:
-                self._integers, self._round = meta.integer_vector(), meta.round
-        # A late link may still write its part.
-        if self._next and all(link.state is LinkState.IDLE for link in self._links):
-            self._next.release()
-            self._next = None
-        self._stale -= {link.part.shard for link in ready}
-
-    def _own_base(self) -> None:
-        """Copy the base if the start of an interval has the same memory, or there is none."""
-        if self._base.shared or not len(self._base.memory):
-            base = self._pool.take()
-            copy_floats(self._base.memory, base.memory)
-            self._base.release()
-            self._base = base
+    def _fetch(self, links: Sequence[ShardLink]) -> dict[ShardLink, Future[Any]]:
+        newer = [link for link in links if link.sees_newer]
+        return {link: link.fetch(*self._bases.parts(link.part)) for link in newer}
 
     def _end_interval(self) -> None:
         """Release what the last interval borrowed."""

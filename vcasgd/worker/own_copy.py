@@ -1,265 +1,245 @@
 """A worker's own copy of the model, whose training continues during exchanges.
 
-The copy is never replaced. It has a part for each shard. When a part is pushed, its state is noted,
-and the difference to the state at the last push becomes an update, beside the training. When a new
-version W of a shard is there, its part moves by ``W + own updates that W lacks − start``, and so
-does the start, from which the next update counts: what was trained since stays, and is what the
-next update has. Statistics stay those of the copy.
+The copy is never replaced. It has a part for each shard (:mod:`vcasgd.worker.own_part`). The
+training calls :meth:`OwnCopy.follow` after each local step, :meth:`OwnCopy.take_shifts` for what
+the model has to move by, and :meth:`OwnCopy.push` at the end of an interval, and waits for nothing.
+With other workers, it pushes one or a few shards at a time, in turn, as soon as the last ones are
+back: :meth:`OwnCopy.next_turn`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vcasgd.errors import NonFiniteLoss
+from vcasgd.learning.encodings.payload import EncodedVector
+from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import ShardRange
-from vcasgd.learning.vector import (
-    PIECE_FLOATS,
-    Floats,
-    MappedVector,
-    copy_floats,
-    is_sound,
-    within,
-)
-from vcasgd.worker.interval import add
-from vcasgd.worker.vectors import Vector, VectorPool, beside_training
+from vcasgd.learning.vector import Floats, copy_floats, counted, within
+from vcasgd.worker.base_vectors import BaseVectors
+from vcasgd.worker.interval import Base, encoded_counters
+from vcasgd.worker.own_part import Difference, OwnPart
+from vcasgd.worker.shard_encoders import ShardEncoders
+from vcasgd.worker.shard_link import LinkState, ShardLink
+from vcasgd.worker.vectors import Vector, await_device
 
-#: Runs a function in another thread.
-Run = Callable[[Callable[[], "Moved"]], "Future[Moved]"]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The update of a part, which is computed later. It holds its vectors, float32 [floats]."""
-
-    part: ShardRange
-    end: Vector
-    start: Vector
-    update: Vector
-
-    @property
-    def vectors(self) -> tuple[Vector, ...]:
-        """All vectors, first the one that the update is written into."""
-        return self.update, self.end, self.start
-
-    def compute(self) -> Floats:
-        """Write the update, and return it. Raises :class:`NonFiniteLoss`."""
-        end, start, update = self.end.memory, self.start.memory, self.update.memory
-        with beside_training(self.end.device):
-            for piece in _pieces(self.part, update):
-                subtract(piece, end, start, update)
-        return update
-
-    def release(self) -> None:
-        """Release the vectors."""
-        for vector in self.vectors:
-            vector.release()
-
-
-@dataclass(frozen=True)
-class Moved:
-    """The start of a part after a merge, and the shift to it, float32 [floats] each."""
-
-    start: Vector
-    shift: Vector
-
-
-class OwnPart:
-    """A shard's part of the copy. Owned by the training thread.
-
-    ``start`` is the point from which the progress since the last push counts, in memory of the
-    training's device. Updates are in memory on the CPU.
-    """
-
-    def __init__(
-        self, part: ShardRange, base: Floats, device: torch.device, *, mapped: bool = False
-    ) -> None:
-        """Start at a ``base``, float32 [floats of the job]. Vectors may be ``mapped``."""
-        #: As a vector of its own.
-        self._part = replace(part, start=0, stop=part.floats)
-        self._copies = self._updates = VectorPool(part.floats, mapped=mapped)
-        self._on_cpu = device.type == "cpu"
-        if not self._on_cpu:
-            self._copies = VectorPool(part.floats, device)
-        self.start = self._copies.take()
-        copy_floats(within(base, part.start, part.stop), self.start.memory)
-        #: Updates that the shard's version may lack, with their numbers.
-        self._pending: list[tuple[int, Vector]] = []
-        self._merging: Future[Moved] | None = None
-
-    def close(self) -> None:
-        """Release all vectors."""
-        if self._merging is not None:
-            moved = self._merging.result()
-            moved.start.release()
-            moved.shift.release()
-        for _, update in self._pending:
-            update.release()
-        self.start.release()
-        self._pending, self._merging = [], None
-
-    def lend(self) -> Vector:
-        """Return memory for the state of the part, which the caller releases."""
-        return self._copies.take()
-
-    def advance(self, end: Vector, number: int) -> Difference:
-        """Let the next update start at ``end``, the state of the part, in lent memory.
-
-        Returns the update, whose vectors the caller has to hold until it is computed. ``number``
-        is the one that it will have.
-        """
-        assert not self.merging
-        start, self.start = self.start, end.hold()
-        # Its memory is that of the update, unless it is still read.
-        reuses = self._on_cpu and not start.shared
-        update = start.hold() if reuses else self._updates.take()
-        self._pending.append((number, update.hold()))
-        return Difference(self._part, end.hold(), start, update)
-
-    # -- a newer version ---------------------------------------------------------------------------
-
-    @property
-    def merging(self) -> bool:
-        """True from :meth:`merge` until :meth:`take_shift` has returned its result."""
-        return self._merging is not None
-
-    def settle(self, settled: int) -> None:
-        """Forget the updates up to the number ``settled``, which the present version contains."""
-        for number, update in list(self._pending):
-            if number <= settled:
-                update.release()
-                self._pending.remove((number, update))
-
-    def merge(self, version: Floats, settled: int, run: Run, *, keep: Floats | None = None) -> None:
-        """Start to compute the shift to a ``version``, float32 [floats], by ``run``.
-
-        It contains the updates up to the number ``settled``, and must not change until
-        :meth:`take_shift` returns the result. It is also copied to ``keep``.
-        """
-        assert not self.merging
-        self.settle(settled)
-        pending, part = [update.memory for _, update in self._pending], self._part
-        start, moved = self.start, self._copies.take()
-        shift = self._copies.take() if start.shared else start.hold()
-
-        def compute() -> Moved:
-            if keep is not None:
-                copy_floats(version, keep)
-            with beside_training(self._copies.device):
-                copy_floats(version, moved.memory)
-                for piece in _pieces(part, moved.memory):
-                    for update in pending:
-                        add(piece, moved.memory, update)
-                    difference = piece.of(shift.memory)
-                    torch.sub(piece.of(moved.memory), piece.of(start.memory), out=difference)
-                    # Sums of statistics, such as variances, can be impossible.
-                    difference[piece.parameters :] = 0.0
-            return Moved(moved, shift)
-
-        self._merging = run(compute)
-
-    def take_shift(self, *, wait: bool) -> Vector | None:
-        """Return what the part has to move by, which the caller releases; None if it isn't there.
-
-        From then on, the start has moved, too.
-        """
-        if self._merging is None or not (wait or self._merging.done()):
-            return None
-        moved = self._merging.result()
-        self._merging = None
-        self.start.release()
-        self.start = moved.start
-        return moved.shift
+#: Seconds between two looks for a newer version of a shard that has no update of this worker under
+#: way.
+LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Parts that were pushed together at a moment of :func:`time.monotonic`."""
+    """Shards that were pushed together at a moment of :func:`time.monotonic`."""
 
     shards: Sequence[int]
     started_at: float
 
 
 class OwnCopy:
-    """Parts of the copy, by their shards, and its counters, int64 [k]."""
+    """Owned by the training thread, which must call :meth:`close`."""
 
     def __init__(
         self,
-        parts: Sequence[ShardRange],
-        base: Floats,
-        integers: Tensor,
+        base: Base,
+        links: Sequence[ShardLink],
+        bases: BaseVectors,
+        encoders: ShardEncoders,
+        layout: Layout,
         device: torch.device,
-        settled: Sequence[int],
         *,
+        adopts: bool = False,
         mapped: bool = False,
     ) -> None:
-        """Start at a ``base``, float32 [floats]. Each shard's version contains its ``settled``
-        updates."""
-        self.parts = [OwnPart(part, base, device, mapped=mapped) for part in parts]
-        self._ranges = parts
-        self._settled = list(settled)
-        self.integers = integers
-        #: The counters when shard 0 was pushed last.
-        self.pushed_integers = integers
+        """Start at a ``base``; ``bases`` can be older than the links' versions from then on.
+
+        ``device`` is that of the model. If the worker ``adopts`` its copy, it doesn't fetch a
+        version that has only its own updates. Vectors may be ``mapped``.
+        """
+        self._links, self._bases, self._encoders = links, bases, encoders
+        self._layout, self._device = layout, device
+        self._rollbacks, self._adopts = base.rollbacks, adopts
+        self._parts = [OwnPart(link.part, base.floats, device, mapped=mapped) for link in links]
+        #: Updates of this worker in each shard's version, and whether one had more of them before.
+        self._settled, self._fell_back = [link.settled for link in links], False
+        #: Its counters, int64 [k], now and when shard 0 was pushed last.
+        self.integers = self._pushed_integers = base.integers
         #: True if the last push was one of all parts.
         self.is_even = True
         #: True if the model is where the last interval ended.
-        self.is_loaded = True
-        #: True once a shard's version has fewer of this worker's updates than it had.
-        self.fell_back = False
+        self.is_loaded = False
         #: The exchange under way, if it is measured.
-        self.turn: Turn | None = None
+        self._turn: Turn | None = None
+        #: Seconds of the last exchange, until they are taken.
+        self._exchanged: float | None = None
 
     def close(self) -> None:
         """Release all vectors."""
-        for part in self.parts:
+        for part in self._parts:
             part.close()
 
     @property
     def merging(self) -> bool:
-        """True while any part is merging."""
-        return any(part.merging for part in self.parts)
+        """True while what the copy has to move by isn't taken."""
+        return any(part.merging for part in self._parts)
 
-    def settle(self, shard: int, settled: int) -> None:
-        """Record how many updates a shard's version contains."""
-        self.fell_back |= settled < self._settled[shard]
-        self._settled[shard] = settled
-        self.parts[shard].settle(settled)
+    @property
+    def went_back(self) -> bool:
+        """True if the copy has to be given up, because the model went back: to an earlier one, or
+        to a server that lacks updates which were applied."""
+        return self._fell_back or min(link.rollbacks for link in self._links) != self._rollbacks
 
     def read_start(self, out: Floats) -> None:
-        """Copy all starts into ``out``, float32 [floats]."""
-        for part, own in zip(self._ranges, self.parts, strict=True):
-            copy_floats(own.start.memory, within(out, part.start, part.stop))
+        """Copy the state at the last push, and what has moved it since, into ``out``, float32
+        [floats]. What was trained since must be pushed."""
+        assert self.is_even, "what it has learned would be lost"
+        self.skip_shifts(wait=range(len(self._links)))
+        for link, own in zip(self._links, self._parts, strict=True):
+            copy_floats(own.start.memory, within(out, link.part.start, link.part.stop))
 
+    # -- newer versions ----------------------------------------------------------------------------
 
-def _pieces(part: ShardRange, vector: Floats) -> Iterator[ShardRange]:
-    """Yield the pieces of a part that a process may have at a time."""
-    return part.pieces(PIECE_FLOATS if isinstance(vector, MappedVector) else max(1, part.floats))
+    def follow(self) -> None:
+        """Continue the exchange beside the training.
 
+        Never waits. Raises errors that don't pass by themselves.
+        """
+        for link, own in zip(self._links, self._parts, strict=True):
+            if own.merging:
+                continue
+            if link.state is LinkState.FETCHED:
+                if link.updates.encoded:
+                    self._merge(link)
+            elif link.state is LinkState.IDLE:
+                self._ask(link)
+        self._end_turn()
 
-def subtract(part: ShardRange, end: Floats, start: Floats, out: Floats) -> None:
-    """Write a shard's part of an update, float32 [floats]: differences of parameters, and
-    statistics as they are. Raises :class:`NonFiniteLoss`.
+    def _ask(self, link: ShardLink) -> None:
+        """Continue with a link that waits for nothing."""
+        link.check()
+        # At once: once the copy is dropped, a version that waits here could be taken for a base.
+        if self._adopts and (meta := link.adopt()):
+            self._bases.pass_by(link, meta)
+            self._settle(link)
+            self._bases.release_outdated()
+        elif link.sees_newer:
+            link.fetch(*self._bases.parts(link.part))
+        elif link.lacks_last:
+            link.watch(*self._bases.parts(link.part), adopts=self._adopts)
+        elif time.monotonic() - link.asked_at >= LOOK_SECONDS:
+            link.poll(newer=True)
 
-    ``out`` may be one of the others, or on another device.
-    """
-    ends, starts, outs = part.of(end), part.of(start), part.of(out)
-    if outs.device == ends.device:
-        torch.sub(ends[: part.parameters], starts[: part.parameters], out=outs[: part.parameters])
-        outs[part.parameters :] = ends[part.parameters :]
-        sound = is_sound(outs)
-    else:
-        difference = ends.clone()
-        difference[: part.parameters] -= starts[: part.parameters]
-        sound = is_sound(difference)
-        outs.copy_(difference)
-    if not sound:
-        raise NonFiniteLoss(
-            "the model's parameters are no longer finite after a push interval",
-            remedy="lower the learning rate or clip gradients",
-        )
+    def _merge(self, link: ShardLink) -> None:
+        """Start to move a part to the version that was fetched."""
+        own, (version, base) = self._parts[link.part.shard], self._bases.parts(link.part)
+        self._bases.pass_by(link, link.take())
+        self._settle(link)
+        if self.went_back:
+            return
+        if link.follows_steps:
+            # The next steps lead from it.
+            self._bases.keep_part(link.part.shard)
+            own.merge(version, link.settled, link.run, keep=base)
+        else:
+            self._bases.release_outdated()
+            own.merge(version, link.settled, link.run)
+
+    def _settle(self, link: ShardLink) -> None:
+        """Record how many updates a shard's version contains."""
+        shard = link.part.shard
+        self._fell_back |= link.settled < self._settled[shard]
+        self._settled[shard] = link.settled
+        self._parts[shard].settle(link.settled)
+
+    def take_shifts(self, *, wait: Collection[int] = ()) -> list[tuple[ShardRange, Vector]]:
+        """Return what parts of the copy have to move by, which the caller releases.
+
+        Waits for the shards to ``wait`` for if their shifts are being computed.
+        """
+        shifts = []
+        for link, own in zip(self._links, self._parts, strict=True):
+            shift = own.take_shift(wait=link.part.shard in wait)
+            if shift is not None:
+                shifts.append((link.part, shift))
+        return shifts
+
+    def skip_shifts(self, *, wait: Collection[int] = ()) -> None:
+        """Let the next interval load the state at the last push, which the shifts have moved."""
+        for _, shift in self.take_shifts(wait=wait):
+            shift.release()
+            self.is_loaded = False
+
+    # -- pushes ------------------------------------------------------------------------------------
+
+    def next_turn(self, count: int) -> tuple[int, ...]:
+        """Return the ``count`` shards to push next; none while others are under way.
+
+        They are those that were published the longest ago, so all workers push the same ones,
+        however they began.
+        """
+        if any(link.lacks_last for link in self._links):
+            return ()
+        order = sorted(self._links, key=lambda link: (link.published_at, link.part.shard))
+        turn = sorted(link.part.shard for link in order[:count])
+        return () if any(self._parts[shard].merging for shard in turn) else tuple(turn)
+
+    def push(
+        self,
+        fields: Mapping[int, Mapping[str, Any]],
+        epoch: int,
+        read: Callable[[ShardRange, Floats], None],
+        integers: Tensor,
+        *,
+        last: bool,
+    ) -> None:
+        """Push what the copy has more in some shards than at their last push.
+
+        ``fields`` are those of each shard's header. ``read(part, out)`` copies a part of the model
+        into memory on its device, float32 [part.floats]; ``integers``, int64 [k], are its counters.
+        The ``last`` update carries what encodings have kept back.
+        """
+        self.integers = integers
+        pushed = {}
+        for shard in fields:
+            end = self._parts[shard].lend()
+            read(self._links[shard].part, end.memory)
+            pushed[shard] = end
+        await_device(self._device)
+        for shard, end in pushed.items():
+            link, counters = self._links[shard], ""
+            if shard == 0:
+                before, self._pushed_integers = self._pushed_integers, integers
+                counters = encoded_counters(counted(self._layout, before, integers))
+            difference = self._parts[shard].advance(end, link.updates.added + 1)
+            end.release()
+            header = link.header({**fields[shard], "integers": counters}, self._rollbacks)
+            encode = partial(self._encode, link, difference, last=last)
+            link.push(header, epoch, encode, *difference.vectors)
+            difference.release()
+        self.is_even, self.is_loaded = len(fields) == len(self._links), True
+        # Another one under way would be measured, too.
+        if fields and self._turn is None:
+            self._turn = Turn(tuple(fields), time.monotonic())
+
+    def _encode(self, link: ShardLink, difference: Difference, *, last: bool) -> EncodedVector:
+        vector = link.with_vector_slot(difference.compute)
+        shard, rollbacks = link.part.shard, self._rollbacks
+        return self._encoders.encode_part(shard, vector, rollbacks=rollbacks, last=last)
+
+    def _end_turn(self) -> None:
+        turn = self._turn
+        if turn is None or any(self._links[shard].lacks_last for shard in turn.shards):
+            return
+        seconds = time.monotonic() - turn.started_at
+        self._exchanged, self._turn = seconds * len(self._links) / len(turn.shards), None
+
+    def take_exchange_seconds(self) -> float | None:
+        """Return how long an exchange of the whole copy takes, once after each exchange."""
+        seconds, self._exchanged = self._exchanged, None
+        return seconds

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from enum import Enum, auto
 from queue import SimpleQueue
@@ -196,6 +196,21 @@ class ShardLink:
         self._late = True
 
     # -- push --------------------------------------------------------------------------------------
+
+    def header(
+        self, fields: Mapping[str, Any], rollbacks: int, *, codec: str = "", size: int = 0
+    ) -> Header:
+        """Return the header of an update that was trained from the base, after ``rollbacks``.
+
+        ``fields`` are the others, some of which only shard 0 has. The codec and the size follow if
+        the payload is made later.
+        """
+        assert self.version is not None
+        own = {"shard": self.part.shard, "base": self.version[0], "rollbacks": rollbacks,
+               "codec": codec, "size": size}  # fmt: skip
+        if self.part.shard:
+            own |= {"integers": "", "logged": ()}
+        return Header(**{**fields, **own})
 
     def push(
         self,

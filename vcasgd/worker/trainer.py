@@ -34,6 +34,7 @@ from vcasgd.worker.learner import Learner
 from vcasgd.worker.leases import LeaseBook, LeaseState, WorkerStatus, WorkInterrupted
 from vcasgd.worker.member import Member, is_late
 from vcasgd.worker.moments_exchange import MomentsExchange
+from vcasgd.worker.own_copy import OwnCopy
 from vcasgd.worker.update_queue import Settled
 from vcasgd.worker.verification import WorkerVerification
 
@@ -178,7 +179,7 @@ class Trainer:
             learner.start_subtask()
         while (interval := work.next_interval(self._tuned.share)) is not None:
             self._prepare_interval(work, interval)
-            if not self._exchange.keeps_copy:
+            if self._exchange.copy is None:
                 work.give_up_copy()
             if learner.member is not None:
                 self._prepare_member(work, learner.member)
@@ -190,7 +191,7 @@ class Trainer:
     def _prepare_member(self, work: _Work, member: Member) -> None:
         """Adapt to the last round."""
         member.shards = len(work.positions)
-        if not self._exchange.keeps_copy:
+        if self._exchange.copy is None:
             member.measure_exchange(self._exchange.settled, time.monotonic())
         member.follow(self._exchange.base)
         self._moments.open(self._exchange.store_nodes)
@@ -243,13 +244,13 @@ class Trainer:
 
     def _continue_copy(self, work: _Work, interval: PushInterval) -> bool:
         """Return True if the interval continues from this worker's own copy."""
-        if not self._exchange.keeps_copy:
+        if self._exchange.copy is None:
             return False
         # What it has more is pushed first.
         if not self._keeps_copy(work, interval) and not self._exchange.unpushed:
             return False
         self._apply(self._exchange.settle_beside())
-        return self._exchange.keeps_copy and not self._exchange.went_back
+        return self._exchange.copy is not None and not self._exchange.went_back
 
     def _keeps_copy(self, work: _Work, interval: PushInterval) -> bool:
         member, shards = work.learner.member, self._exchange.shards
@@ -290,9 +291,9 @@ class Trainer:
         status, member, started = self._status, work.learner.member, time.monotonic()
         exchange = self._exchange
         status.unpushed_since = steady_time()
-        keeps_copy = exchange.keeps_copy or self._keeps_copy(work, interval)
+        keeps_copy = exchange.copy is not None or self._keeps_copy(work, interval)
         base = exchange.start_interval(keep_copy=keeps_copy, loaded=work.learner.is_loaded)
-        if self._seconds_per_sample is not None and not exchange.keeps_copy:
+        if self._seconds_per_sample is not None and exchange.copy is None:
             exchange.prefetch(self._seconds_per_sample * (interval.stop - interval.start))
         steps_before = status.steps
 
@@ -305,7 +306,7 @@ class Trainer:
                 return True
             if member is None:
                 return False
-            if member.takes_turns and self._next_turn(member):
+            if member.takes_turns and self._next_turn(member, exchange.copy):
                 return True
             planned = (interval.stop - interval.start) / member.batch
             done, seconds = status.steps - steps_before, time.monotonic() - started
@@ -329,8 +330,8 @@ class Trainer:
         if member is not None:
             member.measure(seconds / max(trained.steps, 1))
             status.uncorrected = member.uncorrected or status.uncorrected
-        if keeps_copy:
-            self._push_copy(work, interval, trained)
+        if exchange.copy is not None:
+            self._push_copy(work, interval, trained, exchange.copy)
         else:
             self._push(work, interval, trained, base.integers)
             if member is not None:
@@ -339,32 +340,32 @@ class Trainer:
 
     def _follow(self, learner: Learner) -> None:
         """Move the worker's own copy, if it keeps one, to what was found beside the training."""
-        exchange, member = self._exchange, learner.member
-        if not exchange.keeps_copy:
+        copy, member = self._exchange.copy, learner.member
+        if copy is None:
             return
-        self._shift(learner)
-        exchange.follow()
-        seconds = exchange.take_exchange_seconds()
+        self._shift(learner, copy)
+        copy.follow()
+        seconds = copy.take_exchange_seconds()
         if seconds is not None and member is not None:
             member.measure_copy(seconds)
 
-    def _shift(self, learner: Learner, *, wait: Collection[int] = ()) -> None:
+    def _shift(self, learner: Learner, copy: OwnCopy, *, wait: Collection[int] = ()) -> None:
         """Move the worker's own copy by what has been computed.
 
         ``wait``: shards for whose part it waits if that is being computed.
         """
         started = time.monotonic()
-        if shifts := self._exchange.take_shifts(wait=wait):
+        if shifts := copy.take_shifts(wait=wait):
             learner.shift((part, shift.memory) for part, shift in shifts)
             for _, shift in shifts:
                 shift.release()
         _record_stall(learner, started)
 
-    def _next_turn(self, member: Member) -> Collection[int]:
-        """Return the shards to push now if the worker pushes them in turn."""
-        if not member.may_start_turn(time.monotonic()):
+    def _next_turn(self, member: Member, copy: OwnCopy | None) -> Collection[int]:
+        """Return the shards of the worker's copy to push now if it pushes them in turn."""
+        if copy is None or not member.may_start_turn(time.monotonic()):
             return ()
-        return self._exchange.next_turn(member.shards_of_turn)
+        return copy.next_turn(member.shards_of_turn)
 
     def _measure(self, work: _Work, samples: int, trained: Trained, seconds: float) -> None:
         status = self._status
@@ -394,26 +395,28 @@ class Trainer:
         for shard in interval.shards:
             work.positions[shard] = trained.stop
 
-    def _push_copy(self, work: _Work, interval: PushInterval, trained: Trained) -> None:
+    def _push_copy(
+        self, work: _Work, interval: PushInterval, trained: Trained, copy: OwnCopy
+    ) -> None:
         """Push the parts of the worker's own copy whose turn it is, at the end of an interval."""
-        exchange, member = self._exchange, work.learner.member
+        member = work.learner.member
         work.lacking = [sums.plus(trained) for sums in work.lacking]
         work.reached = trained.stop
         shards: Collection[int] = range(len(work.positions))
         self._follow(work.learner)
-        if exchange.went_back:
+        if copy.went_back:
             shards = ()
         elif member is not None and member.takes_turns and not self._ends(work):
-            shards = self._next_turn(member)
+            shards = self._next_turn(member, copy)
         if shards and member is not None:
             member.start_turn(time.monotonic())
         # Nothing looks for newer versions until the push, so the copy doesn't move any more.
-        self._shift(work.learner, wait=shards)
+        self._shift(work.learner, copy, wait=shards)
         fields = self._fields(work, interval, trained) if shards else {}
         starts = zip(work.positions, work.lacking, strict=True)
         own = [{"start": start, **asdict(sums)} for start, sums in starts]
         started = time.monotonic()
-        exchange.push_copy(
+        copy.push(
             {shard: {**fields, **own[shard]} for shard in shards},
             work.epoch,
             work.learner.read_part,
@@ -423,7 +426,7 @@ class Trainer:
         _record_stall(work.learner, started)
         for shard in shards:
             work.positions[shard], work.lacking[shard] = trained.stop, _Sums()
-        if not exchange.unpushed and not exchange.went_back:
+        if copy.is_even and not copy.went_back:
             work.reached = None
 
     def _ends(self, work: _Work) -> bool:
