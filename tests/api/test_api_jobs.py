@@ -297,7 +297,6 @@ def test_view_contains_evaluations_and_the_best_epoch_by_its_metric(
 
     assert [row["epoch"] for row in view["evaluations"]] == list(range(1, len(values) + 1))
     assert all(row["metrics"]["other"] is None for row in view["evaluations"])
-    assert view["best_accuracy"] == (0.9 if name == "accuracy" else None)
     if best is None:
         assert view["best"] is None
     else:

@@ -53,7 +53,6 @@ A_JOB: dict[str, Any] = {
     "reason": None,
     "traceback": None,
     "evaluations": [],
-    "best_accuracy": None,
     "model": None,
     "evictions": 0,
     "kills": 0,

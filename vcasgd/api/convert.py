@@ -29,15 +29,11 @@ def job_view(job: JobRecord, traffic: Traffic, loss: float | None = None) -> Job
     """Return the view of a job, with the bytes that its workers have moved, and its newest loss."""
     return JobView.model_validate(
         {
-            **vars(job),
-            "name": job.spec.name,
+            **_row(job),
             "deadline": job.deadline,
-            **_queue(job),
             "progress": _progress(job),
             "traffic": traffic,
             "loss": finite(loss),
-            "best_accuracy": _best_accuracy(job),
-            "best": _best(job),
             "store_nodes": job.facts.store_nodes if job.facts else None,
         }
     )
@@ -49,14 +45,10 @@ def job_brief(job: JobRecord, workers: int, amounts: Mapping[str, float]) -> Job
     costs = report(amounts)
     return JobBrief.model_validate(
         {
-            **vars(job),
-            "name": job.spec.name,
-            **_queue(job),
+            **_row(job),
             "fraction": fraction(job),
             "updates": job.totals.get("updates", 0),
             "accuracy": finite(accuracy),
-            "best_accuracy": _best_accuracy(job),
-            "best": _best(job),
             "workers": 0 if job.state.over else workers,
             "max_workers": job.spec.workers.max,
             "spent_usd": costs.spent_usd,
@@ -65,14 +57,11 @@ def job_brief(job: JobRecord, workers: int, amounts: Mapping[str, float]) -> Job
     )
 
 
-def _queue(job: JobRecord) -> dict[str, Any]:
+def _row(job: JobRecord) -> dict[str, Any]:
     place = {"position": job.queue[0], "length": job.queue[1]} if job.queue else None
-    return {"status": "queued" if job.queued else job.state.value, "queue": place}
-
-
-def _best_accuracy(job: JobRecord) -> float | None:
-    values = (evaluation.metrics.get("accuracy", nan) for evaluation in job.evaluations)
-    return max((value for value in values if isfinite(value)), default=None)
+    status = "queued" if job.queued else job.state.value
+    named = {"name": job.spec.name, "status": status, "queue": place, "best": _best(job)}
+    return {**vars(job), **named}
 
 
 def _best(job: JobRecord) -> BestView | None:

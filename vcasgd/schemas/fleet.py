@@ -9,9 +9,8 @@ from pydantic import Field
 
 from vcasgd.schemas.base import RequestBody, Row, Schema
 from vcasgd.schemas.history import EventRow
-from vcasgd.schemas.jobs import BestView, QueueView
+from vcasgd.schemas.jobs import JobRow
 from vcasgd.spec.hardware import Hardware
-from vcasgd.spec.job import JobState
 
 
 class WorkerRow(Row):
@@ -272,36 +271,15 @@ class StoreView(Schema):
 # -- the stream ---------------------------------------------------------------------------------
 
 
-class JobBrief(Schema):
+class JobBrief(JobRow):
     """The numbers of a job that change while it runs, as the overview shows them."""
 
-    id: str
-    name: str
-    owner: str | None = Field(default=None, description="User who submitted it.")
-    created_at: float
-    ended_at: float | None
-    state: JobState
-    status: str = Field(
-        default="", description="The state, or `queued` while a starting job has no machine."
-    )
-    waiting: str | None = Field(
-        default=None,
-        description="Why the job has fewer machines than it could use, or that they boot.",
-    )
-    queue: QueueView | None = None
     finished_epochs: int
     fraction: float
-    version: int
     updates: int
     accuracy: float | None = Field(description="From the newest evaluation.")
-    best_accuracy: float | None
-    best: BestView | None = Field(
-        default=None, description="null while no evaluation has a value of the ranking metric."
-    )
     workers: int
     max_workers: int = Field(description="Workers that the job may have.")
-    evictions: int
-    kills: int
     spent_usd: float
     on_demand_usd: float = Field(description="Cost of the same machines on demand.")
 

@@ -131,13 +131,17 @@ class QueueView(Schema):
     length: int
 
 
-class JobView(Schema):
-    """A job. Times are Unix seconds."""
+class JobRow(Schema):
+    """What an overview shows of a job, and the job's own view. Times are Unix seconds."""
 
     id: str
     name: str
+    owner: str | None = Field(
+        default=None, description="User who submitted it: the name of an API token."
+    )
+    created_at: float
+    ended_at: float | None
     state: JobState
-    reason: str | None
     status: str = Field(
         default="", description="The state, or `queued` while a starting job has no machine."
     )
@@ -148,6 +152,18 @@ class JobView(Schema):
     queue: QueueView | None = Field(
         default=None, description="null if it doesn't wait for a machine that others have."
     )
+    version: int = Field(description="Number of updates in the model.")
+    best: BestView | None = Field(
+        default=None, description="null while no evaluation has a value of the ranking metric."
+    )
+    evictions: int = Field(description="Machines lost with a notice.")
+    kills: int = Field(description="Machines lost without a notice.")
+
+
+class JobView(JobRow):
+    """A job."""
+
+    reason: str | None
     deadline: float | None = Field(default=None, description="When it has to end.")
     outlook: str | None = Field(
         default=None, description="How it stands before its deadline, as of the controller."
@@ -159,9 +175,7 @@ class JobView(Schema):
         default=[], description="Those of the notes that its user may want to act on."
     )
     traceback: str | None
-    created_at: float
     started_at: float | None
-    ended_at: float | None
     spec: ReportedSpec
     progress: ProgressView
     totals: TotalsView
@@ -170,21 +184,11 @@ class JobView(Schema):
     loss: float | None = Field(
         default=None, description="Mean training loss of the newest updates; null before them."
     )
-    best_accuracy: float | None
-    best: BestView | None = Field(
-        default=None, description="null while no evaluation has a value of the ranking metric."
-    )
-    version: int = Field(description="Number of updates in the model.")
     model: str | None = Field(description="Checkpoint that holds the finished model.")
     package: str
     request: str | None = Field(
         default=None, description="ID of the request that submitted the job."
     )
-    owner: str | None = Field(
-        default=None, description="User who submitted it: the name of an API token."
-    )
-    evictions: int = Field(description="Machines lost with a notice.")
-    kills: int = Field(description="Machines lost without a notice.")
     tuned: TunedView = TunedView()
     store_nodes: int | None = Field(
         default=None,

@@ -1421,7 +1421,7 @@ export interface components {
             name: string;
             /**
              * Owner
-             * @description User who submitted it.
+             * @description User who submitted it: the name of an API token.
              */
             owner: string | null;
             /** Created At */
@@ -1440,13 +1440,29 @@ export interface components {
              * @description Why the job has fewer machines than it could use, or that they boot.
              */
             waiting: string | null;
+            /** @description null if it doesn't wait for a machine that others have. */
             queue: components["schemas"]["QueueView"] | null;
+            /**
+             * Version
+             * @description Number of updates in the model.
+             */
+            version: number;
+            /** @description null while no evaluation has a value of the ranking metric. */
+            best: components["schemas"]["BestView"] | null;
+            /**
+             * Evictions
+             * @description Machines lost with a notice.
+             */
+            evictions: number;
+            /**
+             * Kills
+             * @description Machines lost without a notice.
+             */
+            kills: number;
             /** Finished Epochs */
             finished_epochs: number;
             /** Fraction */
             fraction: number;
-            /** Version */
-            version: number;
             /** Updates */
             updates: number;
             /**
@@ -1454,10 +1470,6 @@ export interface components {
              * @description From the newest evaluation.
              */
             accuracy: number | null;
-            /** Best Accuracy */
-            best_accuracy: number | null;
-            /** @description null while no evaluation has a value of the ranking metric. */
-            best: components["schemas"]["BestView"] | null;
             /** Workers */
             workers: number;
             /**
@@ -1465,10 +1477,6 @@ export interface components {
              * @description Workers that the job may have.
              */
             max_workers: number;
-            /** Evictions */
-            evictions: number;
-            /** Kills */
-            kills: number;
             /** Spent Usd */
             spent_usd: number;
             /**
@@ -1929,16 +1937,23 @@ export interface components {
         };
         /**
          * JobView
-         * @description A job. Times are Unix seconds.
+         * @description A job.
          */
         JobView: {
             /** Id */
             id: string;
             /** Name */
             name: string;
+            /**
+             * Owner
+             * @description User who submitted it: the name of an API token.
+             */
+            owner: string | null;
+            /** Created At */
+            created_at: number;
+            /** Ended At */
+            ended_at: number | null;
             state: components["schemas"]["JobState"];
-            /** Reason */
-            reason: string | null;
             /**
              * Status
              * @description The state, or `queued` while a starting job has no machine.
@@ -1952,6 +1967,25 @@ export interface components {
             waiting: string | null;
             /** @description null if it doesn't wait for a machine that others have. */
             queue: components["schemas"]["QueueView"] | null;
+            /**
+             * Version
+             * @description Number of updates in the model.
+             */
+            version: number;
+            /** @description null while no evaluation has a value of the ranking metric. */
+            best: components["schemas"]["BestView"] | null;
+            /**
+             * Evictions
+             * @description Machines lost with a notice.
+             */
+            evictions: number;
+            /**
+             * Kills
+             * @description Machines lost without a notice.
+             */
+            kills: number;
+            /** Reason */
+            reason: string | null;
             /**
              * Deadline
              * @description When it has to end.
@@ -1976,12 +2010,8 @@ export interface components {
             warnings: string[];
             /** Traceback */
             traceback: string | null;
-            /** Created At */
-            created_at: number;
             /** Started At */
             started_at: number | null;
-            /** Ended At */
-            ended_at: number | null;
             spec: components["schemas"]["JobSpec-Output"];
             progress: components["schemas"]["ProgressView"];
             totals: components["schemas"]["TotalsView"];
@@ -1999,15 +2029,6 @@ export interface components {
              * @description Mean training loss of the newest updates; null before them.
              */
             loss: number | null;
-            /** Best Accuracy */
-            best_accuracy: number | null;
-            /** @description null while no evaluation has a value of the ranking metric. */
-            best: components["schemas"]["BestView"] | null;
-            /**
-             * Version
-             * @description Number of updates in the model.
-             */
-            version: number;
             /**
              * Model
              * @description Checkpoint that holds the finished model.
@@ -2020,21 +2041,6 @@ export interface components {
              * @description ID of the request that submitted the job.
              */
             request: string | null;
-            /**
-             * Owner
-             * @description User who submitted it: the name of an API token.
-             */
-            owner: string | null;
-            /**
-             * Evictions
-             * @description Machines lost with a notice.
-             */
-            evictions: number;
-            /**
-             * Kills
-             * @description Machines lost without a notice.
-             */
-            kills: number;
             /**
              * @default {
              *       "shares": {},
