@@ -132,7 +132,7 @@ class QueueView(Schema):
 
 
 class JobRow(Schema):
-    """What an overview shows of a job, and the job's own view. Times are Unix seconds."""
+    """Row of a job in the overview, and part of its own view. Times are Unix seconds."""
 
     id: str
     name: str
