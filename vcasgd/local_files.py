@@ -11,7 +11,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, TextIO
@@ -41,6 +41,36 @@ def write_private(path: Path, content: str | bytes) -> None:
     finally:
         # Only there if it didn't take the place of the other one.
         Path(name).unlink(missing_ok=True)
+
+
+#: Seconds for which a temporary folder may exist before its process has locked it.
+NEW_SECONDS = 60.0
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Create a temporary folder; remove it afterwards, and those of processes that were killed.
+
+    ``prefix`` is the start of the names of both. Processes that inherit open files keep it.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        # It can be gone by now, or another user's.
+        with suppress(OSError), _locked(left):
+            if time.time() - left.stat().st_mtime > NEW_SECONDS:
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder, _locked(Path(folder)):
+        yield Path(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder. Raises :class:`OSError` if another process has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 #: Seconds between two attempts to take a lock.

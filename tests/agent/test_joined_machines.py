@@ -18,7 +18,6 @@ from support.sandboxes import working_sandbox
 from support.training import TASKS
 from support.waiting import await_truth
 
-from vcasgd.agent.agent import FOLDER, temporary_folder
 from vcasgd.chaos.audited_job import FINISH_SECONDS
 from vcasgd.spec.job import JobSpec
 from vcasgd.stack import StackState
@@ -173,21 +172,6 @@ def prying_spec(args: dict[str, Any]) -> JobSpec:
             "workers": {"min": 1, "max": 1},
         }
     )
-
-
-def test_folders_of_killed_machines_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    ended = Process([sys.executable, "-c", ""], tmp_path / "log")
-    ended.wait()
-    for owner in (ended.pid, os.getpid()):
-        (tmp_path / f"{FOLDER}{owner}-x" / "code").mkdir(parents=True)
-
-    with temporary_folder() as folder:
-        kept = {each.name for each in tmp_path.glob(f"{FOLDER}*")}
-        assert kept == {f"{FOLDER}{os.getpid()}-x", folder.name}
-    assert not folder.exists()
 
 
 LOGINCTL = """#!/bin/sh

@@ -236,6 +236,8 @@ def test_memory_and_disk_are_bounded_and_evict_the_least_recently_used(
 ) -> None:
     of_two = 2 * len(npz(0))
     one_in_memory = SIZE * (4 + 16)
+    # Of a process that was killed while it wrote.
+    (tmp_path / f"{'0' * 64}.part").write_bytes(npz(0))
     dataset = ShardedDataset(
         bucket.url, cache_dir=tmp_path, disk_bytes=of_two, memory_bytes=one_in_memory
     )

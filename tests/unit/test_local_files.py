@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from vcasgd.local_files import default_cache_folder
+from vcasgd.local_files import NEW_SECONDS, default_cache_folder, temporary_folder
 
 
 @pytest.fixture
@@ -55,3 +58,39 @@ def test_a_folder_that_others_can_write_to_is_not_used(
 
     assert home not in folder.parents
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+#: Creates a temporary folder of 1 KB, and waits.
+HOLDER = """
+import sys, time
+from vcasgd.local_files import temporary_folder
+with temporary_folder("vcasgd-test-") as folder:
+    (folder / "file").write_bytes(bytes(1000))
+    print(folder, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_temporary_folders_of_killed_processes_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", HOLDER]
+    with (
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as killed,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as alive,
+    ):
+        assert killed.stdout
+        assert alive.stdout
+        left, held = (Path(each.stdout.readline().strip()) for each in (killed, alive))
+        killed.kill()
+        killed.wait()
+        for folder in (left, held):
+            modified = folder.stat().st_mtime - NEW_SECONDS - 1
+            os.utime(folder, (modified, modified))
+
+        with temporary_folder("vcasgd-test-") as folder:
+            assert sorted(tmp_path.iterdir()) == sorted([held, folder])
+        assert not folder.exists()
+        alive.kill()

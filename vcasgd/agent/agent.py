@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-import psutil
 from rich.console import Console
 from rich.filesize import decimal
 from rich.status import Status
@@ -29,6 +26,7 @@ from vcasgd.agent.worker_process import SERVERS, JoinedWorker, notice_file
 from vcasgd.client.problems import may_work_later
 from vcasgd.errors import ApiError, NotFound, VersionDiffers
 from vcasgd.fleet.notices import NoticeKind, write_notice
+from vcasgd.local_files import temporary_folder
 from vcasgd.machine.workers import WorkerSet
 from vcasgd.schemas.joining import (
     MAX_REASON_LENGTH,
@@ -94,8 +92,6 @@ GRACE_SECONDS = 30.0
 NOTICE_SECONDS = 20.0
 #: Seconds between two looks at the workers.
 POLL_SECONDS = 0.2
-#: Start of the names of temporary folders; the number of the agent's process follows.
-FOLDER = "vcasgd-join-"
 #: Seconds in which the stack learns that the machine leaves, before its workers do.
 LEAVE_REPORT_SECONDS = 5.0
 #: Seconds before joining again after the machine was removed, or while the stack doesn't answer.
@@ -180,23 +176,10 @@ class Agent:
             view = connection.join(self.machine)
             self.terms.silence.broken()
             self.display.event(f"joined as {view.machine}, pool {view.pool}: {self.machine}")
-            with temporary_folder() as folder:
+            with temporary_folder("vcasgd-join-") as folder:
                 return Visit(self, connection, view, folder).run()
         finally:
             connection.close()
-
-
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Create a folder; remove it afterwards, and those of agents that were killed."""
-    place = Path(tempfile.gettempdir())
-    for left in place.glob(f"{FOLDER}*"):
-        owner = left.name.removeprefix(FOLDER).partition("-")[0]
-        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
-            # Fails for those of other users.
-            shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder:
-        yield Path(folder)
 
 
 class Visit:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
 import threading
 import time
 from collections import OrderedDict, defaultdict
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,16 +69,19 @@ class DiskCache:
         """Store a shard, replacing older ones. Training continues if the disk is full."""
         try:
             self._make_room(len(data))
-            with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
-                file = Path(scratch, shard.sha256)
-                file.write_bytes(data)
-                file.rename(self._folder / shard.sha256)
+            part = self._folder / f"{shard.sha256}.{uuid4().hex}"
+            try:
+                part.write_bytes(data)
+                part.rename(self._folder / shard.sha256)
+            finally:
+                part.unlink(missing_ok=True)
         except OSError as error:
             log.warning("shard %s can't be cached on disk: %s", shard.name, error)
 
     def _make_room(self, size_bytes: int) -> None:
         files = []
-        for path in self._folder.glob("?" * 64):
+        # Those that a killed process was writing, too.
+        for path in self._folder.glob("?" * 64 + "*"):
             # Other processes remove files, too.
             try:
                 files.append((path.stat().st_mtime, path.stat().st_size, path))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 import torch
@@ -22,6 +21,7 @@ from vcasgd.errors import CheckpointDamaged, NotFound, StorageUnavailable
 from vcasgd.learning.layout import DOUBLES, FLOATS, Layout, TensorEntry, TensorKind
 from vcasgd.learning.shards import Cut, ShardRange
 from vcasgd.learning.vector import doubles_of, read_tensors, refined
+from vcasgd.local_files import temporary_folder
 from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint
 from vcasgd.store.tensors.snapshot import Snapshot, encode_integers
 from vcasgd.store.tensors.snapshot_index import ModelSnapshot, versions_of
@@ -93,8 +93,8 @@ class ModelCheckpoints(Checkpoints):
         :class:`CheckpointDamaged`, :class:`~vcasgd.errors.NotFound` and
         :class:`~vcasgd.errors.StorageUnavailable`.
         """
-        with TemporaryDirectory(prefix="vcasgd-checkpoint-") as folder:
-            file = Path(folder) / name
+        with temporary_folder("vcasgd-checkpoint-") as folder:
+            file = folder / name
             stream = self.open_stream(name)
             try:
                 with file.open("w+b") as out:

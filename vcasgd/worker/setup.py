@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from vcasgd.learning.layout import Layout
 from vcasgd.learning.sharded_model import is_sharded
 from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import Floats, MappedVector, read_tensors
-from vcasgd.local_files import default_cache_folder
+from vcasgd.local_files import default_cache_folder, temporary_folder
 from vcasgd.logging import identify
 from vcasgd.session.script import LoopInThread, load
 from vcasgd.spec.job import JobSpec
@@ -380,9 +379,9 @@ def starting_vectors(
     :class:`SpecError` if the weights don't exist or are those of another model,
     :class:`~vcasgd.errors.CheckpointDamaged`, and :class:`~vcasgd.errors.StorageUnavailable`.
     """
-    with TemporaryDirectory(prefix="vcasgd-weights-") as folder:
+    with temporary_folder("vcasgd-weights-") as folder:
         try:
-            tensors = TensorsOfFile(_file(source, storage, code, Path(folder)))
+            tensors = TensorsOfFile(_file(source, storage, code, folder))
         except (SafetensorError, OSError, NotFound) as error:
             raise _refused(source, f"can't be read: {error}") from error
         return _vectors_of(source, layout, tensors, mapped=mapped)
