@@ -16,6 +16,7 @@ from support.waiting import await_truth
 from vcasgd.controller.fleet.cloud_cache import VACATED_SECONDS, CloudCache
 from vcasgd.controller.fleet.cloud_calls import CloudCalls
 from vcasgd.controller.fleet.pools import RETRY_SECONDS, PoolRegistry
+from vcasgd.errors import SpecError
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.control import Control
@@ -75,6 +76,28 @@ def test_machines_that_were_launched_when_their_pool_was_removed_are_ended(
     answer.set()
 
     await_truth(aws.alive)
+    clouds.run(loop, lambda: not aws.alive() and not rows(clouds))
+
+
+@pytest.mark.ci
+def test_a_pool_that_may_have_machines_can_not_move(
+    clouds: TwoClouds, jobs: Jobs, aws: AwsBackend, gcp: GcpBackend
+) -> None:
+    # Given a machine, and an edit that would look for it in another region
+    submit(jobs, aws.pool)
+    loop = clouds.controller()
+    clouds.run(loop, lambda: aws.alive() and aws.alive() <= clouds.joined())
+    clouds.set_pools(gcp.document(), aws.moved())
+
+    # Then neither a running controller nor a new one loses it
+    for _ in range(5):
+        loop.round()
+    assert clouds.control.machines().keys() == aws.alive() != set()
+    with pytest.raises(SpecError, match="may have machines in aws us-east-1"):
+        clouds.controller()
+
+    # And under another name, the pool can be there, and the machine is ended
+    clouds.set_pools(gcp.document(), aws.moved(name="elsewhere"))
     clouds.run(loop, lambda: not aws.alive() and not rows(clouds))
 
 

@@ -14,8 +14,10 @@ from support.harness import RedisServer
 from vcasgd.controller.fleet.act import drain_seconds
 from vcasgd.schemas.fleet import MachineState
 from vcasgd.spec.job import JobState
-from vcasgd.stack.cleanup import remove_machines
+from vcasgd.stack.cleanup import Unended, remove_machines
+from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.worker_names import worker_name
 
@@ -119,3 +121,16 @@ def test_machines_of_a_stack_that_stops_are_not_lost_and_their_workers_are_gone(
     loop = controllers.start(Cloud())
     loop.round()
     assert not jobs.timelines(job)[one.id]["lost"]
+
+
+def test_pools_of_a_stack_that_stops_are_forgotten_unless_machines_may_run(
+    controllers: Controllers, ledger: RedisClient, ledger_server: RedisServer
+) -> None:
+    control, settings = Control(ledger), controllers.settings
+    control.set_pool_specs({"a": {"name": "a", "provider": "aws"}})
+
+    remove_machines(ledger_server.url, settings, ["controller"], [Unended("pool a", (), "no")])
+    assert control.pool_specs().keys() == {"a"}
+
+    remove_machines(ledger_server.url, settings, ["controller"], [])
+    assert control.pool_specs() == {}

@@ -89,6 +89,19 @@ def test_destroy_ends_machines_of_removed_pools(tmp_path: Path) -> None:
         assert aws.alive() == set()
 
 
+def test_destroy_ends_machines_of_a_pool_that_has_moved(tmp_path: Path) -> None:
+    (pools := tmp_path / "pools.yaml").touch()
+    with aws_backend() as aws:
+        pools.write_text(yaml.safe_dump({"pools": [aws.moved()]}))
+        aws.provider("mine").launch(aws.pool, 1, BOOT, "t1")
+        settings = Settings(home=tmp_path, cluster="mine", pools=pools)
+
+        known = KnownMachines({aws.pool: aws.document()})
+
+        assert destroy(settings, "controller", known=known) == []
+        assert aws.alive() == set()
+
+
 def test_destroy_names_machines_that_may_still_run(tmp_path: Path) -> None:
     pools = tmp_path / "pools.yaml"
     with aws_backend() as aws, gcp_backend() as gcp:

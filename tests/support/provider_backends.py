@@ -157,6 +157,13 @@ class AwsBackend(ProviderBackend):
             **more,
         }
 
+    def moved(self, **more: Any) -> dict[str, Any]:
+        """The pool in another region, where it has no machines."""
+        template = {"launch_template": self._template}
+        return self.document(
+            region="eu-central-1", zones=["eu-central-1a"], template=template, **more
+        )
+
     def spec(self, **more: Any) -> AwsPoolSpec:
         (spec,) = parse_pools({"pools": [self.document(**more)]})
         assert isinstance(spec, AwsPoolSpec)

@@ -11,7 +11,7 @@ from typing import Any
 
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.errors import FleetError, SpecError, StackError, StoreError, VcasgdError
-from vcasgd.fleet.pools import JOIN, LocalPoolSpec, load_pools, pool_row
+from vcasgd.fleet.pools import JOIN, LocalPoolSpec, PoolSpec, load_pools, pool_row
 from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.local.processes import kill_all
 from vcasgd.fleet.providers.local.provider import LocalProvider
@@ -138,18 +138,26 @@ def _owns_fleet(parts: Iterable[str]) -> bool:
 
 def _endings(settings: Settings, known: KnownMachines) -> tuple[list[_Ending], list[Unended]]:
     """Return the cloud providers of all pools, and the pools whose provider can't be reached."""
-    unended, rows = [], dict(known.pools)
+    unended: list[Unended] = []
+    pools: defaultdict[Provider[Any], set[str]] = defaultdict(set)
+    specs: dict[str, PoolSpec] = {}
     try:
-        rows |= {pool.name: pool_row(pool) for pool in configured_pools(settings)}
+        specs = {pool.name: pool for pool in configured_pools(settings)}
     except VcasgdError as error:
         unended.append(Unended("the pools file", (), str(error)))
-    clouds = {name: row for name, row in rows.items() if row.get("provider") not in ("local", JOIN)}
-    made, problems = make_reachable(settings, clouds)
-    unended += [Unended(f"pool {name}", known.of({name}), why) for name, why in problems.items()]
-    pools: defaultdict[Provider[Any], set[str]] = defaultdict(set)
-    for name, provider in made.items():
+    made, problems = make_reachable(settings, _clouds({n: pool_row(s) for n, s in specs.items()}))
+    # A pool may have moved since it got its machines.
+    present = [(specs[name], provider) for name, provider in made.items()]
+    before, more = make_reachable(settings, _clouds(known.pools), known=present)
+    for name, why in {**problems, **more}.items():
+        unended.append(Unended(f"pool {name}", known.of({name}), why))
+    for name, provider in (*made.items(), *before.items()):
         pools[provider].add(name)
     return [_Ending(provider, known.of(names)) for provider, names in pools.items()], unended
+
+
+def _clouds(rows: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row for name, row in rows.items() if row.get("provider") not in ("local", JOIN)}
 
 
 class _Ending:
@@ -218,7 +226,7 @@ def _end_all(
 
 
 def remove_machines(
-    ledger_url: str, settings: Settings, parts: Iterable[str], unended: Iterable[Unended]
+    ledger_url: str, settings: Settings, parts: Iterable[str], unended: Collection[Unended]
 ) -> None:
     """Remove the machines that were ended from the ledger.
 
@@ -227,8 +235,12 @@ def remove_machines(
     pools = None if _owns_fleet(parts) else local_pools(settings)
     left = {name for each in unended for name in each.machines}
     ledger = connect(ledger_url, answer_seconds=PROBE_SECONDS)
+    control = Control(ledger)
     try:
-        removed = _remove(Control(ledger), pools, left)
+        removed = _remove(control, pools, left)
+        if pools is None and not unended and (specs := control.pool_specs()):
+            # They have no machines, so they may move.
+            control.forget_pool_specs(specs)
         jobs = Jobs(ledger)
         active = {job: removed[job] for job in removed.keys() & set(jobs.active())}
         # The view may not know yet, or no longer, which job a machine works for.

@@ -180,7 +180,7 @@ class Supervisor:
 
     def _stop_machines(self, *, in_ledger: bool) -> None:
         settings, ledger = self._layout.settings, self._layout.urls["ledger"]
-        known = KnownMachines.read(ledger) if in_ledger else KnownMachines()
+        known = KnownMachines.read(ledger)
         self._change(known_pools=known.pools, known_machines=known.machines)
         unended = destroy_machines(
             self._home,

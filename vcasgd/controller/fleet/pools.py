@@ -11,7 +11,13 @@ from vcasgd.errors import FleetError, SpecError
 from vcasgd.fleet.pools import JOIN, JOINING_PROVIDERS, ORDERED_PROVIDERS, PoolSpec, pool_row
 from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.joining import JoinedFleet
-from vcasgd.fleet.providers.registry import configured_pools, make_providers, make_reachable
+from vcasgd.fleet.providers.registry import (
+    configured_pools,
+    make_providers,
+    make_reachable,
+    place_of,
+    stored_place,
+)
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.control import Control
 
@@ -123,10 +129,26 @@ class PoolRegistry:
                 remedy="set VCASGD_JOIN_PORT",
                 field="VCASGD_JOIN_PORT",
             )
+        for pool in pools:
+            self._check_place(pool)
         providers = make_providers(self._settings, pools, self._joined)
         self.replaced += dict.fromkeys(self.providers.values())
         self.specs, self.providers = {pool.name: pool for pool in pools}, providers
         self._reach_removed()
+
+    def _check_place(self, pool: PoolSpec) -> None:
+        """Raise :class:`SpecError` if a pool that may have machines has moved.
+
+        Only the new place would list them, so they would run on unseen.
+        """
+        place, before = place_of(pool), stored_place(self._stored.get(pool.name), pool.name)
+        if before not in (None, place):
+            was, now = (" ".join(filter(None, each)) for each in (before, place))
+            raise SpecError(
+                f"pool {pool.name}: it may have machines in {was}, and is in {now} now",
+                remedy="give the new pool another name; the machines of the old one are then ended",
+                field="pools",
+            )
 
     def _reach_removed(self) -> None:
         """Find or make the providers of removed pools that have none."""

@@ -148,6 +148,14 @@ def place_of(pool: PoolSpec) -> tuple[str, str]:
             return pool.provider, pool.name
 
 
+def stored_place(row: object, name: str) -> tuple[str, str] | None:
+    """Return :func:`place_of` a pool as it was in the file; None if it is no longer valid."""
+    try:
+        return place_of(parse_pool(row, name))
+    except SpecError:
+        return None
+
+
 def _make(settings: Settings, pools: Sequence[Any], joined: JoinedFleet) -> Provider[Any]:
     """Return the provider of pools of one place, whose library is imported only now."""
     kind, cluster = pools[0].provider, settings.cluster
