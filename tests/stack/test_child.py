@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import await_truth
 
 from vcasgd.cluster import Command
 from vcasgd.stack import PartState, StackHome
 from vcasgd.stack.child import FIRST_PAUSE_SECONDS, HEALTHY_SECONDS, MAX_PAUSE_SECONDS, Child
+from vcasgd.stack.home import LOG_BYTES
 from vcasgd.stack.parts import StackPart
 
 
@@ -63,6 +65,26 @@ def test_restart_pauses_grow_to_a_limit_and_reset_after_health(restarts: Restart
 
     assert restarts.pause() == pytest.approx(FIRST_PAUSE_SECONDS, abs=0.06)
     assert restarts.child.state.restarts == 9
+
+
+def test_log_of_a_part_that_runs_is_limited(tmp_path: Path) -> None:
+    home = StackHome(tmp_path)
+    home.create()
+    # Given a part that logs much, as visitors can make the API do
+    program = f"head -c {LOG_BYTES + 1} /dev/zero; while sleep 0.05; do echo more; done"
+    command = Command(("sh", "-c", program), {})
+    child = Child(StackPart("part", lambda: command, ready=lambda _started: True), home)
+    log, before = home.log("part"), home.logs / "part.log.1"
+
+    def begins_again() -> bool:
+        child.update(may_start=True)
+        return before.exists() and log.read_text().startswith("more")
+
+    try:
+        await_truth(begins_again)
+        assert before.stat().st_size > LOG_BYTES > log.stat().st_size
+    finally:
+        child.stop(0.0)
 
 
 def test_part_waits_for_its_dependencies(restarts: Restarts) -> None:

@@ -80,6 +80,7 @@ class Child:
         Raises :class:`~vcasgd.errors.VcasgdError` if the part can never become ready.
         """
         before = self.state
+        self._home.limit_log(self.part.name)
         if self._process is not None and self._process.poll() is not None:
             self._reap()
         elif self._process is None and may_start and self._clock() >= self._start_at:

@@ -17,9 +17,11 @@ They are in one folder::
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cache
@@ -34,7 +36,7 @@ from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.local_files import acquire, write_private
 from vcasgd.logging import last_lines
 
-#: Size in bytes from which a log is rotated to ``<name>.log.1`` when its part starts.
+#: Size in bytes from which a log begins again, with a copy of the former one: ``<name>.log.1``.
 LOG_BYTES = 4_000_000
 #: Seconds to retry the lock; processes that only check it hold it for microseconds.
 LOCK_SECONDS = 0.5
@@ -105,11 +107,18 @@ class StackHome:
         return self.logs / f"{name}.log"
 
     def open_log(self, name: str) -> IO[bytes]:
-        """Open a log for appending, and rotate it first if it is large."""
+        """Open a log for appending."""
+        return self.log(name).open("ab")
+
+    def limit_log(self, name: str) -> None:
+        """Begin a log again if it is large, also while processes append to it."""
         path = self.log(name)
-        if path.exists() and path.stat().st_size > LOG_BYTES:
-            path.replace(path.with_suffix(".log.1"))
-        return path.open("ab")
+        with suppress(OSError):
+            if path.stat().st_size <= LOG_BYTES:
+                return
+            with suppress(OSError):  # A full disk, on which the end of the log makes room.
+                shutil.copyfile(path, path.with_suffix(".log.1"))
+            os.truncate(path, 0)
 
     def log_tail(self, name: str) -> str:
         """Return the last lines of a part's log; empty if there is none."""

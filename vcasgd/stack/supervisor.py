@@ -126,6 +126,7 @@ class Supervisor:
 
     def _update(self) -> bool:
         changed = False
+        self._home.limit_log("stack")
         for name, child in self._children.items():
             before = child.state
             may_start = all(self._children[need].state.ready for need in child.part.needs)
