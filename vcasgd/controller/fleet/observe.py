@@ -26,7 +26,7 @@ from vcasgd.spec.hardware import Hardware
 from vcasgd.store.ledger.api_tokens import ApiToken, ApiTokens
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.untrusted import Heartbeat
-from vcasgd.worker_names import machine_of
+from vcasgd.worker_names import job_of, machine_of
 
 #: States of machines that can still be used.
 STAYING = (MachineState.BOOTING, MachineState.RUNNING)
@@ -120,8 +120,11 @@ class Observer:
             pools=views,
             history=self._history,
             limits=limits,
+            # Workers choose the names that they report under, and whom they blame.
             quarantined=frozenset(
-                machine_of(worker) for workers in quarantined.values() for worker in workers
+                machine_of(worker)
+                for workers in quarantined.values()
+                for worker in self._workplaces.placed.intersection(workers)
             ),
             boot_errors=self._boot_errors(machines),
             payers=payers,
@@ -275,7 +278,8 @@ def _reported(machines: Iterable[Machine]) -> defaultdict[str, dict[Hardware, No
 
 def _gpus(beats: Mapping[str, Mapping[str, Heartbeat]]) -> dict[str, int]:
     """Return for how many workers the GPUs of each worker's machine are, if for more than one."""
-    workers = {name: beat for job in beats.values() for name, beat in job.items()}
+    # A worker may report under the name of another job's.
+    workers = {n: beat for job, own in beats.items() for n, beat in own.items() if job_of(n) == job}
     counts = {
         name: min(beat.gpus or 0, MAX_GPUS) // beat.ranks
         for name, beat in workers.items()

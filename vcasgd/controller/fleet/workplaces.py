@@ -150,6 +150,11 @@ class Workplaces:
         self.notices: dict[str, Notice] = {}
 
     @property
+    def placed(self) -> set[str]:
+        """Names of all workers that the controller has placed on the present machines."""
+        return set(self._ends)
+
+    @property
     def alive(self) -> set[str]:
         """Names of all workers that are alive."""
         return {name for name, why in self._ends.items() if why is None}
