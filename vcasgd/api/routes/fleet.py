@@ -30,6 +30,7 @@ from vcasgd.schemas.fleet import (
 from vcasgd.spec.hardware import kinds_text
 from vcasgd.store.ledger.events import EventCursor
 from vcasgd.store.quotas import read_gauges
+from vcasgd.worker_names import machine_of
 
 router = APIRouter(tags=["fleet"])
 
@@ -124,13 +125,13 @@ def evict_worker(
     services: ServicesDep, response: Response, worker: str, eviction: EvictionBody = None
 ) -> EvictionRequested:
     """Take the machine that a worker runs on."""
-    rows = _workers(services, services.jobs.active())
-    row = next((row for row in rows if row.name == worker), None)
-    if row is None:
+    if all(row.name != worker for row in _workers(services, services.jobs.active())):
         raise NotFound(f"there is no worker {worker}")
-    if row.machine is None:
+    # What a worker says about itself doesn't count.
+    machine = machine_of(worker)
+    if machine not in services.control.machines():
         raise Conflict(f"worker {worker} is not on a machine of the fleet")
-    return _evict(services, response, row.machine, eviction or Eviction())
+    return _evict(services, response, machine, eviction or Eviction())
 
 
 @router.post(
