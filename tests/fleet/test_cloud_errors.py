@@ -228,6 +228,17 @@ def test_launch_with_a_lost_response_is_found_again(aws: AwsBackend) -> None:
         provider.terminate(id_)
 
 
+def test_a_token_that_got_no_machine_is_given_up(
+    aws: AwsBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EC2 has it with other parameters, and would refuse it for a day."""
+    monkeypatch.setattr("vcasgd.fleet.providers.aws.TAG_SECONDS", 0.1)
+    aws.ec2.refuse("CreateFleet", "IdempotentParameterMismatch")
+    # The next launch then has another token, unlike after CloudUnavailable.
+    with pytest.raises(NoCapacity, match="got no machine"):
+        aws.provider().launch(aws.pool, 1, BOOT, "used")
+
+
 def test_a_protected_machine_keeps_no_other_one_alive(aws: AwsBackend) -> None:
     """EC2 refuses a call for many machines because of one that can't be ended."""
     provider = aws.provider()

@@ -225,7 +225,8 @@ class AwsProvider(Provider[AwsPoolSpec]):
         deadline = time.monotonic() + TAG_SECONDS
         while not (granted := self._granted(token)):
             if time.monotonic() > deadline:
-                raise CloudUnavailable("a launch under this token is not listed yet")
+                # It got nothing, or is of an earlier ledger. The next launch has another token.
+                raise NoCapacity("a launch under this token got no machine")
             time.sleep(TAG_POLL_SECONDS)
         return granted
 
