@@ -156,6 +156,14 @@ class TestBudget:
         assert (view.state, view.spec.stop.max_cost_usd) == ("running", 2.5)
         assert client.job(job).cost().max_cost_usd == 2.5
 
+    def test_a_job_that_runs_with_another_budget_is_refused(self, api: Api, client: Client) -> None:
+        api.start_job(job := api.submit(stop={"max_cost_usd": 9}))
+
+        with pytest.raises(Conflict, match="is running, so its budget stays"):
+            client.job(job).resume(max_cost_usd=2)
+
+        assert client.job(job).resume(max_cost_usd=9).state == "running", "a repeated request"
+
 
 class TestLabels:
     def test_job_without_a_pool_for_its_labels_is_refused(

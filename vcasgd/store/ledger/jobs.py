@@ -333,7 +333,7 @@ class Jobs(EventLog):
     def resume(self, job: str, *, max_cost_usd: float | None = None) -> JobRecord:
         """Resume a paused job, optionally with another budget.
 
-        Raises :class:`Conflict` if it is not paused.
+        Raises :class:`Conflict` if it is not paused, also if it runs with another budget.
         """
         current, fields = self.get(job), {}
         if max_cost_usd is not None:
@@ -342,7 +342,13 @@ class Jobs(EventLog):
         # the budget may have been used up before the controller started the training
         started = current.state is not JobState.PAUSED or current.started_at is not None
         to = JobState.RUNNING if started else JobState.STARTING
-        return self._command(job, to, (JobState.PAUSED,), "resumed by request", **fields)
+        resumed = self._command(job, to, (JobState.PAUSED,), "resumed by request", **fields)
+        if max_cost_usd not in (None, resumed.spec.stop.max_cost_usd):
+            raise Conflict(
+                f"job {job} is {resumed.state}, so its budget stays as it is",
+                remedy="pause it, and then resume it with the budget",
+            )
+        return resumed
 
     def change(self, job: str, fields: Mapping[str, Any]) -> JobRecord:
         """Change some of the fields :data:`CHANGEABLE` of a job; their values must be valid.
