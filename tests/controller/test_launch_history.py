@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from support.fleet_records import NOW, machine
@@ -50,6 +51,12 @@ def test_no_capacity_blocks_one_zone_for_longer_each_time(history: NewHistory) -
     assert history().reasons("east", NOW + 10) == []
     history().granted(LAUNCH)
     assert history().markets("east", NOW)["a", True].refused_since is None
+
+
+def test_a_zone_may_have_any_name(history: NewHistory) -> None:
+    history().refused(replace(LAUNCH, zone="eu/north"), NoCapacity("none left"), 0, NOW)
+
+    assert history().markets("east", NOW)["eu/north", True].launches == 1
 
 
 def test_quota_caps_the_pool_at_its_present_machines(history: NewHistory) -> None:

@@ -281,5 +281,5 @@ def _quota_name(pool: str, spot: bool) -> str:
 def _parts(name: str) -> tuple[str, str, str]:
     """Return pool, zone, and kind; the last two are empty for a whole pool."""
     pool, _, rest = name.partition("/")
-    zone, _, kind = rest.partition("/")
+    zone, _, kind = rest.rpartition("/")
     return pool, zone, kind
