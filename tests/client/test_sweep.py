@@ -66,7 +66,8 @@ class TestTrials:
         assert len(sample([Axis.parse("a=1,2")], 50, seed=0)) == 2, "there are no more"
 
     @pytest.mark.parametrize(
-        "text", ["lr", "=1", "lr=", "lr=log(0,1)", "lr=uniform(2,1)", "lr=int(a,b)"]
+        "text",
+        ["lr", "=1", "lr=", "lr=log(0,1)", "lr=uniform(2,1)", "lr=int(a,b)", "lr=int(0.2,0.8)"],
     )
     def test_an_invalid_axis_is_refused(self, text: str) -> None:
         with pytest.raises(SpecError, match="--over"):

@@ -74,6 +74,8 @@ class Axis:
                 f"{', above 0' if distribution == 'log' else ''}",
                 field="over",
             )
+        if distribution == "int" and math.ceil(limits[0]) > math.floor(limits[1]):
+            raise SpecError(f"--over {text}: there is no whole number between", field="over")
         return cls(field, (), distribution, *limits)
 
     def sample(self, generator: random.Random) -> str:
